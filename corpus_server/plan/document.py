@@ -20,6 +20,7 @@ Order = Literal["shuffle", "sequential", "random"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 MAX_SEQ_LEN = 2**20
+MAX_STRIDE = 2**40
 MAX_GLOBAL_BATCH_SIZE = 2**20
 MAX_STEP = 2**40
 """With MAX_GLOBAL_BATCH_SIZE it keeps every position below 2^61, inside uint64 arithmetic."""
@@ -109,10 +110,10 @@ class Plan:
             )
         if self.stride is None:
             object.__setattr__(self, "stride", 1 if self.order == "random" else self.seq_len)
-        _require_int("stride", self.stride, 1, MAX_SEQ_LEN + 1)
+        _require_int("stride", self.stride, 1, MAX_STRIDE)
         if self.order == "random" and self.stride != 1:
             raise InvalidPlan(
-                f"stride must be 1 or left out with order 'random', which may start at any token, got {self.stride}",
+                f"stride must be 1 or left out with order 'random', got {self.stride}",
                 parameter="stride",
                 received=self.stride,
                 accepted="1",
