@@ -36,8 +36,8 @@ class CorpusSpec:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidParameter(
-                f"corpus name {self.name!r} must be 1 to 128 letters, digits, '.', '_' or '-', starting with a "
-                "letter or digit; give one with NAME=PATH",
+                f"corpus name {self.name!r} must be 1 to 128 letters, digits, '.', '_' or '-', starting with "
+                "a letter or digit; give one with NAME=PATH",
                 parameter="name",
                 received=self.name,
             )

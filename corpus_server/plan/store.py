@@ -37,8 +37,8 @@ class PlanStore:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute(
-                "CREATE TABLE IF NOT EXISTS plans (id TEXT PRIMARY KEY, document TEXT NOT NULL, seen REAL NOT NULL)"
-                " WITHOUT ROWID"
+                "CREATE TABLE IF NOT EXISTS plans "
+                "(id TEXT PRIMARY KEY, document TEXT NOT NULL, seen REAL NOT NULL) WITHOUT ROWID"
             )
         except (OSError, sqlite3.Error) as error:
             raise InvalidParameter(
