@@ -152,7 +152,7 @@ class Catalog:
                     remedy=(
                         "serve the corpus that the plan was made for"
                         if have
-                        else "run `corpus-server verify --record` on it, or copy its hashes file along with it"
+                        else "run `corpus-server verify --record` on it, or copy its hashes file too"
                     ),
                 )
             fingerprints[name] = wanted

@@ -47,5 +47,5 @@ def _load(path: Path) -> Any:
         ) from error
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+    except Exception as error:
         raise TextUnavailable(f"{path} is not a tokenizer.json that can be read: {error}") from error
