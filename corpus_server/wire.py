@@ -47,6 +47,11 @@ def checksum_value(digest: xxhash.xxh3_64) -> str:
     return f"xxh3-64={digest.hexdigest()}"
 
 
+def checksum_of(content: bytes) -> str:
+    """Return the checksum header's value for a whole body."""
+    return checksum_value(xxhash.xxh3_64(content))
+
+
 def npy_header(shape: Sequence[int], dtype: np.dtype[np.integer]) -> bytes:
     """Return the bytes that make raw tokens an NPY file (format 1.0, C order, little-endian)."""
     prefix = io.BytesIO()

@@ -11,12 +11,10 @@ The event loop never touches a map, so a page fault of one answer stalls no othe
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -192,13 +190,14 @@ class _TokenResponse(Response):
                     await push({"type": "http.response.body", "body": self._prefix, "more_body": True})
                 for number in range(len(self._pieces)):
                     body = self._first if number == 0 else await self._read(number)
-                    # Only a transport that reports when it is empty may send from memory that is reused.
+                    # Only a transport that reports when it is empty may send from reused memory.
                     content = body if reusable else bytes(body or b"")
                     await push({"type": "http.response.body", "body": content, "more_body": True})
-                    if number + 1 < len(self._pieces):
-                        await push({"type": "http.response.body", "body": b"", "more_body": True})
-                # Returns once everything before it has left for the kernel.
-                await push({"type": "http.response.body", "body": b"", "more_body": False})
+                    # An empty body returns once everything before it has left for the kernel.
+                    last = number + 1 == len(self._pieces)
+                    await push({"type": "http.response.body", "body": b"", "more_body": not last})
+                if not self._pieces:
+                    await push({"type": "http.response.body", "body": b"", "more_body": False})
         except BaseException:
             abort_connection(scope)
             raise
@@ -208,13 +207,3 @@ class _TokenResponse(Response):
     async def _read(self, number: int) -> memoryview:
         piece = self._pieces[number]
         return await self._answering.run(lambda: read_piece(self._reading, piece, self._buffer))
-
-
-def json_bytes(value: object) -> bytes:
-    """Return compact JSON."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def token_lists(tokens: NDArray) -> object:  # type: ignore[type-arg]
-    """Return an array as nested lists."""
-    return tokens.tolist()

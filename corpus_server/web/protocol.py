@@ -1,7 +1,8 @@
 """uvicorn's HTTP protocol with the socket settings that token answers need.
 
-The transport reports "paused" as long as a single byte beyond the headers is unsent, so a send
-that returns means that the buffer it sent from may be reused.
+With both water marks at zero the transport is "paused" as long as one byte is unsent, and uvicorn's
+`send` waits while it is: so a `send` that returns means that everything sent before has left, and
+the buffer it was sent from may be reused.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _EXTENSION = "corpus_server.transport"
-_HEADER_BYTES = 4096
-"""Headers alone never pause the transport; they leave together with the first piece."""
 
 
 class CorpusProtocol(HttpToolsProtocol):
@@ -22,7 +21,7 @@ class CorpusProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Set the water marks of a new connection."""
-        transport.set_write_buffer_limits(high=_HEADER_BYTES, low=0)
+        transport.set_write_buffer_limits(high=0, low=0)
         super().connection_made(transport)
 
     def on_message_begin(self) -> None:
