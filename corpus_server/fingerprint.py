@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -159,6 +161,37 @@ def load_sidecar(path: Path) -> RecordedHashes | None:
             received=str(sidecar),
             remedy="delete the file or record the hashes again",
         ) from error
+
+
+def save_sidecar(path: Path, hashes: RecordedHashes) -> Path:
+    """Publish the hashes of the corpus `path` and return the sidecar's path.
+
+    It is there whole or not at all, also after a crash: written aside, flushed to disk, renamed.
+    """
+    sidecar = sidecar_path(path)
+    temporary = sidecar.with_name(f".{sidecar.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        try:
+            with temporary.open("x", encoding="utf-8") as file:
+                file.write(hashes.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(sidecar)
+        finally:
+            temporary.unlink(missing_ok=True)
+        folder = os.open(sidecar.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        remedy = "make room, or record where the folder may be written to"
+        raise UnreadableCorpus(
+            f"{sidecar}: the hashes cannot be written: {error.strerror}; {remedy}",
+            received=str(sidecar),
+            remedy=remedy,
+        ) from error
+    return sidecar
 
 
 def check_fingerprints(path: Path, shards: Sequence[TokenData]) -> dict[str, str]:

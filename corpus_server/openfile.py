@@ -66,24 +66,27 @@ class OpenFile:
             CorpusChanged: the file has become shorter.
             ReadFailed: the disk did not deliver.
         """
-        parts: list[bytes] = []
-        while count > 0:
+        buffer = bytearray(count)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from byte `offset`, as `read` does; the GIL is released while the disk works."""
+        done = 0
+        while done < len(buffer):
             try:
-                part = os.pread(self.fd, count, offset)
+                count = os.preadv(self.fd, [buffer[done:]], offset + done)
             except OSError as error:
                 raise ReadFailed(
-                    f"{self.name}: reading {count} bytes at byte {offset} failed: {error.strerror}",
+                    f"{self.name}: reading {len(buffer)} bytes at byte {offset} failed: {error.strerror}",
                     remedy="check the disk or the network mount, then run corpus-server verify",
                 ) from error
-            if not part:
+            if count == 0:
                 raise CorpusChanged(
-                    f"{self.name}: {self.size_bytes} bytes at opening, now it ends at byte {offset}",
+                    f"{self.name}: {self.size_bytes} bytes at opening, now it ends at byte {offset + done}",
                     remedy="put the file back, or restart the server to serve the new one",
                 )
-            parts.append(part)
-            offset += len(part)
-            count -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            done += count
 
     def check_unchanged(self) -> None:
         """Raise CorpusChanged if size or modification time differ from opening."""

@@ -79,10 +79,9 @@ class Shard:
         """Return `count` bytes of the tokens from byte `offset` of them, read from the file, not the map."""
         return self._file.read(self.data_offset + offset, count)
 
-    @property
-    def fd(self) -> int:
-        """Descriptor of the file; its data begin at byte `data_offset`."""
-        return self._file.fd
+    def read_data_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the tokens from byte `offset` of them, read from the file, not the map."""
+        self._file.read_into(self.data_offset + offset, buffer)
 
     def check_unchanged(self) -> None:
         """Raise CorpusChanged if the file's size or modification time differ from opening."""

@@ -69,11 +69,7 @@ def megatron_index(
     """
     itemsize = np.dtype(dtype).itemsize if dtype in MEGATRON_CODES else 2
     if pointers is None:
-        pointers = (
-            [sum(lengths[:i]) * itemsize for i in range(len(lengths))]
-            if len(lengths) < 1000
-            else (np.concatenate(([0], np.cumsum(lengths[:-1]))) * itemsize)
-        )
+        pointers = (np.cumsum([0, *lengths])[:-1] * itemsize).tolist()
     if documents is None:
         documents = range(len(lengths) + 1)
     return b"".join(
