@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from corpus_server.corpus import Corpus, Shard
+from corpus_server.corpus import Corpus
 from corpus_server.errors import FingerprintMismatch, UnknownCorpus
 from corpus_server.gather import Gatherer
 from corpus_server.pages import Pager
 from corpus_server.plan import Plan, Sampler
 from corpus_server.settings import CorpusSpec
+from corpus_server.shard import Shard
 
 
 class BoundPlan:

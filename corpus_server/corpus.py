@@ -152,17 +152,7 @@ class Corpus:
             "fingerprint_kind": self.fingerprint_kind,
             "fingerprints": dict(self.fingerprints),
             "tokenizer": tokenizer.name if isinstance(tokenizer, Path) else tokenizer,
-            "shards": [
-                {
-                    "name": shard.name,
-                    "format": shard.format,
-                    "num_tokens": shard.num_tokens,
-                    "dtype": shard.dtype.name,
-                    "data_offset": shard.data_offset,
-                    "size_bytes": shard.size_bytes,
-                }
-                for shard in self.shards
-            ],
+            "shards": [shard.describe() for shard in self.shards],
         }
 
 

@@ -62,10 +62,14 @@ class Gatherer:
         self._pager = pager
         self._addresses = np.array([shard.address for shard in shards], dtype=np.uint64)
         self._num_tokens = np.array([shard.num_tokens for shard in shards], dtype=np.int64)
-        dtypes = sorted({shard.dtype for shard in shards}, key=str)
-        self._spans = [_Span(dtype, shards, self._addresses) for dtype in dtypes]
-        span_numbers = {dtype: number for number, dtype in enumerate(dtypes)}
-        self._span_of_shard = np.array([span_numbers[shard.dtype] for shard in shards], dtype=np.intp)
+        # One view steps by whole tokens, so it reaches only shards of one type and one alignment.
+        kinds = [(shard.dtype.str, shard.address % shard.dtype.itemsize) for shard in shards]
+        distinct = sorted(set(kinds))
+        self._span_of_shard = np.array([distinct.index(kind) for kind in kinds], dtype=np.intp)
+        self._spans = [
+            _Span([shard for shard, its in zip(shards, kinds, strict=True) if its == kind])
+            for kind in distinct
+        ]
         self._cold = False
 
     def gather(self, locations: NDArray[np.int64], out: NDArray[np.integer]) -> None:
@@ -128,18 +132,14 @@ class Gatherer:
 
 
 class _Span:
-    """The stretch of address space that holds all shards of one token type."""
+    """The stretch of address space that holds shards of one token type and alignment."""
 
-    def __init__(
-        self, dtype: np.dtype[np.integer], shards: Sequence[MappedShard], addresses: NDArray[np.uint64]
-    ) -> None:
-        self._dtype = dtype
-        self.itemsize = dtype.itemsize
-        members = [k for k, shard in enumerate(shards) if shard.dtype == dtype and shard.num_tokens]
-        self._lowest = min((int(addresses[k]) for k in members), default=0)
-        self._end = max(
-            (int(addresses[k]) + shards[k].num_tokens * self.itemsize for k in members), default=0
-        )
+    def __init__(self, shards: Sequence[MappedShard]) -> None:
+        self._dtype = shards[0].dtype
+        self.itemsize = self._dtype.itemsize
+        mapped = [shard for shard in shards if shard.num_tokens]
+        self._lowest = min((shard.address for shard in mapped), default=0)
+        self._end = max((shard.address + shard.num_tokens * self.itemsize for shard in mapped), default=0)
 
     def copy(
         self,

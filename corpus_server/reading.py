@@ -68,7 +68,8 @@ class Windows:
     @property
     def num_units(self) -> int:
         """Rows of all steps."""
-        return self.locations.shape[0] * self.locations.shape[1]
+        count, rows, _ = self.locations.shape
+        return int(count * rows)
 
     @property
     def unit_tokens(self) -> int:
@@ -148,7 +149,7 @@ def read_piece(reading: Reading, piece: tuple[int, int], buffer: ByteArray) -> m
     first, num_units = piece
     size = num_units * reading.unit_tokens * reading.dtype.itemsize
     reading.fill(first, buffer[:size].view(reading.dtype))
-    return memoryview(buffer)[:size]
+    return buffer.data[:size]
 
 
 def checksum(reading: Reading, buffer: ByteArray, prefix: bytes = b"") -> xxhash.xxh3_64:

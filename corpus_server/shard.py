@@ -75,6 +75,17 @@ class Shard:
         """Size of the tokens in bytes."""
         return self.num_tokens * self.dtype.itemsize
 
+    def describe(self) -> dict[str, Any]:
+        """Return the shard's entry in a description."""
+        return {
+            "name": self.name,
+            "format": self.format,
+            "num_tokens": self.num_tokens,
+            "dtype": self.dtype.name,
+            "data_offset": self.data_offset,
+            "size_bytes": self.size_bytes,
+        }
+
     def read_data(self, offset: int, count: int) -> bytes:
         """Return `count` bytes of the tokens from byte `offset` of them, read from the file, not the map."""
         return self._file.read(self.data_offset + offset, count)

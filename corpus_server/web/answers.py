@@ -163,7 +163,7 @@ class _TokenResponse(Response):
             self.headers[wire.CHECKSUM] = wire.checksum_value(digest)
             if len(self._pieces) == 1:
                 size = num_bytes(self._reading)
-                self._first = memoryview(self._buffer)[:size]
+                self._first = self._buffer.data[:size]
         if self._first is None:
             self._first = await self._read(0)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from corpus_server.plan.document import (
     MAX_GLOBAL_BATCH_SIZE,
@@ -27,24 +27,33 @@ MAX_WORLD_SIZE = 2**20
 _DIGITS = re.compile(r"[0-9]{1,20}", re.ASCII)
 
 
-def _integer(low: int, high: int) -> Any:
-    """Return the type of an integer parameter in [low, high], spelled in decimal digits."""
-    accepted = f"integer in [{low}, {high}]"
+class Integer:
+    """Metadata of an integer parameter in [low, high], spelled in decimal digits."""
 
-    def parse(value: object) -> int:
-        if isinstance(value, str) and _DIGITS.fullmatch(value) and low <= int(value) <= high:
+    def __init__(self, low: int, high: int) -> None:
+        self.low = low
+        self.high = high
+
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Parse strings of digits only."""
+        return core_schema.no_info_plain_validator_function(self._parse)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describe the range."""
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+    def _parse(self, value: object) -> int:
+        if isinstance(value, str) and _DIGITS.fullmatch(value) and self.low <= int(value) <= self.high:
             return int(value)
-        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
-            return value  # a default
-        raise PydanticCustomError("integer", "must be an {accepted}", {"accepted": accepted})
-
-    schema = {"type": "integer", "minimum": low, "maximum": high}
-    return Annotated[int, BeforeValidator(parse), WithJsonSchema(schema)]
+        accepted = f"an integer in [{self.low}, {self.high}]"
+        raise PydanticCustomError("integer", "must be {accepted}", {"accepted": accepted})
 
 
-Step = _integer(0, MAX_STEP)
-Count = _integer(1, MAX_COUNT)
-Token = _integer(0, 2**63 - 1)
+Step = Annotated[int, Integer(0, MAX_STEP)]
+Count = Annotated[int, Integer(1, MAX_COUNT)]
+Token = Annotated[int, Integer(0, 2**63 - 1)]
 FormatChoice = Annotated[
     Format | None, Field(description="Format of the body; without it the `Accept` header decides.")
 ]
@@ -80,14 +89,17 @@ class PlanQuery(_Query):
         Field(pattern="^[0-9a-f]{64}$", description="Plan id; or spell the plan with the next six."),
     ] = None
     corpus: Annotated[str | None, Field(max_length=128, description="Corpus name.")] = None
-    seq_len: Annotated[_integer(1, MAX_SEQ_LEN) | None, Field(description="Inputs per row.")] = None
-    batch_size: Annotated[
-        _integer(1, MAX_GLOBAL_BATCH_SIZE) | None, Field(description="Rows of a step over all ranks.")
+    seq_len: Annotated[
+        Annotated[int, Integer(1, MAX_SEQ_LEN)] | None, Field(description="Inputs per row.")
     ] = None
-    seed: Annotated[_integer(0, MAX_SEED) | None, Field(description="Default 0.")] = None
+    batch_size: Annotated[
+        Annotated[int, Integer(1, MAX_GLOBAL_BATCH_SIZE)] | None,
+        Field(description="Rows of a step over all ranks."),
+    ] = None
+    seed: Annotated[Annotated[int, Integer(0, MAX_SEED)] | None, Field(description="Default 0.")] = None
     order: Annotated[Order | None, Field(description="Default shuffle.")] = None
     stride: Annotated[
-        _integer(1, MAX_STRIDE) | None,
+        Annotated[int, Integer(1, MAX_STRIDE)] | None,
         Field(description="Tokens between neighbouring windows; default seq_len, with order random 1."),
     ] = None
 
@@ -97,9 +109,11 @@ class StepsQuery(PlanQuery):
 
     step: Annotated[Step, Field(description="First training step.")]
     count: Annotated[Count, Field(description="Consecutive steps.")] = 1
-    rank: Annotated[_integer(0, MAX_WORLD_SIZE - 1), Field(description="In [0, world_size).")] = 0
+    rank: Annotated[
+        Annotated[int, Integer(0, MAX_WORLD_SIZE - 1)], Field(description="In [0, world_size).")
+    ] = 0
     world_size: Annotated[
-        _integer(1, MAX_WORLD_SIZE), Field(description="Ranks; must divide the global batch.")
+        Annotated[int, Integer(1, MAX_WORLD_SIZE)], Field(description="Ranks; must divide the global batch.")
     ] = 1
 
 
@@ -110,7 +124,7 @@ class BatchesQuery(StepsQuery, FormatQuery):
 class PlansQuery(_Query):
     """Parameters of the list of plans."""
 
-    limit: Annotated[_integer(1, 1000), Field(description="Plans, last seen first.")] = 100
+    limit: Annotated[Annotated[int, Integer(1, 1000)], Field(description="Plans, last seen first.")] = 100
 
 
 class ShardAnswer(BaseModel):
