@@ -106,7 +106,8 @@ def install(app: FastAPI) -> None:
 
 def _from_validation(error: RequestValidationError) -> errors.InvalidParameter:
     """Make one error of pydantic's first: which parameter, what came, what is accepted."""
-    first = error.errors()[0]
+    # A misspelt parameter is unknown and leaves another missing: the first is what to say.
+    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     name = str(first["loc"][-1]) if first["loc"] else "query"
     context = first.get("ctx") or {}
     accepted = context.get("accepted") or context.get("expected") or context.get("pattern")

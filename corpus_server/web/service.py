@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import OrderedDict
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from corpus_server.catalog import BoundPlan, Catalog
 from corpus_server.errors import CorpusServerError, InvalidParameter, UnknownPlan
 from corpus_server.plan import Plan, Stage
+from corpus_server.plan.document import Order
 from corpus_server.plan.store import PlanStore
 from corpus_server.settings import Settings
 from corpus_server.web.answers import Answering
@@ -22,6 +23,17 @@ _Key = TypeVar("_Key")
 _MAX_BOUND_PLANS = 1024
 _INLINE_ROWS = 16_384
 """Rows located in the event loop: well under a millisecond; more go to a thread."""
+
+
+class Spelling(NamedTuple):
+    """A plan of one source as query parameters spell it; None is left out."""
+
+    corpus: str | None
+    seq_len: int | None
+    batch_size: int | None
+    seed: int | None
+    order: Order | None
+    stride: int | None
 
 
 class Service:
@@ -39,7 +51,7 @@ class Service:
         self.answering = Answering(settings)
         # Both map to the same objects: by id, and by the inline spelling that was seen.
         self._by_id: OrderedDict[str, BoundPlan] = OrderedDict()
-        self._by_spelling: OrderedDict[PlanQuery, BoundPlan] = OrderedDict()
+        self._by_spelling: OrderedDict[Spelling, BoundPlan] = OrderedDict()
 
     def close(self) -> None:
         """Stop the gather threads; idempotent."""
@@ -87,20 +99,15 @@ class Service:
 
     async def plan_of(self, query: PlanQuery) -> BoundPlan:
         """Return the plan that a query names by id or spells inline."""
-        spelled = PlanQuery(
-            corpus=query.corpus,
-            seq_len=query.seq_len,
-            batch_size=query.batch_size,
-            seed=query.seed,
-            order=query.order,
-            stride=query.stride,
+        spelled = Spelling(
+            query.corpus, query.seq_len, query.batch_size, query.seed, query.order, query.stride
         )
         if query.plan is not None:
-            if spelled != PlanQuery():
-                given = ", ".join(name for name, value in spelled if value is not None)
+            given = [name for name, value in zip(Spelling._fields, spelled, strict=True) if value is not None]
+            if given:
                 raise InvalidParameter(
-                    f"plan names the whole plan; leave out {given}",
-                    parameter=given.partition(",")[0],
+                    f"plan names the whole plan; leave out {', '.join(given)}",
+                    parameter=given[0],
                     remedy="name a plan by its id or spell it inline, not both",
                 )
             return await self.by_id(query.plan)
@@ -124,23 +131,22 @@ class Service:
         return compute() if rows <= _INLINE_ROWS else await self.answering.run(compute)
 
 
-def _inline_plan(query: PlanQuery) -> Plan:
-    for name in ("corpus", "seq_len", "batch_size"):
-        if getattr(query, name) is None:
-            raise InvalidParameter(
-                f"{name} is missing",
-                parameter=name,
-                remedy="name a plan with plan=ID, or spell one with corpus, seq_len and batch_size",
-            )
-    assert query.corpus is not None  # checked above
-    assert query.seq_len is not None
-    assert query.batch_size is not None
+def _inline_plan(spelled: Spelling) -> Plan:
+    corpus, seq_len, batch_size, seed, order, stride = spelled
+    if corpus is None or seq_len is None or batch_size is None:
+        required = {"corpus": corpus, "seq_len": seq_len, "batch_size": batch_size}
+        missing = [name for name, value in required.items() if value is None]
+        raise InvalidParameter(
+            f"{', '.join(missing)} missing",
+            parameter=missing[0],
+            remedy="name a plan with plan=ID, or spell one with corpus, seq_len and batch_size",
+        )
     return Plan(
-        seq_len=query.seq_len,
-        stride=query.stride,
-        seed=query.seed or 0,
-        order=query.order or "shuffle",
-        stages=(Stage(global_batch_size=query.batch_size, mixture={query.corpus: 1.0}),),
+        seq_len=seq_len,
+        stride=stride,
+        seed=seed or 0,
+        order=order or "shuffle",
+        stages=(Stage(global_batch_size=batch_size, mixture={corpus: 1.0}),),
     )
 
 
