@@ -24,6 +24,11 @@ def some_tokens(count: int, *, dtype: str = "uint16", vocabulary: int = 50_000, 
     return np.random.default_rng(seed).integers(0, limit, count).astype(dtype)
 
 
+def open_descriptors() -> int:
+    """Return how many files this process holds open."""
+    return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
 def write_raw(path: Path, tokens: Tokens, *, dtype: str = "uint16") -> Path:
     """Write headerless tokens."""
     path.write_bytes(np.asarray(tokens).astype(np.dtype(dtype).newbyteorder("<")).tobytes())

@@ -87,7 +87,7 @@ def _walk(root: Path) -> Iterator[ShardFile]:
             path = Path(entry.path)
             if entry.is_symlink():
                 _check_link(path, real_root)
-            if entry.is_dir():
+            if entry.is_dir(follow_symlinks=False):
                 pending.append(path)
             else:
                 yield ShardFile(path.relative_to(real_root).as_posix(), path)
