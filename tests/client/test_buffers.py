@@ -42,7 +42,7 @@ def test_requests_are_about_two_mebibytes(batch_bytes: int, steps: int) -> None:
 
 
 def test_too_small_a_budget_names_the_batch() -> None:
-    with pytest.raises(errors.InvalidArgument, match=r"two batches of 1,000,000 bytes.*got 1,500,000"):
+    with pytest.raises(errors.InvalidArgument, match=r"two slots of 1,003,520 bytes.*got 1,500,000"):
         buffers.ring_size(batch_bytes=1_000_000, prefetch_bytes=1_500_000, in_flight=2)
 
 

@@ -253,7 +253,7 @@ def test_plan_of_a_state_builds_the_same_loader(make_loader: MakeLoader) -> None
         ({"rank": 2, "world_size": 2}, r"rank must be in \[0, world_size\)"),
         ({"rank": 1, "world_size": None}, "must be given together"),
         ({"world_size": 5}, "divides over 1, 2, 3, 4, 6, 12"),
-        ({"prefetch_bytes": 100}, "prefetch_bytes must hold two batches of 408 bytes"),
+        ({"prefetch_bytes": 100}, "prefetch_bytes must hold two slots of 4,096 bytes"),
         ({"plan": {}}, "plan= must come without"),
         ({"urls": []}, "urls must name at least one server"),
         ({"device": "meta"}, "device must be"),
