@@ -55,12 +55,19 @@ class ControlPlane:
     Proxies of the environment are not used: batches do not go through them either.
     """
 
-    def __init__(self, endpoint: Endpoint, *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
         self.endpoint = endpoint
+        self._timeout_seconds = timeout_seconds
         self._http = httpx.Client(
             base_url=endpoint.url,
             headers=dict(headers or {}),
-            timeout=TIMEOUT_SECONDS,
+            timeout=timeout_seconds,
             trust_env=False,
             verify=endpoint.tls if endpoint.tls is not None else True,
         )
@@ -132,7 +139,9 @@ class ControlPlane:
         try:
             response = self._http.request(method, path, json=body)
         except httpx.TimeoutException as error:
-            raise errors.NoProgress(f"{self.endpoint.url}: no answer in {TIMEOUT_SECONDS:g} s") from error
+            raise errors.NoProgress(
+                f"{self.endpoint.url}: no answer in {self._timeout_seconds:g} s"
+            ) from error
         except httpx.TransportError as error:
             raise errors.ConnectionFailed(f"{self.endpoint.url}: {type(error).__name__}: {error}") from error
         if not response.is_success:

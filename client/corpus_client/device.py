@@ -32,7 +32,11 @@ class Transfer(Protocol):
     """One batch on its way from a slot to the device."""
 
     def claim(self) -> torch.Tensor:
-        """The batch, `(rows, seq_len + 1)`, safe to use on the caller's current stream."""
+        """The batch, `(rows, seq_len + 1)`, safe to use on the caller's current stream.
+
+        Once: the transfer then forgets it, so that a batch the consumer drops is freed at that moment
+        and not when its slot comes round.
+        """
 
     def done(self) -> bool:
         """Whether the slot is not read any more; never blocks."""
@@ -94,10 +98,10 @@ class CpuDevice:
 
 class _HostTransfer:
     def __init__(self, tokens: torch.Tensor) -> None:
-        self._tokens = tokens
+        self._unclaimed = [tokens]
 
     def claim(self) -> torch.Tensor:
-        return self._tokens
+        return self._unclaimed.pop()
 
     def done(self) -> bool:
         return True
@@ -129,14 +133,15 @@ class CudaDevice:
 
 class _CudaTransfer:
     def __init__(self, tokens: torch.Tensor, event: torch.cuda.Event) -> None:
-        self._tokens = tokens
+        self._unclaimed = [tokens]
         self._event = event
 
     def claim(self) -> torch.Tensor:
-        current = torch.cuda.current_stream(self._tokens.device)
+        tokens = self._unclaimed.pop()
+        current = torch.cuda.current_stream(tokens.device)
         current.wait_event(self._event)
-        self._tokens.record_stream(current)
-        return self._tokens
+        tokens.record_stream(current)
+        return tokens
 
     def done(self) -> bool:
         return bool(self._event.query())  # type: ignore[no-untyped-call]

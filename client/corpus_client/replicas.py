@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from corpus_client import errors
-from corpus_client.control import BoundPlan, ControlPlane
+from corpus_client.control import TIMEOUT_SECONDS, BoundPlan, ControlPlane
 from corpus_client.transport import Connection, Endpoint
 from corpus_client.wire import ArrayRequest
 
@@ -92,7 +92,10 @@ class Replicas:
         self._headers = dict(headers or {})
         self._deadline_seconds = deadline_seconds
         self._progress_timeout = progress_timeout_seconds
-        self._replicas = [Replica(each, ControlPlane(each, headers=headers)) for each in endpoints]
+        timeout = min(TIMEOUT_SECONDS, deadline_seconds)
+        self._replicas = [
+            Replica(each, ControlPlane(each, headers=headers, timeout_seconds=timeout)) for each in endpoints
+        ]
         self._plan = plan
         self._jitter = random.Random()
         self._num_sent = 0

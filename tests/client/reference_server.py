@@ -12,6 +12,7 @@ import hashlib
 import json
 import random
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -137,12 +138,15 @@ class ReferenceServer:
     Args:
         next_fault: called for every array answer; None: answer rightly.
         port: 0 for a free one; a fixed one to come back on.
+        max_idle_seconds: close a connection that asks for nothing for so long.
     """
 
     corpora: list[ReferenceCorpus]
     next_fault: Callable[[], Fault | None] = lambda: None
     port: int = 0
     plan_salt: str = ""
+    tls: ssl.SSLContext | None = None
+    max_idle_seconds: float | None = None
     plans: dict[str, dict[str, Any]] = field(default_factory=dict)
     num_arrays: int = 0
     num_posts: int = 0
@@ -158,13 +162,15 @@ class ReferenceServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         self._open: set[socket.socket] = set()
         self._release = threading.Event()
         self._http = _Server(("127.0.0.1", self.port), _Handler)
         self._http.reference = self
+        if self.tls is not None:
+            self._http.socket = self.tls.wrap_socket(self._http.socket, server_side=True)
         self.port = self._http.server_address[1]
         self._thread = threading.Thread(
             target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
@@ -232,6 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def setup(self) -> None:
+        self.timeout = self.ref.max_idle_seconds
         super().setup()
         self.ref._open.add(self.connection)
 

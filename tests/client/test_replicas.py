@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,3 +254,57 @@ def test_two_requests_are_on_the_wire_before_the_first_is_answered(
     assert [batch.step for batch in loader] == [0, 1, 2]
     assert server.counts == [1, 2] or sorted(server.counts) == [1, 2]
     assert loader.stats().retries == 0
+
+
+def test_connections_closed_while_idle_cost_nothing(
+    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    """The loop is slower than the server's keep-alive: every request meets a closed connection."""
+    server.max_idle_seconds = 0.02
+    loader = make_loader(prefetch_bytes=1 << 13)
+    for _ in range(12):
+        assert_exact(loader, corpus, 5)
+        time.sleep(0.03)
+    assert loader.stats().wait_seconds < 0.5
+
+
+@pytest.fixture
+def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """A certificate for 127.0.0.1 that this process trusts."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("no openssl command to make a certificate with")
+    pem = tmp_path / "localhost.pem"
+    command = f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    command += f" -addext subjectAltName=IP:127.0.0.1 -keyout {pem} -out {tmp_path / 'cert'}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    pem.write_bytes(pem.read_bytes() + (tmp_path / "cert").read_bytes())
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    return context
+
+
+def test_https_serves_the_same_batches_and_closes_while_blocked(
+    tls: ssl.SSLContext, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    with ReferenceServer([corpus], tls=tls) as server:
+        loader = make_loader(server.url, prefetch_bytes=1 << 13)
+        assert server.url.startswith("https:")
+        assert_exact(loader, corpus, 20)
+        server.next_fault = lambda: Fault("hole")
+        time.sleep(0.05)
+        started = time.monotonic()
+        loader.close()
+        assert time.monotonic() - started < 1
+        assert "corpus-fetcher" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_untrusted_certificate_is_not_spoken_to(
+    tls: ssl.SSLContext, corpus: ReferenceCorpus, make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with (
+        ReferenceServer([corpus], tls=tls) as server,
+        pytest.raises(errors.DeadlineExceeded, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        make_loader(server.url, deadline_seconds=0.5)
