@@ -13,6 +13,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.plan.store import PlanStore
 from corpus_server.settings import Settings
 from corpus_server.web import metrics, problems
+from corpus_server.web.hot import HotPath
 from corpus_server.web.routes import router
 from corpus_server.web.service import Service
 
@@ -59,6 +60,7 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> FastAPI:
     )
     problems.install(app)
     app.include_router(router)
+    app.add_middleware(HotPath)
     app.add_middleware(metrics.Measured)
     return app
 
