@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
 from corpus_server import __version__
 from corpus_server.catalog import Catalog
@@ -51,7 +52,8 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> FastAPI:
             if catalog is None:
                 opened.close()
 
-    app = FastAPI(
+    # Its documentation pages carry their scripts with them: clusters often have no way out.
+    app = FastAPIOffline(
         title="corpus-server",
         version=__version__,
         summary="Sampled windows of large token files, over HTTP",
