@@ -1,6 +1,6 @@
 """Print what a pyproject.toml asks for, so that an image can install it before it has the sources.
 
-    python requirements.py pyproject.toml [EXTRA ...]
+Usage: python requirements.py pyproject.toml [EXTRA ...]
 """
 
 import sys

@@ -11,9 +11,9 @@ COPY client/pyproject.toml scripts/constraints.txt ./
 COPY docker/requirements.py docker/
 RUN python docker/requirements.py pyproject.toml > requirements.txt \
     && /opt/corpus-client/bin/pip install --constraint constraints.txt --requirement requirements.txt
-RUN pip install --constraint constraints.txt hatchling
+RUN python -m pip install --constraint constraints.txt hatchling
 COPY client .
-RUN pip wheel --no-deps --no-build-isolation --wheel-dir wheels . \
+RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir wheels . \
     && /opt/corpus-client/bin/pip install --no-deps wheels/*.whl \
     && /opt/corpus-client/bin/pip uninstall --yes pip
 

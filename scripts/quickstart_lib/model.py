@@ -39,8 +39,8 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden, result: `(rows, length, width)`."""
         hidden = hidden + self._attend(self.attention_norm(hidden))
-        expanded: Tensor = self.mlp_in(self.mlp_norm(hidden))
-        return hidden + self.mlp_out(F.gelu(expanded))
+        expanded: Tensor = self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(hidden))))
+        return hidden + expanded
 
     def _attend(self, hidden: Tensor) -> Tensor:
         rows, length, width = hidden.shape
@@ -95,7 +95,10 @@ class GPT(nn.Module):
 
 
 def cosine_learning_rate(progress: float, *, peak: float) -> float:
-    """Warm up over the first 5 % of the run, then fall along a cosine to a tenth of the peak. progress: 0 to 1."""
+    """Rise over the first 5 % of the run, then fall along a cosine to a tenth of the peak.
+
+    progress: the part of the run that is done, 0 to 1.
+    """
     warmup, floor = 0.05, 0.1
     if progress < warmup:
         return peak * max(progress / warmup, 0.02)

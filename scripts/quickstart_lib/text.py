@@ -18,7 +18,8 @@ END_OF_TEXT = "<|endoftext|>"
 SPLITS = ("train", "validation")
 TOKENS_PER_SHARD = 1_000_000
 
-_LLMC_MAGIC, _LLMC_VERSION, _LLMC_HEADER_WORDS = 20240520, 1, 256  # llm.c's GPT-2 shards: 256 int32, then uint16
+# A shard of llm.c for GPT-2: 256 int32, of which three are used, then uint16.
+_LLMC_MAGIC, _LLMC_VERSION, _LLMC_HEADER_WORDS = 20240520, 1, 256
 _ENCODE_TOGETHER = 64  # documents per call: enough for every core, little enough memory
 
 
@@ -69,7 +70,7 @@ def build(home: Path, *, corpus_mb: int, report: Callable[[str], None]) -> Path:
         for split in SPLITS:
             chosen = [document.text for document in texts if document.split == split]
             if not chosen:
-                raise ValueError(f"{corpus_mb} MB of text leave nothing for {split}; take more with --corpus-mb")
+                raise ValueError(f"{corpus_mb} MB of text leave nothing for {split}; raise --corpus-mb")
             folder = whole / split
             folder.mkdir(parents=True)
             num_tokens = _write_shards(folder, tokenizer, chosen)
@@ -99,7 +100,8 @@ def _all_documents() -> Iterator[Document]:
         yield Document(name=f"topic {topic}", text=topics[topic])
     library = Path(sysconfig.get_path("stdlib"))
     names = [path.relative_to(library) for path in library.rglob("*.py")]
-    sources = [name for name in names if not {"site-packages", "dist-packages", "pydoc_data"} & set(name.parts)]
+    elsewhere = {"site-packages", "dist-packages", "pydoc_data"}
+    sources = [name for name in names if not elsewhere & set(name.parts)]
     for name in sorted(sources, key=lambda name: (_is_test(name), _digest(name.as_posix()))):
         try:
             yield Document(name=name.as_posix(), text=(library / name).read_bytes().decode())
@@ -116,10 +118,10 @@ def _digest(name: str) -> bytes:
 
 
 def _write_shards(folder: Path, tokenizer: Tokenizer, texts: list[str]) -> int:
-    """Every document followed by END_OF_TEXT, never cut by the end of a shard. Returns the number of tokens."""
+    """Every document, END_OF_TEXT behind it, never cut by a shard's end. Returns the number of tokens."""
     num_tokens, num_shards = 0, 0
     pending: list[int] = []
-    end_of_text = tokenizer.token_to_id(END_OF_TEXT)
+    [end_of_text] = tokenizer.encode(END_OF_TEXT).ids
     for first in range(0, len(texts), _ENCODE_TOGETHER):
         for encoding in tokenizer.encode_batch_fast(texts[first : first + _ENCODE_TOGETHER]):
             pending += [*encoding.ids, end_of_text]
