@@ -29,9 +29,8 @@ def run(
 ) -> None:
     """Build a corpus of real text, serve it, and train a small GPT from it over HTTP."""
     console = Console(highlight=False, soft_wrap=True)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # so that the server is stopped too
+    # By default SIGTERM would end this process without stopping the server.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     limit = Limit(seconds=seconds, steps=steps)
     try:
         report = _tour(
@@ -70,9 +69,7 @@ def _tour(
         _title(console, f"Training on {device.type}, {recipe.tokens_per_step:,} tokens a step")
         report = train(url, recipe, limit=limit, checkpoint=checkpoint, device=device, console=console)
         if not report.is_complete:
-            console.print(
-                f"stopped by a signal; the next run goes on from {checkpoint} at step {report.next_step:,}"
-            )
+            console.print(f"stopped; the next run goes on from {checkpoint} at step {report.next_step:,}")
             return report
         unseen = validation_loss(url, recipe, corpus="validation", checkpoint=checkpoint, device=device)
         console.print(
@@ -90,8 +87,10 @@ def _tour(
 
 def _show_first_batch(console: Console, url: str, recipe: Recipe) -> None:
     _title(console, "What step 0 saw, its first row")
-    one_row = {"step": 0, "rank": 0, "world_size": recipe.global_batch_size, "format": "text"}
-    lines = server.get_text(_query(url, "batches", recipe, **one_row)).splitlines()
+    one_row = _query(
+        url, "batches", recipe, step=0, rank=0, world_size=recipe.global_batch_size, format="text"
+    )
+    lines = server.get_text(one_row).splitlines()
     for line in lines[:SHOWN_LINES]:
         console.print(line, markup=False)
     if len(lines) > SHOWN_LINES:

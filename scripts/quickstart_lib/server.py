@@ -74,9 +74,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
                 raise ServerFailed(f"not ready after {READY_SECONDS:g} s ({error}); see {log}") from error
         time.sleep(0.1)
     ending = log.read_text(errors="replace").strip().splitlines()[-5:]
-    raise ServerFailed(
-        "\n  ".join([f"it ended with exit code {process.returncode}; {log} ends with", *ending])
-    )
+    what = f"it ended with exit code {process.returncode}; {log} ends with"
+    raise ServerFailed("\n  ".join([what, *ending]))
 
 
 def _open(url: str, *, timeout: float) -> "urllib.request._UrlopenRet":

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-import os
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -153,9 +153,8 @@ def validation_loss(
     model = GPT(recipe.model).to(device)
     model.load_state_dict(torch.load(checkpoint, map_location=device, weights_only=True)["model"])
     with open_loader(url, recipe, device=device, corpus=corpus) as loader:
-        losses = [
-            model(batch.inputs, batch.targets).item() for batch, _ in zip(loader, range(VALIDATION_STEPS))
-        ]
+        batches = itertools.islice(loader, VALIDATION_STEPS)
+        losses = [float(model(batch.inputs, batch.targets)) for batch in batches]
     return sum(losses) / len(losses)
 
 
@@ -187,9 +186,7 @@ def _loop(
             optimizer.step()
             meter.num_steps += 1
             progress = limit.progress(elapsed_seconds=meter.elapsed_seconds, steps=meter.num_steps)
-            if (
-                progress >= next_line or progress >= 1
-            ):  # reading the loss waits for the GPU: not on every step
+            if progress >= min(next_line, 1):  # seldom, because reading the loss waits for the GPU
                 last_loss = loss.item()
                 first_loss = last_loss if meter.num_steps == 1 else first_loss
                 console.print(_line(batch.step, last_loss, meter))
@@ -224,7 +221,7 @@ def _live_line(console: Console) -> Iterator[Callable[[float, int], None]]:
 
 @contextlib.contextmanager
 def _asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C or SIGTERM waits for the step in hand, so that model and data agree; a second does not."""
+    """The first Ctrl-C or SIGTERM waits for the step in hand, so that model and data agree."""
     asked = False
 
     def ask(signal_number: int, frame: FrameType | None) -> None:
@@ -248,7 +245,7 @@ def _save(
     partial = path.with_suffix(".partial")
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": loader.state_dict()}
     torch.save({"sizes": dataclasses.asdict(recipe.model), **state}, partial)
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def _restore(

@@ -34,8 +34,9 @@ def run(
         print(f"worker: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     print(
-        f"{report.num_steps:,} steps on {device.type}: loss {report.first_loss:.2f} -> {report.last_loss:.2f}, "
-        f"{report.tokens_per_second:,.0f} tokens/s, {report.stall_share:.1%} of the time waiting for data"
+        f"{report.num_steps:,} steps on {device.type}: "
+        f"loss {report.first_loss:.2f} -> {report.last_loss:.2f}, {report.tokens_per_second:,.0f} tokens/s, "
+        f"{report.stall_share:.2%} of the time waiting for data"
     )
 
 
