@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from torch import Tensor
 
-from corpus_client import CorpusLoader
+from corpus_client import Batch, CorpusLoader
 
 from .model import GPT, ModelConfig, cosine_learning_rate
 
@@ -64,41 +65,9 @@ class Limit:
         return elapsed_seconds / self.seconds if self.steps is None else steps / self.steps
 
 
-@dataclass(kw_only=True, slots=True)
-class Meter:
-    """Where the time of this run went."""
-
-    tokens_per_step: int
-    started: float = dataclasses.field(default_factory=time.perf_counter)
-    num_steps: int = 0
-    stalled_seconds: float = 0.0
-
-    @contextlib.contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        """Counts the time inside as a stall: the model had nothing to do."""
-        began = time.perf_counter()
-        yield
-        self.stalled_seconds += time.perf_counter() - began
-
-    @property
-    def elapsed_seconds(self) -> float:
-        """Since the first batch was asked for."""
-        return time.perf_counter() - self.started
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Trained tokens over the whole run so far."""
-        return self.num_steps * self.tokens_per_step / self.elapsed_seconds
-
-    @property
-    def stall_share(self) -> float:
-        """Part of the time that the loop waited for data, 0 to 1."""
-        return self.stalled_seconds / self.elapsed_seconds
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a run achieved."""
+    """A run so far: `last_loss` is the mean since the line before, `stall_share` the time spent waiting."""
 
     first_loss: float
     last_loss: float
@@ -106,7 +75,7 @@ class Report:
     num_steps: int
     tokens_per_second: float
     stall_share: float
-    is_complete: bool  # False: a signal ended it
+    is_complete: bool  # False: a signal ended it early
 
 
 def choose_device() -> torch.device:
@@ -168,45 +137,54 @@ def _loop(
     device: torch.device,
     console: Console,
 ) -> Report:
-    meter = Meter(tokens_per_step=recipe.tokens_per_step)
-    batches = iter(loader)
-    first_loss = last_loss = float("nan")
+    started = time.perf_counter()
+    reports: list[Report] = []
+    losses: list[Tensor] = []  # since the last report, still on the device
+    progress, num_steps = 0.0, 0
     with _live_line(console) as live, _asked_to_stop() as asked_to_stop:
-        progress, next_line = 0.0, 0.0
-        while progress < 1 and not asked_to_stop():
-            with meter.waiting_for_data():
-                batch = next(batches)
-            for group in optimizer.param_groups:
-                group["lr"] = cosine_learning_rate(progress, peak=recipe.learning_rate)
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-                loss = model(batch.inputs, batch.targets)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            meter.num_steps += 1
-            progress = limit.progress(elapsed_seconds=meter.elapsed_seconds, steps=meter.num_steps)
-            if progress >= min(next_line, 1):  # seldom, because reading the loss waits for the GPU
-                last_loss = loss.item()
-                first_loss = last_loss if meter.num_steps == 1 else first_loss
-                console.print(_line(batch.step, last_loss, meter))
-                next_line += 1 / PRINTED_LINES
+        while progress < 1 and not (reports and asked_to_stop()):
+            batch = next(loader)
+            learning_rate = cosine_learning_rate(progress, peak=recipe.learning_rate)
+            losses.append(_train_step(model, optimizer, batch, learning_rate, device))
+            num_steps += 1
+            elapsed = time.perf_counter() - started
+            progress = limit.progress(elapsed_seconds=elapsed, steps=num_steps)
+            if progress >= min(1, len(reports) / PRINTED_LINES):  # seldom: reading a loss waits for the GPU
+                loss = torch.stack(losses).mean().item()
+                losses.clear()
+                report = Report(
+                    first_loss=reports[0].first_loss if reports else loss,
+                    last_loss=loss,
+                    next_step=loader.step,
+                    num_steps=num_steps,
+                    tokens_per_second=num_steps * recipe.tokens_per_step / elapsed,
+                    stall_share=loader.stats().wait_seconds / elapsed,
+                    is_complete=progress >= 1,
+                )
+                reports.append(report)
+                console.print(_line(batch.step, report))
             live(progress, batch.step)
-    return Report(
-        first_loss=first_loss,
-        last_loss=last_loss,
-        next_step=loader.state_dict()["next_step"],
-        num_steps=meter.num_steps,
-        tokens_per_second=meter.tokens_per_second,
-        stall_share=meter.stall_share,
-        is_complete=progress >= 1,
-    )
+    return dataclasses.replace(reports[-1], next_step=loader.step, num_steps=num_steps)
 
 
-def _line(step: int, loss: float, meter: Meter) -> str:
+def _train_step(
+    model: GPT, optimizer: torch.optim.Optimizer, batch: Batch, learning_rate: float, device: torch.device
+) -> Tensor:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        loss: Tensor = model(batch.inputs, batch.targets)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.detach()
+
+
+def _line(step: int, report: Report) -> str:
     return (
-        f"step {step:>7,}   loss {loss:6.3f}   {meter.tokens_per_second:>11,.0f} tokens/s   "
-        f"data stall {meter.stall_share:6.2%}"
+        f"step {step:>7,}   loss {report.last_loss:6.3f}   {report.tokens_per_second:>11,.0f} tokens/s   "
+        f"data stall {report.stall_share:6.2%}"
     )
 
 
