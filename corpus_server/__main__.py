@@ -1,0 +1,5 @@
+"""`python -m corpus_server`."""
+
+from corpus_server.cli import main
+
+main()

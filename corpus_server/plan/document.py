@@ -1,0 +1,229 @@
+"""The plan document: a small immutable JSON value, checked when it is made.
+
+A plan's id is the SHA-256 of its canonical JSON, the fingerprints of its corpora included: two
+plans with the same id hold the same tokens in every row of every step.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from corpus_server.errors import InvalidPlan
+
+Order = Literal["shuffle", "sequential", "random"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+MAX_SEQ_LEN = 2**20
+MAX_STRIDE = 2**40
+MAX_GLOBAL_BATCH_SIZE = 2**20
+MAX_STEP = 2**40
+"""With MAX_GLOBAL_BATCH_SIZE it keeps every position below 2^61, inside uint64 arithmetic."""
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """What holds from a plan step on.
+
+    Args:
+        from_step: first plan step of the stage.
+        global_batch_size: rows of a step over all ranks.
+        mixture: weight of each source (corpus name); one source in this version.
+    """
+
+    from_step: int = 0
+    global_batch_size: int
+    mixture: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        _require_int("stages[].from_step", self.from_step, 0, MAX_STEP)
+        _require_int("stages[].global_batch_size", self.global_batch_size, 1, MAX_GLOBAL_BATCH_SIZE)
+        if not isinstance(self.mixture, Mapping) or len(self.mixture) != 1:
+            raise InvalidPlan(
+                'stages[].mixture must name exactly one corpus in this version, like {"web": 1.0}, '
+                f"got {self.mixture!r}",
+                parameter="stages[].mixture",
+                received=self.mixture,
+                accepted="an object with one corpus name and its weight",
+            )
+        for name, weight in self.mixture.items():
+            if (
+                isinstance(weight, bool)
+                or not isinstance(weight, int | float)
+                or not 0 < weight < float("inf")
+            ):
+                raise InvalidPlan(
+                    f"stages[].mixture.{name} must be a positive number, got {weight!r}",
+                    parameter=f"stages[].mixture.{name}",
+                    received=weight,
+                    accepted="a finite number above 0",
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stage's canonical JSON object; weights sum to 1."""
+        total = sum(self.mixture.values())
+        return {
+            "from_step": self.from_step,
+            "global_batch_size": self.global_batch_size,
+            "mixture": {name: weight / total for name, weight in self.mixture.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole plan; see the module.
+
+    Args:
+        seq_len: inputs per row; a window is one token longer.
+        stride: tokens between neighbouring windows; default `seq_len`, for order `random` always 1.
+        seed: in [0, 2^64).
+        order: `shuffle`, `sequential` or `random`.
+        stages: ordered by `from_step`; one stage in this version.
+        fingerprints: content identity by corpus name; empty until the plan is bound.
+
+    Raises:
+        InvalidPlan: a field is outside its range or contradicts another.
+    """
+
+    seq_len: int
+    stride: int | None = None
+    seed: int = 0
+    order: Order = "shuffle"
+    stages: tuple[Stage, ...]
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require_int("seq_len", self.seq_len, 1, MAX_SEQ_LEN)
+        _require_int("seed", self.seed, 0, MAX_SEED)
+        if self.order not in ORDERS:
+            raise InvalidPlan(
+                f"order must be one of {', '.join(ORDERS)}, got {self.order!r}",
+                parameter="order",
+                received=self.order,
+                accepted=", ".join(ORDERS),
+            )
+        if self.stride is None:
+            object.__setattr__(self, "stride", 1 if self.order == "random" else self.seq_len)
+        _require_int("stride", self.stride, 1, MAX_STRIDE)
+        if self.order == "random" and self.stride != 1:
+            raise InvalidPlan(
+                f"stride must be 1 or left out with order 'random', got {self.stride}",
+                parameter="stride",
+                received=self.stride,
+                accepted="1",
+            )
+        if len(self.stages) != 1 or self.stages[0].from_step != 0:
+            raise InvalidPlan(
+                "stages must hold exactly one stage with from_step 0 in this version, got "
+                f"from_step {[stage.from_step for stage in self.stages]}",
+                parameter="stages",
+                received=len(self.stages),
+                accepted="one stage, from_step 0",
+            )
+        unknown = set(self.fingerprints) - set(self.sources)
+        if unknown:
+            raise InvalidPlan(
+                f"fingerprints names {sorted(unknown)}, which no mixture of the plan uses",
+                parameter="fingerprints",
+                received=sorted(unknown),
+                accepted=", ".join(self.sources),
+            )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Corpus names in order of first use; their shards, in this order, are the plan's shard list."""
+        return tuple(dict.fromkeys(name for stage in self.stages for name in stage.mixture))
+
+    @cached_property
+    def id(self) -> str:
+        """SHA-256 of the canonical JSON, 64 hex digits; only a bound plan has one."""
+        if set(self.fingerprints) != set(self.sources):
+            raise InvalidPlan("only a plan bound to its corpora's fingerprints has an id")
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+    def bind(self, fingerprints: Mapping[str, str]) -> Plan:
+        """Return the plan bound to the content it was made for."""
+        return replace(self, fingerprints=dict(fingerprints))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object; `from_json` makes an equal plan of it."""
+        return {
+            "seq_len": self.seq_len,
+            "stride": self.stride,
+            "seed": self.seed,
+            "order": self.order,
+            "stages": [stage.to_json() for stage in self.stages],
+            "skip_steps": [],
+            "fingerprints": dict(self.fingerprints),
+        }
+
+    def canonical_json(self) -> str:
+        """Return the one spelling that the id is made of: sorted keys, no spaces, ASCII."""
+        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, document: object) -> Plan:
+        """Check a parsed JSON document and make a plan of it.
+
+        Raises:
+            InvalidPlan: naming the field, the value and what is accepted.
+        """
+        names = {*(f.name for f in fields(cls)), "skip_steps"}
+        checked = _require_object("plan", document, names, required={"seq_len", "stages"})
+        if checked.pop("skip_steps", None):
+            raise InvalidPlan("skip_steps must be left out or empty in this version", parameter="skip_steps")
+        stages = checked.pop("stages")
+        if not isinstance(stages, Sequence) or isinstance(stages, str):
+            raise InvalidPlan(f"stages must be a list of objects, got {stages!r}", parameter="stages")
+        fingerprints = checked.pop("fingerprints", None) or {}
+        if not isinstance(fingerprints, Mapping) or not all(
+            isinstance(v, str) for v in fingerprints.values()
+        ):
+            raise InvalidPlan("fingerprints must map corpus names to strings", parameter="fingerprints")
+        return cls(
+            stages=tuple(_stage_from_json(stage) for stage in stages),
+            fingerprints=dict(fingerprints),
+            **checked,
+        )
+
+
+def _stage_from_json(document: object) -> Stage:
+    names = {*(f.name for f in fields(Stage)), "exclude"}
+    checked = _require_object("stages[]", document, names, required={"global_batch_size", "mixture"})
+    if checked.pop("exclude", None):
+        raise InvalidPlan(
+            "stages[].exclude must be left out or empty in this version", parameter="stages[].exclude"
+        )
+    return Stage(**checked)
+
+
+def _require_object(what: str, document: object, names: set[str], *, required: set[str]) -> dict[str, Any]:
+    if not isinstance(document, Mapping):
+        raise InvalidPlan(f"{what} must be a JSON object, got {type(document).__name__}", parameter=what)
+    for name in document:
+        if name not in names:
+            close = difflib.get_close_matches(str(name), names, n=1)
+            raise InvalidPlan(
+                f"{what} has an unknown field {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                parameter=str(name),
+                accepted=", ".join(sorted(names)),
+            )
+    if missing := required - set(document):
+        raise InvalidPlan(f"{what} lacks {', '.join(sorted(missing))}", parameter=min(missing))
+    return dict(document)
+
+
+def _require_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidPlan(
+            f"{name} must be an integer in [{low}, {high}], got {value!r}",
+            parameter=name,
+            received=value,
+            accepted=f"integer in [{low}, {high}]",
+        )

@@ -1,0 +1,174 @@
+"""One frozen `Settings`, read at the edge and passed down as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from corpus_server.errors import InvalidParameter
+
+MIB = 2**20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusSpec:
+    """A corpus to serve: `NAME=PATH` on the command line, `[corpora.NAME]` in the file.
+
+    Args:
+        name: letters, digits, `.`, `_`, `-`; what URLs and plans call it.
+        path: a token file or a folder of shards.
+        dtype: token type of headerless files; None takes the format's default.
+        tokenizer: `bytes`, the path of a tokenizer.json, or None to look beside the shards.
+    """
+
+    name: str
+    path: Path
+    dtype: str | None = None
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidParameter(
+                f"corpus name {self.name!r} must be 1 to 128 letters, digits, '.', '_' or '-', starting with "
+                "a letter or digit; give one with NAME=PATH",
+                parameter="name",
+                received=self.name,
+            )
+
+    @classmethod
+    def parse(cls, text: str, *, dtype: str | None = None, tokenizer: str | None = None) -> CorpusSpec:
+        """Read `NAME=PATH` or `PATH`, whose last part without its extension is then the name."""
+        name, equals, path = text.partition("=")
+        if not equals or "/" in name:
+            name, path = "", text
+        resolved = Path(path).expanduser().resolve()
+        return cls(name=name or resolved.stem, path=resolved, dtype=dtype, tokenizer=tokenizer)
+
+
+def default_state_dir() -> Path:
+    """Return the XDG state folder of the user."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "corpus-server"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Everything a server is told.
+
+    Args:
+        corpora: what is served.
+        host, port: where; loopback by default, since the API has no authentication of its own.
+        workers: processes over one page cache.
+        state_dir: keeps the plans that were seen; losing it loses no training run.
+        max_answer_bytes: largest body; 64 MiB is 32 steps of 512 x 2,049 uint16 tokens.
+        max_text_tokens: largest JSON or text answer; those cost about a microsecond per token.
+        max_concurrent_answers: token answers under way per process; more get 503 and `Retry-After`.
+        buffer_bytes: memory per process for answers that are gathered whole before they are sent.
+        gather_threads: threads that touch the maps; they wait for the disk so that the loop never does.
+        send_timeout_seconds: a reader that takes nothing for so long is dropped.
+        keep_alive_seconds: idle connections; longer than usual client pools keep theirs.
+    """
+
+    corpora: tuple[CorpusSpec, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    state_dir: Path = field(default_factory=default_state_dir)
+    max_answer_bytes: int = 64 * MIB
+    max_text_tokens: int = MIB
+    max_concurrent_answers: int = 64
+    buffer_bytes: int = 64 * MIB
+    gather_threads: int = 4
+    send_timeout_seconds: float = 30.0
+    keep_alive_seconds: int = 75
+
+    def __post_init__(self) -> None:
+        if not self.corpora:
+            raise InvalidParameter("no corpus to serve; give at least one PATH or NAME=PATH")
+        names = [spec.name for spec in self.corpora]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidParameter(f"two corpora are named {name!r}; give each a name with NAME=PATH")
+        for name, low, high in (
+            ("port", 0, 65535),
+            ("workers", 1, 256),
+            ("max_answer_bytes", 1, 2**40),
+            ("max_text_tokens", 1, 2**40),
+            ("max_concurrent_answers", 1, 2**20),
+            ("buffer_bytes", MIB, 2**50),
+            ("gather_threads", 1, 256),
+            ("send_timeout_seconds", 0.1, 86400),
+            ("keep_alive_seconds", 1, 86400),
+        ):
+            value = getattr(self, name)
+            expected = float if name == "send_timeout_seconds" else int
+            if isinstance(value, bool) or not isinstance(value, expected | int) or not low <= value <= high:
+                raise InvalidParameter(
+                    f"{name} must be in [{low}, {high}], got {value!r}",
+                    parameter=name,
+                    received=value,
+                    accepted=f"[{low}, {high}]",
+                )
+
+    def to_json(self) -> str:
+        """Return the settings as one line for a worker process."""
+        return json.dumps(dataclasses.asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Read what `to_json` wrote."""
+        values = json.loads(text)
+        specs = tuple(CorpusSpec(**{**spec, "path": Path(spec["path"])}) for spec in values.pop("corpora"))
+        return cls(**{**values, "corpora": specs, "state_dir": Path(values["state_dir"])})
+
+    @classmethod
+    def from_toml(cls, path: Path, *, corpora: tuple[CorpusSpec, ...] = (), **overrides: Any) -> Settings:
+        """Read a configuration file; what the command line says goes before what the file says.
+
+            [server]
+            port = 8000
+            workers = 4
+            [corpora.web]
+            path = "/data/web"
+            dtype = "uint32"
+
+        Raises:
+            InvalidParameter: an unknown table, key or value, named.
+        """
+        try:
+            tables = tomllib.loads(path.read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise InvalidParameter(f"cannot read {path}: {error}", parameter="config") from error
+        server = tables.pop("server", {})
+        listed = tables.pop("corpora", {})
+        known = {f.name for f in dataclasses.fields(cls)} - {"corpora"}
+        for where, given, allowed in (
+            (f"{path}", tables, {"server", "corpora"}),
+            (f"{path} [server]", server, known),
+            *(
+                (f"{path} [corpora.{name}]", table, {"path", "dtype", "tokenizer"})
+                for name, table in listed.items()
+            ),
+        ):
+            if unknown := sorted(set(given) - allowed):
+                raise InvalidParameter(
+                    f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(allowed))}",
+                    parameter="config",
+                )
+        specs = []
+        for name, table in listed.items():
+            if "path" not in table:
+                raise InvalidParameter(f"{path} [corpora.{name}]: path is missing", parameter="config")
+            resolved = (path.parent / Path(table["path"]).expanduser()).resolve()
+            specs.append(CorpusSpec(**{**table, "name": name, "path": resolved}))
+        merged = {**server, **{name: value for name, value in overrides.items() if value is not None}}
+        if "state_dir" in merged:
+            merged["state_dir"] = Path(merged["state_dir"])
+        return cls(corpora=(*specs, *corpora), **merged)

@@ -1,0 +1,1 @@
+"""HTTP over the core: parse, call the core, map errors, answer."""

@@ -1,0 +1,68 @@
+"""Build the application; running it is another matter (`corpus_server.web.run`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from corpus_server import __version__
+from corpus_server.catalog import Catalog
+from corpus_server.plan.store import PlanStore
+from corpus_server.settings import Settings
+from corpus_server.web import metrics, problems
+from corpus_server.web.routes import router
+from corpus_server.web.service import Service
+
+SETTINGS_VARIABLE = "CORPUS_SERVER_SETTINGS"
+
+_DESCRIPTION = """
+Which tokens a training step sees is a pure function of a small plan. Every answer under `/v1` that
+names a step or a token range is immutable: cache it, retry it, ask any replica.
+
+Token answers carry `Corpus-Shape`, `Corpus-Dtype`, `Corpus-Plan` and `Corpus-Checksum`
+(`xxh3-64=HEX` over the body) and an exact `Content-Length`. Errors are problem documents (RFC 9457).
+"""
+
+
+def create_app(settings: Settings, catalog: Catalog | None = None) -> FastAPI:
+    """Return the ASGI application; it opens the corpora at start-up and closes them at shutdown.
+
+    Args:
+        settings: what to serve, and limits.
+        catalog: corpora that are open already; the caller then closes them.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        opened = catalog or Catalog.open(settings.corpora)
+        try:
+            with PlanStore(settings.state_dir) as store:
+                service = Service(opened, store, settings)
+                app.state.service = service
+                try:
+                    yield
+                finally:
+                    service.close()
+        finally:
+            if catalog is None:
+                opened.close()
+
+    app = FastAPI(
+        title="corpus-server",
+        version=__version__,
+        summary="Sampled windows of large token files, over HTTP",
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+    )
+    problems.install(app)
+    app.include_router(router)
+    app.add_middleware(metrics.Measured)
+    return app
+
+
+def create_app_from_environment() -> FastAPI:
+    """Return the application of a worker process, which finds its settings in the environment."""
+    return create_app(Settings.from_json(os.environ[SETTINGS_VARIABLE]))

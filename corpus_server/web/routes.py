@@ -1,0 +1,309 @@
+"""The routes: parse, call the core, answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from corpus_server import text, wire
+from corpus_server.catalog import BoundPlan
+from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan import Plan
+from corpus_server.reading import Reading, TokenRange, Windows, num_bytes, read_all
+from corpus_server.web import metrics
+from corpus_server.web.problems import problem
+from corpus_server.web.schemas import (
+    BatchesQuery,
+    CorporaAnswer,
+    CorpusAnswer,
+    FormatQuery,
+    PlanAnswer,
+    PlansAnswer,
+    PlansQuery,
+    Problem,
+    StepsQuery,
+    TokensQuery,
+)
+from corpus_server.web.service import Service
+
+MAX_PLAN_BYTES = 64 * 2**20
+_READ = ["GET", "HEAD"]
+
+router = APIRouter(
+    responses={
+        422: {"model": Problem, "description": "A parameter is outside its range."},
+        404: {"model": Problem, "description": "Known to be absent."},
+        503: {"model": Problem, "description": "A shard changed or could not be read, or too busy."},
+    }
+)
+
+
+def _service(request: Request) -> Service:
+    return cast("Service", request.app.state.service)
+
+
+ServiceHere = Annotated[Service, Depends(_service)]
+CorpusName = Annotated[str, Path(max_length=128)]
+
+
+@router.get("/healthz", tags=["operation"])
+async def health() -> dict[str, str]:
+    """Answer as long as the process lives."""
+    return {"status": "alive"}
+
+
+@router.get("/readyz", tags=["operation"])
+async def readiness(service: ServiceHere) -> Response:
+    """Answer 200 while every corpus is as it was opened and plans can be kept, else 503."""
+    failure = await run_in_threadpool(service.why_not_ready)
+    if failure is not None:
+        return problem(503, "not-ready", failure)
+    return _json({"status": "ready", "corpora": list(service.catalog.corpora)}, cached=False)
+
+
+@router.get("/metrics", tags=["operation"])
+async def prometheus() -> Response:
+    """Return Prometheus text over all worker processes."""
+    content = await run_in_threadpool(metrics.render)
+    return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.api_route("/v1/corpora", methods=_READ, tags=["corpora"], response_model=CorporaAnswer)
+async def corpora(service: ServiceHere) -> Any:
+    """Describe all corpora."""
+    return {"corpora": [corpus.describe() for corpus in service.catalog.corpora.values()]}
+
+
+@router.api_route("/v1/corpora/{name}", methods=_READ, tags=["corpora"], response_model=CorpusAnswer)
+async def corpus(name: CorpusName, service: ServiceHere) -> Any:
+    """Describe one corpus."""
+    return service.catalog.corpus(name).describe()
+
+
+@router.api_route("/v1/corpora/{name}/tokens", methods=_READ, tags=["corpora"])
+async def tokens(
+    request: Request, name: CorpusName, query: Annotated[TokensQuery, Query()], service: ServiceHere
+) -> Response:
+    """Return a raw range of tokens, corpus-wide, over the borders of shards."""
+    corpus = service.catalog.corpus(name)
+    available = max(0, corpus.num_tokens - query.start)
+    count = min(256, available) if query.count is None else query.count
+    if query.start > corpus.num_tokens or count > available:
+        raise InvalidParameter(
+            f"start + count must be at most {corpus.num_tokens}, the tokens of corpus {name!r}, "
+            f"got {query.start} + {count}",
+            parameter="count",
+            received=count,
+            accepted=f"start + count <= {corpus.num_tokens}",
+        )
+    return await _range(request, service, name, query.start, query.start + count, query, default="raw")
+
+
+@router.api_route("/v1/corpora/{name}/documents/{number}", methods=_READ, tags=["corpora"])
+async def document(
+    request: Request,
+    name: CorpusName,
+    number: Annotated[str, Path(pattern="^[0-9]{1,19}$")],
+    query: Annotated[FormatQuery, Query()],
+    service: ServiceHere,
+) -> Response:
+    """Return one document: its token range and its tokens."""
+    start, stop = service.catalog.corpus(name).document_range(int(number))
+    fields = {"document": int(number)}
+    return await _range(request, service, name, start, stop, query, default="json", fields=fields)
+
+
+@router.post("/v1/plans", tags=["plans"], response_model=PlanAnswer)
+async def post_plan(request: Request, service: ServiceHere) -> Any:
+    """Keep a plan and bind it to the corpora here; posting it again changes nothing."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_PLAN_BYTES:
+            return problem(413, "body-too-large", f"a plan holds at most {MAX_PLAN_BYTES} bytes")
+    try:
+        parsed = json.loads(bytes(body), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPlan(f"the body must be a plan document in JSON: {error}") from error
+    return (await run_in_threadpool(service.keep, Plan.from_json(parsed))).describe()
+
+
+@router.api_route("/v1/plans", methods=_READ, tags=["plans"], response_model=PlansAnswer)
+async def plans(query: Annotated[PlansQuery, Query()], service: ServiceHere) -> Any:
+    """List the plans this server has seen, last seen first."""
+    newest = await run_in_threadpool(service.store.newest, query.limit)
+    return {
+        "plans": [{"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen} for plan, seen in newest]
+    }
+
+
+@router.api_route("/v1/plans/{plan_id}", methods=_READ, tags=["plans"], response_model=PlanAnswer)
+async def plan(plan_id: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], service: ServiceHere) -> Any:
+    """Describe a plan: its document, its sources, its shard list."""
+    return (await service.by_id(plan_id)).describe()
+
+
+@router.api_route("/v1/indices", methods=_READ, tags=["training"])
+async def indices(
+    request: Request, query: Annotated[BatchesQuery, Query()], service: ServiceHere
+) -> Response:
+    """Return for each row of a rank its shard (over the plan's shard list) and start token."""
+    bound = await service.plan_of(query)
+    chosen = _format(request, query, default="json")
+    rows = bound.sampler.rows_per_rank(query.world_size)
+    service.answering.check_size(query.count * rows * 16, "count")
+    if chosen == "text":
+        raise InvalidParameter(
+            "indices have no format text", parameter="format", received="text", accepted="raw, npy, json"
+        )
+    if chosen == "json":
+        service.answering.check_text_size(query.count * rows * 2, "count")
+    headers = _steps_headers(bound, query, "indices", chosen)
+    if (unchanged := _not_modified(request, headers)) is not None:
+        return unchanged
+    locations = await service.locate(bound, query)
+    if chosen == "json":
+        fields = {"plan": bound.plan.id, "step": query.step, "count": query.count}
+        fields |= {"rank": query.rank, "world_size": query.world_size}
+        shards = [{"corpus": name, "name": shard.name} for name, shard in bound.shards]
+        return _json({**fields, "shards": shards, "indices": locations.tolist()}, headers)
+    prefix = wire.npy_header(locations.shape, locations.dtype) if chosen == "npy" else b""
+    content = prefix + locations.astype("<i8", copy=False).tobytes()
+    headers |= wire.array_headers(locations.shape, locations.dtype)
+    if query.checksum == "true":
+        headers[wire.CHECKSUM] = wire.checksum_of(content)
+    return Response(content, headers=headers, media_type=wire.MEDIA_TYPES[chosen])
+
+
+@router.api_route("/v1/batches", methods=_READ, tags=["training"])
+async def batches(
+    request: Request, query: Annotated[BatchesQuery, Query()], service: ServiceHere
+) -> Response:
+    """Return the tokens of a rank: `(count, rows, seq_len + 1)`, C order, little-endian."""
+    bound = await service.plan_of(query)
+    chosen = _format(request, query, default="raw")
+    rows = bound.sampler.rows_per_rank(query.world_size)
+    length = bound.plan.seq_len + 1
+    service.answering.check_size(query.count * rows * length * bound.dtype.itemsize, "count")
+    headers = _steps_headers(bound, query, "batches", chosen)
+    if (unchanged := _not_modified(request, headers)) is not None:
+        return unchanged
+    if chosen in ("json", "text"):
+        service.answering.check_text_size(query.count * rows * length, "count")
+    locations = await service.locate(bound, query)
+    reading = Windows(gatherer=bound.gatherer, locations=locations, length=length, dtype=bound.dtype)
+    if chosen == "json":
+        fields = {"plan": bound.plan.id, "step": query.step, "count": query.count, "rank": query.rank}
+        fields |= {"world_size": query.world_size, "dtype": bound.dtype.name}
+        return await _tokens_as_json(service, reading, fields, headers)
+    if chosen == "text":
+        content = await service.answering.run(lambda: _batches_as_text(bound, reading, query))
+        return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["text"])
+    checksummed = query.checksum == "true"
+    return await service.answering.tokens(
+        request, reading, npy=chosen == "npy", checksummed=checksummed, headers=headers
+    )
+
+
+async def _range(
+    request: Request,
+    service: Service,
+    name: str,
+    start: int,
+    stop: int,
+    query: FormatQuery,
+    *,
+    default: wire.Format,
+    fields: dict[str, int] | None = None,
+) -> Response:
+    """Answer tokens [start, stop) of a corpus in the format asked for."""
+    corpus = service.catalog.corpus(name)
+    chosen = _format(request, query, default)
+    reading = TokenRange(corpus=corpus, gatherer=service.catalog.gatherer(name), start=start, stop=stop)
+    service.answering.check_size(num_bytes(reading), "count")
+    headers = _headers(f"{corpus.fingerprint}.{start}.{stop}.{chosen}", query)
+    headers[wire.RANGE] = f"{start}-{stop}"
+    if (unchanged := _not_modified(request, headers)) is not None:
+        return unchanged
+    if chosen in ("json", "text"):
+        service.answering.check_text_size(stop - start, "count")
+    if chosen == "json":
+        described = {
+            "corpus": name,
+            **(fields or {}),
+            "start": start,
+            "stop": stop,
+            "dtype": corpus.dtype.name,
+        }
+        return await _tokens_as_json(service, reading, described, headers)
+    if chosen == "text":
+        content = await service.answering.run(lambda: text.decode(corpus, read_all(reading).tolist()))
+        return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["text"])
+    return await service.answering.tokens(
+        request, reading, npy=chosen == "npy", checksummed=query.checksum == "true", headers=headers
+    )
+
+
+async def _tokens_as_json(
+    service: Service, reading: Reading, fields: dict[str, Any], headers: dict[str, str]
+) -> Response:
+    tokens = await service.answering.run(lambda: read_all(reading).tolist())
+    return _json({**fields, "tokens": tokens}, headers)
+
+
+def _batches_as_text(bound: BoundPlan, reading: Windows, query: StepsQuery) -> str:
+    """Return every row of a batch as text under a line that says where it lies; blocks."""
+    tokens = read_all(reading)
+    lines = []
+    for k, (step_tokens, step_locations) in enumerate(zip(tokens, reading.locations.tolist(), strict=True)):
+        first_row = query.rank * len(step_locations)
+        for row, (row_tokens, (shard, start)) in enumerate(zip(step_tokens, step_locations, strict=True)):
+            name, at = bound.shards[shard]
+            lines.append(
+                f"=== step {query.step + k} row {first_row + row}: corpus {name}, shard {at.name}, "
+                f"tokens {start} to {start + reading.length} ==="
+            )
+            lines.append(text.decode(bound.corpora[name], row_tokens.tolist()))
+    return "\n".join(lines) + "\n"
+
+
+def _format(request: Request, query: FormatQuery, default: wire.Format) -> wire.Format:
+    return query.format or wire.negotiate(request.headers.get("accept"), default)
+
+
+def _headers(identity: str, query: FormatQuery) -> dict[str, str]:
+    """Return the headers that make an answer immutable; `identity` decides every byte of it."""
+    headers = {"ETag": f'"{identity}"', "Cache-Control": wire.CACHE_CONTROL}
+    if query.format is None:
+        headers["Vary"] = "Accept"
+    return headers
+
+
+def _steps_headers(bound: BoundPlan, query: BatchesQuery, what: str, chosen: wire.Format) -> dict[str, str]:
+    identity = f"{bound.plan.id}.{what}.{query.step}.{query.count}.{query.rank}.{query.world_size}.{chosen}"
+    return {**_headers(identity, query), wire.PLAN: bound.plan.id}
+
+
+def _not_modified(request: Request, headers: dict[str, str]) -> Response | None:
+    """Return 304 if the caller holds the answer already; nothing is read for it."""
+    given = request.headers.get("if-none-match")
+    if given is None:
+        return None
+    tags = {tag.strip().removeprefix("W/") for tag in given.split(",")}
+    if headers["ETag"] in tags or "*" in tags:
+        return Response(status_code=304, headers=headers)
+    return None
+
+
+def _json(value: object, headers: dict[str, str] | None = None, *, cached: bool = True) -> Response:
+    content = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    extra = {} if cached else {"Cache-Control": "no-store"}
+    return Response(content, headers={**(headers or {}), **extra}, media_type="application/json")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,65 @@
+"""Run the application under uvicorn: one process, or several over one page cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from corpus_server.settings import Settings
+
+_WORKER_HEALTH_SECONDS = 60
+"""uvicorn kills a worker that does not answer its supervisor for so long; a slow disk is no reason."""
+
+
+def run(settings: Settings, *, log_level: str = "info") -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    The corpora should have been opened once before, so that a mistake is one line and no worker.
+    """
+    with _metrics_folder(settings):
+        # Imported here: prometheus-client reads its folder from the environment at import.
+        from corpus_server.web.app import SETTINGS_VARIABLE
+
+        os.environ[SETTINGS_VARIABLE] = settings.to_json()
+        uvicorn.run(
+            "corpus_server.web.app:create_app_from_environment",
+            factory=True,
+            host=settings.host,
+            port=settings.port,
+            workers=settings.workers,
+            loop="uvloop",
+            http="corpus_server.web.protocol:CorpusProtocol",
+            ws="none",
+            log_level=log_level,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=settings.keep_alive_seconds,
+            timeout_graceful_shutdown=30,
+            timeout_worker_healthcheck=_WORKER_HEALTH_SECONDS,
+        )
+
+
+@contextmanager
+def _metrics_folder(settings: Settings) -> Iterator[None]:
+    """Give the workers a folder for shared metrics, named for this process, and remove it after.
+
+    A killed server leaves its folder behind; the next one to start here removes it.
+    """
+    parent = settings.state_dir / "metrics"
+    parent.mkdir(parents=True, exist_ok=True)
+    for old in parent.iterdir():
+        if old.name.isdigit() and not Path(f"/proc/{old.name}").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    folder = parent / str(os.getpid())
+    folder.mkdir(exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+        shutil.rmtree(folder, ignore_errors=True)

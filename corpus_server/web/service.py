@@ -1,0 +1,156 @@
+"""What the routes share: open corpora, known plans, answers under way."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import OrderedDict
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.concurrency import run_in_threadpool
+
+from corpus_server.catalog import BoundPlan, Catalog
+from corpus_server.errors import CorpusServerError, InvalidParameter, UnknownPlan
+from corpus_server.plan import Plan, Stage
+from corpus_server.plan.document import Order
+from corpus_server.plan.store import PlanStore
+from corpus_server.settings import Settings
+from corpus_server.web.answers import Answering
+from corpus_server.web.schemas import PlanQuery, StepsQuery
+
+_Key = TypeVar("_Key")
+_MAX_BOUND_PLANS = 1024
+_INLINE_ROWS = 16_384
+"""Rows located in the event loop: well under a millisecond; more go to a thread."""
+
+
+class Spelling(NamedTuple):
+    """A plan of one source as query parameters spell it; None is left out."""
+
+    corpus: str | None
+    seq_len: int | None
+    batch_size: int | None
+    seed: int | None
+    order: Order | None
+    stride: int | None
+
+
+class Service:
+    """State of one worker process.
+
+    Args:
+        catalog: open corpora.
+        store: plans seen.
+        settings: limits.
+    """
+
+    def __init__(self, catalog: Catalog, store: PlanStore, settings: Settings) -> None:
+        self.catalog = catalog
+        self.store = store
+        self.answering = Answering(settings)
+        # Both map to the same objects: by id, and by the inline spelling that was seen.
+        self._by_id: OrderedDict[str, BoundPlan] = OrderedDict()
+        self._by_spelling: OrderedDict[Spelling, BoundPlan] = OrderedDict()
+
+    def close(self) -> None:
+        """Stop the gather threads; idempotent."""
+        self.answering.close()
+
+    def why_not_ready(self) -> str | None:
+        """Return None when ready, else one sentence; blocks."""
+        try:
+            for corpus in self.catalog.corpora.values():
+                for shard in corpus.shards:
+                    shard.check_unchanged()
+            self.store.check_writable()
+        except CorpusServerError as error:
+            return error.detail
+        except sqlite3.Error as error:
+            return f"plans cannot be kept in {self.store.path}: {error}"
+        return None
+
+    def keep(self, plan: Plan) -> BoundPlan:
+        """Bind a plan to the corpora here and keep it; blocks."""
+        bound = self.catalog.bind(plan)
+        self.store.add(bound.plan)
+        return bound
+
+    async def by_id(self, plan_id: str) -> BoundPlan:
+        """Return a plan that this server, or a worker beside it, has seen.
+
+        Raises:
+            UnknownPlan: nobody here has; post it and go on.
+        """
+        if (bound := self._by_id.get(plan_id)) is not None:
+            self._by_id.move_to_end(plan_id)
+            return bound
+        plan = await run_in_threadpool(self.store.get, plan_id)
+        if plan is None:
+            raise UnknownPlan(
+                f"this server has not seen plan {plan_id}",
+                parameter="plan",
+                received=plan_id,
+                remedy="POST its document to /v1/plans, then ask again",
+            )
+        bound = await run_in_threadpool(self.catalog.bind, plan)
+        _remember(self._by_id, plan_id, bound)
+        return bound
+
+    async def plan_of(self, query: PlanQuery) -> BoundPlan:
+        """Return the plan that a query names by id or spells inline."""
+        spelled = Spelling(
+            query.corpus, query.seq_len, query.batch_size, query.seed, query.order, query.stride
+        )
+        if query.plan is not None:
+            given = [name for name, value in zip(Spelling._fields, spelled, strict=True) if value is not None]
+            if given:
+                raise InvalidParameter(
+                    f"plan names the whole plan; leave out {', '.join(given)}",
+                    parameter=given[0],
+                    remedy="name a plan by its id or spell it inline, not both",
+                )
+            return await self.by_id(query.plan)
+        if (bound := self._by_spelling.get(spelled)) is not None:
+            self._by_spelling.move_to_end(spelled)
+            return bound
+        bound = await run_in_threadpool(self.keep, _inline_plan(spelled))
+        _remember(self._by_spelling, spelled, bound)
+        _remember(self._by_id, bound.plan.id, bound)
+        return bound
+
+    async def locate(self, bound: BoundPlan, query: StepsQuery) -> NDArray[np.int64]:
+        """Return a rank's windows: `(count, rows, 2) int64`."""
+
+        def compute() -> NDArray[np.int64]:
+            return bound.sampler.locate(
+                query.step, count=query.count, rank=query.rank, world_size=query.world_size
+            )
+
+        rows = query.count * bound.sampler.global_batch_size // query.world_size
+        return compute() if rows <= _INLINE_ROWS else await self.answering.run(compute)
+
+
+def _inline_plan(spelled: Spelling) -> Plan:
+    corpus, seq_len, batch_size, seed, order, stride = spelled
+    if corpus is None or seq_len is None or batch_size is None:
+        required = {"corpus": corpus, "seq_len": seq_len, "batch_size": batch_size}
+        missing = [name for name, value in required.items() if value is None]
+        raise InvalidParameter(
+            f"{', '.join(missing)} missing",
+            parameter=missing[0],
+            remedy="name a plan with plan=ID, or spell one with corpus, seq_len and batch_size",
+        )
+    return Plan(
+        seq_len=seq_len,
+        stride=stride,
+        seed=seed or 0,
+        order=order or "shuffle",
+        stages=(Stage(global_batch_size=batch_size, mixture={corpus: 1.0}),),
+    )
+
+
+def _remember(cache: OrderedDict[_Key, BoundPlan], key: _Key, bound: BoundPlan) -> None:
+    cache[key] = bound
+    while len(cache) > _MAX_BOUND_PLANS:
+        cache.popitem(last=False)

@@ -1,0 +1,57 @@
+"""Windows of a corpus: which `seq_len + 1` tokens a sample id names.
+
+Windows are numbered through the shards in order and never cross a shard. With shards of 10 and 7
+tokens, `seq_len = 3` and `stride = 3`:
+
+    sample id     0     1     2   |  3     4
+    shard         0     0     0   |  1     1
+    start         0     3     6   |  0     3
+    tokens       0-3   3-6   6-9  | 0-3   3-6
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def count_windows(num_tokens: int, seq_len: int, stride: int) -> int:
+    """Return how many windows of `seq_len + 1` tokens a shard holds."""
+    return max(0, (num_tokens - seq_len - 1) // stride + 1)
+
+
+class WindowIndex:
+    """The windows of a list of shards: O(shards) memory, O(log shards) per look-up.
+
+    Args:
+        shard_tokens: tokens of each shard.
+        seq_len: inputs per row; a window is one token longer.
+        stride: tokens between the starts of neighbouring windows of a shard.
+    """
+
+    def __init__(self, shard_tokens: Sequence[int], *, seq_len: int, stride: int) -> None:
+        self.seq_len = seq_len
+        self.stride = stride
+        counts = [count_windows(num_tokens, seq_len, stride) for num_tokens in shard_tokens]
+        # first_window[k]: sample id of shard k's first window; one entry more than shards.
+        self._first_window = np.concatenate(([0], np.cumsum(counts, dtype=np.uint64))).astype(np.uint64)
+
+    @property
+    def num_windows(self) -> int:
+        """Windows of all shards together."""
+        return int(self._first_window[-1])
+
+    def locate(self, sample_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return where windows lie.
+
+        Args:
+            sample_ids: `(k,) uint64`, each below `num_windows`.
+
+        Returns:
+            `(k, 2) int64`: shard number and start token inside that shard.
+        """
+        shard = np.searchsorted(self._first_window, sample_ids, side="right") - 1
+        start = (sample_ids - self._first_window[shard]) * np.uint64(self.stride)
+        return np.stack((shard, start.astype(np.int64)), axis=1)

@@ -1,0 +1,70 @@
+"""Arrays as bytes and names: what the client's `corpus_client.wire` reads.
+
+Both halves know the same header names, dtype names and checksum; golden bytes in `tests/contract`
+hold them together.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import xxhash
+
+SHAPE = "Corpus-Shape"
+DTYPE = "Corpus-Dtype"
+PLAN = "Corpus-Plan"
+CHECKSUM = "Corpus-Checksum"
+RANGE = "Corpus-Range"
+
+Format = Literal["raw", "npy", "json", "text"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+MEDIA_TYPES: Mapping[Format, str] = {
+    "raw": "application/octet-stream",
+    "npy": "application/x-npy",
+    "json": "application/json",
+    "text": "text/plain; charset=utf-8",
+}
+
+CACHE_CONTROL = "public, max-age=31536000, immutable"
+
+
+def array_headers(
+    shape: Sequence[int], dtype: np.dtype[np.integer], *, plan_id: str | None = None
+) -> dict[str, str]:
+    """Return the headers that describe an array: `4,64,1025`, `uint16`, the plan's id."""
+    headers = {SHAPE: ",".join(map(str, shape)), DTYPE: dtype.name}
+    if plan_id is not None:
+        headers[PLAN] = plan_id
+    return headers
+
+
+def checksum_value(digest: xxhash.xxh3_64) -> str:
+    """Return the value of the checksum header: `xxh3-64=` and 16 hex digits."""
+    return f"xxh3-64={digest.hexdigest()}"
+
+
+def checksum_of(content: bytes) -> str:
+    """Return the checksum header's value for a whole body."""
+    return checksum_value(xxhash.xxh3_64(content))
+
+
+def npy_header(shape: Sequence[int], dtype: np.dtype[np.integer]) -> bytes:
+    """Return the bytes that make raw tokens an NPY file (format 1.0, C order, little-endian)."""
+    prefix = io.BytesIO()
+    fields = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": tuple(shape)}
+    np.lib.format.write_array_header_1_0(prefix, fields)
+    return prefix.getvalue()
+
+
+def negotiate(accept: str | None, default: Format) -> Format:
+    """Return the answer's format for an `Accept` header: the first listed type that is known."""
+    for item in (accept or "").split(","):
+        media_type = item.partition(";")[0].strip().lower()
+        for name in FORMATS:
+            if media_type == MEDIA_TYPES[name].partition(";")[0]:
+                return name
+    return default

@@ -1,0 +1,115 @@
+"""Writers of token files for tests, written from the formats' descriptions and not from the readers."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.ArrayLike
+
+MEGATRON_CODES = {
+    "uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8,
+}  # fmt: skip
+
+
+def some_tokens(count: int, *, dtype: str = "uint16", vocabulary: int = 50_000, seed: int = 0) -> np.ndarray:
+    """Return `(count,) dtype` random tokens below `vocabulary` (and within the dtype)."""
+    limit = min(vocabulary, int(np.iinfo(dtype).max) + 1)
+    return np.random.default_rng(seed).integers(0, limit, count).astype(dtype)
+
+
+def open_descriptors() -> int:
+    """Return how many files this process holds open."""
+    return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
+def write_raw(path: Path, tokens: Tokens, *, dtype: str = "uint16") -> Path:
+    """Write headerless tokens."""
+    path.write_bytes(np.asarray(tokens).astype(np.dtype(dtype).newbyteorder("<")).tobytes())
+    return path
+
+
+def write_npy(path: Path, tokens: Tokens, *, dtype: str = "uint16") -> Path:
+    """Write a real NPY file."""
+    with path.open("wb") as file:
+        np.save(file, np.asarray(tokens).astype(dtype))
+    return path
+
+
+def write_llmc(path: Path, tokens: Tokens, *, dtype: str = "uint16") -> Path:
+    """Write llm.c's format: version 1 for uint16, version 7 (Llama 3) for uint32."""
+    magic, version = {"uint16": (20240520, 1), "uint32": (20240801, 7)}[dtype]
+    array = np.asarray(tokens).astype(dtype)
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, array.size
+    path.write_bytes(header.tobytes() + array.tobytes())
+    return path
+
+
+def megatron_index(
+    lengths: Sequence[int],
+    *,
+    dtype: str = "uint16",
+    documents: Sequence[int] | None = None,
+    pointers: Sequence[int] | None = None,
+    modes: bool = False,
+    version: int = 1,
+    flags: bytes = b"",
+) -> bytes:
+    """Return the bytes of an `.idx` for sequences of `lengths` tokens.
+
+    Args:
+        lengths: tokens of each sequence.
+        dtype: type of the tokens.
+        documents: first sequence of each document, then their number; default one sequence each.
+        pointers: byte of each sequence; default one behind the other.
+        modes: append the int8 modes of multimodal files.
+        version, flags: as Fast-LLM's versions 2 and 3 have them.
+    """
+    itemsize = np.dtype(dtype).itemsize if dtype in MEGATRON_CODES else 2
+    if pointers is None:
+        pointers = (np.cumsum([0, *lengths])[:-1] * itemsize).tolist()
+    if documents is None:
+        documents = range(len(lengths) + 1)
+    return b"".join(
+        (
+            b"MMIDIDX\x00\x00",
+            struct.pack("<Q", version),
+            flags,
+            struct.pack("<BQQ", MEGATRON_CODES.get(dtype, 99), len(lengths), len(documents)),
+            np.asarray(lengths, "<i4").tobytes(),
+            np.asarray(pointers, "<i8").tobytes(),
+            np.asarray(documents, "<i8").tobytes(),
+            bytes(len(lengths)) if modes else b"",
+        )
+    )
+
+
+def write_megatron(prefix: Path, documents: Sequence[Sequence[int]], **index: Any) -> Path:
+    """Write `prefix`.bin and `prefix`.idx with one sequence per document; return the .bin's path."""
+    dtype = index.get("dtype", "uint16")
+    path = prefix.with_name(prefix.name + ".bin")
+    tokens = [token for document in documents for token in document]
+    write_raw(path, tokens, dtype=dtype)
+    idx = megatron_index([len(document) for document in documents], **index)
+    prefix.with_name(prefix.name + ".idx").write_bytes(idx)
+    return path
+
+
+def write_sparse(
+    path: Path, num_tokens: int, *, dtype: str = "uint16", at: dict[int, int] | None = None
+) -> Path:
+    """Write a raw file of `num_tokens` zeros that takes no disk space; `at` sets single tokens."""
+    itemsize = np.dtype(dtype).itemsize
+    with path.open("wb") as file:
+        os.truncate(file.fileno(), num_tokens * itemsize)
+        for position, token in (at or {}).items():
+            file.seek(position * itemsize)
+            file.write(int(token).to_bytes(itemsize, "little"))
+    return path
