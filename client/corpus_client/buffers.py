@@ -1,0 +1,129 @@
+"""The slots: host memory allocated once, page-locked where a GPU will read it."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from corpus_client import errors
+
+REQUEST_BYTES = 2 << 20
+"""Answers of about this size cost little per request and still lie in the cache when they are used."""
+
+MAX_STEPS_PER_REQUEST = 256
+MAX_SLOTS = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """One reusable buffer.
+
+    Args:
+        view: `(slot_bytes,) uint8`, writable; what the transport fills.
+        storage: `(slot_bytes,) uint8` tensor over the same memory; what the device reads.
+    """
+
+    view: memoryview
+    storage: torch.Tensor
+
+    def batch(self, index: int, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """Batch `index` of the slot: `(rows, seq_len + 1)` as stored; a view of slot memory."""
+        num_bytes = shape[0] * shape[1] * dtype.itemsize
+        return self.storage[index * num_bytes : (index + 1) * num_bytes].view(dtype).view(shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RingSize:
+    """How many slots, and how many steps each holds."""
+
+    num_slots: int
+    steps_per_request: int
+    batch_bytes: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot, a multiple of the page size."""
+        used = self.steps_per_request * self.batch_bytes
+        return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int) -> RingSize:
+    """The largest ring within `prefetch_bytes` and half of the host's memory.
+
+    There is a slot for each request in flight, one being copied from and one that is ready, unless
+    batches are so large that only two fit: one is filled while the other is used.
+    """
+    budget = min(prefetch_bytes, host_memory_bytes() // 2)
+    if budget < 2 * (-(-batch_bytes // mmap.PAGESIZE) * mmap.PAGESIZE):
+        raise errors.InvalidArgument(
+            f"prefetch_bytes must hold two batches of {batch_bytes:,} bytes in half of the host's memory, "
+            f"got {prefetch_bytes:,} of {host_memory_bytes():,}; raise it or lower global_batch_size"
+        )
+    steps = min(
+        REQUEST_BYTES // batch_bytes, budget // ((in_flight + 2) * batch_bytes), MAX_STEPS_PER_REQUEST
+    )
+    one = RingSize(num_slots=1, steps_per_request=max(1, steps), batch_bytes=batch_bytes)
+    num_slots = max(2, min(budget // one.slot_bytes, MAX_SLOTS))
+    return RingSize(num_slots=num_slots, steps_per_request=one.steps_per_request, batch_bytes=batch_bytes)
+
+
+def allocate_slots(size: RingSize, *, pinned: bool) -> list[Slot]:
+    """All slots of a ring in one page-aligned piece of memory.
+
+    The memory lives as long as any slot or any tensor made from one. Pages of pageable memory cost
+    nothing until they are written.
+    """
+    total = size.num_slots * size.slot_bytes
+    if pinned:
+        storage = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+        view = memoryview(storage.numpy().data)
+    else:
+        view = memoryview(mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        storage = torch.frombuffer(view, dtype=torch.uint8)
+    cuts = range(0, total, size.slot_bytes)
+    return [Slot(view[at : at + size.slot_bytes], storage[at : at + size.slot_bytes]) for at in cuts]
+
+
+def host_memory_bytes() -> int:
+    """Memory this process may use: the machine's, or less where a cgroup limits it."""
+    limits = [_machine_bytes()]
+    try:
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return limits[0]
+    for line in groups:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            limits += _limits(Path("/sys/fs/cgroup"), group, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits(Path("/sys/fs/cgroup/memory"), group, "memory.limit_in_bytes")
+    return min(limits)
+
+
+def _limits(root: Path, group: str, name: str) -> list[int]:
+    """Limits of a cgroup and of all above it; in a container its own group is the root."""
+    folder = root / group.lstrip("/")
+    found = []
+    for place in (folder, *folder.parents):
+        if not place.is_relative_to(root):
+            break
+        try:
+            text = (place / name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            found.append(int(text))
+    return found
+
+
+def _machine_bytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 8 << 30  # not Linux: assume a small machine

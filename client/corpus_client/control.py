@@ -1,0 +1,140 @@
+"""The control plane: descriptions and plans, as JSON over httpx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from corpus_client import errors, wire
+from corpus_client.transport import Endpoint
+
+TIMEOUT_SECONDS = 10.0
+"""Bounds a wait that `close` cannot interrupt; descriptions are computed in milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardDescription:
+    """One shard of a plan's corpora, as the server has it.
+
+    Args:
+        name: path relative to the corpus folder, posix.
+        data_offset: byte of the first token in the file.
+    """
+
+    corpus: str
+    name: str
+    num_tokens: int
+    dtype: str
+    data_offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundPlan:
+    """A plan with the fingerprints of its corpora: what its id stands for.
+
+    Args:
+        document: the canonical plan; posting it to any replica gives the same id or a refusal.
+        dtype: numpy name of the tokens in answers.
+        shards: the list that the shard numbers of `/v1/indices` count.
+    """
+
+    plan_id: str
+    document: dict[str, Any]
+    dtype: str
+    shards: tuple[ShardDescription, ...]
+
+
+class ControlPlane:
+    """JSON requests to one server.
+
+    Proxies of the environment are not used: batches do not go through them either.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, headers: Mapping[str, str] | None = None) -> None:
+        self.endpoint = endpoint
+        self._http = httpx.Client(
+            base_url=endpoint.url,
+            headers=dict(headers or {}),
+            timeout=TIMEOUT_SECONDS,
+            trust_env=False,
+            verify=endpoint.tls if endpoint.tls is not None else True,
+        )
+
+    def __enter__(self) -> ControlPlane:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the pool of connections."""
+        self._http.close()
+
+    def corpus(self, name: str) -> dict[str, Any]:
+        """Description of one corpus."""
+        return self._json("GET", wire.corpus_path(name))
+
+    def corpora(self) -> list[dict[str, Any]]:
+        """Descriptions of all corpora."""
+        return list(self._json("GET", "/v1/corpora")["corpora"])
+
+    def post_plan(self, plan: Mapping[str, Any]) -> BoundPlan:
+        """Make the plan known there; idempotent, since a plan's id is its content."""
+        answer = self._json("POST", "/v1/plans", body=plan)
+        try:
+            return BoundPlan(
+                plan_id=str(answer["id"]),
+                document=dict(answer["plan"]),
+                dtype=str(answer["dtype"]),
+                shards=tuple(
+                    ShardDescription(**{name: shard[name] for name in ShardDescription.__slots__})
+                    for shard in answer["shards"]
+                ),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise errors.AnswerCorrupt(
+                f"{self.endpoint.url}: not the description of a plan: {answer}"
+            ) from error
+
+    def tokens(self, corpus: str, start: int, count: int) -> tuple[str, bytes]:
+        """A raw range of the corpus: (numpy name of the dtype, little-endian bytes)."""
+        path = wire.array_path(f"{wire.corpus_path(corpus)}/tokens", verify=True, start=start, count=count)
+        response = self._request("GET", path)
+        request = wire.ArrayRequest(
+            path=path, shape=(count,), dtype=response.headers.get(wire.DTYPE_HEADER, ""), plan_id=None
+        )
+        if request.dtype not in wire.ITEM_BYTES:
+            raise errors.AnswerCorrupt(f"{self.endpoint.url}: unknown {wire.DTYPE_HEADER} {request.dtype!r}")
+        wire.check_headers(response.headers, request)
+        wire.check_body(response.headers, memoryview(response.content))
+        return request.dtype, response.content
+
+    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        response = self._request(method, path, body)
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise errors.AnswerCorrupt(
+                f"{self.endpoint.url}{path}: must be a JSON object, got {response.text[:200]!r}"
+            )
+        return answer
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        try:
+            response = self._http.request(method, path, json=body)
+        except httpx.TimeoutException as error:
+            raise errors.NoProgress(f"{self.endpoint.url}: no answer in {TIMEOUT_SECONDS:g} s") from error
+        except httpx.TransportError as error:
+            raise errors.ConnectionFailed(f"{self.endpoint.url}: {type(error).__name__}: {error}") from error
+        if not response.is_success:
+            raise wire.error_from_answer(response.status_code, response.headers, response.content)
+        return response

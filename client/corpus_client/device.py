@@ -1,0 +1,130 @@
+"""Where batches go: the device owns its stream and its events.
+
+    slot (host, pinned) --copy, as stored--> device --widened to int64--> tokens
+    `------------------ one stream of its own ------------------'  event --> the consumer's stream
+
+How the allocator is told: `tokens` is allocated on the transfer stream and read on the consumer's
+stream, so `claim` calls `record_stream`: memory that is dropped in Python is not reused before the
+work that is queued on the consumer's stream at that moment has run. A consumer that reads a batch on
+a further stream of its own must call `record_stream` for that one. The copy as stored is allocated,
+read and freed on the transfer stream alone, whose order protects it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from corpus_client import errors
+
+STORED_DTYPES: dict[str, torch.dtype] = {
+    "uint8": torch.uint8,
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "int32": torch.int32,
+}
+"""Tensor types of tokens as stored, by their numpy name."""
+
+
+class Transfer(Protocol):
+    """One batch on its way from a slot to the device."""
+
+    def claim(self) -> torch.Tensor:
+        """The batch, `(rows, seq_len + 1)`, safe to use on the caller's current stream."""
+
+    def done(self) -> bool:
+        """Whether the slot is not read any more; never blocks."""
+
+
+class Device(Protocol):
+    """A place for batches."""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether slots should be page-locked."""
+
+    @property
+    def borrows(self) -> bool:
+        """Whether a claimed batch is a view of slot memory, which must then outlive the batch's use."""
+
+    @property
+    def lookahead(self) -> int:
+        """How many batches are put on their way before they are asked for."""
+
+    def upload(self, stored: torch.Tensor) -> Transfer:
+        """Put a batch on its way. stored: `(rows, seq_len + 1)`, a view of slot memory."""
+
+
+def open_device(device: torch.device, dtype: torch.dtype | None) -> Device:
+    """The device's implementation. dtype: of the batches; None: as stored."""
+    if device.type == "cpu":
+        return CpuDevice(dtype)
+    if device.type == "cuda":
+        return CudaDevice(device, dtype)
+    raise errors.InvalidArgument(f"device must be a 'cpu' or 'cuda' device, got {str(device)!r}")
+
+
+class CpuDevice:
+    """Host memory: a fresh widened copy, or with `dtype=None` the slot itself."""
+
+    pinned = False
+    lookahead = 0
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self._dtype = dtype
+        self.borrows = dtype is None
+
+    def upload(self, stored: torch.Tensor) -> Transfer:
+        """Copy at once; with `dtype=None` nothing is copied."""
+        return _HostTransfer(stored if self._dtype is None else stored.to(self._dtype, copy=True))
+
+
+class _HostTransfer:
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self._tokens = tokens
+
+    def claim(self) -> torch.Tensor:
+        return self._tokens
+
+    def done(self) -> bool:
+        return True
+
+
+class CudaDevice:
+    """A GPU: one non-blocking copy per batch on a stream of its own, widened on that same stream."""
+
+    pinned = True
+    borrows = False
+    lookahead = 2  # one being copied while one waits to be claimed
+
+    def __init__(self, device: torch.device, dtype: torch.dtype | None) -> None:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        self._device = torch.device("cuda", index)
+        self._dtype = dtype
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def upload(self, stored: torch.Tensor) -> Transfer:
+        """Queue copy, widening and event; returns before any of them has run."""
+        with torch.cuda.stream(self._stream):
+            tokens = stored.to(self._device, non_blocking=True)
+            if self._dtype is not None:
+                tokens = tokens.to(self._dtype)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return _CudaTransfer(tokens, event)
+
+
+class _CudaTransfer:
+    def __init__(self, tokens: torch.Tensor, event: torch.cuda.Event) -> None:
+        self._tokens = tokens
+        self._event = event
+
+    def claim(self) -> torch.Tensor:
+        current = torch.cuda.current_stream(self._tokens.device)
+        current.wait_event(self._event)
+        self._tokens.record_stream(current)
+        return self._tokens
+
+    def done(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]

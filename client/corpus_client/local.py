@@ -1,0 +1,226 @@
+"""`source="indices"`: the server says which windows, the tokens come from a local copy of the shards."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from corpus_client import errors, wire
+from corpus_client.control import BoundPlan, ControlPlane, ShardDescription
+from corpus_client.remote import RankSlice
+from corpus_client.replicas import Exchange, Replicas
+
+GATHER_BYTES = 256 << 10
+"""Rows are gathered in pieces of this size: NumPy's temporary copy of a piece stays in the cache."""
+
+PROBE_TOKENS = 2048
+PROBE_SHARDS = 8
+
+LocalRoot = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
+Tokens = npt.NDArray[np.integer]
+
+
+class LocalShard:
+    """One mapped shard.
+
+    tokens: `(num_tokens,)` as stored, read-only; valid until `close`.
+    """
+
+    def __init__(self, path: Path, described: ShardDescription) -> None:
+        self.path = path
+        self.described = described
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise errors.LocalCopyMismatch(
+                f"corpus {described.corpus!r}: shard {described.name} must lie at {path}, "
+                f"got {error.strerror}; is local_root right?"
+            ) from error
+        status = os.fstat(self._file.fileno())
+        self._opened = (status.st_size, status.st_mtime_ns)
+        if status.st_size != described.size_bytes:
+            self._file.close()
+            raise errors.LocalCopyMismatch(
+                f"corpus {described.corpus!r}: {path} must have {described.size_bytes:,} bytes, "
+                f"got {status.st_size:,}; was the copy interrupted?"
+            )
+        self.tokens: Tokens = np.empty(0, described.dtype)
+        if described.num_tokens:
+            view = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            view.madvise(mmap.MADV_RANDOM)  # else a cold window of 2 KiB reads megabytes ahead
+            dtype = np.dtype(described.dtype).newbyteorder("<")
+            self.tokens = np.frombuffer(view, dtype, count=described.num_tokens, offset=described.data_offset)
+
+    def check_unchanged(self) -> None:
+        """Raise unless the file still has the size and time it was opened with."""
+        status = os.fstat(self._file.fileno())
+        if (status.st_size, status.st_mtime_ns) != self._opened:
+            raise errors.LocalCopyMismatch(f"{self.path} changed while it was in use; copy it again")
+
+    def close(self) -> None:
+        """Close the file; the map goes with the last view of it."""
+        self._file.close()
+        self.tokens = np.empty(0, self.described.dtype)
+
+
+def open_shards(plan: BoundPlan, local_root: LocalRoot) -> list[LocalShard]:
+    """Map every shard of the plan, in the order that indices count them."""
+    shards: list[LocalShard] = []
+    try:
+        for described in plan.shards:
+            shards.append(LocalShard(_local_path(local_root, described), described))  # noqa: PERF401
+    except BaseException:
+        for shard in shards:
+            shard.close()
+        raise
+    return shards
+
+
+def check_shards(replicas: Replicas, shards: Sequence[LocalShard]) -> None:
+    """Compare first and last tokens of up to eight shards with the server's."""
+    corpora = itertools.groupby(shards, key=lambda shard: shard.described.corpus)
+    for corpus, group in corpora:
+        start = 0
+        placed = []
+        for shard in group:
+            placed.append((start, shard))
+            start += shard.described.num_tokens
+        for number in sorted({i * (len(placed) - 1) // (PROBE_SHARDS - 1) for i in range(PROBE_SHARDS)}):
+            _check_shard(replicas, corpus, *placed[number])
+
+
+def _check_shard(replicas: Replicas, corpus: str, start: int, shard: LocalShard) -> None:
+    num_tokens = shard.described.num_tokens
+    count = min(PROBE_TOKENS, num_tokens)
+    for first in sorted({0, num_tokens - count} if count else ()):
+        dtype, body = replicas.ask(
+            partial(ControlPlane.tokens, corpus=corpus, start=start + first, count=count)
+        )
+        served = np.frombuffer(body, np.dtype(dtype).newbyteorder("<"))
+        if not np.array_equal(served, shard.tokens[first : first + count]):
+            raise errors.LocalCopyMismatch(
+                f"corpus {corpus!r}: {shard.path} holds other tokens than the server's shard "
+                f"{shard.described.name} (tokens {first:,} to {first + count:,}); is it another corpus?"
+            )
+
+
+def _local_path(local_root: LocalRoot, described: ShardDescription) -> Path:
+    if isinstance(local_root, Mapping):
+        if described.corpus not in local_root:
+            raise errors.InvalidArgument(
+                f"local_root must name a folder for corpus {described.corpus!r}, got {sorted(local_root)}"
+            )
+        root = Path(local_root[described.corpus])
+    else:
+        root = Path(local_root)
+    if root.is_file() and root.name == described.name:
+        return root
+    path = root / described.name
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise errors.LocalCopyMismatch(f"shard name {described.name!r} leads out of {root}")
+    return path
+
+
+def gather(
+    shards: Sequence[LocalShard],
+    indices: npt.NDArray[np.int64],
+    out: Tokens,
+) -> None:
+    """Copy windows into `out`.
+
+    Args:
+        shards: what column 0 of `indices` counts.
+        indices: `(rows, 2) int64`: shard number, start token in that shard.
+        out: `(rows, seq_len + 1)`, C order; any integer dtype that holds the shards' tokens.
+    """
+    window = out.shape[1]
+    touched = {int(number) for number in np.unique(indices[:, 0])}
+    if not touched <= set(range(len(shards))):
+        raise errors.AnswerCorrupt(f"shard numbers must be in [0, {len(shards)}), got {sorted(touched)}")
+    for number in touched:
+        shards[number].check_unchanged()
+    rows_at_once = max(1, GATHER_BYTES // (window * out.itemsize))
+    for number in touched:
+        shard = shards[number]
+        (rows,) = np.nonzero(indices[:, 0] == number)
+        starts = indices[rows, 1]
+        if starts.min() < 0 or starts.max() > len(shard.tokens) - window:
+            raise errors.AnswerCorrupt(f"a start lies outside {shard.path}: {starts.min()}, {starts.max()}")
+        windows = np.lib.stride_tricks.sliding_window_view(shard.tokens, window)
+        for at in range(0, len(rows), rows_at_once):
+            piece = slice(at, at + rows_at_once)
+            out[rows[piece]] = windows[starts[piece]]
+    for number in touched:
+        # After the copy: a file that was truncated under it reads zeros, not an error.
+        shards[number].check_unchanged()
+
+
+class IndexFiller:
+    """Receives indices and gathers the tokens from local shards, which it owns."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        plan: BoundPlan,
+        part: RankSlice,
+        shards: Sequence[LocalShard],
+        *,
+        seq_len: int,
+        verify: bool,
+    ) -> None:
+        self._replicas = replicas
+        self._plan = plan
+        self._part = part
+        self._shards = shards
+        self._window = seq_len + 1
+        self._verify = verify
+        self._received = bytearray()
+
+    def begin(self, start_step: int, num_steps: int) -> Exchange:
+        """Ask for the indices of these steps."""
+        return self._replicas.begin(
+            wire.ArrayRequest(
+                path=wire.array_path(
+                    "/v1/indices",
+                    verify=self._verify,
+                    plan=self._plan.plan_id,
+                    step=start_step,
+                    count=num_steps,
+                    rank=self._part.rank,
+                    world_size=self._part.world_size,
+                ),
+                shape=(num_steps, self._part.num_rows, 2),
+                dtype="int64",
+                plan_id=self._plan.plan_id,
+                verify=self._verify,
+            )
+        )
+
+    def finish(self, ticket: Exchange, view: memoryview) -> None:
+        """Gather the steps' tokens: `(num_steps, rows, seq_len + 1)`, C order, as the server sends them."""
+        request = ticket.request
+        if len(self._received) < request.num_bytes:
+            self._received = bytearray(request.num_bytes)
+        self._replicas.finish(ticket, memoryview(self._received))
+        num_rows = request.shape[0] * request.shape[1]
+        indices = np.frombuffer(self._received, "<i8", count=2 * num_rows).reshape(num_rows, 2)
+        dtype = np.dtype(self._plan.dtype)
+        out = np.frombuffer(view, dtype, count=num_rows * self._window)
+        gather(self._shards, indices, out.reshape(num_rows, self._window))
+
+    def stop(self) -> None:
+        """Wake the fetcher thread."""
+        self._replicas.stop()
+
+    def close(self) -> None:
+        """Close connections and files."""
+        self._replicas.close()
+        for shard in self._shards:
+            shard.close()

@@ -1,0 +1,66 @@
+"""`source="batches"`: whole batches from the server, straight into the slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corpus_client import wire
+from corpus_client.control import BoundPlan
+from corpus_client.replicas import Exchange, Replicas
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSlice:
+    """The rows of a global batch that one rank trains on.
+
+    Rank r of W gets rows `[r*G/W, (r+1)*G/W)`: with G = 8, W = 4, rank 1 gets rows 2 and 3.
+    """
+
+    rank: int
+    world_size: int
+    num_rows: int
+
+
+class BatchFiller:
+    """Receives the tokens of a plan's steps."""
+
+    def __init__(
+        self, replicas: Replicas, plan: BoundPlan, part: RankSlice, *, seq_len: int, verify: bool
+    ) -> None:
+        self._replicas = replicas
+        self._plan = plan
+        self._part = part
+        self._seq_len = seq_len
+        self._verify = verify
+
+    def begin(self, start_step: int, num_steps: int) -> Exchange:
+        """Send the request for these steps."""
+        return self._replicas.begin(
+            wire.ArrayRequest(
+                path=wire.array_path(
+                    "/v1/batches",
+                    verify=self._verify,
+                    plan=self._plan.plan_id,
+                    step=start_step,
+                    count=num_steps,
+                    rank=self._part.rank,
+                    world_size=self._part.world_size,
+                ),
+                shape=(num_steps, self._part.num_rows, self._seq_len + 1),
+                dtype=self._plan.dtype,
+                plan_id=self._plan.plan_id,
+                verify=self._verify,
+            )
+        )
+
+    def finish(self, ticket: Exchange, view: memoryview) -> None:
+        """Receive them: `(num_steps, rows, seq_len + 1)`, C order."""
+        self._replicas.finish(ticket, view)
+
+    def stop(self) -> None:
+        """Wake the fetcher thread."""
+        self._replicas.stop()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._replicas.close()

@@ -1,0 +1,362 @@
+"""A small server that speaks the wire contract, and breaks it on request.
+
+The sampling is plain Python, one window after another, so that tests can say what is right without
+the code under test. It remains the fault server of the client tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import numpy as np
+import xxhash
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What to do to one array answer.
+
+    kind: cut | reset | checksum | shape | length | flip | busy | error | bad-request | slow | hole |
+        unknown-plan | header-plan
+    at: where (bytes into the body) or for how long (seconds), by kind.
+    """
+
+    kind: str
+    at: float = 0
+
+
+class Problem(Exception):
+    def __init__(self, status: int, slug: str, detail: str, **more: object) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.body = {"type": slug, "title": slug, "status": status, "detail": detail, **more}
+
+
+@dataclass
+class ReferenceCorpus:
+    """Shards of tokens, `shard_arrays[i]` of one dtype."""
+
+    name: str
+    shard_arrays: Sequence[np.ndarray]
+    data_offset: int = 0
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.result_type(*self.shard_arrays)
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for shard in self.shard_arrays:
+            digest.update(shard.tobytes())
+        return f"full-{digest.hexdigest()[:32]}"
+
+    def shards(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": f"{number:05}.bin",
+                "format": "raw",
+                "num_tokens": len(shard),
+                "dtype": shard.dtype.name,
+                "data_offset": self.data_offset,
+                "size_bytes": self.data_offset + shard.nbytes,
+            }
+            for number, shard in enumerate(self.shard_arrays)
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "num_tokens": sum(map(len, self.shard_arrays)),
+            "dtype": self.dtype.name,
+            "num_documents": None,
+            "fingerprint": self.fingerprint,
+            "fingerprint_kind": "full",
+            "fingerprints": {"full": self.fingerprint},
+            "tokenizer": None,
+            "shards": self.shards(),
+        }
+
+    def window_starts(self, seq_len: int, stride: int) -> list[tuple[int, int]]:
+        """(shard, start) of every window, in file order."""
+        return [
+            (number, start)
+            for number, shard in enumerate(self.shard_arrays)
+            for start in range(0, len(shard) - seq_len, stride)
+        ]
+
+    def write(self, folder: Any) -> None:
+        for shard, described in zip(self.shard_arrays, self.shards(), strict=True):
+            (folder / described["name"]).write_bytes(bytes(self.data_offset) + shard.tobytes())
+
+
+def rows_of_step(corpus: ReferenceCorpus, plan: dict[str, Any], step: int) -> list[tuple[int, int]]:
+    """(shard, start) of each row of the global batch."""
+    size = plan["stages"][0]["global_batch_size"]
+    if plan["order"] == "random":
+        windows = corpus.window_starts(plan["seq_len"], 1)
+        draw = random.Random(f"{plan['seed']}/{step}")
+        return [windows[draw.randrange(len(windows))] for _ in range(size)]
+    windows = corpus.window_starts(plan["seq_len"], plan["stride"])
+    if plan["order"] == "shuffle":
+        random.Random(plan["seed"]).shuffle(windows)
+    return [windows[(step * size + row) % len(windows)] for row in range(size)]
+
+
+def tokens_of_step(corpus: ReferenceCorpus, plan: dict[str, Any], step: int) -> np.ndarray:
+    """The global batch, `(rows, seq_len + 1)`."""
+    return np.stack(
+        [
+            corpus.shard_arrays[shard][start : start + plan["seq_len"] + 1]
+            for shard, start in rows_of_step(corpus, plan, step)
+        ]
+    ).astype(corpus.dtype)
+
+
+@dataclass
+class ReferenceServer:
+    """One server process's worth of behaviour, on a thread.
+
+    Args:
+        next_fault: called for every array answer; None: answer rightly.
+        port: 0 for a free one; a fixed one to come back on.
+    """
+
+    corpora: list[ReferenceCorpus]
+    next_fault: Callable[[], Fault | None] = lambda: None
+    port: int = 0
+    plan_salt: str = ""
+    plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+    num_arrays: int = 0
+    num_posts: int = 0
+    counts: list[int] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    def __enter__(self) -> ReferenceServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self._open: set[socket.socket] = set()
+        self._release = threading.Event()
+        self._http = _Server(("127.0.0.1", self.port), _Handler)
+        self._http.reference = self
+        self.port = self._http.server_address[1]
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop as `kill -9` would: connections break."""
+        self._release.set()
+        self._http.shutdown()
+        self._thread.join()
+        for sock in list(self._open):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._http.server_close()
+
+    def corpus(self, name: str) -> ReferenceCorpus:
+        for corpus in self.corpora:
+            if corpus.name == name:
+                return corpus
+        raise Problem(404, "unknown-corpus", f"no corpus is named {name!r}")
+
+    def describe_plan(self, plan: dict[str, Any]) -> dict[str, Any]:
+        plan = {"stride": 1 if plan["order"] == "random" else plan["seq_len"], "skip_steps": [], **plan}
+        (name,) = plan["stages"][0]["mixture"]
+        corpus = self.corpus(name)
+        theirs = plan.get("fingerprints", {}).get(name, corpus.fingerprint)
+        if theirs != corpus.fingerprint:
+            raise Problem(409, "fingerprint-mismatch", f"{name}: {corpus.fingerprint} is not {theirs}")
+        plan["fingerprints"] = {name: corpus.fingerprint}
+        canonical = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+        plan_id = hashlib.sha256((self.plan_salt + canonical).encode()).hexdigest()
+        self.plans[plan_id] = plan
+        return {
+            "id": plan_id,
+            "plan": plan,
+            "sources": {name: {"num_windows": 1, "fingerprint": corpus.fingerprint}},
+            "dtype": corpus.dtype.name,
+            "shards": [
+                {"corpus": name, **{k: v for k, v in shard.items() if k != "format"}}
+                for shard in corpus.shards()
+            ],
+        }
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    reference: ReferenceServer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Broken connections are what the tests are about."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    @property
+    def ref(self) -> ReferenceServer:
+        return self.server.reference
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def setup(self) -> None:
+        super().setup()
+        self.ref._open.add(self.connection)
+
+    def finish(self) -> None:
+        self.ref._open.discard(self.connection)
+        super().finish()
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def _answer(self, route: Callable[[], None]) -> None:
+        self.ref.headers.append(dict(self.headers.items()))
+        try:
+            route()
+        except Problem as problem:
+            self._json(problem.body, problem.status, "application/problem+json")
+
+    def _json(self, value: object, status: int = 200, kind: str = "application/json", **headers: str) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        for name, text in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), text)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _post(self) -> None:
+        self.ref.num_posts += 1
+        plan = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._json(self.ref.describe_plan(plan))
+
+    def _get(self) -> None:
+        parts = urlsplit(self.path)
+        query = dict(parse_qsl(parts.query))
+        match parts.path.strip("/").split("/"):
+            case ["v1", "corpora"]:
+                self._json({"corpora": [corpus.describe() for corpus in self.ref.corpora]})
+            case ["v1", "corpora", name]:
+                self._json(self.ref.corpus(unquote(name)).describe())
+            case ["v1", "corpora", name, "tokens"]:
+                corpus = self.ref.corpus(unquote(name))
+                start, count = int(query["start"]), int(query["count"])
+                self._array(np.concatenate(corpus.shard_arrays)[start : start + count], None, query)
+            case ["v1", ("batches" | "indices") as what]:
+                self._steps(what, query)
+            case _:
+                raise Problem(404, "not-found", f"no route {parts.path}")
+
+    def _steps(self, what: str, query: dict[str, str]) -> None:
+        fault = self.ref.next_fault()
+        if fault is not None and fault.kind == "unknown-plan":
+            self.ref.plans.clear()
+        if "plan" in query:
+            if query["plan"] not in self.ref.plans:
+                raise Problem(404, "unknown-plan", "post the plan and go on")
+            plan_id = query["plan"]
+        else:
+            inline = {name: int(query[name]) for name in ("seq_len", "seed")}
+            stage = {
+                "from_step": 0,
+                "global_batch_size": int(query["batch_size"]),
+                "mixture": {query["corpus"]: 1.0},
+            }
+            plan_id = self.ref.describe_plan({**inline, "order": query["order"], "stages": [stage]})["id"]
+        plan = self.ref.plans[plan_id]
+        corpus = self.ref.corpus(next(iter(plan["fingerprints"])))
+        rank, world_size = int(query.get("rank", 0)), int(query.get("world_size", 1))
+        rows = plan["stages"][0]["global_batch_size"] // world_size
+        part = slice(rank * rows, (rank + 1) * rows)
+        first, count = int(query["step"]), int(query.get("count", 1))
+        self.ref.counts.append(count)
+        of_step = tokens_of_step if what == "batches" else rows_of_step
+        steps = [of_step(corpus, plan, step)[part] for step in range(first, first + count)]
+        array = np.asarray(steps, dtype=None if what == "batches" else np.int64)
+        self._array(array, plan_id, query, fault)
+
+    def _array(
+        self, array: np.ndarray, plan_id: str | None, query: dict[str, str], fault: Fault | None = None
+    ) -> None:
+        self.ref.num_arrays += 1
+        body = bytearray(np.ascontiguousarray(array).tobytes())
+        kind = "" if fault is None else fault.kind
+        at = 0 if fault is None else fault.at
+        headers = {
+            "Content-Length": str(len(body)),
+            "Corpus-Shape": ",".join(map(str, array.shape)),
+            "Corpus-Dtype": array.dtype.name,
+        }
+        if plan_id is not None:
+            headers["Corpus-Plan"] = plan_id
+        if query.get("checksum") != "false":
+            headers["Corpus-Checksum"] = f"xxh3-64={xxhash.xxh3_64_hexdigest(bytes(body))}"
+        if kind == "checksum":
+            headers["Corpus-Checksum"] = "xxh3-64=" + 16 * "0"
+        elif kind == "shape":
+            headers["Corpus-Shape"] = "1,1,1"
+        elif kind == "length":
+            headers["Content-Length"] = str(len(body) + 2)
+        elif kind == "header-plan":
+            headers["Corpus-Plan"] = 64 * "0"
+        elif kind == "flip":
+            body[int(at) % len(body)] ^= 0x10
+        elif kind == "busy":
+            self._json(
+                {"type": "overloaded", "detail": "too much"},
+                503,
+                "application/problem+json",
+                Retry_After=str(int(at)),
+            )
+            return
+        elif kind == "error":
+            raise Problem(500, "internal-error", "it broke")
+        elif kind == "bad-request":
+            raise Problem(422, "answer-too-large", "too large", remedy="ask for less")
+        elif kind == "slow":
+            time.sleep(at)
+        elif kind == "hole":
+            self.ref._release.wait(60)
+            raise ConnectionAbortedError
+        self.send_response(200)
+        for name, text in headers.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if kind in ("cut", "reset"):
+            self.wfile.write(body[: int(at) % len(body)])
+            self.wfile.flush()
+            if kind == "reset":
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+            raise ConnectionAbortedError
+        self.wfile.write(body)
