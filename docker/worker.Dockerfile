@@ -24,6 +24,8 @@ LABEL org.opencontainers.image.title="corpus-worker" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 ENV PATH=/opt/corpus-client/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# On few cores, threads of torch that spin while they wait keep the fetching thread from running.
+ENV OMP_WAIT_POLICY=PASSIVE
 RUN install -d -o 10001 -g 10001 /var/lib/corpus-worker
 COPY --from=build /opt/corpus-client /opt/corpus-client
 COPY scripts/quickstart_lib /opt/worker/quickstart_lib

@@ -1,7 +1,10 @@
 """What the scripts stand on: their corpus, their model, their processes and their shell."""
 
 import os
+import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -125,7 +128,7 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_to_a_tenth() -> None:
 
 def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('corpus.bin: no such file')"]
-    url = f"http://127.0.0.1:{server.free_port()}"
+    url = f"http://127.0.0.1:{server.claim_port()}"
     with (
         pytest.raises(server.ServerFailed, match=r"exit code 1.*\n.*corpus\.bin: no such file"),
         server.running(command, url=url, log=tmp_path / "log"),
@@ -134,7 +137,7 @@ def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Pa
 
 
 def test_the_server_is_stopped_when_the_block_fails(tmp_path: Path) -> None:
-    port = server.free_port()
+    port = server.claim_port()
     (tmp_path / "readyz").touch()
     command = [
         sys.executable,
@@ -157,6 +160,62 @@ def test_the_server_is_stopped_when_the_block_fails(tmp_path: Path) -> None:
         fail_while_running()
     with pytest.raises(OSError, match="refused"):
         server.get_text(f"{url}/readyz")
+
+
+def start_tour(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The quick start as scripts/quickstart starts it, with `home` as the root of the repository."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "OMP_WAIT_POLICY": "PASSIVE"}
+    command = [sys.executable, "-m", "scripts.quickstart_lib", "--corpus-mb", "1", *arguments]
+    return subprocess.Popen(command, cwd=home, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def assert_no_server_listens(output: str) -> None:
+    url = re.search(r"A server on (http://\S+)", output)
+    assert url
+    with pytest.raises(OSError, match="refused"):
+        server.get_text(f"{url[1]}/healthz")
+
+
+def test_the_tour_trains_and_a_second_one_goes_on(tmp_path: Path) -> None:
+    for first_step in (0, 3):
+        tour = start_tour(tmp_path, "--steps", "3")
+        output, _ = tour.communicate(timeout=100)
+        assert tour.returncode == 0, output
+        assert re.findall(r"^step +(\d+) ", output, re.MULTILINE) == [str(first_step + n) for n in range(3)]
+        assert len(re.findall(r"^curl -s 'http://.*'$", output, re.MULTILINE)) == 3
+        assert "=== step 0 row 0: corpus train" in output
+        assert ("going on from" in output) == (first_step > 0)
+        assert_no_server_listens(output)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_tour_with_a_checkpoint_and_without_a_server(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    tour = start_tour(tmp_path, "--seconds", "1000")
+    assert tour.stdout
+    lines = []
+    for line in tour.stdout:
+        lines.append(line)
+        if line.startswith("step"):
+            tour.send_signal(number)
+            break
+    rest, _ = tour.communicate(timeout=60)
+    assert tour.returncode == 130
+    assert "stopped; the next run goes on from" in rest
+    assert len(list(tmp_path.glob(".cache/quickstart/*.pt"))) == 1
+    assert_no_server_listens("".join(lines))
+
+
+def test_a_tour_that_cannot_have_its_port_says_so_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        tour = start_tour(tmp_path, "--port", str(port))
+        output, _ = tour.communicate(timeout=60)
+    assert tour.returncode == 1
+    assert output.splitlines()[-1].startswith(f"quickstart failed: ServerFailed: port {port} of 127.0.0.1")
 
 
 @pytest.mark.parametrize("script", SHELL_SCRIPTS)

@@ -53,7 +53,7 @@ def _tour(
     corpus = text.build(HOME / "corpus", corpus_mb=corpus_mb, report=console.print)
     console.print(f"{corpus} holds {' and '.join(text.SPLITS)}, as llm.c shards with a tokenizer.json")
 
-    port = port or server.free_port()
+    port = server.claim_port(port)
     url = f"http://127.0.0.1:{port}"
     corpora = {split: corpus / split for split in text.SPLITS}
     command = server.serve_command(corpora, port=port, state_dir=HOME / "state")

@@ -45,12 +45,17 @@ def running(command: list[str], *, url: str, log: Path) -> Iterator[None]:
         _stop(process)
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on right now."""
+def claim_port(port: int = 0) -> int:
+    """This port of the loopback interface, or any for 0, if nobody listens there right now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        # As servers do: connections that linger from the last run are no reason to refuse.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ServerFailed(f"port {port} of 127.0.0.1 is not free ({error}); give another") from error
+        claimed: int = probe.getsockname()[1]
+        return claimed
 
 
 def get_text(url: str) -> str:
