@@ -8,8 +8,9 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 import typer
-from corpus_client.errors import CorpusClientError
 from rich.console import Console
+
+from corpus_client.errors import CorpusClientError
 
 from . import server, text
 from .train import CheckpointMismatch, Limit, Recipe, Report, choose_device, train, validation_loss
