@@ -42,7 +42,8 @@ router = APIRouter(
 )
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
+    # A coroutine although it waits for nothing: FastAPI runs plain functions in a thread.
     return cast("Service", request.app.state.service)
 
 

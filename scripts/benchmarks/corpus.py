@@ -1,0 +1,44 @@
+"""The bench's corpus: a raw uint16 file of seeded tokens, made once and kept in the page cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+VOCABULARY = 50_257
+_PIECE = 1 << 24
+
+
+def make(folder: Path, num_tokens: int) -> Path:
+    """Return the file of `num_tokens` tokens, written if it is not there yet."""
+    path = folder / f"bench_{num_tokens}.bin"
+    if path.exists() and path.stat().st_size == 2 * num_tokens:
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    rng = np.random.default_rng(0)
+    with partial.open("wb") as file:
+        for first in range(0, num_tokens, _PIECE):
+            count = min(_PIECE, num_tokens - first)
+            file.write(rng.integers(0, VOCABULARY, count, dtype=np.uint16).tobytes())
+    partial.rename(path)
+    return path
+
+
+def warm(path: Path) -> None:
+    """Read the file once, so that it lies in the page cache."""
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(1 << 22)
+        while file.readinto(buffer):
+            pass
+
+
+def sparse(folder: Path, num_tokens: int) -> Path:
+    """Return a file of `num_tokens` zero tokens that takes no space on disk."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"sparse_{num_tokens}.bin"
+    with path.open("ab") as file:
+        os.truncate(file.fileno(), 2 * num_tokens)
+    return path
