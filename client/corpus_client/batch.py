@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from corpus_client import errors, state, wire
-from corpus_client.device import STORED_DTYPES
+from corpus_client.device import STORED_DTYPES, widened
 from corpus_client.replicas import Replicas
 
 
@@ -125,8 +125,11 @@ def get_batch(
             shape, torch.from_numpy(np.empty(0, data.dtype.newbyteorder("="))).dtype, device
         )
         stored.numpy()[:] = np.lib.stride_tricks.sliding_window_view(data, sequence_length + 1)[starts]
-    # The pinned block returns to torch's host allocator, which waits for the copy before reuse.
-    tokens = stored.to(device, non_blocking=True).to(torch.int64)
+    if device.type == "cpu":
+        tokens = widened(stored, torch.int64)
+    else:
+        # The pinned block returns to torch's host allocator, which waits for the copy before reuse.
+        tokens = stored.to(device, non_blocking=True).to(torch.int64)
     return tokens[:, :-1], tokens[:, 1:]
 
 

@@ -57,14 +57,14 @@ def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int) -> RingS
     batches are so large that only two fit: one is filled while the other is used.
     """
     budget = min(prefetch_bytes, host_memory_bytes() // 2)
-    if budget < 2 * (-(-batch_bytes // mmap.PAGESIZE) * mmap.PAGESIZE):
+    least = RingSize(num_slots=2, steps_per_request=1, batch_bytes=batch_bytes)
+    if budget < 2 * least.slot_bytes:
         raise errors.InvalidArgument(
-            f"prefetch_bytes must hold two batches of {batch_bytes:,} bytes in half of the host's memory, "
+            f"prefetch_bytes must hold two slots of {least.slot_bytes:,} bytes in half of the host's memory, "
             f"got {prefetch_bytes:,} of {host_memory_bytes():,}; raise it or lower global_batch_size"
         )
-    steps = min(
-        REQUEST_BYTES // batch_bytes, budget // ((in_flight + 2) * batch_bytes), MAX_STEPS_PER_REQUEST
-    )
+    share = budget // (in_flight + 2)
+    steps = min(min(REQUEST_BYTES, share) // batch_bytes, MAX_STEPS_PER_REQUEST)
     one = RingSize(num_slots=1, steps_per_request=max(1, steps), batch_bytes=batch_bytes)
     num_slots = max(2, min(budget // one.slot_bytes, MAX_SLOTS))
     return RingSize(num_slots=num_slots, steps_per_request=one.steps_per_request, batch_bytes=batch_bytes)

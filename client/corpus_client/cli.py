@@ -16,9 +16,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from corpus_client import errors
-from corpus_client.loader import PREFETCH_BYTES, CorpusLoader, LoaderStats
+from corpus_client.loader import PREFETCH_BYTES, CorpusLoader
 
 WARM_UP_SECONDS = 0.5
+PREFETCH_MIB = PREFETCH_BYTES >> 20
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -107,8 +108,8 @@ def bench(
 def measure(loader: CorpusLoader, seconds: float, console: Console) -> BenchResult:
     """Iterate for a while, after a short warm-up that is not counted."""
     waits: list[float] = []
-    num_tokens = num_bytes = 0
-    before, cpu_before, started = LoaderStats(), 0.0, 0.0
+    num_tokens = 0
+    before, cpu_before, started = loader.stats(), time.process_time(), time.perf_counter()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         progress.add_task("receiving batches")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from corpus_client import errors
@@ -65,6 +66,17 @@ def open_device(device: torch.device, dtype: torch.dtype | None) -> Device:
     raise errors.InvalidArgument(f"device must be a 'cpu' or 'cuda' device, got {str(device)!r}")
 
 
+def widened(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A fresh copy in host memory.
+
+    NumPy copies it, on this thread: torch would wake its OpenMP threads, whose spinning takes the
+    cores from the fetcher and from the model.
+    """
+    tokens = torch.empty(stored.shape, dtype=dtype)
+    np.copyto(tokens.numpy(), stored.numpy(), casting="unsafe")
+    return tokens
+
+
 class CpuDevice:
     """Host memory: a fresh widened copy, or with `dtype=None` the slot itself."""
 
@@ -77,7 +89,7 @@ class CpuDevice:
 
     def upload(self, stored: torch.Tensor) -> Transfer:
         """Copy at once; with `dtype=None` nothing is copied."""
-        return _HostTransfer(stored if self._dtype is None else stored.to(self._dtype, copy=True))
+        return _HostTransfer(stored if self._dtype is None else widened(stored, self._dtype))
 
 
 class _HostTransfer:

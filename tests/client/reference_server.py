@@ -7,6 +7,7 @@ the code under test. It remains the fault server of the client tests.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import random
@@ -44,7 +45,7 @@ class Problem(Exception):
         self.body = {"type": slug, "title": slug, "status": status, "detail": detail, **more}
 
 
-@dataclass
+@dataclass(eq=False)
 class ReferenceCorpus:
     """Shards of tokens, `shard_arrays[i]` of one dtype."""
 
@@ -56,7 +57,7 @@ class ReferenceCorpus:
     def dtype(self) -> np.dtype:
         return np.result_type(*self.shard_arrays)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for shard in self.shard_arrays:
@@ -91,6 +92,10 @@ class ReferenceCorpus:
 
     def window_starts(self, seq_len: int, stride: int) -> list[tuple[int, int]]:
         """(shard, start) of every window, in file order."""
+        return list(self._window_starts(seq_len, stride))
+
+    @functools.cache  # noqa: B019
+    def _window_starts(self, seq_len: int, stride: int) -> list[tuple[int, int]]:
         return [
             (number, start)
             for number, shard in enumerate(self.shard_arrays)

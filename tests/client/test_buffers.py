@@ -1,0 +1,80 @@
+"""Ring sizes within their bounds; slots over one piece of memory."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corpus_client import buffers, errors
+
+
+@given(
+    batch_bytes=st.integers(1, 1 << 28),
+    prefetch_bytes=st.integers(1 << 12, 1 << 33),
+    in_flight=st.integers(1, 64),
+)
+def test_ring_stays_within_its_budget(batch_bytes: int, prefetch_bytes: int, in_flight: int) -> None:
+    budget = min(prefetch_bytes, buffers.host_memory_bytes() // 2)
+    try:
+        size = buffers.ring_size(batch_bytes=batch_bytes, prefetch_bytes=prefetch_bytes, in_flight=in_flight)
+    except errors.InvalidArgument:
+        assert budget < 2 * batch_bytes + 2 * mmap.PAGESIZE
+        return
+    assert size.num_slots >= 2
+    assert size.num_slots * size.slot_bytes <= budget
+    assert size.slot_bytes >= size.steps_per_request * batch_bytes
+    assert 1 <= size.steps_per_request <= 256
+    assert size.steps_per_request == 1 or size.steps_per_request * batch_bytes <= buffers.REQUEST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("batch_bytes", "steps"), [(64 * 1025 * 2, 15), (512 * 2049 * 2, 1), (2, 256), (1 << 20, 2)]
+)
+def test_requests_are_about_two_mebibytes(batch_bytes: int, steps: int) -> None:
+    size = buffers.ring_size(batch_bytes=batch_bytes, prefetch_bytes=256 << 20, in_flight=2)
+    assert size.steps_per_request == steps
+
+
+def test_too_small_a_budget_names_the_batch() -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"two slots of 1,003,520 bytes.*got 1,500,000"):
+        buffers.ring_size(batch_bytes=1_000_000, prefetch_bytes=1_500_000, in_flight=2)
+
+
+def test_half_of_the_memory_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "host_memory_bytes", lambda: 64 << 20)
+    size = buffers.ring_size(batch_bytes=1 << 20, prefetch_bytes=256 << 20, in_flight=2)
+    assert size.num_slots * size.slot_bytes == 32 << 20
+
+
+def test_limits_of_a_cgroup_and_of_all_above_it_count(tmp_path: Path) -> None:
+    group = tmp_path / "pods" / "one"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (tmp_path / "pods" / "memory.max").write_text("1234\n")
+    (tmp_path / "memory.max").write_text("9999\n")
+    assert buffers._limits(tmp_path, "/pods/one", "memory.max") == [1234, 9999]
+
+
+def test_slots_are_page_aligned_and_apart() -> None:
+    size = buffers.RingSize(num_slots=3, steps_per_request=2, batch_bytes=2 * 3 * 2)
+    slots = buffers.allocate_slots(size, pinned=False)
+    for number, slot in enumerate(slots):
+        assert slot.storage.data_ptr() % mmap.PAGESIZE == 0
+        slot.view[:] = bytes([number]) * len(slot.view)
+    assert [set(slot.storage.tolist()) for slot in slots] == [{0}, {1}, {2}]
+
+
+def test_batches_of_a_slot_are_views_in_order() -> None:
+    size = buffers.RingSize(num_slots=2, steps_per_request=2, batch_bytes=2 * 3 * 2)
+    (slot, _) = buffers.allocate_slots(size, pinned=False)
+    slot.view[:24] = np.arange(65500, 65512, dtype="<u2").tobytes()
+    batches = [slot.batch(index, (2, 3), torch.uint16) for index in range(2)]
+    assert batches[0].tolist() == [[65500, 65501, 65502], [65503, 65504, 65505]]
+    assert batches[1].tolist() == [[65506, 65507, 65508], [65509, 65510, 65511]]
+    assert batches[1].data_ptr() == slot.storage.data_ptr() + 12

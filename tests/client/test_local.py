@@ -1,0 +1,140 @@
+"""`source="indices"`: the same bytes from a local copy, and no other copy is taken for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corpus_client import CorpusLoader, errors
+from corpus_client.control import ShardDescription
+from corpus_client.local import GATHER_BYTES, LocalShard, gather
+from tests.client.conftest import make_corpus
+from tests.client.reference_server import ReferenceCorpus, ReferenceServer
+
+MakeLoader = Callable[..., CorpusLoader]
+
+
+@pytest.fixture
+def local_root(corpus: ReferenceCorpus, tmp_path: Path) -> Path:
+    corpus.write(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffle", "random"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_local_gather_equals_the_servers_batches(
+    make_loader: MakeLoader, local_root: Path, world_size: int, order: str
+) -> None:
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size, "order": order, "dtype": None, "num_steps": 40}
+        here = make_loader(source="indices", local_root=local_root, **options)
+        there = make_loader(**options)
+        for ours, theirs in zip(here, there, strict=True):
+            assert ours.step == theirs.step
+            assert ours.tokens.numpy().tobytes() == theirs.tokens.numpy().tobytes()
+        assert 0 < here.stats().received_bytes < there.stats().received_bytes
+
+
+def test_data_offset_and_mixed_dtypes(make_loader: MakeLoader, tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    shards = [draw.integers(0, 250, 900).astype(dtype) for dtype in ("uint8", "uint16", "uint8")]
+    mixed = ReferenceCorpus("web", shards, data_offset=64)
+    mixed.write(tmp_path)
+    with ReferenceServer([mixed]) as server:
+        options = {"dtype": None, "num_steps": 20, "order": "shuffle"}
+        here = make_loader(server.url, source="indices", local_root={"web": tmp_path}, **options)
+        there = make_loader(server.url, **options)
+        for ours, theirs in zip(here, there, strict=True):
+            assert ours.tokens.numpy().tobytes() == theirs.tokens.numpy().tobytes()
+
+
+def test_single_file_may_be_named_itself(make_loader: MakeLoader, tmp_path: Path) -> None:
+    single = ReferenceCorpus("web", make_corpus().shard_arrays[:1])
+    single.write(tmp_path)
+    with ReferenceServer([single]) as server:
+        loader = make_loader(server.url, source="indices", local_root=tmp_path / "00000.bin")
+        assert next(loader).step == 0
+
+
+def test_missing_shard_is_named(make_loader: MakeLoader, local_root: Path) -> None:
+    (local_root / "00001.bin").unlink()
+    with pytest.raises(errors.LocalCopyMismatch, match=r"00001.bin must lie at .*No such file"):
+        make_loader(source="indices", local_root=local_root)
+
+
+def test_short_shard_is_named(make_loader: MakeLoader, local_root: Path) -> None:
+    with (local_root / "00002.bin").open("r+b") as file:
+        file.truncate(6000)
+    with pytest.raises(errors.LocalCopyMismatch, match=r"00002.bin must have 6,666 bytes, got 6,000"):
+        make_loader(source="indices", local_root=local_root)
+
+
+@pytest.mark.parametrize("at", [0, -2])
+def test_another_corpus_of_the_same_sizes_is_refused(
+    make_loader: MakeLoader, local_root: Path, at: int
+) -> None:
+    path = local_root / "00001.bin"
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(errors.LocalCopyMismatch, match=r"00001.bin holds other tokens .* another corpus\?"):
+        make_loader(source="indices", local_root=local_root)
+
+
+def test_change_under_the_run_is_found(make_loader: MakeLoader, local_root: Path) -> None:
+    loader = make_loader(source="indices", local_root=local_root, num_steps=1000, prefetch_bytes=1 << 13)
+    next(loader)
+    for name in ("00000.bin", "00001.bin", "00002.bin"):
+        path = local_root / name
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - 2)
+    with pytest.raises(errors.LocalCopyMismatch, match="changed while it was in use"):
+        list(loader)
+
+
+def shard_of(tokens: np.ndarray, path: Path) -> LocalShard:
+    path.write_bytes(tokens.tobytes())
+    described = ShardDescription(
+        corpus="c",
+        name=path.name,
+        num_tokens=len(tokens),
+        dtype=tokens.dtype.name,
+        data_offset=0,
+        size_bytes=tokens.nbytes,
+    )
+    return LocalShard(path, described)
+
+
+def test_gather_over_many_pieces_and_shards(tmp_path: Path) -> None:
+    arrays = [np.arange(n, dtype="uint16") + n for n in (5000, 3000)]
+    shards = [shard_of(array, tmp_path / f"{number}.bin") for number, array in enumerate(arrays)]
+    draw = np.random.default_rng(0)
+    indices = np.stack([draw.integers(0, 2, 3000), draw.integers(0, 2900, 3000)], axis=1)
+    out = np.zeros((3000, 101), "uint16")
+    assert out.nbytes > 2 * GATHER_BYTES
+    gather(shards, indices, out)
+    for (number, start), row in zip(indices, out, strict=True):
+        assert np.array_equal(row, arrays[number][start : start + 101])
+    for shard in shards:
+        shard.close()
+
+
+@pytest.mark.parametrize("index", [(0, -1), (0, 91), (1, 0), (-1, 0)])
+def test_index_outside_is_refused(tmp_path: Path, index: tuple[int, int]) -> None:
+    shard = shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")
+    with pytest.raises(errors.AnswerCorrupt):
+        gather([shard], np.array([index]), np.zeros((1, 10), "uint16"))
+    shard.close()
+
+
+def test_shard_name_cannot_leave_the_folder(make_loader: MakeLoader, local_root: Path) -> None:
+    from corpus_client.local import _local_path
+
+    described = ShardDescription(
+        corpus="c", name="../x", num_tokens=1, dtype="uint8", data_offset=0, size_bytes=1
+    )
+    with pytest.raises(errors.LocalCopyMismatch, match="leads out of"):
+        _local_path(local_root, described)

@@ -1,0 +1,238 @@
+"""One connection: exact bytes into the buffer it is handed, or an error and a closed socket."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import xxhash
+
+from corpus_client import errors, wire
+from corpus_client.transport import Connection, Endpoint
+
+BODY = bytes(range(256)) * 4096  # 1 MiB
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+REQUEST = wire.ArrayRequest(path="/x", shape=(len(BODY),), dtype="uint8", plan_id="ab")
+
+
+def head(**changes: str) -> bytes:
+    headers = {
+        "Content-Length": str(len(BODY)),
+        "Corpus-Shape": str(len(BODY)),
+        "Corpus-Dtype": "uint8",
+        "Corpus-Plan": "ab",
+        "Corpus-Checksum": f"xxh3-64={xxhash.xxh3_64_hexdigest(BODY)}",
+        **{name.replace("_", "-"): value for name, value in changes.items()},
+    }
+    return "\r\n".join(["HTTP/1.1 200 OK", *(f"{k}: {v}" for k, v in headers.items()), "", ""]).encode()
+
+
+class ScriptedServer:
+    """Accepts connections one after another; answers each request with the next script.
+
+    A script is a list of bytes to send, numbers of seconds to wait, and "close".
+    """
+
+    def __init__(self, *scripts: list[Any]) -> None:
+        self._scripts = iter(scripts)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.requests: list[bytes] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            with peer, contextlib.suppress(OSError):
+                self._talk(peer)
+
+    def _talk(self, peer: socket.socket) -> None:
+        while received := peer.recv(65536):
+            self.requests.append(received)
+            for part in next(self._scripts, ["close"]):
+                if part == "close":
+                    return
+                if isinstance(part, bytes):
+                    peer.sendall(part)
+                else:
+                    time.sleep(part)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def buffer() -> memoryview:
+    return memoryview(bytearray(len(BODY) + 64))
+
+
+Connect = Callable[..., tuple[ScriptedServer, Connection]]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """A scripted server and a connection to it, both closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*scripts: list[Any], **options: float) -> tuple[ScriptedServer, Connection]:
+            server = ScriptedServer(*scripts)
+            connection = Connection(Endpoint.parse(f"http://127.0.0.1:{server.port}/data/"), **options)
+            stack.callback(server.close)
+            stack.callback(connection.close)
+            return server, connection
+
+        yield make
+
+
+def receive(connection: Connection, buffer: memoryview, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    connection.send(REQUEST.path, deadline=deadline)
+    connection.receive_into(buffer, REQUEST, deadline=deadline)
+
+
+def test_body_lies_at_the_start_of_the_buffer_and_nowhere_else(buffer: memoryview, connect: Connect) -> None:
+    server, connection = connect([head() + BODY], [head(), 0.01, BODY[:7], 0.01, BODY[7:]])
+    for _ in range(2):
+        buffer[:] = bytes(len(buffer))
+        receive(connection, buffer)
+        assert buffer[: len(BODY)] == BODY
+        assert bytes(buffer[len(BODY) :]) == bytes(64)
+    assert server.requests[0].startswith(b"GET /data/x HTTP/1.1\r\n")
+    assert len(server.requests) == 2
+    assert connection.usable
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "message"),
+    [
+        ([head(), BODY[:-1], "close"], errors.AnswerCorrupt, "it ended after 1048575"),
+        ([head() + BODY[:-1] + b"\0"], errors.AnswerCorrupt, "checksum"),
+        ([head(Content_Length="7") + BODY], errors.AnswerCorrupt, "Content-Length"),
+        ([head(Corpus_Shape="1")], errors.AnswerCorrupt, "Corpus-Shape"),
+        ([head(Corpus_Plan="cd")], errors.AnswerCorrupt, "Corpus-Plan"),
+        (
+            [CHUNKED],
+            errors.AnswerCorrupt,
+            "Content-L",
+        ),
+        ([b"nonsense\r\n\r\n"], errors.ConnectionFailed, "BadStatusLine"),
+        (["close"], errors.ConnectionFailed, "closed connection"),
+        ([head()[:40], "close"], errors.AnswerCorrupt, "must be"),
+        ([0.7], errors.NoProgress, "nothing came in time"),
+        ([head() + BODY[:9], 0.7], errors.NoProgress, "nothing came in time"),
+    ],
+    ids=lambda value: None if not isinstance(value, str) else value[:12],
+)
+def test_bad_answers(
+    script: list[Any], kind: type[Exception], message: str, buffer: memoryview, connect: Connect
+) -> None:
+    _, connection = connect(script, progress_timeout_seconds=0.3)
+    with pytest.raises(kind, match=message):
+        receive(connection, buffer)
+    assert not connection.usable
+
+
+def test_drip_does_not_outlast_the_deadline(buffer: memoryview, connect: Connect) -> None:
+    _, connection = connect([head(), *[b"x", 0.02] * 100], progress_timeout_seconds=5)
+    started = time.monotonic()
+    with pytest.raises(errors.NoProgress):
+        receive(connection, buffer, seconds=0.3)
+    assert time.monotonic() - started < 0.6
+
+
+def test_problem_keeps_the_connection(buffer: memoryview, connect: Connect) -> None:
+    problem = b'{"type": "overloaded", "detail": "full"}'
+    answer = (
+        b"HTTP/1.1 503 Busy\r\nContent-Type: application/problem+json\r\nRetry-After: 2\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(problem), problem)
+    )
+    _, connection = connect([answer], [head() + BODY])
+    with pytest.raises(errors.Overloaded, match="full") as caught:
+        receive(connection, buffer)
+    assert caught.value.retry_after_seconds == 2
+    assert connection.usable
+    receive(connection, buffer)
+
+
+def test_idle_connection_closed_by_the_server_is_stale(buffer: memoryview, connect: Connect) -> None:
+    _, connection = connect([head() + BODY, "close"], [head() + BODY])
+    receive(connection, buffer)
+    time.sleep(0.05)
+    with pytest.raises(errors.ConnectionFailed) as caught:
+        receive(connection, buffer)
+    assert caught.value.stale
+    receive(connection, buffer)
+
+
+def test_abort_wakes_a_blocked_reader(buffer: memoryview, connect: Connect) -> None:
+    _, connection = connect([head() + BODY[:5], 5.0])
+    threading.Timer(0.1, connection.abort).start()
+    started = time.monotonic()
+    with pytest.raises((errors.ConnectionFailed, errors.AnswerCorrupt)):
+        receive(connection, buffer)
+    assert time.monotonic() - started < 1
+
+
+@pytest.fixture
+def full_listener() -> Iterator[int]:
+    """A port whose backlog is full: connecting hangs, as through a firewall that drops."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    waiting = []
+    for _ in range(4):
+        peer = socket.socket()
+        peer.setblocking(False)
+        peer.connect_ex(listener.getsockname())
+        waiting.append(peer)
+    yield listener.getsockname()[1]
+    for peer in (*waiting, listener):
+        peer.close()
+
+
+def test_abort_wakes_a_blocked_connect(full_listener: int) -> None:
+    connection = Connection(Endpoint.parse(f"http://127.0.0.1:{full_listener}"))
+    threading.Timer(0.1, connection.abort).start()
+    started = time.monotonic()
+    with pytest.raises(errors.ConnectionFailed):
+        connection.send("/", deadline=started + 5)
+    assert time.monotonic() - started < 1
+
+
+def test_connect_keeps_to_the_deadline(full_listener: int) -> None:
+    connection = Connection(Endpoint.parse(f"http://127.0.0.1:{full_listener}"))
+    started = time.monotonic()
+    with pytest.raises(errors.NoProgress):
+        connection.send("/", deadline=started + 0.3)
+    assert 0.25 < time.monotonic() - started < 0.6
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "prefix"),
+    [
+        ("http://data:8000", "data", 8000, ""),
+        ("http://data/", "data", 80, ""),
+        ("https://data/a/b/", "data", 443, "/a/b"),
+        ("http://[::1]:9", "::1", 9, ""),
+    ],
+)
+def test_endpoint(url: str, host: str, port: int, prefix: str) -> None:
+    endpoint = Endpoint.parse(url)
+    assert (endpoint.host, endpoint.port, endpoint.prefix) == (host, port, prefix)
+    assert (endpoint.tls is not None) == url.startswith("https")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "data:8000", "ftp://data", "http://", "http://data:port", "http://data/?q=1", "http://u:p@data"],
+)
+def test_wrong_url_is_refused(url: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match="url must"):
+        Endpoint.parse(url)
