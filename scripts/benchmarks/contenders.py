@@ -17,8 +17,8 @@ import httpx
 import numpy as np
 import psutil
 import torch
-from corpus_client import CorpusLoader
 
+from corpus_client import CorpusLoader
 from scripts.benchmarks.peers import REQUEST
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from corpus_client.errors import CorpusClientError
 from rich.console import Console
+
+from corpus_client.errors import CorpusClientError
 
 from .train import CheckpointMismatch, Limit, Recipe, choose_device, train
 
