@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from corpus_server.errors import ReadFailed
 from corpus_server.pages import PageFault, Pager
 
-_CHUNK_BYTES = 256 * 1024
-"""Windows are copied in pieces that stay in the L2 cache between NumPy's gather and the buffer."""
+_CHUNK_BYTES = 64 * 1024
+"""Windows are copied in pieces that stay in the cache between NumPy's gather and the buffer, and below
+malloc's threshold for memory that goes back to the kernel, and faults again, every time."""
 
 _COLD_SECONDS_PER_WINDOW = 20e-6
 """Populating a resident window takes about 0.1 us, reading one from a fast disk 50 us or more."""

@@ -36,7 +36,8 @@ class WindowIndex:
         self.stride = stride
         counts = [count_windows(num_tokens, seq_len, stride) for num_tokens in shard_tokens]
         # first_window[k]: sample id of shard k's first window; one entry more than shards.
-        self._first_window = np.concatenate(([0], np.cumsum(counts, dtype=np.uint64))).astype(np.uint64)
+        self._first_window = np.zeros(len(counts) + 1, dtype=np.uint64)
+        np.cumsum(counts, dtype=np.uint64, out=self._first_window[1:])
 
     @property
     def num_windows(self) -> int:

@@ -64,6 +64,8 @@ class Stage:
                     received=weight,
                     accepted="a finite number above 0",
                 )
+        # A copy: whoever passed the mapping may still change it, and the plan's id must not.
+        object.__setattr__(self, "mixture", dict(self.mixture))
 
     def to_json(self) -> dict[str, Any]:
         """Return the stage's canonical JSON object; weights sum to 1."""

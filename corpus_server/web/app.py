@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
 from corpus_server import __version__
 from corpus_server.catalog import Catalog
 from corpus_server.plan.store import PlanStore
 from corpus_server.settings import Settings
 from corpus_server.web import metrics, problems
+from corpus_server.web.hot import HotPath
 from corpus_server.web.routes import router
 from corpus_server.web.service import Service
 
@@ -50,7 +52,8 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> FastAPI:
             if catalog is None:
                 opened.close()
 
-    app = FastAPI(
+    # Its documentation pages carry their scripts with them: clusters often have no way out.
+    app = FastAPIOffline(
         title="corpus-server",
         version=__version__,
         summary="Sampled windows of large token files, over HTTP",
@@ -59,6 +62,7 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> FastAPI:
     )
     problems.install(app)
     app.include_router(router)
+    app.add_middleware(HotPath)
     app.add_middleware(metrics.Measured)
     return app
 

@@ -77,31 +77,39 @@ def error_response(error: errors.CorpusServerError) -> Response:
     )
 
 
+def core_error(request: Request, error: Exception) -> Response:
+    """Return the problem document of an error of the core; the server's own go to the log."""
+    assert isinstance(error, errors.CorpusServerError)
+    if STATUS.get(type(error), 500) >= 500 and not isinstance(error, errors.Overloaded):
+        _log.error("%s: %s", error.slug, error.detail)
+    return error_response(error)
+
+
+def validation_error(request: Request, error: Exception) -> Response:
+    """Return the problem document of parameters that the schema refuses."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(_from_validation(error))
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    slug = _HTTP_SLUGS.get(error.status_code, "http-error")
+    detail = f"{error.detail}: {request.method} {_echo(request.url.path)}"
+    return problem(
+        error.status_code, slug, detail, headers=error.headers, remedy="GET /docs lists the routes"
+    )
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    return problem(500, "internal-error", "the server failed; its log says why")
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of the application with a problem document."""
-
-    @app.exception_handler(errors.CorpusServerError)
-    async def core_error(request: Request, error: errors.CorpusServerError) -> Response:
-        status = STATUS.get(type(error), 500)
-        if status >= 500 and not isinstance(error, errors.Overloaded):
-            _log.error("%s: %s", error.slug, error.detail)
-        return error_response(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def bad_query(request: Request, error: RequestValidationError) -> Response:
-        return error_response(_from_validation(error))
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        slug = _HTTP_SLUGS.get(error.status_code, "http-error")
-        detail = f"{error.detail}: {request.method} {_echo(request.url.path)}"
-        return problem(
-            error.status_code, slug, detail, headers=error.headers, remedy="GET /docs lists the routes"
-        )
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return problem(500, "internal-error", "the server failed; its log says why")
+    app.add_exception_handler(errors.CorpusServerError, core_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
 
 
 def _from_validation(error: RequestValidationError) -> errors.InvalidParameter:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -21,6 +24,9 @@ def run(settings: Settings, *, log_level: str = "info") -> None:
 
     The corpora should have been opened once before, so that a mistake is one line and no worker.
     """
+    # uvicorn raises the signal that ended it once more: by default it would kill this process
+    # before the metrics folder is removed, and with an exit code that looks like a failure.
+    signal.signal(signal.SIGTERM, _exit)
     with _metrics_folder(settings):
         # Imported here: prometheus-client reads its folder from the environment at import.
         from corpus_server.web.app import SETTINGS_VARIABLE
@@ -42,6 +48,10 @@ def run(settings: Settings, *, log_level: str = "info") -> None:
             timeout_graceful_shutdown=30,
             timeout_worker_healthcheck=_WORKER_HEALTH_SECONDS,
         )
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
 
 
 @contextmanager

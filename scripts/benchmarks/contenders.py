@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -17,8 +17,8 @@ import httpx
 import numpy as np
 import psutil
 import torch
-from corpus_client import CorpusLoader
 
+from corpus_client import CorpusLoader
 from scripts.benchmarks.peers import REQUEST
 
 
@@ -80,7 +80,7 @@ class Bare:
     def next(self) -> torch.Tensor:
         batch = self._ring[0]
         self._ring.rotate(-1)
-        view = memoryview(batch.numpy()).cast("B")
+        view = batch.numpy().data.cast("B")
         received = 0
         while received < len(view):
             received += self._socket.recv_into(view[received:], 0, socket.MSG_WAITALL)
@@ -203,9 +203,9 @@ def _ready(url: str) -> bool:
         return False
 
 
-def _wait_for(condition: object, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"{process.args} did not start")
+            raise SystemExit(f"{process.args!r} did not start")
         time.sleep(0.02)

@@ -60,7 +60,7 @@ def _measure(cache: Path, num_tokens: int) -> dict[str, float]:
     with spawn_ours(path) as (url, pids), httpx.Client() as client:
         ready_seconds = time.perf_counter() - began
         rows = min(ROWS, num_tokens // SEQ_LEN)
-        query = {"corpus": "bench", "seq_len": SEQ_LEN, "batch_size": rows, "step": 0}
+        query: dict[str, str | int] = {"corpus": "bench", "seq_len": SEQ_LEN, "batch_size": rows, "step": 0}
         began = time.perf_counter()
         answer = client.get(f"{url}/v1/batches", params=query)
         first_batch_seconds = time.perf_counter() - began

@@ -1,0 +1,93 @@
+"""What tests share: a small set of corpora in several formats, and a real server over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.corpora import some_tokens, write_llmc, write_megatron, write_npy, write_raw
+from tests.serving import RunningServer
+
+TEXT = "The quick brown fox jumps over the lazy dog; größer, naïve, 漢字.\n" * 40
+DOCUMENTS = ([10, 11, 12, 99], [20, 99], [30, 31, 32, 33, 99])
+
+
+@dataclass(frozen=True)
+class ServedCorpus:
+    """A corpus on disk and the tokens that were written there."""
+
+    path: Path
+    shards: tuple[np.ndarray, ...]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All tokens, in the type of the answers."""
+        return np.concatenate(self.shards)
+
+
+@pytest.fixture(scope="session")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedCorpus]:
+    """Corpora by name; none of them may be changed.
+
+    web    three raw uint16 shards, one with a two-digit number
+    mixed  llm.c uint16, an empty npy, npy uint32 and raw uint16: answers are uint32
+    docs   Megatron with three documents
+    text   bytes of a text
+    words  tokens of the same text by a tokenizer.json
+    """
+    folder = tmp_path_factory.mktemp("corpora")
+
+    def make(name: str, shards: Sequence[np.ndarray]) -> ServedCorpus:
+        return ServedCorpus(folder / name, tuple(shards))
+
+    for name in ("web", "mixed", "words"):
+        (folder / name).mkdir()
+    web = [some_tokens(count, seed=count) for count in (4001, 2500, 3333)]
+    for number, tokens in zip((1, 2, 10), web, strict=True):
+        write_raw(folder / "web" / f"{number}.bin", tokens)
+    mixed = [
+        some_tokens(700, seed=1),
+        np.empty(0, "uint16"),
+        some_tokens(901, dtype="uint32", vocabulary=2**32, seed=2),
+        some_tokens(333, seed=3),
+    ]
+    write_llmc(folder / "mixed" / "0.bin", mixed[0])
+    write_npy(folder / "mixed" / "1.npy", mixed[1])
+    write_npy(folder / "mixed" / "2.npy", mixed[2], dtype="uint32")
+    write_raw(folder / "mixed" / "3.bin", mixed[3])
+    write_megatron(folder / "docs", DOCUMENTS)
+    text = np.frombuffer(TEXT.encode(), np.uint8)
+    write_npy(folder / "text.npy", text, dtype="uint8")
+    words = word_tokens(folder / "words" / "tokenizer.json")
+    write_raw(folder / "words" / "0.bin", words)
+    return {
+        "web": make("web", web),
+        "mixed": make("mixed", mixed),
+        "docs": make("docs.bin", [np.array([t for d in DOCUMENTS for t in d], "uint16")]),
+        "text": make("text.npy", [text]),
+        "words": make("words", [words]),
+    }
+
+
+def word_tokens(path: Path) -> np.ndarray:
+    """Train a small byte-level BPE on the text, save it, and return the text's tokens."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([TEXT], vocab_size=300, show_progress=False)
+    tokenizer.save(str(path))
+    return np.array(tokenizer.encode(TEXT).ids, "uint16")
+
+
+@pytest.fixture(scope="session")
+def server(
+    corpora: dict[str, ServedCorpus], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """A server of two workers over `corpora`; tests must leave it as it is."""
+    paths = {name: corpus.path for name, corpus in corpora.items()}
+    with RunningServer(paths, tmp_path_factory.mktemp("server"), workers=2) as running:
+        yield running

@@ -1,0 +1,175 @@
+"""The plan document: one canonical spelling, and every mistake named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corpus_server.errors import InvalidPlan
+from corpus_server.plan import Plan
+from tests.reference import one_source
+
+FINGERPRINTS = {"web": "sampled-" + "0" * 64}
+
+
+def make(**fields: Any) -> Plan:
+    return Plan.from_json({**one_source("web", 1024, 512), **fields})
+
+
+def test_the_canonical_json_and_the_id_are_these_bytes() -> None:
+    """A change here is a new plan for every run under way."""
+    plan = make(seed=1337, fingerprints=FINGERPRINTS)
+    expected = (
+        '{"fingerprints":{"web":"sampled-' + "0" * 64 + '"},"order":"shuffle","seed":1337,"seq_len":1024,'
+        '"skip_steps":[],"stages":[{"from_step":0,"global_batch_size":512,"mixture":{"web":1.0}}],'
+        '"stride":1024}'
+    )
+    assert plan.canonical_json() == expected
+    assert plan.id == hashlib.sha256(expected.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        {"stride": 1024},
+        {"seed": 0},
+        {"order": "shuffle"},
+        {"skip_steps": []},
+        {"fingerprints": FINGERPRINTS},
+        {"stages": [{"global_batch_size": 512, "mixture": {"web": 1}}]},
+        {"stages": [{"from_step": 0, "global_batch_size": 512, "mixture": {"web": 0.3}, "exclude": {}}]},
+    ],
+    ids=lambda spelled: next(iter(spelled)),
+)
+def test_a_default_spelled_out_is_the_same_plan(spelled: dict[str, Any]) -> None:
+    assert make(**spelled).bind(FINGERPRINTS).id == make().bind(FINGERPRINTS).id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seq_len": 1023, "stride": 1024},
+        {"stride": 1025},
+        {"seed": 1},
+        {"order": "sequential"},
+        {"fingerprints": {"web": "sampled-" + "1" * 64}},
+        {"stages": [{"global_batch_size": 511, "mixture": {"web": 1}}]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_whatever_changes_a_row_changes_the_id(change: dict[str, Any]) -> None:
+    changed = make(**change)
+    assert changed.bind(changed.fingerprints or FINGERPRINTS).id != make().bind(FINGERPRINTS).id
+
+
+@given(
+    seq_len=st.integers(1, 2**20),
+    stride=st.none() | st.integers(1, 2**40),
+    seed=st.integers(0, 2**64 - 1),
+    order=st.sampled_from(["shuffle", "sequential"]),
+    batch_size=st.integers(1, 2**20),
+    name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=10),
+)
+def test_json_makes_an_equal_plan(
+    seq_len: int, stride: int | None, seed: int, order: str, batch_size: int, name: str
+) -> None:
+    document = one_source(name, seq_len, batch_size, seed=seed, order=order)
+    plan = Plan.from_json(document if stride is None else {**document, "stride": stride})
+    again = Plan.from_json(json.loads(plan.canonical_json()))
+    assert again == plan
+    assert (plan.stride, plan.sources) == (stride or seq_len, (name,))
+
+
+def test_the_stride_of_random_is_one() -> None:
+    assert make(order="random").stride == 1
+    assert make(order="random", stride=1).stride == 1
+
+
+def test_only_a_bound_plan_has_an_id() -> None:
+    with pytest.raises(InvalidPlan, match="bound"):
+        _ = make().id
+
+
+STAGE = {"global_batch_size": 1, "mixture": {"web": 1}}
+MISTAKES: list[tuple[str, object, str, str]] = [
+    ("seq-len-0", {"seq_len": 0}, "seq_len", r"seq_len must be an integer in \[1, 1048576\], got 0"),
+    ("seq-len-huge", {"seq_len": 2**64}, "seq_len", "got 18446744073709551616"),
+    ("seq-len-float", {"seq_len": 8.0}, "seq_len", "got 8.0"),
+    ("seq-len-true", {"seq_len": True}, "seq_len", "got True"),
+    ("seq-len-text", {"seq_len": "8"}, "seq_len", "got '8'"),
+    ("seq-len-null", {"seq_len": None}, "seq_len", "got None"),
+    ("stride-0", {"stride": 0}, "stride", "got 0"),
+    ("stride-random", {"order": "random", "stride": 2}, "stride", "stride must be 1"),
+    ("seed-negative", {"seed": -1}, "seed", "got -1"),
+    ("seed-2^64", {"seed": 2**64}, "seed", r"\[0, 18446744073709551615\]"),
+    ("order", {"order": "Shuffle"}, "order", "shuffle, sequential, random"),
+    ("order-list", {"order": ["shuffle"]}, "order", "one of"),
+    ("typing-error", {"sed": 1}, "sed", "unknown field 'sed'; did you mean 'seed'"),
+    ("unknown", {"zzzzzz": 1}, "zzzzzz", "unknown field 'zzzzzz'$"),
+    ("skip-steps", {"skip_steps": [[0, 1]]}, "skip_steps", "in this version"),
+    ("stages-none", {"stages": []}, "stages", "exactly one stage"),
+    ("stages-two", {"stages": [STAGE, {**STAGE, "from_step": 5}]}, "stages", "exactly one stage"),
+    ("stages-late", {"stages": [{**STAGE, "from_step": 5}]}, "stages", "from_step 0"),
+    ("stages-object", {"stages": {"a": 1}}, "stages", "list of objects"),
+    ("stages-text", {"stages": "abc"}, "stages", "list of objects"),
+    ("stage-text", {"stages": ["abc"]}, "stages[]", "must be a JSON object"),
+    ("batch-0", {"stages": [{**STAGE, "global_batch_size": 0}]}, "stages[].global_batch_size", "got 0"),
+    ("batch-none", {"stages": [{"mixture": {"web": 1}}]}, "global_batch_size", "lacks global_batch_size"),
+    ("mixture-empty", {"stages": [{**STAGE, "mixture": {}}]}, "stages[].mixture", "exactly one corpus"),
+    ("mixture-two", {"stages": [{**STAGE, "mixture": {"a": 1, "b": 1}}]}, "stages[].mixture", "exactly one"),
+    ("mixture-list", {"stages": [{**STAGE, "mixture": ["web"]}]}, "stages[].mixture", "exactly one"),
+    *(
+        (
+            f"weight-{weight}",
+            {"stages": [{**STAGE, "mixture": {"web": weight}}]},
+            "stages[].mixture.web",
+            "got",
+        )
+        for weight in (0, -1, True, "1", None, float("nan"), float("inf"))
+    ),
+    ("exclude", {"stages": [{**STAGE, "exclude": {"web": [[0, 1]]}}]}, "stages[].exclude", "in this version"),
+    ("fingerprints-list", {"fingerprints": ["a"]}, "fingerprints", "corpus names to strings"),
+    ("fingerprints-int", {"fingerprints": {"web": 1}}, "fingerprints", "corpus names to strings"),
+    ("fingerprints-other", {"fingerprints": {"code": "x"}}, "fingerprints", "no mixture of the plan uses"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "parameter", "message"),
+    [pytest.param(*mistake, id=name) for name, *mistake in MISTAKES],
+)
+def test_a_mistake_is_named(change: dict[str, Any], parameter: str, message: str) -> None:
+    with pytest.raises(InvalidPlan, match=message) as caught:
+        make(**change)
+    assert caught.value.parameter == parameter
+
+
+@pytest.mark.parametrize("document", [None, [], "plan", 3, True], ids=repr)
+def test_only_an_object_is_a_plan(document: object) -> None:
+    with pytest.raises(InvalidPlan, match="plan must be a JSON object"):
+        Plan.from_json(document)
+
+
+@pytest.mark.parametrize("missing", ["seq_len", "stages"])
+def test_what_is_required_is_named(missing: str) -> None:
+    document = one_source("web", 8, 4)
+    del document[missing]
+    with pytest.raises(InvalidPlan, match=f"plan lacks {missing}"):
+        Plan.from_json(document)
+
+
+def test_a_plan_does_not_follow_its_document() -> None:
+    """Whoever made the plan may change the JSON it was made of; the plan is immutable."""
+    document = one_source("web", 8, 4, fingerprints=dict(FINGERPRINTS))
+    plan = Plan.from_json(document)
+    before = plan.id
+    document["fingerprints"]["web"] = "other"
+    document["stages"][0]["mixture"]["web"] = 3.0
+    document["stages"][0]["mixture"]["code"] = 1.0
+    assert (plan.id, plan.sources) == (before, ("web",))
+    assert Plan.from_json(json.loads(plan.canonical_json())).id == before

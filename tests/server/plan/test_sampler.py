@@ -1,0 +1,164 @@
+"""(plan, step, rank) to windows: against the slow reference, over ranks, over epochs."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.document import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
+from tests.reference import chi_square_p_value, one_source, window_of_row
+
+ORDERS = ["shuffle", "sequential", "random"]
+
+
+def sampler(document: dict[str, Any], shard_tokens: list[int]) -> Sampler:
+    return Sampler(Plan.from_json(document), {"web": shard_tokens})
+
+
+def random_case(draw: random.Random) -> tuple[dict[str, Any], list[int]]:
+    """A plan of any scale over shards of which at least one holds a window."""
+    seq_len = draw.choice([1, 2, 7, 64, 1024, 2**20])
+    longest = seq_len * draw.choice([1, 3, 40, 10**6, 10**12]) + 1
+    shard_tokens = [draw.randrange(0, longest) for _ in range(draw.randrange(0, 5))] + [longest]
+    draw.shuffle(shard_tokens)
+    document = one_source("web", seq_len, draw.choice([1, 2, 6, 512, 2**20]), seed=draw.getrandbits(64))
+    document["order"] = draw.choice(ORDERS)
+    if document["order"] != "random" and draw.random() < 0.5:
+        document["stride"] = draw.choice([1, 3, seq_len + 1, 2 * seq_len])
+    return document, shard_tokens
+
+
+def test_agrees_with_the_reference_on_random_rows() -> None:
+    """10,000 (plan, step, row) from 500 plans, steps from 0 to 2^40."""
+    draw = random.Random(20240607)
+    for _ in range(500):
+        document, shard_tokens = random_case(draw)
+        step = draw.choice([0, 1, draw.randrange(1000), draw.randrange(2**40), MAX_STEP])
+        subject = sampler(document, shard_tokens)
+        size = subject.global_batch_size
+        located = subject.locate(step, world_size=math.gcd(size, 2**15), rank=0)[0]
+        rows = [draw.randrange(len(located)) for _ in range(20)]
+        expected = [list(window_of_row(document, shard_tokens, step, row)) for row in rows]
+        assert located[rows].tolist() == expected, f"{document} over {shard_tokens}, step {step}, rows {rows}"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8, 24])
+def test_the_ranks_of_steps_are_the_slices_of_the_global_batch(order: str, world_size: int) -> None:
+    """Catalogue row 2, arithmetic half; five steps of 24 rows cross epochs of 57 windows."""
+    subject = sampler(one_source("web", 8, 24, order=order, stride=1 if order == "random" else 8), [300, 169])
+    whole = subject.locate(3, count=5)
+    assert whole.shape == (5, 24, 2)
+    parts = [subject.locate(3, count=5, rank=r, world_size=world_size) for r in range(world_size)]
+    assert (np.concatenate(parts, axis=1) == whole).all()
+
+
+@given(step=st.integers(0, 2**40 - 20), count=st.integers(1, 20), order=st.sampled_from(ORDERS))
+def test_several_steps_at_once_are_the_steps_one_by_one(step: int, count: int, order: str) -> None:
+    subject = sampler(one_source("web", 4, 10, order=order), [97, 41])
+    together = subject.locate(step, count=count)
+    assert together.shape == (count, 10, 2)
+    for k in range(count):
+        assert (subject.locate(step + k)[0] == together[k]).all()
+
+
+@pytest.mark.parametrize("order", ["shuffle", "sequential"])
+@pytest.mark.parametrize("batch_size", [1, 5, 34, 35, 36, 100], ids=lambda size: f"batch-{size}")
+def test_every_epoch_holds_every_window_once(order: str, batch_size: int) -> None:
+    """Catalogue row 3: also when a step straddles epochs or holds several of them."""
+    subject = sampler(one_source("web", 4, batch_size, order=order), [97, 0, 5, 41])
+    num_windows = subject.sources["web"].windows.num_windows
+    assert num_windows == 24 + 0 + 1 + 10
+    rows = subject.locate(0, count=-(-4 * num_windows // batch_size)).reshape(-1, 2)
+    epochs = [
+        [tuple(row) for row in rows[k * num_windows : (k + 1) * num_windows].tolist()] for k in range(4)
+    ]
+    assert all(len(set(epoch)) == num_windows for epoch in epochs)
+    assert all(set(epoch) == set(epochs[0]) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == (4 if order == "shuffle" else 1)
+
+
+def test_sequential_is_file_order() -> None:
+    subject = sampler(one_source("web", 3, 5, order="sequential"), [10, 7])
+    assert subject.locate(0)[0].tolist() == [[0, 0], [0, 3], [0, 6], [1, 0], [1, 3]]
+    assert (subject.locate(10**9) == subject.locate(0)).all()
+
+
+def test_random_draws_every_valid_start_and_no_other() -> None:
+    """Starts are [0, T - seq_len) as in the widespread `get_batch`: 7 + 1 of them."""
+    subject = sampler(one_source("web", 3, 1000, order="random"), [10, 4])
+    rows = subject.locate(0, count=8).reshape(-1, 2)
+    assert sorted({tuple(row) for row in rows.tolist()}) == [*((0, start) for start in range(7)), (1, 0)]
+    cells = np.where(rows[:, 0] == 0, rows[:, 1], 7)
+    assert chi_square_p_value(np.bincount(cells, minlength=8)) > 1e-4
+    assert subject.steps_per_epoch("web") is None
+
+
+def test_starts_of_a_large_corpus_are_uniform() -> None:
+    """Catalogue row 6: for both shuffled orders, over 4 shards of together 10^12 tokens."""
+    shard_tokens = [10**11, 2 * 10**11, 3 * 10**11, 4 * 10**11]
+    bases = np.concatenate(([0], np.cumsum(shard_tokens)))[:4]
+    for order in ("shuffle", "random"):
+        rows = sampler(one_source("web", 1024, 4096, order=order), shard_tokens).locate(10**6, count=5)
+        starts = bases[rows[..., 0]] + rows[..., 1]
+        observed = np.bincount((starts.reshape(-1) // 10**10), minlength=100)
+        assert chi_square_p_value(observed) > 1e-4
+
+
+def test_the_last_step_of_the_largest_batch_is_still_exact() -> None:
+    document = one_source("web", 1, MAX_GLOBAL_BATCH_SIZE, seed=2**64 - 1)
+    subject = sampler(document, [1001])
+    world_size = MAX_GLOBAL_BATCH_SIZE // 4
+    located = subject.locate(MAX_STEP, rank=world_size - 1, world_size=world_size)[0]
+    last = MAX_GLOBAL_BATCH_SIZE - 1
+    assert located[-1].tolist() == list(window_of_row(document, [1001], MAX_STEP, last))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parameter", "message"),
+    [
+        ({"step": -1}, "step", "got -1"),
+        ({"step": MAX_STEP + 1}, "step", f"{MAX_STEP}"),
+        ({"step": MAX_STEP, "count": 2}, "step", f"got {MAX_STEP} to {MAX_STEP + 1}"),
+        ({"step": 0, "rank": 2, "world_size": 2}, "rank", r"\[0, 2\)"),
+        ({"step": 0, "rank": -1, "world_size": 2}, "rank", "got -1"),
+        ({"step": 0, "world_size": 5}, "world_size", "must divide global_batch_size 12, got 5"),
+        ({"step": 0, "world_size": 24}, "world_size", "got 24"),
+    ],
+)
+def test_what_lies_outside_is_refused(arguments: dict[str, int], parameter: str, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message) as caught:
+        sampler(one_source("web", 4, 12), [100]).locate(**arguments)
+    assert caught.value.parameter == parameter
+
+
+def test_the_divisors_are_named() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        sampler(one_source("web", 4, 12), [100]).rows_per_rank(7)
+    assert caught.value.accepted == "one of 1, 2, 3, 4, 6, 12"
+
+
+@pytest.mark.parametrize(
+    ("shard_tokens", "accepted"),
+    [([], "no value"), ([0], "no value"), ([1], "no value"), ([4, 3], "at most 3"), ([2], "at most 1")],
+    ids=str,
+)
+def test_a_corpus_without_a_window_is_refused(shard_tokens: list[int], accepted: str) -> None:
+    """Catalogue row 5: with seq_len 4 it takes five tokens in one shard."""
+    with pytest.raises(InvalidPlan, match=r"seq_len \+ 1 = 5 tokens") as caught:
+        sampler(one_source("web", 4, 2), shard_tokens)
+    assert caught.value.accepted is not None
+    assert caught.value.accepted.startswith(accepted)
+
+
+def test_steps_per_epoch() -> None:
+    subject = sampler(one_source("web", 4, 10), [97, 41])
+    assert subject.steps_per_epoch("web") == 3.4

@@ -1,0 +1,227 @@
+"""Real server processes for tests, and the few lines that ask them something."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from email.message import Message
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlencode, urlsplit
+
+import numpy as np
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+START_SECONDS = 40.0
+STOP_SECONDS = 40.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole HTTP answer."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body as JSON."""
+        return json.loads(self.body)
+
+    def array(self) -> np.ndarray:
+        """Return a raw body as the array that its headers describe."""
+        shape = [int(part) for part in self.headers["Corpus-Shape"].split(",")]
+        return np.frombuffer(self.body, np.dtype(self.headers["Corpus-Dtype"]).newbyteorder("<")).reshape(
+            shape
+        )
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """Return the argument list of the command line of this checkout, run by this interpreter."""
+    return [sys.executable, "-m", "corpus_server", *map(str, arguments)]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a server: this checkout first, no colours, wide lines."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "COLUMNS": "200", **variables}
+
+
+class RunningServer:
+    """`python -m corpus_server serve` on a port of loopback, from entering to leaving.
+
+    The first start takes a free port, later ones the same. Nothing that it started outlives it.
+
+    Args:
+        corpora: path by name.
+        folder: for the state, the log and the configuration.
+        workers: processes.
+        config: text of a corpus.toml.
+        arguments: more of the command line.
+    """
+
+    def __init__(
+        self,
+        corpora: Mapping[str, Path],
+        folder: Path,
+        *,
+        workers: int = 1,
+        config: str | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.folder = folder
+        self.state_dir = folder / "state"
+        self.workers = workers
+        self.port = 0
+        self._log_path = folder / "server.log"
+        self._log_start = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._arguments = [*(f"{name}={path}" for name, path in corpora.items()), *arguments]
+        if config is not None:
+            (folder / "corpus.toml").write_text(config)
+            self._arguments += ["--config", str(folder / "corpus.toml")]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def url(self) -> str:
+        """`http://127.0.0.1:PORT`."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server, with several workers of their supervisor."""
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    def worker_pids(self) -> list[int]:
+        """Return the processes that answer requests, oldest first."""
+        if self.workers == 1:
+            return [self.pid]
+        children = psutil.Process(self.pid).children()
+        return sorted(
+            child.pid for child in children if any("spawn_main" in part for part in child.cmdline())
+        )
+
+    def log(self) -> str:
+        """Return what the server has written since its last start."""
+        return self._log_path.read_bytes()[self._log_start :].decode(errors="replace")
+
+    def start(self) -> None:
+        """Start, and wait until every worker is ready."""
+        self._log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
+        options = ("--port", str(self.port), "--workers", str(self.workers), "--state-dir", self.state_dir)
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command("serve", *self._arguments, *options),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(),
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        try:
+            while not self._ready():
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the server did not start:\n{self.log()}")
+                time.sleep(0.02)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _ready(self) -> bool:
+        log = self.log()
+        found = re.search(r"running on http://127\.0\.0\.1:(\d+)", log)
+        if found is None or log.count("Application startup complete") < self.workers:
+            return False
+        self.port = int(found[1])
+        try:
+            return self.get("/readyz").status == 200
+        except OSError:
+            return False
+
+    def stop(self) -> int:
+        """End it as an operator would (SIGTERM); return its exit code."""
+        assert self._process is not None, "the server was not started"
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(STOP_SECONDS)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it and its workers at once (SIGKILL); idempotent."""
+        if self._process is None:
+            return
+        # The group has its leader's number until the last worker is gone.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(STOP_SECONDS)
+
+    def restart(self) -> None:
+        """Kill it and start it again on the same port."""
+        self.kill()
+        self.start()
+
+    def connect(self, timeout: float = 30.0) -> http.client.HTTPConnection:
+        """Return a new connection, to be closed by the caller."""
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def get(
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        **query: object,
+    ) -> Answer:
+        """Ask over a connection of its own; `query` values are spelled by `str`."""
+        target = path + ("?" + urlencode(query) if query else "")
+        with contextlib.closing(self.connect()) as connection:
+            return ask(connection, target, method=method, headers=headers, body=body)
+
+    def post_plan(self, plan: object) -> Answer:
+        """Post a plan document."""
+        return self.get("/v1/plans", method="POST", body=json.dumps(plan).encode())
+
+
+def ask(
+    connection: http.client.HTTPConnection,
+    target: str,
+    *,
+    method: str = "GET",
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+) -> Answer:
+    """Send one request over a connection and read its whole answer."""
+    connection.request(method, target, body=body, headers=dict(headers or {}))
+    response = connection.getresponse()
+    return Answer(status=response.status, headers=response.headers, body=response.read())
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """Return where a URL points, for sockets."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
