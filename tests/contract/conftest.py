@@ -1,0 +1,59 @@
+"""Servers that hold the same corpora, and loaders of one plan on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpus_client import CorpusLoader
+from tests.conftest import ServedCorpus
+from tests.serving import RunningServer
+
+
+@pytest.fixture(scope="module")
+def replicas(
+    corpora: dict[str, ServedCorpus], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, list[str]]]:
+    """URLs by deployment: one process, four processes, three replicas."""
+    paths = {name: corpora[name].path for name in ("web", "mixed")}
+    with ExitStack() as stack:
+
+        def start(workers: int) -> str:
+            folder = tmp_path_factory.mktemp("replica")
+            return stack.enter_context(RunningServer(paths, folder, workers=workers)).url
+
+        yield {
+            "1 worker": [start(1)],
+            "4 workers": [start(4)],
+            "3 replicas": [start(1) for _ in range(3)],
+        }
+
+
+def make_loader(urls: str | list[str], **changes: Any) -> CorpusLoader:
+    """A loader of a small plan over `web`, whole global batch, on the CPU."""
+    options: dict[str, Any] = {
+        "corpus": "web",
+        "seq_len": 16,
+        "global_batch_size": 24,
+        "seed": 7,
+        "device": "cpu",
+        "rank": 0,
+        "world_size": 1,
+        "deadline_seconds": 60,
+    }
+    return CorpusLoader(urls, **{**options, **changes})
+
+
+def take(loader: CorpusLoader, count: int) -> list[tuple[int, np.ndarray]]:
+    """Return (step, tokens) of the next batches, copied."""
+    return [(batch.step, batch.tokens.numpy().copy()) for _, batch in zip(range(count), loader, strict=False)]
+
+
+def local_root(corpora: dict[str, ServedCorpus], name: str = "web") -> Path:
+    """Return the folder with the shards of a corpus."""
+    return corpora[name].path

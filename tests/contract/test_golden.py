@@ -1,0 +1,49 @@
+"""Bytes that must never change: a plan's id and the tokens of its steps outlive every version."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from corpus_client import CorpusLoader
+from corpus_server.catalog import Catalog
+from corpus_server.plan import Plan, Stage
+from corpus_server.settings import CorpusSpec
+from tests.corpora import write_raw
+from tests.serving import RunningServer
+
+PLAN_ID = "ca606bfda68ac9a7f227c6365de4e84e90114704c15fc7420c7a95bca0fee1a8"
+LOCATIONS = "6c118bd219532ebf0dd34f12d768dff31758b4fec08baacdcad8059e759939be"
+FIRST_BATCH = "d012d712de12e512ec12f312fa1201130813700777077e0785078c0793079a07a107a807c016c716ce16d516dc16e316ea16f116f816b816bf16c616cd16d416db16e216e916f016"
+
+
+def _write(folder: Path) -> Path:
+    (folder / "golden").mkdir()
+    for number, count in enumerate((1000, 700)):
+        tokens = (np.arange(count) * 7 + number * 1000) % 65521
+        write_raw(folder / "golden" / f"{number}.bin", tokens)
+    return folder / "golden"
+
+
+def test_a_plan_means_the_same_windows_for_ever(tmp_path: Path) -> None:
+    plan = Plan(seq_len=8, seed=1337, stages=(Stage(global_batch_size=4, mixture={"golden": 1.0}),))
+    with Catalog.open([CorpusSpec(name="golden", path=_write(tmp_path))]) as catalog:
+        bound = catalog.bind(plan)
+        assert bound.plan.id == PLAN_ID
+        locations = bound.sampler.locate(0, count=100)
+        assert hashlib.sha256(locations.astype("<i8").tobytes()).hexdigest() == LOCATIONS
+
+
+def test_both_halves_agree_on_the_first_batch(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    with RunningServer({"golden": path}, tmp_path) as server:
+        answer = server.get("/v1/batches", corpus="golden", seq_len=8, batch_size=4, seed=1337, step=0)
+        with CorpusLoader(
+            server.url, corpus="golden", seq_len=8, global_batch_size=4, seed=1337, device="cpu"
+        ) as loader:
+            assert loader.plan_id == answer.headers["Corpus-Plan"] == PLAN_ID
+            tokens = next(loader).tokens.numpy()
+    assert answer.body.hex() == FIRST_BATCH
+    assert tokens.astype("<u2").tobytes() == answer.body
