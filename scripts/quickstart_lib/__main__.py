@@ -1,5 +1,6 @@
 """The tour: corpus, server, training, and what to try next. `scripts/quickstart` sets up and runs it."""
 
+import contextlib
 import shlex
 import signal
 import sys
@@ -82,7 +83,8 @@ def _tour(
         _show_what_to_try(console, url, recipe, command, checkpoint, is_serving=keep_serving)
         if keep_serving:
             console.print("\nserving until Ctrl-C")
-            signal.pause()
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
     return report
 
 
