@@ -7,8 +7,9 @@ again: large answers are hashed in one pass and sent in another, through one sma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -44,32 +45,39 @@ class Reading(Protocol):
         """Read units from `first` on into `(num_units * unit_tokens,)`; blocks, and may raise."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Windows:
     """Rows of batches.
 
     Args:
-        gatherer: over the shards that `locations` numbers.
-        locations: `(count, rows, 2) int64`: shard number, start token.
-        length: tokens of a window.
+        gatherer: over the shards that locations number.
+        locate: computes `(count, rows, 2) int64`: shard number, start token; called once, when the
+            first row is read, in the thread that reads.
+        count, rows, length: steps, rows of a step, tokens of a window.
         dtype: type of the answer.
     """
 
     gatherer: Gatherer
-    locations: NDArray[np.int64]
+    locate: Callable[[], NDArray[np.int64]]
+    count: int
+    rows: int
     length: int
     dtype: np.dtype[np.integer]
+
+    @cached_property
+    def locations(self) -> NDArray[np.int64]:
+        """Where the rows lie: `(count, rows, 2) int64`."""
+        return self.locate()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """`(count, rows, length)`."""
-        return (*self.locations.shape[:2], self.length)
+        return (self.count, self.rows, self.length)
 
     @property
     def num_units(self) -> int:
         """Rows of all steps."""
-        count, rows, _ = self.locations.shape
-        return int(count * rows)
+        return self.count * self.rows
 
     @property
     def unit_tokens(self) -> int:

@@ -53,6 +53,8 @@ class WindowIndex:
         Returns:
             `(k, 2) int64`: shard number and start token inside that shard.
         """
-        shard = np.searchsorted(self._first_window, sample_ids, side="right") - 1
-        start = (sample_ids - self._first_window[shard]) * np.uint64(self.stride)
-        return np.stack((shard, start.astype(np.int64)), axis=1)
+        shards = np.searchsorted(self._first_window, sample_ids, side="right") - 1
+        located = np.empty((len(sample_ids), 2), dtype=np.int64)
+        located[:, 0] = shards
+        located[:, 1] = (sample_ids - self._first_window[shards]) * np.uint64(self.stride)
+        return located

@@ -25,6 +25,13 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def round_hash(value: int) -> int:
+    """The upper 56 bits of splitmix64's output before its last xor-shift."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % TWO64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % TWO64
+    return value >> 8
+
+
 def splitmix(state: int, number: int) -> int:
     """The `number`-th output, from 1 on, of splitmix64 started at `state`."""
     return mix((state + number * GOLDEN) % TWO64)
@@ -49,9 +56,9 @@ def shuffled(position: int, size: int, key: int, epoch: int) -> int:
         for number in range(1, ROUNDS + 1):
             key_of_round = splitmix(epoch_state, number)
             if number % 2:
-                row = (row + mix(column ^ key_of_round)) % height
+                row = (row + round_hash(column ^ key_of_round)) % height
             else:
-                column = (column + mix(row ^ key_of_round)) % width
+                column = (column + round_hash(row ^ key_of_round)) % width
         cell = row * width + column
         if cell < size:
             return cell

@@ -10,7 +10,7 @@ import torch
 
 from corpus_client import errors
 
-REQUEST_BYTES = 2 << 20
+REQUEST_BYTES = 8 << 20
 """Answers of about this size cost little per request and still lie in the cache when they are used."""
 
 MAX_STEPS_PER_REQUEST = 256

@@ -51,7 +51,12 @@ class Source:
         num_windows = self.windows.num_windows
         if self.order == "random":
             return uniform(self._key, positions, num_windows)
-        epochs, offsets = np.divmod(positions, np.uint64(num_windows))
+        first, last = int(positions.min()) // num_windows, int(positions.max()) // num_windows
+        if first == last:
+            epochs = np.full(1, first, dtype=np.uint64)
+            offsets = positions - np.uint64(first * num_windows)
+        else:
+            epochs, offsets = np.divmod(positions, np.uint64(num_windows))
         if self.order == "sequential":
             return offsets
         # A step seldom holds more than two epochs: derive each one's keys once.
@@ -119,6 +124,29 @@ class Sampler:
             )
         return rows
 
+    def check_part(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> int:
+        """Check a rank's part of consecutive steps and return its rows per step.
+
+        Raises:
+            InvalidParameter: a value is outside its range.
+        """
+        rows = self.rows_per_rank(world_size)
+        if not 0 <= rank < world_size:
+            raise InvalidParameter(
+                f"rank must be in [0, {world_size}), got {rank}",
+                parameter="rank",
+                received=rank,
+                accepted=f"[0, {world_size})",
+            )
+        if count < 1 or not 0 <= step <= step + count - 1 <= MAX_STEP:
+            raise InvalidParameter(
+                f"steps must lie in [0, {MAX_STEP}], got {step} to {step + count - 1}",
+                parameter="step",
+                received=step,
+                accepted=f"[0, {MAX_STEP}]",
+            )
+        return rows
+
     def locate(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
         """Return the windows of a rank over consecutive steps.
 
@@ -134,21 +162,7 @@ class Sampler:
         Raises:
             InvalidParameter: a value is outside its range.
         """
-        rows = self.rows_per_rank(world_size)
-        if not 0 <= rank < world_size:
-            raise InvalidParameter(
-                f"rank must be in [0, {world_size}), got {rank}",
-                parameter="rank",
-                received=rank,
-                accepted=f"[0, {world_size})",
-            )
-        if not 0 <= step <= step + count - 1 <= MAX_STEP:
-            raise InvalidParameter(
-                f"steps must lie in [0, {MAX_STEP}], got {step} to {step + count - 1}",
-                parameter="step",
-                received=step,
-                accepted=f"[0, {MAX_STEP}]",
-            )
+        rows = self.check_part(step, count=count, rank=rank, world_size=world_size)
         first = np.arange(step, step + count, dtype=np.uint64) * np.uint64(self.global_batch_size)
         within = np.arange(rank * rows, (rank + 1) * rows, dtype=np.uint64)
         positions = (first[:, None] + within[None, :]).reshape(-1)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIECE_BYTES = 256 * 1024
-MAX_WHOLE_BYTES = 8 * 2**20
+MAX_WHOLE_BYTES = 16 * 2**20
 """Larger answers go in pieces: hashing and sending are then one pass each, at cache speed."""
 
 

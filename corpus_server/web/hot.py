@@ -11,10 +11,11 @@ import logging
 from types import SimpleNamespace
 from urllib.parse import parse_qsl
 
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.web.problems import core_error, problem, validation_error
@@ -28,9 +29,9 @@ _ROUTE = SimpleNamespace(path=PATH)
 
 
 class HotPath:
-    """ASGI middleware that answers `GET /v1/batches` itself and passes everything else on."""
+    """ASGI application that answers `GET /v1/batches` itself and passes everything else on."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: FastAPI) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +45,7 @@ class HotPath:
             query = BatchesQuery.model_validate(
                 dict(parse_qsl(scope["query_string"].decode("latin-1"), True))
             )
-            response = await batches(request, query, scope["app"].state.service)
+            response = await batches(request, query, self._app.state.service)
         except ValidationError as error:
             response = validation_error(request, RequestValidationError(error.errors()))
         except CorpusServerError as error:

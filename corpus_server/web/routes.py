@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -28,7 +29,7 @@ from corpus_server.web.schemas import (
     StepsQuery,
     TokensQuery,
 )
-from corpus_server.web.service import Service
+from corpus_server.web.service import Service, check_part, locate
 
 MAX_PLAN_BYTES = 64 * 2**20
 _READ = ["GET", "HEAD"]
@@ -155,7 +156,7 @@ async def indices(
     """Return for each row of a rank its shard (over the plan's shard list) and start token."""
     bound = await service.plan_of(query)
     chosen = _format(request, query, default="json")
-    rows = bound.sampler.rows_per_rank(query.world_size)
+    rows = check_part(bound, query)
     service.answering.check_size(query.count * rows * 16, "count")
     if chosen == "text":
         raise InvalidParameter(
@@ -166,7 +167,7 @@ async def indices(
     headers = _steps_headers(bound, query, "indices", chosen)
     if (unchanged := _not_modified(request, headers)) is not None:
         return unchanged
-    locations = await service.locate(bound, query)
+    locations = await service.answering.run(partial(locate, bound, query))
     if chosen == "json":
         fields = {"plan": bound.plan.id, "step": query.step, "count": query.count}
         fields |= {"rank": query.rank, "world_size": query.world_size}
@@ -187,7 +188,7 @@ async def batches(
     """Return the tokens of a rank: `(count, rows, seq_len + 1)`, C order, little-endian."""
     bound = await service.plan_of(query)
     chosen = _format(request, query, default="raw")
-    rows = bound.sampler.rows_per_rank(query.world_size)
+    rows = check_part(bound, query)
     length = bound.plan.seq_len + 1
     service.answering.check_size(query.count * rows * length * bound.dtype.itemsize, "count")
     headers = _steps_headers(bound, query, "batches", chosen)
@@ -195,8 +196,14 @@ async def batches(
         return unchanged
     if chosen in ("json", "text"):
         service.answering.check_text_size(query.count * rows * length, "count")
-    locations = await service.locate(bound, query)
-    reading = Windows(gatherer=bound.gatherer, locations=locations, length=length, dtype=bound.dtype)
+    reading = Windows(
+        gatherer=bound.gatherer,
+        locate=partial(locate, bound, query),
+        count=query.count,
+        rows=rows,
+        length=length,
+        dtype=bound.dtype,
+    )
     if chosen == "json":
         fields = {"plan": bound.plan.id, "step": query.step, "count": query.count, "rank": query.rank}
         fields |= {"world_size": query.world_size, "dtype": bound.dtype.name}

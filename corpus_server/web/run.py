@@ -44,6 +44,7 @@ def run(settings: Settings, *, log_level: str = "info") -> None:
             log_level=log_level,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nothing here looks at who asks
             timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=30,
             timeout_worker_healthcheck=_WORKER_HEALTH_SECONDS,

@@ -21,8 +21,6 @@ from corpus_server.web.schemas import PlanQuery, StepsQuery
 
 _Key = TypeVar("_Key")
 _MAX_BOUND_PLANS = 1024
-_INLINE_ROWS = 16_384
-"""Rows located in the event loop: well under a millisecond; more go to a thread."""
 
 
 class Spelling(NamedTuple):
@@ -119,16 +117,17 @@ class Service:
         _remember(self._by_id, bound.plan.id, bound)
         return bound
 
-    async def locate(self, bound: BoundPlan, query: StepsQuery) -> NDArray[np.int64]:
-        """Return a rank's windows: `(count, rows, 2) int64`."""
 
-        def compute() -> NDArray[np.int64]:
-            return bound.sampler.locate(
-                query.step, count=query.count, rank=query.rank, world_size=query.world_size
-            )
+def check_part(bound: BoundPlan, query: StepsQuery) -> int:
+    """Check the steps and the rank that a query asks for; return the rows per step."""
+    return bound.sampler.check_part(
+        query.step, count=query.count, rank=query.rank, world_size=query.world_size
+    )
 
-        rows = query.count * bound.sampler.global_batch_size // query.world_size
-        return compute() if rows <= _INLINE_ROWS else await self.answering.run(compute)
+
+def locate(bound: BoundPlan, query: StepsQuery) -> NDArray[np.int64]:
+    """Return the windows that a query asks for: `(count, rows, 2) int64`."""
+    return bound.sampler.locate(query.step, count=query.count, rank=query.rank, world_size=query.world_size)
 
 
 def _inline_plan(spelled: Spelling) -> Plan:
