@@ -156,15 +156,13 @@ class _TokenResponse(Response):
 
     async def prepare(self, checksummed: bool) -> None:
         """Read what must be known before the headers go out: the checksum, and that it can be read."""
-        if not self._pieces:
-            return
         if checksummed:
             digest = await self._answering.run(lambda: checksum(self._reading, self._buffer, self._prefix))
             self.headers[wire.CHECKSUM] = wire.checksum_value(digest)
             if len(self._pieces) == 1:
                 size = num_bytes(self._reading)
                 self._first = self._buffer.data[:size]
-        if self._first is None:
+        if self._pieces and self._first is None:
             self._first = await self._read(0)
 
     def release(self) -> None:
