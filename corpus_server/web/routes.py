@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, cast
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -31,7 +32,8 @@ from corpus_server.web.schemas import (
 from corpus_server.web.service import Service
 
 MAX_PLAN_BYTES = 64 * 2**20
-_READ = ["GET", "HEAD"]
+
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 router = APIRouter(
     responses={
@@ -40,6 +42,21 @@ router = APIRouter(
         503: {"model": Problem, "description": "A shard changed or could not be read, or too busy."},
     }
 )
+
+
+def _read(path: str, **options: Any) -> Callable[[_Endpoint], _Endpoint]:
+    """Register an endpoint for GET and HEAD.
+
+    The first route answers both; the second is only its description, in which an operation of two
+    methods would have one id twice.
+    """
+
+    def register(endpoint: _Endpoint) -> _Endpoint:
+        router.add_api_route(path, endpoint, methods=["GET", "HEAD"], include_in_schema=False, **options)
+        router.add_api_route(path, endpoint, methods=["GET"], **options)
+        return endpoint
+
+    return register
 
 
 async def _service(request: Request) -> Service:
@@ -51,13 +68,13 @@ ServiceHere = Annotated[Service, Depends(_service)]
 CorpusName = Annotated[str, Path(max_length=128)]
 
 
-@router.get("/healthz", tags=["operation"])
+@_read("/healthz", tags=["operation"])
 async def health() -> dict[str, str]:
     """Answer as long as the process lives."""
     return {"status": "alive"}
 
 
-@router.get("/readyz", tags=["operation"])
+@_read("/readyz", tags=["operation"])
 async def readiness(service: ServiceHere) -> Response:
     """Answer 200 while every corpus is as it was opened and plans can be kept, else 503."""
     failure = await run_in_threadpool(service.why_not_ready)
@@ -66,26 +83,26 @@ async def readiness(service: ServiceHere) -> Response:
     return _json({"status": "ready", "corpora": list(service.catalog.corpora)}, cached=False)
 
 
-@router.get("/metrics", tags=["operation"])
+@_read("/metrics", tags=["operation"])
 async def prometheus() -> Response:
     """Return Prometheus text over all worker processes."""
     content = await run_in_threadpool(metrics.render)
     return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.api_route("/v1/corpora", methods=_READ, tags=["corpora"], response_model=CorporaAnswer)
+@_read("/v1/corpora", tags=["corpora"], response_model=CorporaAnswer)
 async def corpora(service: ServiceHere) -> Any:
     """Describe all corpora."""
     return {"corpora": [corpus.describe() for corpus in service.catalog.corpora.values()]}
 
 
-@router.api_route("/v1/corpora/{name}", methods=_READ, tags=["corpora"], response_model=CorpusAnswer)
+@_read("/v1/corpora/{name}", tags=["corpora"], response_model=CorpusAnswer)
 async def corpus(name: CorpusName, service: ServiceHere) -> Any:
     """Describe one corpus."""
     return service.catalog.corpus(name).describe()
 
 
-@router.api_route("/v1/corpora/{name}/tokens", methods=_READ, tags=["corpora"])
+@_read("/v1/corpora/{name}/tokens", tags=["corpora"])
 async def tokens(
     request: Request, name: CorpusName, query: Annotated[TokensQuery, Query()], service: ServiceHere
 ) -> Response:
@@ -104,7 +121,7 @@ async def tokens(
     return await _range(request, service, name, query.start, query.start + count, query, default="raw")
 
 
-@router.api_route("/v1/corpora/{name}/documents/{number}", methods=_READ, tags=["corpora"])
+@_read("/v1/corpora/{name}/documents/{number}", tags=["corpora"])
 async def document(
     request: Request,
     name: CorpusName,
@@ -133,7 +150,7 @@ async def post_plan(request: Request, service: ServiceHere) -> Any:
     return (await run_in_threadpool(service.keep, Plan.from_json(parsed))).describe()
 
 
-@router.api_route("/v1/plans", methods=_READ, tags=["plans"], response_model=PlansAnswer)
+@_read("/v1/plans", tags=["plans"], response_model=PlansAnswer)
 async def plans(query: Annotated[PlansQuery, Query()], service: ServiceHere) -> Any:
     """List the plans this server has seen, last seen first."""
     newest = await run_in_threadpool(service.store.newest, query.limit)
@@ -142,13 +159,13 @@ async def plans(query: Annotated[PlansQuery, Query()], service: ServiceHere) -> 
     }
 
 
-@router.api_route("/v1/plans/{plan_id}", methods=_READ, tags=["plans"], response_model=PlanAnswer)
+@_read("/v1/plans/{plan_id}", tags=["plans"], response_model=PlanAnswer)
 async def plan(plan_id: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], service: ServiceHere) -> Any:
     """Describe a plan: its document, its sources, its shard list."""
     return (await service.by_id(plan_id)).describe()
 
 
-@router.api_route("/v1/indices", methods=_READ, tags=["training"])
+@_read("/v1/indices", tags=["training"])
 async def indices(
     request: Request, query: Annotated[BatchesQuery, Query()], service: ServiceHere
 ) -> Response:
@@ -180,7 +197,7 @@ async def indices(
     return Response(content, headers=headers, media_type=wire.MEDIA_TYPES[chosen])
 
 
-@router.api_route("/v1/batches", methods=_READ, tags=["training"])
+@_read("/v1/batches", tags=["training"])
 async def batches(
     request: Request, query: Annotated[BatchesQuery, Query()], service: ServiceHere
 ) -> Response:
