@@ -61,6 +61,11 @@ def _read(path: str, **options: Any) -> Callable[[_Endpoint], _Endpoint]:
 
 async def _service(request: Request) -> Service:
     # A coroutine although it waits for nothing: FastAPI runs plain functions in a thread.
+    # Of a parameter that is given twice FastAPI would take the last.
+    names = [name for name, _ in request.query_params.multi_items()]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidParameter(f"{twice} is given twice", parameter=twice)
     return cast("Service", request.app.state.service)
 
 
@@ -144,7 +149,7 @@ async def post_plan(request: Request, service: ServiceHere) -> Any:
         if len(body) > MAX_PLAN_BYTES:
             return problem(413, "body-too-large", f"a plan holds at most {MAX_PLAN_BYTES} bytes")
     try:
-        parsed = json.loads(bytes(body), parse_constant=_refuse_constant)
+        parsed = json.loads(bytes(body), parse_constant=_refuse_constant, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise InvalidPlan(f"the body must be a plan document in JSON: {error}") from error
     return (await run_in_threadpool(service.keep, Plan.from_json(parsed))).describe()
@@ -321,6 +326,14 @@ def _json(value: object, headers: dict[str, str] | None = None, *, cached: bool 
     content = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
     extra = {} if cached else {"Cache-Control": "no-store"}
     return Response(content, headers={**(headers or {}), **extra}, media_type="application/json")
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is given twice")
+    return fields
 
 
 def _refuse_constant(name: str) -> float:
