@@ -50,6 +50,18 @@ class Answering:
         """Run blocking work in a gather thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    async def run_admitted(self, work: Callable[[], T]) -> T:
+        """Run the blocking work of an answer that is made whole; it counts as one under way.
+
+        Raises:
+            Overloaded: at `max_concurrent_answers`.
+        """
+        self.admit()
+        try:
+            return await self.run(work)
+        finally:
+            self.leave()
+
     def check_size(self, size_bytes: int, parameter: str) -> None:
         """Refuse an answer before anything of it is computed.
 

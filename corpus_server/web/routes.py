@@ -224,7 +224,7 @@ async def batches(
         fields |= {"world_size": query.world_size, "dtype": bound.dtype.name}
         return await _tokens_as_json(service, reading, fields, headers)
     if chosen == "text":
-        content = await service.answering.run(lambda: _batches_as_text(bound, reading, query))
+        content = await service.answering.run_admitted(lambda: _batches_as_text(bound, reading, query))
         return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["text"])
     checksummed = query.checksum == "true"
     return await service.answering.tokens(
@@ -264,7 +264,9 @@ async def _range(
         }
         return await _tokens_as_json(service, reading, described, headers)
     if chosen == "text":
-        content = await service.answering.run(lambda: text.decode(corpus, read_all(reading).tolist()))
+        content = await service.answering.run_admitted(
+            lambda: text.decode(corpus, read_all(reading).tolist())
+        )
         return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["text"])
     return await service.answering.tokens(
         request, reading, npy=chosen == "npy", checksummed=query.checksum == "true", headers=headers
@@ -274,8 +276,10 @@ async def _range(
 async def _tokens_as_json(
     service: Service, reading: Reading, fields: dict[str, Any], headers: dict[str, str]
 ) -> Response:
-    tokens = await service.answering.run(lambda: read_all(reading).tolist())
-    return _json({**fields, "tokens": tokens}, headers)
+    content = await service.answering.run_admitted(
+        lambda: _encode({**fields, "tokens": read_all(reading).tolist()})
+    )
+    return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["json"])
 
 
 def _batches_as_text(bound: BoundPlan, reading: Windows, query: StepsQuery) -> str:
@@ -323,9 +327,12 @@ def _not_modified(request: Request, headers: dict[str, str]) -> Response | None:
 
 
 def _json(value: object, headers: dict[str, str] | None = None, *, cached: bool = True) -> Response:
-    content = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
     extra = {} if cached else {"Cache-Control": "no-store"}
-    return Response(content, headers={**(headers or {}), **extra}, media_type="application/json")
+    return Response(_encode(value), headers={**(headers or {}), **extra}, media_type="application/json")
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
