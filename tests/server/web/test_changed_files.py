@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.corpora import some_tokens, write_raw
@@ -190,10 +189,7 @@ def test_a_file_cut_in_the_midst_of_an_answer_ends_the_answer_early(tmp_path: Pa
                 received += part
         connection.close()
         assert len(received) < 40_000_000
-        assert (
-            np.frombuffer(received[: len(received) // 2 * 2], "<u2").tobytes()
-            == tokens.tobytes()[: len(received) // 2 * 2]
-        )
+        assert tokens.tobytes().startswith(received)
         assert server.get("/healthz").status == 200
 
 
