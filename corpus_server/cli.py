@@ -24,12 +24,13 @@ from rich.table import Table
 from corpus_server import __version__
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import Corpus
-from corpus_server.errors import CorpusServerError
+from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.settings import CorpusSpec, Settings
 from corpus_server.verify import record, verify
 
 DAMAGED = 1
 MISTAKE = 2
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
 app = typer.Typer(
     name="corpus-server",
@@ -104,6 +105,8 @@ def serve(
 ) -> None:
     """Serve corpora over HTTP until SIGTERM."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if log_level not in LOG_LEVELS:
+        raise InvalidParameter(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {log_level!r}")
     specs = tuple(CorpusSpec.parse(text, dtype=dtype, tokenizer=tokenizer) for text in corpora or ())
     given = {
         "host": host,

@@ -25,6 +25,10 @@ _CHUNK_BYTES = 64 * 1024
 """Windows are copied in pieces that stay in the cache between NumPy's gather and the buffer, and below
 malloc's threshold for memory that goes back to the kernel, and faults again, every time."""
 
+_MAX_VIEW_BYTES = 2**63
+"""NumPy refuses larger views. Maps lie within 2^47 bytes, so only windows of 65,536 tokens and more
+get there; those cost nothing more when they are copied one by one."""
+
 _COLD_SECONDS_PER_WINDOW = 20e-6
 """Populating a resident window takes about 0.1 us, reading one from a fast disk 50 us or more."""
 
@@ -150,6 +154,10 @@ class _Span:
     ) -> None:
         """Copy the windows at some addresses to some rows of `out`."""
         length = out.shape[1]
+        if (self._end - self._lowest) * length >= _MAX_VIEW_BYTES:
+            for row, address in zip(np.arange(len(out))[rows].tolist(), addresses.tolist(), strict=True):
+                out[row] = _strided(address, address + length * self.itemsize, self._dtype, length)[0]
+            return
         view = _strided(self._lowest, self._end, self._dtype, length)
         indices = ((addresses - np.uint64(self._lowest)) // np.uint64(self.itemsize)).astype(np.intp)
         step = max(1, _CHUNK_BYTES // (length * self.itemsize))

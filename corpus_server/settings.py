@@ -15,6 +15,7 @@ from corpus_server.errors import InvalidParameter
 
 MIB = 2**20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_TEXTS = {"path", "dtype", "tokenizer", "host", "state_dir"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,32 +144,39 @@ class Settings:
             InvalidParameter: an unknown table, key or value, named.
         """
         try:
-            tables = tomllib.loads(path.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InvalidParameter(f"cannot read {path}: {error}", parameter="config") from error
-        server = tables.pop("server", {})
-        listed = tables.pop("corpora", {})
         known = {f.name for f in dataclasses.fields(cls)} - {"corpora"}
-        for where, given, allowed in (
-            (f"{path}", tables, {"server", "corpora"}),
-            (f"{path} [server]", server, known),
-            *(
-                (f"{path} [corpora.{name}]", table, {"path", "dtype", "tokenizer"})
-                for name, table in listed.items()
-            ),
-        ):
-            if unknown := sorted(set(given) - allowed):
-                raise InvalidParameter(
-                    f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(allowed))}",
-                    parameter="config",
-                )
+        _check_table(f"{path}", tables, {"server", "corpora"})
+        server, listed = tables.get("server", {}), tables.get("corpora", {})
+        _check_table(f"{path} [server]", server, known)
+        _check_table(f"{path} [corpora]", listed)
         specs = []
         for name, table in listed.items():
+            where = f"{path} [corpora.{name}]"
+            _check_table(where, table, {"path", "dtype", "tokenizer"})
             if "path" not in table:
-                raise InvalidParameter(f"{path} [corpora.{name}]: path is missing", parameter="config")
+                raise InvalidParameter(f"{where}: path is missing", parameter="config")
             resolved = (path.parent / Path(table["path"]).expanduser()).resolve()
             specs.append(CorpusSpec(**{**table, "name": name, "path": resolved}))
         merged = {**server, **{name: value for name, value in overrides.items() if value is not None}}
         if "state_dir" in merged:
             merged["state_dir"] = Path(merged["state_dir"])
         return cls(corpora=(*specs, *corpora), **merged)
+
+
+def _check_table(where: str, table: object, known: set[str] | None = None) -> None:
+    """Refuse what is no table, keys that are not `known`, and other values than strings under _TEXTS."""
+    if not isinstance(table, dict):
+        raise InvalidParameter(f"{where} must be a table, got {table!r}", parameter="config")
+    if known is not None and (unknown := sorted(set(table) - known)):
+        raise InvalidParameter(
+            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}",
+            parameter="config",
+        )
+    for name in _TEXTS & (known or set()) & set(table):
+        if not isinstance(table[name], str):
+            raise InvalidParameter(
+                f"{where}: {name} must be a string, got {table[name]!r}", parameter="config"
+            )

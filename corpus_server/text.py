@@ -26,13 +26,21 @@ def decode(corpus: Corpus, tokens: Sequence[int]) -> str:
             remedy="put a tokenizer.json beside its shards, or start the server with --tokenizer",
         )
     if corpus.tokenizer_path == "bytes":
-        if any(not 0 <= token < 256 for token in tokens):
+        if (strange := next((token for token in tokens if not 0 <= token < 256), None)) is not None:
             raise TextUnavailable(
-                f"corpus {corpus.name!r} is read as bytes, but holds token {max(tokens)} above 255",
+                f"corpus {corpus.name!r} is read as bytes, but holds token {strange} outside [0, 256)",
                 remedy="start the server with --tokenizer PATH",
             )
         return bytes(tokens).decode("utf-8", errors="replace")
-    text: str = _load(corpus.tokenizer_path).decode(list(tokens), skip_special_tokens=False)
+    tokenizer = _load(corpus.tokenizer_path)
+    # The tokenizer leaves out ids that it does not know: the text would look right and be wrong.
+    for token in set(tokens):
+        if token < 0 or tokenizer.id_to_token(token) is None:
+            raise TextUnavailable(
+                f"corpus {corpus.name!r} holds token {token}, which is not in its tokenizer",
+                remedy="start the server with the --tokenizer that the corpus was made with",
+            )
+    text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)
     return text
 
 

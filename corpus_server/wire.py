@@ -61,10 +61,23 @@ def npy_header(shape: Sequence[int], dtype: np.dtype[np.integer]) -> bytes:
 
 
 def negotiate(accept: str | None, default: Format) -> Format:
-    """Return the answer's format for an `Accept` header: the first listed type that is known."""
+    """Return the answer's format for an `Accept` header: the known type of the highest weight.
+
+    Of equal weights the first counts (RFC 9110, 12.5.1); where no type is known, the default.
+    """
+    chosen, best = default, 0.0
     for item in (accept or "").split(","):
-        media_type = item.partition(";")[0].strip().lower()
+        media_type, *parameters = (part.strip().lower() for part in item.split(";"))
+        weight = next((_weight(part[2:]) for part in parameters if part.startswith("q=")), 1.0)
         for name in FORMATS:
-            if media_type == MEDIA_TYPES[name].partition(";")[0]:
-                return name
-    return default
+            if weight > best and media_type == MEDIA_TYPES[name].partition(";")[0]:
+                chosen, best = name, weight
+    return chosen
+
+
+def _weight(text: str) -> float:
+    """Return a weight in [0, 1]; one that cannot be read counts as not given."""
+    try:
+        return min(1.0, float(text))
+    except ValueError:
+        return 1.0

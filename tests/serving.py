@@ -116,10 +116,12 @@ class RunningServer:
         """Return the processes that answer requests, oldest first."""
         if self.workers == 1:
             return [self.pid]
-        children = psutil.Process(self.pid).children()
-        return sorted(
-            child.pid for child in children if any("spawn_main" in part for part in child.cmdline())
-        )
+        found = []
+        for child in psutil.Process(self.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended is no worker
+                if "spawn_main" in " ".join(child.cmdline()):
+                    found.append(child.pid)
+        return sorted(found)
 
     def log(self) -> str:
         """Return what the server has written since its last start."""

@@ -50,6 +50,18 @@ class Answering:
         """Run blocking work in a gather thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    async def run_admitted(self, work: Callable[[], T]) -> T:
+        """Run the blocking work of an answer that is made whole; it counts as one under way.
+
+        Raises:
+            Overloaded: at `max_concurrent_answers`.
+        """
+        self.admit()
+        try:
+            return await self.run(work)
+        finally:
+            self.leave()
+
     def check_size(self, size_bytes: int, parameter: str) -> None:
         """Refuse an answer before anything of it is computed.
 
@@ -156,15 +168,13 @@ class _TokenResponse(Response):
 
     async def prepare(self, checksummed: bool) -> None:
         """Read what must be known before the headers go out: the checksum, and that it can be read."""
-        if not self._pieces:
-            return
         if checksummed:
             digest = await self._answering.run(lambda: checksum(self._reading, self._buffer, self._prefix))
             self.headers[wire.CHECKSUM] = wire.checksum_value(digest)
             if len(self._pieces) == 1:
                 size = num_bytes(self._reading)
                 self._first = self._buffer.data[:size]
-        if self._first is None:
+        if self._pieces and self._first is None:
             self._first = await self._read(0)
 
     def release(self) -> None:

@@ -60,6 +60,8 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> ASGIApp:
         summary="Sampled windows of large token files, over HTTP",
         description=_DESCRIPTION,
         lifespan=lifespan,
+        # A redirect would spell the Host header that came; a name with a slash is simply not served.
+        redirect_slashes=False,
     )
     problems.install(app)
     app.include_router(router)

@@ -72,7 +72,7 @@ class Measured:
             nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
-            else:
+            elif scope["method"] != "HEAD":  # the protocol drops the body of those
                 sent += len(message.get("body", b""))
             await send(message)
 

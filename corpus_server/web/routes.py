@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -32,7 +33,8 @@ from corpus_server.web.schemas import (
 from corpus_server.web.service import Service, check_part, locate
 
 MAX_PLAN_BYTES = 64 * 2**20
-_READ = ["GET", "HEAD"]
+
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 router = APIRouter(
     responses={
@@ -43,8 +45,28 @@ router = APIRouter(
 )
 
 
+def _read(path: str, **options: Any) -> Callable[[_Endpoint], _Endpoint]:
+    """Register an endpoint for GET and HEAD.
+
+    The first route answers both; the second is only its description, in which an operation of two
+    methods would have one id twice.
+    """
+
+    def register(endpoint: _Endpoint) -> _Endpoint:
+        router.add_api_route(path, endpoint, methods=["GET", "HEAD"], include_in_schema=False, **options)
+        router.add_api_route(path, endpoint, methods=["GET"], **options)
+        return endpoint
+
+    return register
+
+
 async def _service(request: Request) -> Service:
     # A coroutine although it waits for nothing: FastAPI runs plain functions in a thread.
+    # Of a parameter that is given twice FastAPI would take the last.
+    names = [name for name, _ in request.query_params.multi_items()]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidParameter(f"{twice} is given twice", parameter=twice)
     return cast("Service", request.app.state.service)
 
 
@@ -52,13 +74,13 @@ ServiceHere = Annotated[Service, Depends(_service)]
 CorpusName = Annotated[str, Path(max_length=128)]
 
 
-@router.get("/healthz", tags=["operation"])
+@_read("/healthz", tags=["operation"])
 async def health() -> dict[str, str]:
     """Answer as long as the process lives."""
     return {"status": "alive"}
 
 
-@router.get("/readyz", tags=["operation"])
+@_read("/readyz", tags=["operation"])
 async def readiness(service: ServiceHere) -> Response:
     """Answer 200 while every corpus is as it was opened and plans can be kept, else 503."""
     failure = await run_in_threadpool(service.why_not_ready)
@@ -67,26 +89,26 @@ async def readiness(service: ServiceHere) -> Response:
     return _json({"status": "ready", "corpora": list(service.catalog.corpora)}, cached=False)
 
 
-@router.get("/metrics", tags=["operation"])
+@_read("/metrics", tags=["operation"])
 async def prometheus() -> Response:
     """Return Prometheus text over all worker processes."""
     content = await run_in_threadpool(metrics.render)
     return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.api_route("/v1/corpora", methods=_READ, tags=["corpora"], response_model=CorporaAnswer)
+@_read("/v1/corpora", tags=["corpora"], response_model=CorporaAnswer)
 async def corpora(service: ServiceHere) -> Any:
     """Describe all corpora."""
     return {"corpora": [corpus.describe() for corpus in service.catalog.corpora.values()]}
 
 
-@router.api_route("/v1/corpora/{name}", methods=_READ, tags=["corpora"], response_model=CorpusAnswer)
+@_read("/v1/corpora/{name}", tags=["corpora"], response_model=CorpusAnswer)
 async def corpus(name: CorpusName, service: ServiceHere) -> Any:
     """Describe one corpus."""
     return service.catalog.corpus(name).describe()
 
 
-@router.api_route("/v1/corpora/{name}/tokens", methods=_READ, tags=["corpora"])
+@_read("/v1/corpora/{name}/tokens", tags=["corpora"])
 async def tokens(
     request: Request, name: CorpusName, query: Annotated[TokensQuery, Query()], service: ServiceHere
 ) -> Response:
@@ -105,7 +127,7 @@ async def tokens(
     return await _range(request, service, name, query.start, query.start + count, query, default="raw")
 
 
-@router.api_route("/v1/corpora/{name}/documents/{number}", methods=_READ, tags=["corpora"])
+@_read("/v1/corpora/{name}/documents/{number}", tags=["corpora"])
 async def document(
     request: Request,
     name: CorpusName,
@@ -128,13 +150,13 @@ async def post_plan(request: Request, service: ServiceHere) -> Any:
         if len(body) > MAX_PLAN_BYTES:
             return problem(413, "body-too-large", f"a plan holds at most {MAX_PLAN_BYTES} bytes")
     try:
-        parsed = json.loads(bytes(body), parse_constant=_refuse_constant)
+        parsed = json.loads(bytes(body), parse_constant=_refuse_constant, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise InvalidPlan(f"the body must be a plan document in JSON: {error}") from error
     return (await run_in_threadpool(service.keep, Plan.from_json(parsed))).describe()
 
 
-@router.api_route("/v1/plans", methods=_READ, tags=["plans"], response_model=PlansAnswer)
+@_read("/v1/plans", tags=["plans"], response_model=PlansAnswer)
 async def plans(query: Annotated[PlansQuery, Query()], service: ServiceHere) -> Any:
     """List the plans this server has seen, last seen first."""
     newest = await run_in_threadpool(service.store.newest, query.limit)
@@ -143,13 +165,13 @@ async def plans(query: Annotated[PlansQuery, Query()], service: ServiceHere) -> 
     }
 
 
-@router.api_route("/v1/plans/{plan_id}", methods=_READ, tags=["plans"], response_model=PlanAnswer)
+@_read("/v1/plans/{plan_id}", tags=["plans"], response_model=PlanAnswer)
 async def plan(plan_id: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], service: ServiceHere) -> Any:
     """Describe a plan: its document, its sources, its shard list."""
     return (await service.by_id(plan_id)).describe()
 
 
-@router.api_route("/v1/indices", methods=_READ, tags=["training"])
+@_read("/v1/indices", tags=["training"])
 async def indices(
     request: Request, query: Annotated[BatchesQuery, Query()], service: ServiceHere
 ) -> Response:
@@ -181,7 +203,7 @@ async def indices(
     return Response(content, headers=headers, media_type=wire.MEDIA_TYPES[chosen])
 
 
-@router.api_route("/v1/batches", methods=_READ, tags=["training"])
+@_read("/v1/batches", tags=["training"])
 async def batches(
     request: Request, query: Annotated[BatchesQuery, Query()], service: ServiceHere
 ) -> Response:
@@ -209,7 +231,7 @@ async def batches(
         fields |= {"world_size": query.world_size, "dtype": bound.dtype.name}
         return await _tokens_as_json(service, reading, fields, headers)
     if chosen == "text":
-        content = await service.answering.run(lambda: _batches_as_text(bound, reading, query))
+        content = await service.answering.run_admitted(lambda: _batches_as_text(bound, reading, query))
         return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["text"])
     checksummed = query.checksum == "true"
     return await service.answering.tokens(
@@ -249,7 +271,9 @@ async def _range(
         }
         return await _tokens_as_json(service, reading, described, headers)
     if chosen == "text":
-        content = await service.answering.run(lambda: text.decode(corpus, read_all(reading).tolist()))
+        content = await service.answering.run_admitted(
+            lambda: text.decode(corpus, read_all(reading).tolist())
+        )
         return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["text"])
     return await service.answering.tokens(
         request, reading, npy=chosen == "npy", checksummed=query.checksum == "true", headers=headers
@@ -259,8 +283,10 @@ async def _range(
 async def _tokens_as_json(
     service: Service, reading: Reading, fields: dict[str, Any], headers: dict[str, str]
 ) -> Response:
-    tokens = await service.answering.run(lambda: read_all(reading).tolist())
-    return _json({**fields, "tokens": tokens}, headers)
+    content = await service.answering.run_admitted(
+        lambda: _encode({**fields, "tokens": read_all(reading).tolist()})
+    )
+    return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["json"])
 
 
 def _batches_as_text(bound: BoundPlan, reading: Windows, query: StepsQuery) -> str:
@@ -308,9 +334,20 @@ def _not_modified(request: Request, headers: dict[str, str]) -> Response | None:
 
 
 def _json(value: object, headers: dict[str, str] | None = None, *, cached: bool = True) -> Response:
-    content = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
     extra = {} if cached else {"Cache-Control": "no-store"}
-    return Response(content, headers={**(headers or {}), **extra}, media_type="application/json")
+    return Response(_encode(value), headers={**(headers or {}), **extra}, media_type="application/json")
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is given twice")
+    return fields
 
 
 def _refuse_constant(name: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from types import FrameType
 
 import uvicorn
 
+from corpus_server.errors import InvalidParameter
 from corpus_server.settings import Settings
 
 _WORKER_HEALTH_SECONDS = 60
@@ -23,10 +25,14 @@ def run(settings: Settings, *, log_level: str = "info") -> None:
     """Serve until SIGTERM or SIGINT.
 
     The corpora should have been opened once before, so that a mistake is one line and no worker.
+
+    Raises:
+        InvalidParameter: nothing can listen there, or the state folder cannot be written.
     """
     # uvicorn raises the signal that ended it once more: by default it would kill this process
     # before the metrics folder is removed, and with an exit code that looks like a failure.
     signal.signal(signal.SIGTERM, _exit)
+    _check_address(settings.host, settings.port)
     with _metrics_folder(settings):
         # Imported here: prometheus-client reads its folder from the environment at import.
         from corpus_server.web.app import SETTINGS_VARIABLE
@@ -51,6 +57,20 @@ def run(settings: Settings, *, log_level: str = "info") -> None:
         )
 
 
+def _check_address(host: str, port: int) -> None:
+    """Bind once before anything starts: uvicorn's own message names neither host nor port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise InvalidParameter(
+            f"cannot listen on host {host}, port {port}: {error.strerror}; give others with --host, --port",
+            parameter="port",
+        ) from error
+
+
 def _exit(number: int, frame: FrameType | None) -> None:
     sys.exit(0)
 
@@ -62,7 +82,13 @@ def _metrics_folder(settings: Settings) -> Iterator[None]:
     A killed server leaves its folder behind; the next one to start here removes it.
     """
     parent = settings.state_dir / "metrics"
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidParameter(
+            f"state_dir {settings.state_dir} cannot be written: {error}; give another with --state-dir",
+            parameter="state_dir",
+        ) from error
     for old in parent.iterdir():
         if old.name.isdigit() and not Path(f"/proc/{old.name}").exists():
             shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,178 @@
+"""The command line as a person or a script meets it: exit codes, one clear line, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from corpus_server import __version__
+from tests.conftest import ServedCorpus
+from tests.corpora import some_tokens, write_raw
+from tests.serving import command, environment
+
+
+def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end; what it keeps goes to the current folder."""
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        env=environment(XDG_STATE_HOME=str(cwd or "/nonexistent")),
+        cwd=cwd,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"corpus-server {__version__}\n"
+
+
+def test_help_names_every_command_and_succeeds() -> None:
+    said = run("--help")
+    assert said.returncode == 0
+    assert all(name in said.stdout for name in ("serve", "inspect", "verify"))
+
+
+def test_inspect_describes_a_folder(corpora: dict[str, ServedCorpus]) -> None:
+    said = run("inspect", corpora["mixed"].path)
+    assert (said.returncode, said.stderr) == (0, "")
+    for part in ("mixed", "1,934 (uint32)", "no index", "sampled-", "llm.c", "0.bin", "2.npy", "901"):
+        assert part in said.stdout
+
+
+def test_inspect_as_json(corpora: dict[str, ServedCorpus]) -> None:
+    said = run("inspect", corpora["docs"].path, "--json")
+    described = json.loads(said.stdout)
+    assert (described["name"], described["num_tokens"], described["num_documents"]) == ("docs.bin", 11, 3)
+    assert [shard["format"] for shard in described["shards"]] == ["megatron"]
+    assert said.stderr == ""
+
+
+def test_verify_records_confirms_and_finds_damage(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", some_tokens(5000))
+    assert "no hashes are recorded" in run("verify", path).stdout
+    recorded = json.loads(run("verify", path, "--record", "--json").stdout)
+    assert recorded["fingerprints"]["full"].startswith("full-")
+    confirmed = run("verify", path, "--json")
+    assert (confirmed.returncode, json.loads(confirmed.stdout)["ok"]) == (0, True)
+    with path.open("r+b") as file:
+        file.seek(4000)
+        file.write(b"\xff\xff")
+    damaged = run("verify", path)
+    assert damaged.returncode == 1
+    assert "a.bin, block 0, tokens 0 to 5000" in damaged.stdout
+    as_json = run("verify", path, "--json")
+    assert (as_json.returncode, json.loads(as_json.stdout)["ok"]) == (1, False)
+
+
+def bad_llmc(folder: Path) -> list[str | Path]:
+    header = b"\x88\xd8\x34\x01" + b"\x01\0\0\0" + b"\x0c\0\0\0" + bytes(1012)
+    (folder / "cut.bin").write_bytes(header + bytes(20))
+    return [folder / "cut.bin"]
+
+
+def config(text: str) -> Callable[[Path], list[str | Path]]:
+    def write(folder: Path) -> list[str | Path]:
+        (folder / "corpus.toml").write_text(text)
+        return ["--config", folder / "corpus.toml"]
+
+    return write
+
+
+def good(*more: str) -> Callable[[Path], list[str | Path]]:
+    return lambda folder: [write_raw(folder / "a.bin", [1, 2, 3]), *more]
+
+
+def state_dir_is_a_file(folder: Path) -> list[str | Path]:
+    (folder / "state").touch()
+    return [*good("--port", "0")(folder), "--state-dir", folder / "state"]
+
+
+CORPUS = '[corpora.web]\npath = "."\n'
+MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
+    ("nothing", lambda folder: [], "no corpus to serve"),
+    ("missing", lambda folder: [folder / "none"], "found nothing"),
+    ("empty-folder", lambda folder: [folder], "expected token files in the folder"),
+    ("damaged", bad_llmc, "cut.bin"),
+    ("device", lambda folder: [Path("/dev/null")], "regular file"),
+    ("name", lambda folder: [f"a b={folder}"], "corpus name 'a b'"),
+    ("same-name", lambda folder: [*good()(folder), *good()(folder)], "two corpora are named 'a'"),
+    ("dtype", good("--dtype", "float32"), "dtype must be one of uint8"),
+    ("tokenizer", good("--tokenizer", "/none.json"), "found no file /none.json"),
+    ("port-range", good("--port", "65536"), r"port must be in \[0, 65535\]"),
+    ("port-text", good("--port", "http"), "Invalid value for '--port'"),
+    ("workers", good("--workers", "0"), "workers must be in"),
+    ("log-level", good("--log-level", "loud"), "log_level must be one of .* got 'loud'"),
+    ("host", good("--host", "none.invalid", "--port", "0"), "cannot listen on host none.invalid, port 0"),
+    ("option", good("--prot", "1"), "No such option: --prot"),
+    ("no-config", lambda folder: ["--config", folder / "none.toml"], "none.toml.* does not exist"),
+    ("config-toml", config("port: 1"), "cannot read"),
+    ("config-key", config(CORPUS + "[server]\nprot = 1"), "unknown prot"),
+    ("config-type", config("corpora = 3"), "must be a table"),
+    ("state-dir", state_dir_is_a_file, "state_dir .* cannot be written"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [pytest.param(*mistake, id=name) for name, *mistake in MISTAKES]
+)
+def test_a_mistake_is_one_clear_line_and_no_server(
+    tmp_path: Path, arguments: Callable[[Path], list[str | Path]], message: str
+) -> None:
+    """Catalogue row 11: no traceback, no restart loop, an exit code that is not 0."""
+    said = run("serve", *arguments(tmp_path), cwd=tmp_path)
+    assert said.returncode not in (0, -signal.SIGTERM)
+    assert "Traceback" not in said.stderr
+    assert len([line for line in said.stderr.splitlines() if re.search(message, line)]) == 1, said.stderr
+    assert "Started" not in said.stderr
+
+
+@pytest.mark.parametrize("command_name", ["inspect", "verify"])
+def test_a_missing_path_is_a_mistake_and_not_damage(command_name: str, tmp_path: Path) -> None:
+    said = run(command_name, tmp_path / "none")
+    assert said.returncode in (1, 2)
+    assert "found nothing" in said.stdout + said.stderr
+    assert "Traceback" not in said.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_port_in_use_ends_the_server(tmp_path: Path, workers: str) -> None:
+    path = write_raw(tmp_path / "a.bin", some_tokens(100))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        began = time.monotonic()
+        said = run("serve", path, "--port", port, "--workers", workers, "--state-dir", tmp_path / "state")
+    assert said.returncode not in (0, None)
+    assert time.monotonic() - began < 30
+    assert f"cannot listen on host 127.0.0.1, port {port}: Address already in use" in said.stderr
+    assert "Traceback" not in said.stderr
+    assert "Started" not in said.stderr
+
+
+def test_output_to_a_closed_pipe_is_no_traceback(corpora: dict[str, ServedCorpus]) -> None:
+    """As in `corpus-server inspect ... | head -0`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        command("inspect", corpora["web"].path, "--json"),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    os.close(writer)
+    assert ended.returncode != 0
+    assert "Traceback" not in ended.stderr

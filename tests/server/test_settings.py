@@ -1,0 +1,148 @@
+"""Settings: every mistake is one sentence that names where it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpus_server.errors import InvalidParameter
+from corpus_server.settings import CorpusSpec, Settings, default_state_dir
+
+WEB = CorpusSpec(name="web", path=Path("/data/web"))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "path"),
+    [
+        ("/data/web", "web", "/data/web"),
+        ("/data/train.bin", "train", "/data/train.bin"),
+        ("web=/data/x.bin", "web", "/data/x.bin"),
+        ("web.v2=/data/x", "web.v2", "/data/x"),
+        ("/data/a=b/web", "web", "/data/a=b/web"),
+        ("web=/data/a=b", "web", "/data/a=b"),
+    ],
+)
+def test_a_corpus_on_the_command_line(text: str, name: str, path: str) -> None:
+    assert CorpusSpec.parse(text) == CorpusSpec(name=name, path=Path(path))
+
+
+def test_a_relative_path_is_resolved_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CorpusSpec.parse("web=data/../x.bin").path == tmp_path / "x.bin"
+    assert CorpusSpec.parse(".").path == tmp_path
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".web", "-web", "a/b", "a b", "ä", "web\n", "web\x00", "a" * 129, "a?b", "a%2fb"]
+)
+def test_names_that_would_not_survive_a_url_are_refused(name: str) -> None:
+    with pytest.raises(InvalidParameter, match="NAME=PATH"):
+        CorpusSpec(name=name, path=Path("/data"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"port": -1}, r"port must be in \[0, 65535\], got -1"),
+        ({"port": 65536}, "got 65536"),
+        ({"port": True}, "got True"),
+        ({"port": 80.5}, "got 80.5"),
+        ({"workers": 0}, r"workers must be in \[1, 256\]"),
+        ({"max_answer_bytes": 0}, "max_answer_bytes"),
+        ({"max_concurrent_answers": 0}, "max_concurrent_answers"),
+        ({"buffer_bytes": 1000}, "buffer_bytes"),
+        ({"send_timeout_seconds": 0}, "send_timeout_seconds"),
+        ({"send_timeout_seconds": float("nan")}, "got nan"),
+        ({"keep_alive_seconds": "75"}, "got '75'"),
+        ({"corpora": ()}, "no corpus to serve"),
+        ({"corpora": (WEB, WEB)}, "two corpora are named 'web'"),
+    ],
+)
+def test_values_outside_their_range_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        Settings(**{"corpora": (WEB,), **change})
+
+
+def test_workers_read_what_the_supervisor_wrote() -> None:
+    specs = (WEB, CorpusSpec(name="ü".encode().hex(), path=Path("/ü"), dtype="uint32", tokenizer="bytes"))
+    settings = Settings(corpora=specs, port=1, state_dir=Path("/s"), send_timeout_seconds=0.5)
+    assert Settings.from_json(settings.to_json()) == settings
+
+
+def test_a_file_and_the_command_line(tmp_path: Path) -> None:
+    """Paths of the file are relative to the file; the command line goes before it."""
+    (tmp_path / "corpus.toml").write_text(
+        'server = {port = 1, workers = 2, state_dir = "/s", send_timeout_seconds = 5}\n'
+        '[corpora.web]\npath = "web"\ndtype = "uint32"\n'
+        '[corpora.code]\npath = "/data/code"\ntokenizer = "bytes"\n'
+    )
+    other = CorpusSpec(name="other", path=Path("/o"))
+    settings = Settings.from_toml(tmp_path / "corpus.toml", corpora=(other,), port=9, host=None)
+    assert settings == Settings(
+        corpora=(
+            CorpusSpec(name="web", path=tmp_path / "web", dtype="uint32"),
+            CorpusSpec(name="code", path=Path("/data/code"), tokenizer="bytes"),
+            other,
+        ),
+        port=9,
+        workers=2,
+        state_dir=Path("/s"),
+        send_timeout_seconds=5,
+    )
+
+
+CORPUS = '[corpora.web]\npath = "/data"\n'
+FILE_MISTAKES: list[tuple[str, bytes | str, str]] = [
+    ("no-toml", "port: 8000", "cannot read"),
+    ("no-utf8", b"\xff\xfe", "cannot read"),
+    ("unknown-table", CORPUS + "[sever]\nport = 1", "unknown sever; known are corpora, server"),
+    ("unknown-key", CORPUS + "[server]\nprot = 1", r"\[server\]: unknown prot; known are .*port"),
+    ("unknown-corpus-key", CORPUS + 'dtpye = "uint8"', r"\[corpora\.web\]: unknown dtpye"),
+    ("no-path", '[corpora.web]\ndtype = "uint8"', "path is missing"),
+    ("bad-name", '[corpora."a b"]\npath = "/data"', "corpus name 'a b'"),
+    ("port-text", CORPUS + '[server]\nport = "80"', "port must be in"),
+    ("workers-range", CORPUS + "[server]\nworkers = 1000", "workers must be in"),
+    ("server-no-table", "server = 3\n" + CORPUS, r"server.* must be a table"),
+    ("corpora-no-table", "corpora = 3", r"corpora.* must be a table"),
+    ("corpora-array", '[[corpora]]\npath = "/data"', r"corpora.* must be a table"),
+    ("corpus-no-table", '[corpora]\nweb = "/data"', r"corpora\.web.* must be a table"),
+    ("path-number", "[corpora.web]\npath = 3", r"path must be a string, got 3"),
+    ("dtype-number", CORPUS + "dtype = 16", r"dtype must be a string, got 16"),
+    ("tokenizer-list", CORPUS + "tokenizer = []", r"tokenizer must be a string, got \[\]"),
+    ("host-number", CORPUS + "[server]\nhost = 127", r"host must be a string, got 127"),
+    ("state-dir-number", CORPUS + "[server]\nstate_dir = 1", r"state_dir must be a string, got 1"),
+    ("nothing", "", "no corpus to serve"),
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [pytest.param(*mistake, id=name) for name, *mistake in FILE_MISTAKES]
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, content: bytes | str, message: str) -> None:
+    path = tmp_path / "corpus.toml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InvalidParameter, match=message) as caught:
+        Settings.from_toml(path)
+    assert "\n" not in caught.value.detail
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match=r"cannot read .*none\.toml"):
+        Settings.from_toml(tmp_path / "none.toml")
+
+
+def test_the_state_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/x")
+    assert default_state_dir() == Path("/x/corpus-server")
+    assert Settings(corpora=(WEB,)).state_dir == Path("/x/corpus-server")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/h")
+    assert default_state_dir() == Path("/h/.local/state/corpus-server")
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings(corpora=(WEB,)).port = 1  # type: ignore[misc]

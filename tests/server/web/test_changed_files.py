@@ -1,0 +1,203 @@
+"""Files that change under a running server: never a wrong token, and whatever is intact goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.corpora import some_tokens, write_raw
+from tests.reference import batch, one_source
+from tests.serving import RunningServer
+
+SEQ_LEN, ROWS = 64, 8
+PLANS = {name: one_source(name, SEQ_LEN, ROWS, order="sequential") for name in ("two", "other")}
+QUERY = {"seq_len": SEQ_LEN, "batch_size": ROWS, "order": "sequential"}
+NUM_TOKENS = 50_000  # 781 windows a shard: steps 0 to 96 read shard 0, step 97 both, 98 and on shard 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, seeds in (("two", (0, 1)), ("other", (2,))):
+        (tmp_path / name).mkdir()
+        for number, seed in enumerate(seeds):
+            write_raw(tmp_path / name / f"{number}.bin", some_tokens(NUM_TOKENS, seed=seed))
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[RunningServer]:
+    corpora = {name: folder / name for name in ("two", "other")}
+    with RunningServer(corpora, folder, workers=2) as running:
+        yield running
+
+
+def expected_batches(steps: range) -> dict[tuple[str, int], bytes]:
+    shards = {"two": [some_tokens(NUM_TOKENS, seed=seed) for seed in (0, 1)]}
+    shards["other"] = [some_tokens(NUM_TOKENS, seed=2)]
+    return {
+        (name, step): batch(PLANS[name], shards[name], step).astype("uint16").tobytes()
+        for name in shards
+        for step in steps
+    }
+
+
+class Load:
+    """Threads that ask for random steps and sort the answers.
+
+    Attributes:
+        wrong: (corpus, step) answered with other tokens than were written.
+        refused: (corpus, step) answered 503 corpus-changed.
+        other: statuses that should not occur.
+        broken: connections that ended early, as a killed worker's do.
+    """
+
+    def __init__(self, server: RunningServer, steps: range) -> None:
+        self._server = server
+        self._expected = expected_batches(steps)
+        self._stop = threading.Event()
+        self.answered = 0
+        self.wrong: list[tuple[str, int]] = []
+        self.refused: set[tuple[str, int]] = set()
+        self.other: list[tuple[str, int, int]] = []
+        self.broken = 0
+        self._threads = [threading.Thread(target=self._work, args=(seed,)) for seed in range(3)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _work(self, seed: int) -> None:
+        draw = random.Random(seed)
+        keys = sorted(self._expected)
+        while not self._stop.is_set():
+            name, step = draw.choice(keys)
+            try:
+                answer = self._server.get("/v1/batches", corpus=name, step=step, **QUERY)
+            except (OSError, http.client.HTTPException):
+                self.broken += 1
+                continue
+            self.answered += 1
+            if answer.status == 200 and answer.body != self._expected[name, step]:
+                self.wrong.append((name, step))
+            elif answer.status == 503 and answer.json()["type"] == "corpus-changed":
+                self.refused.add((name, step))
+            elif answer.status != 200:
+                self.other.append((name, step, answer.status))
+
+
+@pytest.mark.parametrize("keep", [60_000, 60_001, 4096, 0], ids=lambda keep: f"keep-{keep}")
+def test_a_shard_is_truncated_under_load(server: RunningServer, folder: Path, keep: int) -> None:
+    """Catalogue row 13: to the middle of a page, to the middle of a token, to a whole page, to nothing."""
+    steps = range(80, 120)
+    with Load(server, steps) as load:
+        time.sleep(0.4)
+        assert load.refused == set()
+        os.truncate(folder / "two" / "1.bin", keep)
+        time.sleep(0.6)
+    assert load.answered > 100
+    assert (load.wrong, load.other) == ([], [])
+    assert load.refused
+    assert load.refused <= {("two", step) for step in steps if step >= 97}
+    for step, status in ((0, 200), (96, 200), (97, 503), (98, 503), (150, 503)):
+        answer = server.get("/v1/batches", corpus="two", step=step, **QUERY)
+        assert answer.status == status, step
+        if status == 503:
+            assert answer.json()["type"] == "corpus-changed"
+            assert f"1.bin: 100000 bytes at opening, {keep} now" in answer.json()["detail"]
+            assert answer.headers["ETag"] is None
+    assert server.get("/v1/batches", corpus="other", step=0, **QUERY).status == 200
+    assert server.get("/v1/corpora/two/tokens", start=NUM_TOKENS - 9, count=10).status == 503
+    assert server.get("/v1/corpora/two/tokens", start=NUM_TOKENS - 9, count=9).status == 200
+    assert len(server.worker_pids()) == 2
+
+
+@pytest.mark.parametrize("change", ["extended", "written"])
+def test_a_shard_that_is_written_to_is_refused(server: RunningServer, folder: Path, change: str) -> None:
+    """Catalogue row 14: no mixed versions."""
+    assert server.get("/readyz").status == 200
+    with (folder / "two" / "1.bin").open("ab" if change == "extended" else "r+b") as file:
+        file.write(b"\x01\x02")
+    assert server.get("/v1/batches", corpus="two", step=150, **QUERY).json()["type"] == "corpus-changed"
+    assert server.get("/v1/batches", corpus="two", step=0, **QUERY).status == 200
+    ready = server.get("/readyz")
+    assert (ready.status, ready.json()["type"]) == (503, "not-ready")
+    assert "1.bin" in ready.json()["detail"]
+    assert server.get("/healthz").status == 200
+
+
+def replace(path: Path) -> None:
+    write_raw(path.with_name("new"), some_tokens(NUM_TOKENS, seed=9)).replace(path)
+
+
+def replace_by_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("change", [replace, replace_by_link, delete])
+def test_a_shard_that_is_replaced_keeps_its_old_tokens(
+    server: RunningServer, folder: Path, change: object
+) -> None:
+    """Catalogue rows 14 and 26: the open file is what is served, until a restart."""
+    with Load(server, range(90, 105)) as load:
+        time.sleep(0.15)
+        change(folder / "two" / "1.bin")  # type: ignore[operator]
+        time.sleep(0.15)
+    assert load.answered > 20
+    assert (load.wrong, load.refused, load.other, load.broken) == ([], set(), [], 0)
+
+
+def test_a_replaced_corpus_is_another_one_after_a_restart(server: RunningServer, folder: Path) -> None:
+    plan = server.post_plan(PLANS["two"]).json()
+    replace(folder / "two" / "1.bin")
+    server.restart()
+    refused = server.get("/v1/batches", plan=plan["id"], step=0)
+    assert (refused.status, refused.json()["type"]) == (409, "fingerprint-mismatch")
+    assert server.post_plan(PLANS["two"]).json()["id"] != plan["id"]
+
+
+def test_a_file_cut_in_the_midst_of_an_answer_ends_the_answer_early(tmp_path: Path) -> None:
+    """What came is right, and the missing rest betrays itself by the length."""
+    tokens = some_tokens(20_000_000, seed=4)
+    path = write_raw(tmp_path / "large.bin", tokens)
+    with RunningServer({"large": path}, tmp_path) as server:
+        connection = server.connect()
+        connection.request("GET", "/v1/corpora/large/tokens?count=20000000&checksum=false")
+        response = connection.getresponse()
+        received = response.read(1_000_000)
+        os.truncate(path, 30_000_000)
+        with contextlib.suppress(http.client.IncompleteRead, ConnectionError):
+            while part := response.read(1_000_000):
+                received += part
+        connection.close()
+        assert len(received) < 40_000_000
+        assert tokens.tobytes().startswith(received)
+        assert server.get("/healthz").status == 200
+
+
+def test_two_servers_may_serve_the_same_corpus(server: RunningServer, folder: Path) -> None:
+    """Catalogue row 12: from folders of their own, with the same plan ids."""
+    second = folder / "second"
+    second.mkdir()
+    with contextlib.ExitStack() as opened:
+        other = opened.enter_context(RunningServer({"two": folder / "two"}, second))
+        assert other.post_plan(PLANS["two"]).json() == server.post_plan(PLANS["two"]).json()
+    assert sorted(path.name for path in (folder / "two").iterdir()) == ["0.bin", "1.bin"]

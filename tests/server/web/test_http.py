@@ -1,0 +1,154 @@
+"""What HTTP promises: lengths, caching, negotiation, HEAD, pipelining."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+
+import pytest
+
+from tests.serving import RunningServer, ask, host_and_port
+
+BATCH = "/v1/batches?corpus=web&seq_len=16&batch_size=12&step=5"
+RANGE = "/v1/corpora/text/tokens?start=1&count=50"
+DOCUMENT = "/v1/corpora/docs/documents/1?x="[:-3]
+INDICES = "/v1/indices?corpus=web&seq_len=16&batch_size=12&step=5"
+
+
+def with_format(target: str, chosen: str) -> str:
+    return f"{target}{'&' if '?' in target else '?'}format={chosen}"
+
+
+TOKEN_TARGETS = [
+    with_format(target, chosen)
+    for target, formats in (
+        (BATCH, ("raw", "npy", "json")),
+        (RANGE, ("raw", "npy", "json", "text")),
+        (DOCUMENT, ("raw", "npy", "json")),
+        (INDICES, ("raw", "npy", "json")),
+    )
+    for chosen in formats
+]
+CONTENT_TYPES = {
+    "raw": "application/octet-stream",
+    "npy": "application/x-npy",
+    "json": "application/json",
+    "text": "text/plain; charset=utf-8",
+}
+
+
+@pytest.mark.parametrize("target", TOKEN_TARGETS)
+def test_an_answer_has_an_exact_length_and_may_be_kept_for_ever(server: RunningServer, target: str) -> None:
+    answer = server.get(target)
+    assert answer.status == 200
+    assert int(answer.headers["Content-Length"]) == len(answer.body) > 0
+    assert answer.headers["Transfer-Encoding"] is None
+    assert answer.headers["Content-Type"] == CONTENT_TYPES[target.rpartition("=")[2]]
+    assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+    assert answer.headers["Vary"] is None
+    assert answer.headers["ETag"].startswith('"')
+    assert answer.headers.get_all("Content-Type") == [answer.headers["Content-Type"]]
+
+
+@pytest.mark.parametrize("target", TOKEN_TARGETS)
+def test_head_has_the_headers_and_no_body(server: RunningServer, target: str) -> None:
+    get, head = server.get(target), server.get(target, method="HEAD")
+    assert (head.status, head.body) == (200, b"")
+    optional = {"date", "corpus-checksum"}  # a checksum costs the whole answer (RFC 9110, 9.3.2)
+    got = {name.lower(): value for name, value in get.headers.items() if name.lower() not in optional}
+    assert got == {name.lower(): v for name, v in head.headers.items() if name.lower() not in optional}
+
+
+@pytest.mark.parametrize("target", TOKEN_TARGETS)
+def test_an_answer_that_the_caller_holds_is_not_sent_again(server: RunningServer, target: str) -> None:
+    etag = server.get(target).headers["ETag"]
+    for given in (etag, f'"other", {etag}', f"W/{etag}", "*"):
+        unchanged = server.get(target, headers={"If-None-Match": given})
+        assert (unchanged.status, unchanged.body) == (304, b"")
+        assert unchanged.headers["ETag"] == etag
+        assert unchanged.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+    assert server.get(target, headers={"If-None-Match": '"other"'}).status == 200
+
+
+def test_different_answers_have_different_etags(server: RunningServer) -> None:
+    targets = [
+        *TOKEN_TARGETS,
+        BATCH.replace("step=5", "step=6"),
+        BATCH + "&count=2",
+        BATCH + "&world_size=2",
+        BATCH + "&world_size=2&rank=1",
+        BATCH + "&seed=1",
+        BATCH + "&order=sequential",
+        BATCH + "&stride=17",
+        RANGE.replace("start=1", "start=2"),
+        RANGE.replace("text", "words"),
+    ]
+    # A document and the same range of tokens are two resources, each with tags of its own.
+    etags = [server.get(target).headers["ETag"] for target in targets]
+    assert len(set(etags)) == len(targets)
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/x-npy", "application/octet-stream"])
+def test_the_accept_header_chooses_as_format_does(server: RunningServer, accept: str) -> None:
+    chosen = next(name for name, media_type in CONTENT_TYPES.items() if media_type == accept)
+    answer = server.get(BATCH, headers={"Accept": accept})
+    assert answer.headers["Vary"] == "Accept"
+    assert answer.headers["Content-Type"] == accept
+    assert answer.body == server.get(with_format(BATCH, chosen)).body
+
+
+def test_format_goes_before_accept(server: RunningServer) -> None:
+    answer = server.get(BATCH + "&format=npy", headers={"Accept": "application/json"})
+    assert answer.headers["Content-Type"] == "application/x-npy"
+
+
+@pytest.mark.parametrize("target", [BATCH, RANGE, with_format(BATCH, "npy"), with_format(INDICES, "raw")])
+def test_without_a_checksum_the_same_bytes(server: RunningServer, target: str) -> None:
+    plain, summed = server.get(target + "&checksum=false"), server.get(target + "&checksum=true")
+    assert plain.headers["Corpus-Checksum"] is None
+    assert summed.headers["Corpus-Checksum"] is not None
+    assert plain.body == summed.body
+
+
+def test_requests_in_a_row_on_one_connection(server: RunningServer) -> None:
+    with closing(server.connect()) as connection:
+        first = ask(connection, BATCH)
+        assert ask(connection, BATCH + "&format=json").status == 200
+        assert ask(connection, BATCH, method="HEAD").body == b""
+        assert ask(connection, BATCH + "&stepp=1").status == 422
+        assert ask(connection, "/v1/plans", method="POST", body=b"{}").status == 422
+        assert ask(connection, BATCH).body == first.body
+
+
+def read_answers(connection: socket.socket, count: int) -> list[bytes]:
+    """Read the bodies of pipelined answers, cut by their Content-Length."""
+    received = b""
+    bodies = []
+    while len(bodies) < count:
+        head, separator, rest = received.partition(b"\r\n\r\n")
+        if separator:
+            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            length = int(lengths[0].split(b":")[1])
+            if len(rest) >= length:
+                assert head.startswith(b"HTTP/1.1 200")
+                bodies.append(rest[:length])
+                received = rest[length:]
+                continue
+        part = connection.recv(65536)
+        assert part, "the server closed the connection"
+        received += part
+    assert received == b""
+    return bodies
+
+
+def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None:
+    """A client keeps several requests on the wire to save the wake-ups in between."""
+    targets = [
+        BATCH.replace("step=5", f"step={step}") + ("&format=npy" if step % 3 == 0 else "")
+        for step in range(40)
+    ]
+    expected = [server.get(target).body for target in targets]
+    with socket.create_connection(host_and_port(server.url), timeout=20) as connection:
+        wire = "".join(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n" for target in targets)
+        connection.sendall(wire.encode())
+        assert read_answers(connection, len(targets)) == expected
