@@ -12,7 +12,6 @@ import numpy as np
 from corpus_server.corpus import Corpus
 from corpus_server.errors import FingerprintMismatch, UnknownCorpus
 from corpus_server.gather import Gatherer
-from corpus_server.pages import Pager
 from corpus_server.plan import Plan, Sampler
 from corpus_server.settings import CorpusSpec
 from corpus_server.shard import Shard
@@ -29,7 +28,7 @@ class BoundPlan:
         dtype: type of the answers, the widest of the sources.
     """
 
-    def __init__(self, plan: Plan, corpora: Mapping[str, Corpus], pager: Pager) -> None:
+    def __init__(self, plan: Plan, corpora: Mapping[str, Corpus]) -> None:
         self.plan = plan
         self.corpora = {name: corpora[name] for name in plan.sources}
         self.shards: list[tuple[str, Shard]] = [
@@ -38,7 +37,7 @@ class BoundPlan:
         self.sampler = Sampler(
             plan, {name: [shard.num_tokens for shard in c.shards] for name, c in self.corpora.items()}
         )
-        self.gatherer = Gatherer([shard for _, shard in self.shards], pager)
+        self.gatherer = Gatherer([shard for _, shard in self.shards])
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
 
     def describe(self) -> dict[str, Any]:
@@ -67,10 +66,7 @@ class Catalog:
 
     def __init__(self, corpora: Iterable[Corpus]) -> None:
         self.corpora = {corpus.name: corpus for corpus in corpora}
-        self._pager = Pager()
-        self._gatherers = {
-            name: Gatherer(corpus.shards, self._pager) for name, corpus in self.corpora.items()
-        }
+        self._gatherers = {name: Gatherer(corpus.shards) for name, corpus in self.corpora.items()}
 
     @classmethod
     def open(cls, specs: Iterable[CorpusSpec]) -> Catalog:
@@ -102,7 +98,6 @@ class Catalog:
         """Close every corpus; idempotent."""
         for corpus in self.corpora.values():
             corpus.close()
-        self._pager.close()
 
     def corpus(self, name: str) -> Corpus:
         """Return a corpus by name.
@@ -157,4 +152,4 @@ class Catalog:
                     ),
                 )
             fingerprints[name] = wanted
-        return BoundPlan(plan.bind(fingerprints), self.corpora, self._pager)
+        return BoundPlan(plan.bind(fingerprints), self.corpora)

@@ -18,8 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.errors import ReadFailed
-from corpus_server.pages import PageFault, Pager
+from corpus_server.readahead import read_ahead
 
 _CHUNK_BYTES = 64 * 1024
 """Windows are copied in pieces that stay in the cache between NumPy's gather and the buffer, and below
@@ -30,7 +29,8 @@ _MAX_VIEW_BYTES = 2**63
 get there; those cost nothing more when they are copied one by one."""
 
 _COLD_SECONDS_PER_WINDOW = 20e-6
-"""Populating a resident window takes about 0.1 us, reading one from a fast disk 50 us or more."""
+_COLD_SECONDS_PER_BYTE = 1e-9
+"""Copying resident windows takes a twentieth of this; reading one from a fast disk 50 us and more."""
 
 
 class MappedShard(Protocol):
@@ -53,18 +53,19 @@ class MappedShard(Protocol):
         """Address of the first token."""
 
     def check_unchanged(self) -> None:
-        """Raise CorpusChanged if the file was truncated or written to since it was opened."""
+        """Raise if the file was truncated or written to since it was opened, or a page was unreadable."""
 
 
 class Gatherer:
     """Gathers windows of a fixed list of open shards; safe to use from several threads.
 
+    Where the last windows had to be read from disk, the next ones are asked for all at once first.
+
     The shards must stay open for as long as the gatherer is used.
     """
 
-    def __init__(self, shards: Sequence[MappedShard], pager: Pager) -> None:
+    def __init__(self, shards: Sequence[MappedShard]) -> None:
         self._shards = shards
-        self._pager = pager
         self._addresses = np.array([shard.address for shard in shards], dtype=np.uint64)
         self._num_tokens = np.array([shard.num_tokens for shard in shards], dtype=np.int64)
         # One view steps by whole tokens, so it reaches only shards of one type and one alignment.
@@ -98,6 +99,10 @@ class Gatherer:
         if (starts < 0).any() or (starts + length > self._num_tokens[shard_numbers]).any():
             raise IndexError(f"a window of {length} tokens lies outside its shard")
         touched = [self._shards[number] for number in np.unique(shard_numbers).tolist()]
+        for shard in touched:
+            shard.check_unchanged()
+        cold = self._cold
+        began = time.perf_counter()
         for number, span in enumerate(self._spans):
             if len(self._spans) == 1:
                 rows: slice | NDArray[np.intp] = slice(None)
@@ -106,34 +111,15 @@ class Gatherer:
             offsets = starts[rows].astype(np.uint64) * np.uint64(span.itemsize)
             addresses = self._addresses[shard_numbers[rows]] + offsets
             if addresses.size:
-                self._populate(addresses, length * span.itemsize, touched)
+                if cold:
+                    read_ahead(addresses, length * span.itemsize)
                 span.copy(addresses, out, rows)
-        # A file cut during the copy reads as zeros up to the end of its last page: only now is it
-        # known that every token copied was the file's own.
+        limit = num_windows * (_COLD_SECONDS_PER_WINDOW + out.itemsize * length * _COLD_SECONDS_PER_BYTE)
+        self._cold = time.perf_counter() - began > limit
+        # A file cut during the copy reads as zeros: only now is it known that every token copied was
+        # the file's own.
         for shard in touched:
             shard.check_unchanged()
-
-    def _populate(
-        self, addresses: NDArray[np.uint64], num_bytes: int, touched: Sequence[MappedShard]
-    ) -> None:
-        if self._pager.method == "none":
-            # Without a pre-check in the kernel, a file known to be cut must not be touched at all.
-            for shard in touched:
-                shard.check_unchanged()
-            return
-        if self._cold:
-            self._pager.read_ahead(addresses, num_bytes)
-        began = time.perf_counter()
-        try:
-            self._pager.populate(addresses, num_bytes)
-        except PageFault as error:
-            for shard in touched:
-                shard.check_unchanged()
-            raise ReadFailed(
-                f"the disk did not deliver {num_bytes} bytes of a shard ({error.strerror}); look at the "
-                "kernel's log of the machine that holds the corpus",
-            ) from error
-        self._cold = time.perf_counter() - began > _COLD_SECONDS_PER_WINDOW * len(addresses)
 
 
 class _Span:

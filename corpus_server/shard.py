@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from corpus_server.errors import UnreadableCorpus
+from corpus_server import mapguard
+from corpus_server.errors import ReadFailed, UnreadableCorpus
 from corpus_server.formats import DocumentIndex, ShardLayout, TokenDtype, recognise_open
 from corpus_server.openfile import OpenFile
 
@@ -40,10 +41,12 @@ class Shard:
         self._map: mmap.mmap | None = None
         self.tokens: np.ndarray[tuple[int], np.dtype[Any]] = np.empty(0, self.dtype)
         self.address = 0
+        self._guarded: mapguard.GuardedRange | None = None
         if self.num_tokens:  # an empty file cannot be mapped
             self._map = _map(file)
             self.tokens = np.frombuffer(self._map, self.dtype, count=self.num_tokens, offset=self.data_offset)
             self.address = self.tokens.ctypes.data
+            self._guarded = mapguard.guard(self.address - self.data_offset, file.size_bytes)
         self.tokens.flags.writeable = False
 
     @classmethod
@@ -95,13 +98,26 @@ class Shard:
         self._file.read_into(self.data_offset + offset, buffer)
 
     def check_unchanged(self) -> None:
-        """Raise CorpusChanged if the file's size or modification time differ from opening."""
+        """Raise if what was copied from the map may not be the file's tokens.
+
+        Raises:
+            CorpusChanged: the file's size or modification time differ from opening.
+            ReadFailed: a page of the map could not be read; it holds zeros until the shard is reopened.
+        """
         self._file.check_unchanged()
+        if self._guarded is not None and self._guarded.num_faults:
+            raise ReadFailed(
+                f"{self.name}: the disk did not deliver {self._guarded.num_faults} pages",
+                remedy="look at the kernel's log of the machine that holds the shard, run corpus-server "
+                "verify, then restart the server",
+            )
 
     def close(self) -> None:
         """Unmap and close; a second call does nothing. Views handed out stay valid as long as they live."""
         self.address = 0
         self.tokens = np.empty(0, self.dtype)
+        if self._guarded is not None:
+            mapguard.release(self._guarded)
         # Not closed by force: the map goes with its last view.
         self._map = None
         if self.documents is not None:

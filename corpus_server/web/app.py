@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp
 
-from corpus_server import __version__
+from corpus_server import __version__, mapguard
 from corpus_server.catalog import Catalog
 from corpus_server.plan.store import PlanStore
 from corpus_server.settings import Settings
@@ -40,6 +40,7 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        mapguard.install()
         opened = catalog or Catalog.open(settings.corpora)
         try:
             with PlanStore(settings.state_dir) as store:

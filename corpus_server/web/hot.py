@@ -63,5 +63,5 @@ def _parameters(query_string: bytes) -> dict[str, str]:
     if len(parameters) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise InvalidParameter(f"{repeated} is given {names.count(repeated)} times", parameter=repeated)
+        raise InvalidParameter(f"{repeated} is given twice", parameter=repeated)
     return parameters

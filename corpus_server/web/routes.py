@@ -62,11 +62,6 @@ def _read(path: str, **options: Any) -> Callable[[_Endpoint], _Endpoint]:
 
 async def _service(request: Request) -> Service:
     # A coroutine although it waits for nothing: FastAPI runs plain functions in a thread.
-    # Of a parameter that is given twice FastAPI would take the last.
-    names = [name for name, _ in request.query_params.multi_items()]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidParameter(f"{twice} is given twice", parameter=twice)
     return cast("Service", request.app.state.service)
 
 
