@@ -227,3 +227,19 @@ def host_and_port(url: str) -> tuple[str, int]:
     assert parts.hostname is not None
     assert parts.port is not None
     return parts.hostname, parts.port
+
+
+def check_problem(answer: Answer, status: int, slug: str, *, parameter: str | None = None) -> dict[str, Any]:
+    """Check that an answer is a complete problem document and return it."""
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.headers["Cache-Control"] == "no-store"
+    document: dict[str, Any] = answer.json()
+    assert (answer.status, document["status"], document["type"]) == (status, status, slug), document
+    assert document["title"] == slug.replace("-", " ").capitalize()
+    assert document["detail"]
+    assert set(document) - {"parameter", "received", "accepted", "remedy"} == {
+        *("type", "title", "status", "detail")
+    }
+    if parameter is not None:
+        assert document["parameter"] == parameter
+    return document

@@ -211,56 +211,6 @@ def test_indices(server: RunningServer, corpora: Corpora) -> None:
     assert np.load(io.BytesIO(npy.body)).tolist() == expected
 
 
-def test_posting_a_plan_again_changes_nothing(server: RunningServer) -> None:
-    """Whichever worker answers, in whichever spelling: one id, one document."""
-    document = one_source("web", 16, 12, seed=123)
-    spelled = {**document, "order": "shuffle", "stride": 16, "skip_steps": []}
-    answers = [server.post_plan(plan) for plan in [document, spelled] * 6]
-    assert {answer.status for answer in answers} == {200}
-    first = answers[0].json()
-    assert all(answer.json() == first for answer in answers)
-    assert first["plan"] == {
-        "seq_len": 16,
-        "stride": 16,
-        "seed": 123,
-        "order": "shuffle",
-        "stages": [{"from_step": 0, "global_batch_size": 12, "mixture": {"web": 1.0}}],
-        "skip_steps": [],
-        "fingerprints": {"web": server.get("/v1/corpora/web").json()["fingerprint"]},
-    }
-    assert server.post_plan(first["plan"]).json() == first
-    assert [shard["name"] for shard in first["shards"]] == ["1.bin", "2.bin", "10.bin"]
-    num_windows = 250 + 156 + 208
-    assert first["sources"]["web"]["num_windows"] == num_windows
-    assert first["sources"]["web"]["steps_per_epoch"] == num_windows / 12
-    listed = [plan["id"] for plan in server.get("/v1/plans").json()["plans"]]
-    assert listed.count(first["id"]) == 1
-
-
-def test_a_plan_posted_to_one_worker_is_known_to_the_other(server: RunningServer) -> None:
-    """Both workers answer in turn; fifty asks of a plan that is new each time reach the one that did not."""
-    for seed in range(1000, 1010):
-        plan = server.post_plan(one_source("web", 16, 12, seed=seed)).json()
-        for _ in range(5):
-            assert server.get(f"/v1/plans/{plan['id']}").json() == plan
-            assert server.get("/v1/indices", plan=plan["id"], step=0).status == 200
-
-
-def test_the_list_of_plans_is_as_long_as_asked(server: RunningServer) -> None:
-    for seed in range(3):
-        server.post_plan(one_source("web", 8, 4, seed=seed))
-    plans = server.get("/v1/plans", limit=2).json()["plans"]
-    assert len(plans) == 2
-    assert set(plans[0]) == {"id", "plan", "seen_unix_seconds"}
-
-
-def test_plans_outlive_a_restart(corpora: Corpora, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with RunningServer({"web": corpora["web"].path}, tmp_path_factory.mktemp("s")) as single:
-        plan = single.post_plan(PLAN).json()
-        single.restart()
-        assert single.get(f"/v1/plans/{plan['id']}").json() == plan
-
-
 def test_the_openapi_document_describes_the_parameters(server: RunningServer) -> None:
     document = server.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
