@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import psutil
 
-from scripts.benchmarks.contenders import Contender
+from scripts.benchmarks.contenders import PREFETCH_BYTES, Contender
 
 
 @dataclass
@@ -68,7 +68,7 @@ def paired_ratio(of: Series, to: Series) -> tuple[float, float, float]:
 
 def _settle(contender: Contender, batch_bytes: int) -> None:
     """Consume what was fetched ahead before the round, and some more."""
-    for _ in range(max(8, (48 << 20) // batch_bytes)):
+    for _ in range(max(8, 3 * PREFETCH_BYTES // 2 // batch_bytes)):
         contender.next()
 
 
