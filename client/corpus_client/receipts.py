@@ -35,9 +35,9 @@ def check_next(replicas: Replicas, plan: BoundPlan, step: int, expected: str) ->
     found = receipt(replicas, plan, step)
     if found != expected:
         raise errors.StateMismatch(
-            f"next_batch: the state has {expected}, the server {found} for step {step}; plan and fingerprints "
-            "are the same, so other tokens lie in the corpus than when the state was made (or next_step was "
-            "edited: leave next_batch out then); let the server verify the corpus"
+            f"next_batch: the state has {expected}, the server {found} for step {step}; plan and "
+            "fingerprints are the same, so the corpus holds other tokens than when the state was made "
+            "(or next_step was edited: leave next_batch out then); let the server verify the corpus"
         )
 
 

@@ -91,17 +91,17 @@ class ReferenceCorpus:
             "shards": self.shards(),
         }
 
-    def window_starts(self, seq_len: int, stride: int) -> list[tuple[int, int]]:
-        """(shard, start) of every window, in file order."""
-        return list(self._window_starts(seq_len, stride))
-
     @functools.cache  # noqa: B019
-    def _window_starts(self, seq_len: int, stride: int) -> list[tuple[int, int]]:
-        return [
+    def window_starts(self, seq_len: int, stride: int, seed: int | None = None) -> list[tuple[int, int]]:
+        """(shard, start) of every window, in file order or shuffled."""
+        starts = [
             (number, start)
             for number, shard in enumerate(self.shard_arrays)
             for start in range(0, len(shard) - seq_len, stride)
         ]
+        if seed is not None:
+            random.Random(seed).shuffle(starts)
+        return starts
 
     def write(self, folder: Any) -> None:
         for shard, described in zip(self.shard_arrays, self.shards(), strict=True):
@@ -162,10 +162,10 @@ def rows_of_step(
     stage = plan["stages"][number]
     excluded = [e for earlier in plan["stages"][: number + 1] for e in earlier.get("exclude", {}).items()]
     stride = 1 if plan["order"] == "random" else plan["stride"]
-    windows_of = {name: by_name[name].window_starts(plan["seq_len"], stride) for name in stage["mixture"]}
-    if plan["order"] == "shuffle":
-        for windows in windows_of.values():
-            random.Random(plan["seed"]).shuffle(windows)
+    shuffled = plan["seed"] if plan["order"] == "shuffle" else None
+    windows_of = {
+        name: by_name[name].window_starts(plan["seq_len"], stride, shuffled) for name in stage["mixture"]
+    }
     draw = random.Random(f"{plan['seed']}/{plan_step}")
     found = []
     for row in range(stage["global_batch_size"]):
