@@ -148,7 +148,8 @@ async def post_plan(request: Request, service: ServiceHere) -> Any:
         parsed = json.loads(bytes(body), parse_constant=_refuse_constant, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise InvalidPlan(f"the body must be a plan document in JSON: {error}") from error
-    return (await run_in_threadpool(service.keep, Plan.from_json(parsed))).describe()
+    bound = await run_in_threadpool(lambda: service.keep(Plan.from_json(parsed)))
+    return Response(await run_in_threadpool(bound.to_json), media_type="application/json")
 
 
 @_read("/v1/plans", tags=["plans"], response_model=PlansAnswer)
@@ -163,7 +164,8 @@ async def plans(query: Annotated[PlansQuery, Query()], service: ServiceHere) -> 
 @_read("/v1/plans/{plan_id}", tags=["plans"], response_model=PlanAnswer)
 async def plan(plan_id: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], service: ServiceHere) -> Any:
     """Describe a plan: its document, its sources, its shard list."""
-    return (await service.by_id(plan_id)).describe()
+    bound = await service.by_id(plan_id)
+    return Response(await run_in_threadpool(bound.to_json), media_type="application/json")
 
 
 @_read("/v1/indices", tags=["training"])
