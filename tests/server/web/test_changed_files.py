@@ -193,6 +193,9 @@ def test_a_file_cut_in_the_midst_of_an_answer_ends_the_answer_early(tmp_path: Pa
         connection.close()
         assert len(received) < 40_000_000
         assert tokens.tobytes().startswith(received)
+        lines = server.log().splitlines()
+        assert len([line for line in lines if "large.bin: 40000000 bytes at opening" in line]) == 1
+        assert not [line for line in lines if "Traceback" in line or "ASGI" in line]
         assert server.get("/healthz").status == 200
 
 
