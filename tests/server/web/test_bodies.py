@@ -158,7 +158,8 @@ def test_a_long_url_and_a_million_parameters_are_refused(alone: RunningServer, g
         for path in ("/v1/batches?", "/v1/corpora/", "/healthz?"):
             with socket.create_connection(host_and_port(alone.url), timeout=20) as connection:
                 answer, sent = exchange(connection, f"GET {path}", iter(parts))
-            assert answer.startswith((b"HTTP/1.1 414 ", b"HTTP/1.1 431 "))
+            # 400: a URL of 65,536 bytes that came at once is complete, and more than the parser takes.
+            assert answer.startswith((b"HTTP/1.1 414 ", b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
             assert sent < 16 * MIB
 
 
