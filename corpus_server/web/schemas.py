@@ -64,6 +64,10 @@ class _Query(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class NoQuery(_Query):
+    """No parameters at all."""
+
+
 class FormatQuery(_Query):
     """Parameters of a route that answers tokens."""
 
