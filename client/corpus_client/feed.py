@@ -106,8 +106,8 @@ class Feed:
 def _check(plan: BoundPlan, seq_len: int, options: FeedOptions) -> None:
     if plan.dtype not in STORED_DTYPES:
         raise errors.AnswerCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {plan.dtype!r}")
-    if options.dtype == torch.int32 and plan.dtype == "uint32":
-        raise errors.InvalidArgument("dtype must be torch.int64 or None for uint32 tokens, got int32")
+    if options.dtype == torch.int32 and plan.dtype in ("uint32", "int64"):
+        raise errors.InvalidArgument(f"dtype must be torch.int64 or None for {plan.dtype} tokens, got int32")
     high = torch.iinfo(STORED_DTYPES[plan.dtype]).max
     if options.eot_id is not None and options.eot_id > high:
         raise errors.InvalidArgument(

@@ -123,7 +123,10 @@ def test_other_world_sizes_go_on_in_any_stage(make_staged: MakeLoader) -> None:
     plan = make_staged().plan
     state: dict[str, Any] = {**make_staged().state_dict(), "next_batch": None}
     for world_size in (1, 8, 2, 4, 1, 8):
-        ranks = [make_staged(rank=rank, world_size=world_size) for rank in range(world_size)]
+        ranks = [
+            make_staged(rank=rank, world_size=world_size, prefetch_bytes=1 << 14)
+            for rank in range(world_size)
+        ]
         for loader in ranks:
             loader.load_state_dict(state)
         parts = [take(loader, 9) for loader in ranks]
@@ -235,7 +238,7 @@ def test_extending_counts_plan_steps_where_steps_were_skipped(make_staged: MakeL
 
 
 def test_all_ranks_come_to_the_same_plan(make_loader: MakeLoader) -> None:
-    ranks = [make_loader(rank=rank, world_size=4) for rank in range(4)]
+    ranks = [make_loader(rank=rank, world_size=4, prefetch_bytes=1 << 14) for rank in range(4)]
     for loader in ranks:
         take(loader, 3)
     stage = {"mixture": {"code": 0.25, "web": 0.75}, "global_batch_size": 8}
