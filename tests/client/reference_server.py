@@ -229,6 +229,8 @@ class ReferenceServer:
     receipt_seconds: float = 0
     receipt_salt: Callable[[dict[str, Any], int], bytes] = lambda plan, step: b""
     paths: list[str] = field(default_factory=list)
+    array_headers: list[dict[str, str]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
     counts: list[int] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -430,7 +432,9 @@ class _Handler(BaseHTTPRequestHandler):
         rank, world_size = int(query.get("rank", 0)), int(query.get("world_size", 1))
         first, count = int(query["step"]), int(query.get("count", 1))
         self.ref.counts.append(count)
-        self.ref.paths.append(self.path)
+        with self.ref.lock:
+            self.ref.paths.append(self.path)
+            self.ref.array_headers.append(dict(self.headers.items()))
         numbers = {stage_of(plan, plan_step_of(plan, step))[0] for step in (first, first + count - 1)}
         sizes = {plan["stages"][n]["global_batch_size"] for n in range(min(numbers), max(numbers) + 1)}
         if len(sizes) > 1:
