@@ -34,9 +34,9 @@ def test_ring_stays_within_its_budget(batch_bytes: int, prefetch_bytes: int, in_
 
 
 @pytest.mark.parametrize(
-    ("batch_bytes", "steps"), [(64 * 1025 * 2, 15), (512 * 2049 * 2, 1), (2, 256), (1 << 20, 2)]
+    ("batch_bytes", "steps"), [(64 * 1025 * 2, 63), (512 * 2049 * 2, 3), (2, 256), (1 << 20, 8)]
 )
-def test_requests_are_about_two_mebibytes(batch_bytes: int, steps: int) -> None:
+def test_requests_are_about_eight_mebibytes(batch_bytes: int, steps: int) -> None:
     size = buffers.ring_size(batch_bytes=batch_bytes, prefetch_bytes=256 << 20, in_flight=2)
     assert size.steps_per_request == steps
 
@@ -49,7 +49,7 @@ def test_too_small_a_budget_names_the_batch() -> None:
 def test_half_of_the_memory_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "host_memory_bytes", lambda: 64 << 20)
     size = buffers.ring_size(batch_bytes=1 << 20, prefetch_bytes=256 << 20, in_flight=2)
-    assert size.num_slots * size.slot_bytes == 32 << 20
+    assert size.num_slots * size.slot_bytes == 38 << 20
 
 
 def test_limits_of_a_cgroup_and_of_all_above_it_count(tmp_path: Path) -> None:
