@@ -49,7 +49,7 @@ def test_too_small_a_budget_names_the_batch() -> None:
 def test_half_of_the_memory_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "host_memory_bytes", lambda: 64 << 20)
     size = buffers.ring_size(batch_bytes=1 << 20, prefetch_bytes=256 << 20, in_flight=2)
-    assert size.num_slots * size.slot_bytes == 38 << 20
+    assert size.num_slots * size.slot_bytes == 32 << 20
 
 
 def test_limits_of_a_cgroup_and_of_all_above_it_count(tmp_path: Path) -> None:
