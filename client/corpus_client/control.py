@@ -150,6 +150,12 @@ class ControlPlane:
             )
         return digest
 
+    def places(self, plan_id: str, step: int) -> bytes:
+        """Where the rows of a training step lie: raw `(rows, 2) int64`, shard number and start token."""
+        response = self._request("GET", wire.array_path("/v1/indices", verify=True, plan=plan_id, step=step))
+        wire.check_body(response.headers, memoryview(response.content))
+        return response.content
+
     def tokens(self, corpus: str, start: int, count: int) -> tuple[str, bytes]:
         """A raw range of the corpus: (numpy name of the dtype, little-endian bytes)."""
         path = wire.array_path(f"{wire.corpus_path(corpus)}/tokens", verify=True, start=start, count=count)

@@ -212,6 +212,7 @@ class ReferenceServer:
     Args:
         next_fault: called for every array answer; None: answer rightly.
         receipt_seconds, receipt_salt: how long a receipt takes, and what makes it a wrong one.
+        moved: whether the indices of a step are wrong.
         port: 0 for a free one; a fixed one to come back on.
         max_idle_seconds: close a connection that asks for nothing for so long.
     """
@@ -228,6 +229,7 @@ class ReferenceServer:
     num_receipts: int = 0
     receipt_seconds: float = 0
     receipt_salt: Callable[[dict[str, Any], int], bytes] = lambda plan, step: b""
+    moved: Callable[[dict[str, Any], int], bool] = lambda plan, step: False
     paths: list[str] = field(default_factory=list)
     array_headers: list[dict[str, str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -444,6 +446,8 @@ class _Handler(BaseHTTPRequestHandler):
         of_step = tokens_of_step if what == "batches" else rows_of_step
         steps = [of_step(self.ref.corpora, plan, step)[part] for step in range(first, first + count)]
         array = np.asarray(steps, dtype=self.ref.dtype_of(plan) if what == "batches" else np.int64)
+        if what == "indices" and self.ref.moved(plan, first):
+            array[0, 0, 1] += 1
         self._array(array, plan_id, query, fault)
 
     def _array(

@@ -293,6 +293,26 @@ def test_a_successor_with_another_history_is_refused(
     expect(take(loader, 3), loader.plan, 12)
 
 
+@pytest.mark.parametrize("moved", [None, 0, 6, 11])
+def test_history_is_compared_by_places_where_a_wider_source_comes_in(
+    make_loader: MakeLoader, server: ReferenceServer, moved: int | None
+) -> None:
+    """Every token becomes four bytes long, also of the steps before: their receipts say nothing."""
+    server.corpora = [*CORPORA, make_corpus("wide", 3, "uint32")]
+    loader = make_loader()
+    taken = take(loader, 12)
+    server.moved = lambda plan, step: len(plan["stages"]) > 1 and step == moved
+    if moved is None:
+        loader.extend({"mixture": {"web": 0.5, "wide": 0.5}})
+        taken += take(loader, 5)
+        for step, tokens in taken:
+            np.testing.assert_array_equal(tokens, tokens_of_step(server.corpora, loader.plan, step))
+        assert max(tokens.max() for _, tokens in taken) > 2**16
+    else:
+        with pytest.raises(errors.HistoryChanged, match=f"step {moved} must stay as it was"):
+            loader.extend({"mixture": {"web": 0.5, "wide": 0.5}})
+
+
 def test_a_server_that_forgot_its_plans_is_told_them(
     make_loader: MakeLoader, server: ReferenceServer
 ) -> None:
