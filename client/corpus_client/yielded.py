@@ -35,12 +35,13 @@ class Batch:
     @cached_property
     def inputs(self) -> torch.Tensor:
         """`(rows, seq_len)`, a view of `tokens`."""
-        return self.tokens[:, :-1][:, self._columns]
+        return self.tokens[:, self._columns]
 
     @cached_property
     def targets(self) -> torch.Tensor:
         """`(rows, seq_len)`, a view of `tokens`, one token further than `inputs`."""
-        return self.tokens[:, 1:][:, self._columns]
+        columns = self._columns
+        return self.tokens[:, columns.start + 1 : columns.stop + 1]
 
     @cached_property
     def positions(self) -> torch.Tensor:
