@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated, Any
 
 from fastapi import Query, Request
@@ -12,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from corpus_server.corpus import Corpus
-from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
 from corpus_server.plan.lookup import look_up
 from corpus_server.plan.usage import usage_between
@@ -48,12 +47,8 @@ router = make_router("plans")
 async def post_plan(request: Request, query: Nothing, service: ServiceHere) -> Any:
     """Keep a plan and bind it to the corpora here; posting it again changes nothing."""
     body = await _body(request)
-    try:
-        parsed = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_once_each)
-    except (ValueError, RecursionError) as error:
-        raise InvalidPlan(f"the body must be a plan document in JSON: {error}") from error
-    bound = await run_in_threadpool(lambda: service.keep(Plan.from_json(parsed)))
-    return Response(await run_in_threadpool(bound.to_json), media_type="application/json")
+    content = await run_in_threadpool(lambda: service.keep(Plan.parse(body)).to_json())
+    return Response(content, media_type="application/json")
 
 
 @read_route(router, "/v1/plans", response_model=PlansAnswer)
@@ -179,15 +174,3 @@ async def _body(request: Request) -> bytearray:
         else:
             return body
     raise HTTPException(413, f"a plan holds at most {MAX_PLAN_BYTES} bytes")
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is given twice")
-    return fields
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
