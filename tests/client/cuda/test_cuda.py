@@ -83,6 +83,7 @@ def test_structure_on_the_device_is_what_a_plain_loop_finds(
     check(*case, "cuda")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_only_the_borders_of_documents_wait_for_the_device() -> None:
     batch = Batch(0, torch.randint(0, 50, (8, 1025), device="cuda"), 7)
     torch.cuda.synchronize()
