@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidPlan
@@ -32,13 +32,14 @@ def tokens_of(case: Case, name: str, shard: int, start: int) -> set[int]:
     return set(range(first, first + case.document["seq_len"] + 1))
 
 
+@settings(deadline=None, max_examples=60)
 @given(small_plans(orders=("shuffle", "sequential", "random")))
 def test_only_rows_that_touch_an_exclusion_change_and_they_touch_none(case: Case) -> None:
     """Against sets of tokens; the substitute is of the same source, all other rows are the same bytes."""
     with_them, without = case.sampler(), case.without_exclusions().sampler()
     names, first_shards = case.names(), case.first_shards()
     for step in range(case.document["stages"][-1]["from_step"] + 8):
-        denied = denied_tokens(case, with_them.plan_step(step))
+        denied = denied_tokens(case, with_them.timeline.plan_step(step))
         shown, before = with_them.locate(step)[0], without.locate(step)[0]
         numbers = source_numbers(case, shown)
         assert (numbers == source_numbers(case, before)).all()
@@ -50,6 +51,7 @@ def test_only_rows_that_touch_an_exclusion_change_and_they_touch_none(case: Case
                 assert now == then
 
 
+@settings(deadline=None, max_examples=60)
 @given(small_plans(max_stages=2, skip=False), st.data())
 def test_denying_something_leaves_every_earlier_row_as_it_was(case: Case, data: st.DataObject) -> None:
     last = case.document["stages"][-1]
@@ -136,7 +138,7 @@ def test_a_source_denied_whole_is_refused(start: int, stop: int, stride: int) ->
         reference_starts = {reference.window(0, row)[2] for row in range(500)}
         assert {start for _, start in run_of(case, 1)[0]} == reference_starts
         return
-    with pytest.raises(InvalidPlan, match=r"web.*window") as caught:
+    with pytest.raises(InvalidPlan, match=r"none of the \d+ windows of 'web'") as caught:
         case.sampler()
     assert "exclude" in (caught.value.parameter or "")
 
@@ -158,12 +160,12 @@ def test_a_hundred_thousand_ranges_agree_with_the_reference() -> None:
     """Over 10^12 tokens in three shards; rows that are denied and rows that are not."""
     draw = random.Random(5)
     ranges = [
-        [start, start + draw.choice([1, 10**6])] for start in draw.sample(range(10**12 - 10**6), 100_000)
+        [start, start + draw.choice([1, 10**7])] for start in draw.sample(range(10**12 - 10**7), 100_000)
     ]
     stage = {"from_step": 0, "global_batch_size": 512, "mixture": {"web": 1}, "exclude": {"web": ranges}}
     case = Case({"seq_len": 1024, "stages": [stage]}, {"web": [10**11, 5, 9 * 10**11 - 5]})
-    reference, sampler = case.reference(), case.sampler()
-    located = sampler.locate(10**8)[0]
-    assert located[:40].tolist() == [reference.located(10**8, row) for row in range(40)]
+    reference = case.reference()
     rows = [reference.row_of(10**8, row) for row in range(40)]
+    located = case.sampler().locate(10**8)[0]
+    assert located[:40].tolist() == [[row.shard, row.start] for row in rows]
     assert {row.substitute for row in rows} == {True, False}

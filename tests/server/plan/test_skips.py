@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plans import Case, small_plans
@@ -20,26 +20,28 @@ def skipping(skip_steps: list[list[int]], **fields: Any) -> Case:
     return Case({"seq_len": 4, "stages": [stage], "skip_steps": skip_steps, **fields}, {"web": [401]})
 
 
+@settings(deadline=None)
 @given(SKIPS)
 def test_training_steps_are_the_plan_steps_that_are_left(skip_steps: list[list[int]]) -> None:
     """In any order, touching and overlapping."""
     sampler = skipping(skip_steps).sampler()
     left = [step for step in range(100) if not any(start <= step < stop for start, stop in skip_steps)]
-    assert [sampler.plan_step(step) for step in range(len(left))] == left
+    assert [sampler.timeline.plan_step(step) for step in range(len(left))] == left
     numbers = {plan_step: step for step, plan_step in enumerate(left)}
-    assert [sampler.training_step(plan_step) for plan_step in range(100)] == [
+    assert [sampler.timeline.training_step(plan_step) for plan_step in range(100)] == [
         numbers.get(plan_step) for plan_step in range(100)
     ]
 
 
+@settings(deadline=None)
 @given(small_plans(orders=("shuffle", "sequential", "random")))
 def test_a_training_step_holds_the_rows_of_its_plan_step(case: Case) -> None:
     """Skipping moves whole steps and changes no row."""
     skipping, plain = case.sampler(), case.with_fields(skip_steps=[]).sampler()
     for step in range(case.document["stages"][-1]["from_step"] + 8):
-        plan_step = skipping.plan_step(step)
+        plan_step = skipping.timeline.plan_step(step)
         assert (skipping.locate(step) == plain.locate(plan_step)).all()
-        assert skipping.training_step(plan_step) == step
+        assert skipping.timeline.training_step(plan_step) == step
 
 
 def test_consecutive_steps_may_be_asked_over_a_skip() -> None:
@@ -50,13 +52,14 @@ def test_consecutive_steps_may_be_asked_over_a_skip() -> None:
 
 def test_far_skips() -> None:
     sampler = skipping([[81_200, 81_400], [10**8, 10**8 + 10**6]]).sampler()
-    assert sampler.plan_step(81_199) == 81_199
-    assert sampler.plan_step(81_200) == 81_400
-    assert sampler.plan_step(10**8 - 201) == 10**8 - 1
-    assert sampler.plan_step(10**8 - 200) == 10**8 + 10**6
-    assert sampler.training_step(10**8 + 5) is None
+    assert sampler.timeline.plan_step(81_199) == 81_199
+    assert sampler.timeline.plan_step(81_200) == 81_400
+    assert sampler.timeline.plan_step(10**8 - 201) == 10**8 - 1
+    assert sampler.timeline.plan_step(10**8 - 200) == 10**8 + 10**6
+    assert sampler.timeline.training_step(10**8 + 5) is None
 
 
+@settings(deadline=None)
 @given(SKIPS)
 def test_the_spelling_of_skips_is_of_no_account(skip_steps: list[list[int]]) -> None:
     skipped = sorted({step for start, stop in skip_steps for step in range(start, stop)})
@@ -74,4 +77,4 @@ def test_the_spelling_of_skips_is_of_no_account(skip_steps: list[list[int]]) -> 
 @pytest.mark.parametrize("start", [0, 5])
 def test_the_first_steps_of_a_plan_may_be_skipped(start: int) -> None:
     case = skipping([[start, 10]])
-    assert case.sampler().plan_step(start) == 10
+    assert case.sampler().timeline.plan_step(start) == 10

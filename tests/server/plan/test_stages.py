@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidParameter
@@ -18,13 +17,13 @@ Windows = dict[str, list[tuple[int, int]]]
 
 def by_source(case: Case, num_steps: int) -> Windows:
     """The windows that each source gave over the first steps, in row order."""
-    sampler, names = case.sampler(), case.names()
-    found: Windows = defaultdict(list)
-    for step in range(num_steps):
-        located = sampler.locate(step)[0]
-        for number, row in zip(source_numbers(case, located), located.tolist(), strict=True):
-            found[names[number]].append(tuple(row))
-    return found
+    sampler = case.sampler()
+    located = np.concatenate([sampler.locate(step)[0] for step in range(num_steps)])
+    numbers = source_numbers(case, located)
+    return {
+        name: [tuple(row) for row in located[numbers == number].tolist()]
+        for number, name in enumerate(case.names())
+    }
 
 
 def check_epochs(case: Case, found: Windows) -> None:
@@ -38,12 +37,14 @@ def check_epochs(case: Case, found: Windows) -> None:
             assert all(epoch == epochs[0][: len(epoch)] for epoch in epochs)
 
 
+@settings(deadline=None, max_examples=40)
 @given(small_plans(exclude=False, skip=False))
 def test_every_window_comes_once_an_epoch_over_changes_of_stage(case: Case) -> None:
     """Catalogue row 3."""
     check_epochs(case, by_source(case, case.document["stages"][-1]["from_step"] + 30))
 
 
+@settings(deadline=None, max_examples=40)
 @given(small_plans(skip=False, max_stages=2), st.data())
 def test_a_cut_leaves_every_earlier_row_as_it_was(case: Case, data: st.DataObject) -> None:
     """In the middle of a block, always, as blocks are 65,536 rows long."""
@@ -63,9 +64,9 @@ def test_a_cut_leaves_every_earlier_row_as_it_was(case: Case, data: st.DataObjec
 
 
 @pytest.mark.parametrize("order", ["shuffle", "sequential"])
-@pytest.mark.parametrize("cut", [1, 63, 64, 65, 100, 1000])
+@pytest.mark.parametrize("cut", [1, 65, 200])
 def test_a_cut_in_a_real_mixture_loses_nothing(order: str, cut: int) -> None:
-    """1,000 rows a step: cuts inside blocks 0, 1 and 15; epochs of 700, 5,000 and 100,000 windows."""
+    """1,000 rows a step: cuts inside blocks 0, 1 and 3; epochs of 700, 5,000 and 100,000 windows."""
     shard_tokens = {"books": [4 * 5000 + 1], "code": [4 * 300 + 1, 4 * 400 + 1], "web": [4 * 100_000 + 1]}
     first = {"from_step": 0, "global_batch_size": 1000, "mixture": {"web": 0.7, "code": 0.3}}
     second = {"from_step": cut, "global_batch_size": 1536, "mixture": {"web": 1, "code": 1, "books": 5}}
