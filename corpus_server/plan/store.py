@@ -6,7 +6,6 @@ a replica that meets an unknown id says so and the client posts the plan again.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 import time
@@ -71,7 +70,7 @@ class PlanStore:
         """Return the plan of that id, or None."""
         with self._lock:
             row = self._connection.execute("SELECT document FROM plans WHERE id = ?", (plan_id,)).fetchone()
-        return Plan.from_json(json.loads(row[0])) if row else None
+        return Plan.parse(row[0]) if row else None
 
     def newest(self, limit: int) -> list[tuple[Plan, float]]:
         """Return up to `limit` plans, last seen first, each with its Unix time."""
@@ -79,7 +78,7 @@ class PlanStore:
             rows = self._connection.execute(
                 "SELECT document, seen FROM plans ORDER BY seen DESC, id LIMIT ?", (limit,)
             ).fetchall()
-        return [(Plan.from_json(json.loads(document)), seen) for document, seen in rows]
+        return [(Plan.parse(document), seen) for document, seen in rows]
 
     def check_writable(self) -> None:
         """Raise sqlite3.Error where a plan could not be kept."""
