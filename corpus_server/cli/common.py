@@ -36,7 +36,7 @@ def progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn(),
         console=errors,
         transient=True,
-        disable=quiet,
+        disable=quiet or not errors.is_terminal,
     ) as bar:
         task = bar.add_task("reading", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

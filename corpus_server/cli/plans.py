@@ -147,8 +147,8 @@ def _bind(plan: Plan, corpora: dict[str, Corpus]) -> Plan:
         if plan.fingerprints[name] not in known:
             raise FingerprintMismatch(
                 f"corpus {name!r} has other content than plan {plan.id[:SHORT_ID]} was made for: the plan "
-                f"says {plan.fingerprints[name]}, found {', '.join(known)}; leave --corpus out to compare the "
-                "documents alone",
+                f"says {plan.fingerprints[name]}, found {', '.join(known)}; leave --corpus out to compare "
+                "the documents alone",
                 parameter="corpus",
             )
     return plan.bind({name: corpora[name].fingerprint for name in plan.sources})

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from corpus_server.pages import Method, PageFault, Pager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.errors import CorpusChanged, ReadFailed
 from corpus_server.formats import TokenDtype
 from corpus_server.gather import Gatherer
-from corpus_server.pages import Method, PageFault, Pager
 from corpus_server.shard import Shard
 from tests.corpora import some_tokens, write_llmc, write_npy, write_raw
 from tests.serving import environment

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from corpus_server.pages import Method, PageFault, Pager
+
 from tests.corpora import open_descriptors
 
 PAGE = mmap.PAGESIZE

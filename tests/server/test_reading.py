@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from corpus_server.pages import Pager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.corpus import Corpus
 from corpus_server.gather import Gatherer
-from corpus_server.pages import Pager
 from corpus_server.reading import (
     Reading,
     TokenRange,
