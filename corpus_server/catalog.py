@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -41,24 +42,41 @@ class BoundPlan:
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
 
     def describe(self) -> dict[str, Any]:
-        """Return the JSON object of the plan's route."""
-        (stage,) = self.plan.stages
+        """Return what follows from the plan and the corpora here."""
+        sampler, timeline = self.sampler, self.sampler.timeline
         return {
-            "id": self.plan.id,
-            "plan": self.plan.to_json(),
             "sources": {
                 name: {
-                    "num_windows": source.windows.num_windows,
-                    "steps_per_epoch": self.sampler.steps_per_epoch(name),
-                    "weight": stage.to_json()["mixture"][name],
-                    "weight_65536": 65536,
+                    "num_windows": num_windows,
+                    "steps_per_epoch": sampler.steps_per_epoch(name),
                     "fingerprint": self.plan.fingerprints[name],
                 }
-                for name, source in self.sampler.sources.items()
+                for name, num_windows in zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
             },
+            "stages": [
+                {
+                    "from_step": placed.stage.from_step,
+                    "first_step": timeline.first_training_step(placed.number),
+                    "global_batch_size": placed.stage.global_batch_size,
+                    "weights_65536": placed.stage.units,
+                    "positions": dict(zip(self.plan.sources, placed.positions.tolist(), strict=True)),
+                    "excluded_windows": {}
+                    if exclusion is None
+                    else dict(zip(self.plan.sources, exclusion.num_excluded.tolist(), strict=True)),
+                }
+                for placed, exclusion in zip(timeline.stages, sampler.exclusions, strict=True)
+            ],
             "dtype": self.dtype.name,
             "shards": [{"corpus": name, **shard.describe()} for name, shard in self.shards],
         }
+
+    def to_json(self) -> bytes:
+        """Return the JSON text of the plan's route: id, plan and description.
+
+        The plan's own text is what its id was made of already; with a million exclusions it is 20 MB.
+        """
+        described = json.dumps(self.describe(), separators=(",", ":"))
+        return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json()},{described[1:]}'.encode()
 
 
 class Catalog:

@@ -122,8 +122,11 @@ def _make_handler(libc: ctypes.CDLL) -> Callable[..., None]:
         for guarded in _ranges:
             if guarded.start <= address < guarded.stop:
                 guarded.num_faults += 1
-                map_pages(address - address % page, page, mmap.PROT_READ, flags, -1, 0)
-                return
-        libc.signal(number, _SIG_DFL)  # the instruction runs again, and this time ends the process
+                first = address - address % page
+                if map_pages(first, page, mmap.PROT_READ, flags, -1, 0) == first:
+                    return
+        # The instruction runs again, and this time ends the process. So it must where no page can be
+        # mapped (vm.max_map_count, ulimit -v): it would fault for ever.
+        libc.signal(number, _SIG_DFL)
 
     return _Handler(handle)

@@ -11,12 +11,8 @@ from corpus_server.corpus import Corpus
 from corpus_server.errors import TextUnavailable
 
 
-def decode(corpus: Corpus, tokens: Sequence[int]) -> str:
-    """Return the text of some tokens; what is no valid text becomes U+FFFD.
-
-    Raises:
-        TextUnavailable: the corpus has no tokenizer here, or an id is not in its vocabulary.
-    """
+def check_available(corpus: Corpus) -> None:
+    """Raise TextUnavailable if the corpus has no tokenizer here."""
     if corpus.tokenizer_path is None:
         raise TextUnavailable(
             f"corpus {corpus.name!r} has no tokenizer",
@@ -25,6 +21,15 @@ def decode(corpus: Corpus, tokens: Sequence[int]) -> str:
             accepted="raw, npy, json",
             remedy="put a tokenizer.json beside its shards, or start the server with --tokenizer",
         )
+
+
+def decode(corpus: Corpus, tokens: Sequence[int]) -> str:
+    """Return the text of some tokens; what is no valid text becomes U+FFFD.
+
+    Raises:
+        TextUnavailable: the corpus has no tokenizer here, or an id is not in its vocabulary.
+    """
+    check_available(corpus)
     if corpus.tokenizer_path == "bytes":
         if (strange := next((token for token in tokens if not 0 <= token < 256), None)) is not None:
             raise TextUnavailable(

@@ -38,11 +38,43 @@ class WindowIndex:
         # first_window[k]: sample id of shard k's first window; one entry more than shards.
         self._first_window = np.zeros(len(counts) + 1, dtype=np.uint64)
         np.cumsum(counts, dtype=np.uint64, out=self._first_window[1:])
+        self._first_token = np.zeros(len(counts) + 1, dtype=np.uint64)
+        np.cumsum(shard_tokens, dtype=np.uint64, out=self._first_token[1:])
 
     @property
     def num_windows(self) -> int:
         """Windows of all shards together."""
         return int(self._first_window[-1])
+
+    def first_window(self, shard: int) -> int:
+        """Return the sample id of a shard's first window; of the shard after the last, `num_windows`."""
+        return int(self._first_window[shard])
+
+    def first_token(self, shard: int) -> int:
+        """Return the number of a shard's first token over all shards; after the last, their sum."""
+        return int(self._first_token[shard])
+
+    def touching(self, starts: NDArray[np.uint64], stops: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the windows that hold a token of each range.
+
+        Args:
+            starts, stops: `(k,) uint64`, half-open ranges of tokens over all shards, none empty.
+
+        Returns:
+            `(k, 2) uint64`: half-open ranges of sample ids, which may be empty. They are contiguous, for
+            windows are numbered as they lie.
+        """
+        lowest = self._window_at(starts, reach=self.seq_len + 1)
+        above = self._window_at(stops - np.uint64(1), reach=0)
+        return np.stack((np.minimum(lowest, above), above), axis=1)
+
+    def _window_at(self, tokens: NDArray[np.uint64], *, reach: int) -> NDArray[np.uint64]:
+        """Return the first window that starts after `token - reach` (at it, for reach 0: after it)."""
+        shards = np.searchsorted(self._first_token, tokens, side="right") - 1
+        local = (tokens - self._first_token[shards]).astype(np.int64)
+        count = (self._first_window[shards + 1] - self._first_window[shards]).astype(np.int64)
+        number = np.clip((local - reach) // self.stride + 1, 0, count)
+        return self._first_window[shards] + number.astype(np.uint64)
 
     def locate(self, sample_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return where windows lie.

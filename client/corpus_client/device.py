@@ -24,8 +24,9 @@ STORED_DTYPES: dict[str, torch.dtype] = {
     "uint16": torch.uint16,
     "uint32": torch.uint32,
     "int32": torch.int32,
+    "int64": torch.int64,
 }
-"""Tensor types of tokens as stored, by their numpy name."""
+"""Tensor types of tokens as answered, by their numpy name; int64 where shards are uint32 and int32."""
 
 
 class Transfer(Protocol):

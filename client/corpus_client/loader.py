@@ -141,8 +141,10 @@ class CorpusLoader:
         self._closed = False
         self._done = LoaderStats()
         self._plan = self._bind(plan)
-        if dtype == torch.int32 and self._plan.dtype == "uint32":
-            raise errors.InvalidArgument("dtype must be torch.int64 or None for uint32 tokens, got int32")
+        if dtype == torch.int32 and self._plan.dtype in ("uint32", "int64"):
+            raise errors.InvalidArgument(
+                f"dtype must be torch.int64 or None for {self._plan.dtype} tokens, got int32"
+            )
         self._part = world.slice_of(state.plan_batch_size(self._plan.document), rank, world_size)
         self._shape = (self._part.num_rows, int(self._plan.document["seq_len"]) + 1)
         self._stored = STORED_DTYPES[self._plan.dtype]

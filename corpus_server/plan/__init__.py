@@ -1,6 +1,6 @@
-"""The plan: which windows every row of every step holds, as pure arithmetic."""
+"""The plan: which windows every row of every step holds, as pure arithmetic, and back again."""
 
 from corpus_server.plan.document import Plan, Stage
-from corpus_server.plan.sampler import Sampler, Source
+from corpus_server.plan.sampler import Sampler
 
-__all__ = ["Plan", "Sampler", "Source", "Stage"]
+__all__ = ["Plan", "Sampler", "Stage"]

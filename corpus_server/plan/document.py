@@ -12,9 +12,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.plan.mixture import BLOCK_ROWS, quantise
+from corpus_server.plan.ranges import Ranges, ranges_from_json
 
 Order = Literal["shuffle", "sequential", "random"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -25,6 +28,7 @@ MAX_GLOBAL_BATCH_SIZE = 2**20
 MAX_STEP = 2**40
 """With MAX_GLOBAL_BATCH_SIZE it keeps every position below 2^61, inside uint64 arithmetic."""
 MAX_SEED = 2**64 - 1
+MAX_SOURCES = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,23 +38,26 @@ class Stage:
     Args:
         from_step: first plan step of the stage.
         global_batch_size: rows of a step over all ranks.
-        mixture: weight of each source (corpus name); one source in this version.
+        mixture: weight of each source (corpus name), any positive numbers; kept as exact multiples of
+            1/65536 that sum to 1, in sorted order of the names.
+        exclude: tokens, corpus-wide, that no row may hold from this stage on.
     """
 
     from_step: int = 0
     global_batch_size: int
     mixture: Mapping[str, float]
+    exclude: Mapping[str, Ranges] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require_int("stages[].from_step", self.from_step, 0, MAX_STEP)
         _require_int("stages[].global_batch_size", self.global_batch_size, 1, MAX_GLOBAL_BATCH_SIZE)
-        if not isinstance(self.mixture, Mapping) or len(self.mixture) != 1:
+        if not isinstance(self.mixture, Mapping) or not 1 <= len(self.mixture) <= MAX_SOURCES:
             raise InvalidPlan(
-                'stages[].mixture must name exactly one corpus in this version, like {"web": 1.0}, '
-                f"got {self.mixture!r}",
+                f"stages[].mixture must map 1 to {MAX_SOURCES} corpus names to weights, "
+                f'like {{"web": 0.7, "code": 0.3}}, got {self.mixture!r:.200}',
                 parameter="stages[].mixture",
                 received=self.mixture,
-                accepted="an object with one corpus name and its weight",
+                accepted="an object of corpus names and weights",
             )
         for name, weight in self.mixture.items():
             if (
@@ -62,19 +69,31 @@ class Stage:
                     f"stages[].mixture.{name} must be a positive number, got {weight!r}",
                     parameter=f"stages[].mixture.{name}",
                     received=weight,
-                    accepted="a finite number above 0",
+                    accepted="a finite number above 0; leave a source out instead of giving it 0",
                 )
-        # A copy: whoever passed the mapping may still change it, and the plan's id must not.
-        object.__setattr__(self, "mixture", dict(self.mixture))
+        # Copies: whoever passed the mappings may still change them, and the plan's id must not. Units
+        # are exact in binary, so that quantising them again changes nothing.
+        units = quantise(self.mixture)
+        object.__setattr__(self, "mixture", {name: share / BLOCK_ROWS for name, share in units.items()})
+        object.__setattr__(
+            self, "exclude", {k: self.exclude[k] for k in sorted(self.exclude) if self.exclude[k]}
+        )
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Units of 1/65536 by name, sorted by name."""
+        return {name: round(weight * BLOCK_ROWS) for name, weight in self.mixture.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stage's canonical JSON object; weights sum to 1."""
-        total = sum(self.mixture.values())
-        return {
+        """Return the stage's canonical JSON object."""
+        document: dict[str, Any] = {
             "from_step": self.from_step,
             "global_batch_size": self.global_batch_size,
-            "mixture": {name: weight / total for name, weight in self.mixture.items()},
+            "mixture": dict(self.mixture),
         }
+        if self.exclude:
+            document["exclude"] = {name: ranges.to_json() for name, ranges in self.exclude.items()}
+        return document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +105,8 @@ class Plan:
         stride: tokens between neighbouring windows; default `seq_len`, for order `random` always 1.
         seed: in [0, 2^64).
         order: `shuffle`, `sequential` or `random`.
-        stages: ordered by `from_step`; one stage in this version.
+        stages: ordered by `from_step`, the first from step 0.
+        skip_steps: plan steps that training never sees; later steps move up.
         fingerprints: content identity by corpus name; empty until the plan is bound.
 
     Raises:
@@ -98,6 +118,7 @@ class Plan:
     seed: int = 0
     order: Order = "shuffle"
     stages: tuple[Stage, ...]
+    skip_steps: Ranges = field(default_factory=Ranges)
     fingerprints: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,14 +141,22 @@ class Plan:
                 received=self.stride,
                 accepted="1",
             )
-        if len(self.stages) != 1 or self.stages[0].from_step != 0:
+        starts = [stage.from_step for stage in self.stages]
+        if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
             raise InvalidPlan(
-                "stages must hold exactly one stage with from_step 0 in this version, got "
-                f"from_step {[stage.from_step for stage in self.stages]}",
+                f"stages must begin with from_step 0 and go on with larger ones, got {starts[:20]}",
                 parameter="stages",
-                received=len(self.stages),
-                accepted="one stage, from_step 0",
+                received=starts[:20],
+                accepted="from_step 0, then strictly increasing",
             )
+        for number, stage in enumerate(self.stages):
+            if strangers := sorted(set(stage.exclude) - set(self.sources)):
+                raise InvalidPlan(
+                    f"stages[{number}].exclude names {strangers}, which no mixture of the plan uses",
+                    parameter=f"stages[{number}].exclude",
+                    received=strangers,
+                    accepted=", ".join(self.sources),
+                )
         unknown = set(self.fingerprints) - set(self.sources)
         if unknown:
             raise InvalidPlan(
@@ -161,12 +190,16 @@ class Plan:
             "seed": self.seed,
             "order": self.order,
             "stages": [stage.to_json() for stage in self.stages],
-            "skip_steps": [],
+            "skip_steps": self.skip_steps.to_json(),
             "fingerprints": dict(self.fingerprints),
         }
 
     def canonical_json(self) -> str:
         """Return the one spelling that the id is made of: sorted keys, no spaces, ASCII."""
+        return self._canonical_json
+
+    @cached_property
+    def _canonical_json(self) -> str:
         return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -176,10 +209,8 @@ class Plan:
         Raises:
             InvalidPlan: naming the field, the value and what is accepted.
         """
-        names = {*(f.name for f in fields(cls)), "skip_steps"}
+        names = {f.name for f in fields(cls)}
         checked = _require_object("plan", document, names, required={"seq_len", "stages"})
-        if checked.pop("skip_steps", None):
-            raise InvalidPlan("skip_steps must be left out or empty in this version", parameter="skip_steps")
         stages = checked.pop("stages")
         if not isinstance(stages, Sequence) or isinstance(stages, str):
             raise InvalidPlan(f"stages must be a list of objects, got {stages!r}", parameter="stages")
@@ -189,20 +220,22 @@ class Plan:
         ):
             raise InvalidPlan("fingerprints must map corpus names to strings", parameter="fingerprints")
         return cls(
-            stages=tuple(_stage_from_json(stage) for stage in stages),
+            stages=tuple(_stage_from_json(number, stage) for number, stage in enumerate(stages)),
+            skip_steps=ranges_from_json("skip_steps", checked.pop("skip_steps", []), limit=MAX_STEP),
             fingerprints=dict(fingerprints),
             **checked,
         )
 
 
-def _stage_from_json(document: object) -> Stage:
-    names = {*(f.name for f in fields(Stage)), "exclude"}
-    checked = _require_object("stages[]", document, names, required={"global_batch_size", "mixture"})
-    if checked.pop("exclude", None):
-        raise InvalidPlan(
-            "stages[].exclude must be left out or empty in this version", parameter="stages[].exclude"
-        )
-    return Stage(**checked)
+def _stage_from_json(number: int, document: object) -> Stage:
+    what = f"stages[{number}]"
+    names = {f.name for f in fields(Stage)}
+    checked = _require_object(what, document, names, required={"global_batch_size", "mixture"})
+    exclude = checked.pop("exclude", None) or {}
+    if not isinstance(exclude, Mapping):
+        raise InvalidPlan(f"{what}.exclude must map corpus names to ranges", parameter=f"{what}.exclude")
+    ranges = {name: ranges_from_json(f"{what}.exclude.{name}", value) for name, value in exclude.items()}
+    return Stage(**checked, exclude=ranges)
 
 
 def _require_object(what: str, document: object, names: set[str], *, required: set[str]) -> dict[str, Any]:

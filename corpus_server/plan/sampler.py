@@ -4,65 +4,33 @@ One step of a plan with a global batch of 6 over three ranks:
 
     global row     0  1  |  2  3  |  4  5
     rank           0  0  |  1  1  |  2  2
-    position    step * 6 + global row
+    stage row      (plan step - from_step) * 6 + global row
+    source         by the mixture of the stage, with the position of the source
+    window         by the order, from (source, position // n, position % n)
 
-A position counts the rows a source has given since step 0. With n windows, position p lies in
-epoch p // n at offset p % n; the order turns the offset into a sample id, and the window index
-turns that into a shard and a start. Nothing is stored, so step 10^8 costs what step 0 costs.
+With n windows in a source, position p lies in epoch p // n at offset p % n; the order turns the offset
+into a window, and an excluded window is replaced. Windows are numbered through all shards of all sources.
+Nothing is stored but a block of the mixture, so step 10^8 costs what step 0 costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
-from corpus_server.permutation import permute, round_keys, stream_key, uniform
-from corpus_server.plan.document import MAX_STEP, Order, Plan
+from corpus_server.permutation import MAX_SIZE, invert, permute, round_keys, stream_key, uniform
+from corpus_server.plan.document import MAX_STEP, Plan
+from corpus_server.plan.exclusion import Exclusion, excluded_windows
+from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.timeline import Timeline
 from corpus_server.windows import WindowIndex
 
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """One corpus as a plan reads it: its windows in an order.
-
-    Args:
-        name: corpus name.
-        windows: the windows of its shards.
-        order: how positions become sample ids.
-        seed: the plan's seed.
-    """
-
-    name: str
-    windows: WindowIndex
-    order: Order
-    seed: int
-
-    @cached_property
-    def _key(self) -> int:
-        return stream_key(self.order, self.seed, self.name)
-
-    def sample_ids(self, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return which window each position holds: `(k,) uint64` to `(k,) uint64`."""
-        num_windows = self.windows.num_windows
-        if self.order == "random":
-            return uniform(self._key, positions, num_windows)
-        first, last = int(positions.min()) // num_windows, int(positions.max()) // num_windows
-        if first == last:
-            epochs = np.full(1, first, dtype=np.uint64)
-            offsets = positions - np.uint64(first * num_windows)
-        else:
-            epochs, offsets = np.divmod(positions, np.uint64(num_windows))
-        if self.order == "sequential":
-            return offsets
-        # A step seldom holds more than two epochs: derive each one's keys once.
-        used, which = np.unique(epochs, return_inverse=True)
-        keys = round_keys(self._key, used)
-        return permute(offsets, num_windows, keys if used.size == 1 else keys[:, which])
+UInt64Array = NDArray[np.uint64]
 
 
 class Sampler:
@@ -72,78 +40,79 @@ class Sampler:
         plan: a bound plan.
         shard_tokens: for each source of the plan, the token counts of its shards.
 
+    Attributes:
+        timeline: steps, stages, positions.
+        windows: over all shards of all sources, in the order of `plan.sources`.
+        num_windows: `(sources,) uint64`.
+        exclusions: for each stage, or None where it excludes nothing.
+
     Raises:
-        InvalidPlan: a source holds no window of `seq_len + 1` tokens.
+        InvalidPlan: a source holds no window of `seq_len + 1` tokens, or none that is not excluded.
     """
 
     def __init__(self, plan: Plan, shard_tokens: Mapping[str, Sequence[int]]) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
-        self.sources = {}
-        for name in plan.sources:
-            windows = WindowIndex(shard_tokens[name], seq_len=plan.seq_len, stride=plan.stride)
-            if windows.num_windows == 0:
-                longest = max(shard_tokens[name], default=0)
-                raise InvalidPlan(
-                    f"corpus {name!r}: no shard holds a window of seq_len + 1 = {plan.seq_len + 1} tokens; "
-                    f"the longest has {longest}",
-                    parameter="seq_len",
-                    received=plan.seq_len,
-                    accepted=f"at most {longest - 1}" if longest > 1 else "no value fits this corpus",
-                )
-            self.sources[name] = Source(name=name, windows=windows, order=plan.order, seed=plan.seed)
-
-    @property
-    def global_batch_size(self) -> int:
-        """Rows of a step over all ranks."""
-        return self.plan.stages[0].global_batch_size
+        self.timeline = Timeline(plan)
+        shards = [len(shard_tokens[name]) for name in plan.sources]
+        first_shard = [sum(shards[:k]) for k in range(len(shards) + 1)]
+        every = [num_tokens for name in plan.sources for num_tokens in shard_tokens[name]]
+        self.windows = WindowIndex(every, seq_len=plan.seq_len, stride=plan.stride)
+        if self.windows.num_windows > MAX_SIZE or sum(every) > MAX_SIZE:
+            raise InvalidPlan(f"the plan's corpora hold more than {MAX_SIZE} tokens together")
+        # first_window[s]: number of source s's first window; one entry more than sources.
+        self.first_window = np.array([self.windows.first_window(k) for k in first_shard], dtype=np.uint64)
+        self.num_windows = np.diff(self.first_window)
+        for name, num_windows in zip(plan.sources, self.num_windows.tolist(), strict=True):
+            if num_windows == 0:
+                raise _no_window(name, plan.seq_len, max(shard_tokens[name], default=0))
+        self._keys = self._source_keys(plan.order)
+        self._token_ranges = {
+            name: (self.windows.first_token(first), sum(shard_tokens[name]))
+            for name, first in zip(plan.sources, first_shard, strict=False)
+        }
+        self.exclusions = self._exclusions()
 
     def steps_per_epoch(self, name: str) -> float | None:
-        """Return the steps that one pass over a source takes; None for order `random`."""
+        """Return the steps that a pass over a source takes in the last stage that uses it.
+
+        None for order `random`, which has no epochs.
+        """
         if self.plan.order == "random":
             return None
-        return self.sources[name].windows.num_windows / self.global_batch_size
+        stage = next(stage for stage in reversed(self.plan.stages) if name in stage.mixture)
+        num_windows = int(self.num_windows[self.plan.sources.index(name)])
+        return num_windows / (stage.global_batch_size * stage.mixture[name])
 
-    def rows_per_rank(self, world_size: int) -> int:
-        """Return the rows of a rank batch.
-
-        Raises:
-            InvalidParameter: the global batch cannot be divided evenly; names the divisors.
-        """
-        rows, rest = divmod(self.global_batch_size, world_size)
-        if rest:
-            size = self.global_batch_size
-            # The divisors of a number up to 2^20 are found below its square root.
-            small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
-            divisors = sorted({*small, *(size // d for d in small)})
-            raise InvalidParameter(
-                f"world_size must divide global_batch_size {size}, got {world_size}",
-                parameter="world_size",
-                received=world_size,
-                accepted="one of " + ", ".join(map(str, divisors)),
-            )
-        return rows
+    def global_batch_size_at(self, step: int) -> int:
+        """Return the rows of a training step over all ranks."""
+        return self.timeline.stage_at(self.timeline.plan_step(step)).stage.global_batch_size
 
     def check_part(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> int:
         """Check a rank's part of consecutive steps and return its rows per step.
 
         Raises:
-            InvalidParameter: a value is outside its range.
+            InvalidParameter: a value is outside its range, or the steps differ in their batch size.
         """
-        rows = self.rows_per_rank(world_size)
-        if not 0 <= rank < world_size:
-            raise InvalidParameter(
-                f"rank must be in [0, {world_size}), got {rank}",
-                parameter="rank",
-                received=rank,
-                accepted=f"[0, {world_size})",
-            )
         if count < 1 or not 0 <= step <= step + count - 1 <= MAX_STEP:
             raise InvalidParameter(
                 f"steps must lie in [0, {MAX_STEP}], got {step} to {step + count - 1}",
                 parameter="step",
                 received=step,
                 accepted=f"[0, {MAX_STEP}]",
+            )
+        batch_size = self.global_batch_size_at(step)
+        if count > 1 and len(self.plan.stages) > 1:
+            self._check_one_size(step, count, batch_size)
+        rows, rest = divmod(batch_size, world_size)
+        if rest:
+            raise _not_divisible(batch_size, world_size)
+        if not 0 <= rank < world_size:
+            raise InvalidParameter(
+                f"rank must be in [0, {world_size}), got {rank}",
+                parameter="rank",
+                received=rank,
+                accepted=f"[0, {world_size})",
             )
         return rows
 
@@ -152,7 +121,7 @@ class Sampler:
 
         Args:
             step: first training step.
-            count: consecutive steps.
+            count: consecutive steps, all of one global batch size.
             rank: in [0, world_size).
             world_size: must divide the global batch.
 
@@ -163,8 +132,142 @@ class Sampler:
             InvalidParameter: a value is outside its range.
         """
         rows = self.check_part(step, count=count, rank=rank, world_size=world_size)
-        first = np.arange(step, step + count, dtype=np.uint64) * np.uint64(self.global_batch_size)
+        plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
+        numbers = self.timeline.stage_numbers(plan_steps)
         within = np.arange(rank * rows, (rank + 1) * rows, dtype=np.uint64)
-        positions = (first[:, None] + within[None, :]).reshape(-1)
-        (source,) = self.sources.values()
-        return source.windows.locate(source.sample_ids(positions)).reshape(count, rows, 2)
+        located = np.empty((count, rows, 2), dtype=np.int64)
+        for number in range(int(numbers[0]), int(numbers[-1]) + 1):
+            here = numbers == number
+            located[here] = self._locate_in_stage(number, plan_steps[here], within).reshape(-1, rows, 2)
+        return located
+
+    def windows_at(
+        self, source: NDArray[np.intp] | int, positions: UInt64Array
+    ) -> tuple[UInt64Array, UInt64Array]:
+        """Return the windows that positions hold before any is replaced, and their epochs.
+
+        Args:
+            source: `(k,)` source of each position, or one for all.
+            positions: `(k,) uint64`.
+        """
+        sizes = self.num_windows[source] if not isinstance(source, int) else int(self.num_windows[source])
+        first = self.first_window[source]
+        if self.plan.order == "random":
+            keys = self._keys[source] if not isinstance(source, int) else int(self._keys[source])
+            return first + uniform(keys, positions, sizes), np.zeros(positions.shape, dtype=np.uint64)
+        epochs, offsets = np.divmod(positions, np.asarray(sizes, dtype=np.uint64))
+        if self.plan.order == "sequential":
+            return first + offsets, epochs
+        if isinstance(source, int):
+            # A step seldom holds more than two epochs: derive each one's keys once.
+            used, which = np.unique(epochs, return_inverse=True)
+            round_key = round_keys(int(self._keys[source]), used)
+            round_key = round_key if used.size == 1 else round_key[:, which]
+        else:
+            round_key = round_keys(self._keys[source], epochs)
+        return first + permute(offsets, sizes, round_key), epochs
+
+    def positions_of(self, source: int, windows: UInt64Array, epoch: int) -> UInt64Array:
+        """Return the positions that hold windows of a source in an epoch: the inverse of `windows_at`.
+
+        Raises:
+            InvalidParameter: order `random` draws with replacement; there is nothing to invert.
+        """
+        num_windows = int(self.num_windows[source])
+        offsets = windows - self.first_window[source]
+        if self.plan.order == "random":
+            raise InvalidParameter(
+                "a plan with order 'random' cannot be looked up: it draws every row anew, with replacement, "
+                "so a token has no place in it",
+                parameter="plan",
+                accepted="plans with order shuffle or sequential",
+            )
+        if self.plan.order == "shuffle":
+            keys = round_keys(int(self._keys[source]), np.array([epoch], dtype=np.uint64))
+            offsets = invert(offsets, num_windows, keys)
+        positions: UInt64Array = offsets + np.uint64(epoch * num_windows)
+        return positions
+
+    def windows_touching(self, source: int, start: int, stop: int) -> tuple[int, int]:
+        """Return the half-open range of windows that hold a token of [start, stop) of a source."""
+        first = self._token_ranges[self.plan.sources[source]][0]
+        tokens = np.array([[first + start], [first + stop]], dtype=np.uint64)
+        low, high = self.windows.touching(tokens[0], tokens[1])[0].tolist()
+        return low, high
+
+    def _locate_in_stage(
+        self, number: int, plan_steps: UInt64Array, within: UInt64Array
+    ) -> NDArray[np.int64]:
+        placed = self.timeline.stages[number]
+        first = (plan_steps - np.uint64(placed.stage.from_step)) * np.uint64(placed.stage.global_batch_size)
+        rows = (first[:, None] + within[None, :]).reshape(-1)
+        members, given = placed.mixture.place(rows)
+        source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
+        windows, epochs = self.windows_at(source, given + placed.positions[source])
+        exclusion = self.exclusions[number]
+        if exclusion is not None:
+            windows = exclusion.substitute(source, windows, epochs)
+        return self.windows.locate(windows)
+
+    def _exclusions(self) -> list[Exclusion | None]:
+        found: list[Exclusion | None] = []
+        windows = Ranges()
+        for placed in self.timeline.stages:
+            tokens = excluded_windows(placed.stage.exclude, self._token_ranges)
+            if len(tokens):
+                windows = windows.union(Ranges(self.windows.touching(tokens[:, 0], tokens[:, 1])))
+            if not windows:
+                found.append(None)
+                continue
+            used = placed.sources.tolist()
+            keys = self._exclusion_keys
+            found.append(Exclusion(self.plan.sources, windows, self.first_window, keys, used))
+        return found
+
+    @cached_property
+    def _exclusion_keys(self) -> UInt64Array:
+        return self._source_keys("exclude")
+
+    def _source_keys(self, purpose: str) -> UInt64Array:
+        keys = [stream_key(purpose, self.plan.seed, name) for name in self.plan.sources]
+        return np.array(keys, dtype=np.uint64)
+
+    def _check_one_size(self, step: int, count: int, batch_size: int) -> None:
+        """Refuse steps of several batch sizes: an answer is one array."""
+        stages = self.plan.stages
+        last = self.timeline.plan_step(step + count - 1)
+        first = self.timeline.plan_step(step)
+        for before, after in pairwise(stages):
+            if first < after.from_step <= last and before.global_batch_size != after.global_batch_size:
+                until = int(self.timeline.skips.num_outside_below(np.array([after.from_step], np.uint64))[0])
+                if until == step:
+                    continue
+                raise InvalidParameter(
+                    f"steps {step} to {step + count - 1} differ in global_batch_size: it changes from "
+                    f"{batch_size} at step {until}; ask for at most {until - step} steps from {step}",
+                    parameter="count",
+                    received=count,
+                    accepted=f"at most {until - step}",
+                )
+
+
+def _not_divisible(batch_size: int, world_size: int) -> InvalidParameter:
+    # The divisors of a number up to 2^20 are found below its square root.
+    small = [d for d in range(1, int(batch_size**0.5) + 1) if batch_size % d == 0]
+    divisors = sorted({*small, *(batch_size // d for d in small)})
+    return InvalidParameter(
+        f"world_size must divide global_batch_size {batch_size}, got {world_size}",
+        parameter="world_size",
+        received=world_size,
+        accepted="one of " + ", ".join(map(str, divisors)),
+    )
+
+
+def _no_window(name: str, seq_len: int, longest: int) -> InvalidPlan:
+    return InvalidPlan(
+        f"corpus {name!r}: no shard holds a window of seq_len + 1 = {seq_len + 1} tokens; "
+        f"the longest has {longest}",
+        parameter="seq_len",
+        received=seq_len,
+        accepted=f"at most {longest - 1}" if longest > 1 else "no value fits this corpus",
+    )

@@ -11,6 +11,7 @@ The event loop never touches a map, so a page fault of one answer stalls no othe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -20,13 +21,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from corpus_server import wire
-from corpus_server.errors import AnswerTooLarge, Overloaded
+from corpus_server.errors import AnswerTooLarge, CorpusServerError, Overloaded
 from corpus_server.reading import ByteArray, Reading, checksum, num_bytes, pieces, read_piece
 from corpus_server.settings import Settings
 from corpus_server.web.buffers import BufferPool
 from corpus_server.web.protocol import abort_connection, drains_fully
 
 T = TypeVar("T")
+
+_log = logging.getLogger("corpus_server")
 
 
 class Answering:
@@ -208,8 +211,16 @@ class _TokenResponse(Response):
                     await push({"type": "http.response.body", "body": b"", "more_body": not last})
                 if not self._pieces:
                     await push({"type": "http.response.body", "body": b"", "more_body": False})
+        except CorpusServerError as error:
+            _log.error("%s: %s; an answer under way was cut", error.slug, error.detail)
+            await abort_connection(scope)
+        except TimeoutError:
+            _log.warning(
+                "dropped a reader that took nothing for %g s: %s", self._timeout_seconds, _address(scope)
+            )
+            await abort_connection(scope)
         except BaseException:
-            abort_connection(scope)
+            await abort_connection(scope)
             raise
         finally:
             self.release()
@@ -217,3 +228,9 @@ class _TokenResponse(Response):
     async def _read(self, number: int) -> memoryview:
         piece = self._pieces[number]
         return await self._answering.run(lambda: read_piece(self._reading, piece, self._buffer))
+
+
+def _address(scope: Scope) -> str:
+    """Return where a request came from."""
+    host, port = scope["client"] or ("unknown", 0)
+    return f"{host}:{port}"

@@ -64,7 +64,7 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> ASGIApp:
         # A redirect would spell the Host header that came; a name with a slash is simply not served.
         redirect_slashes=False,
     )
-    problems.install(app)
+    problems.install(app, router.routes)
     app.include_router(router)
     # Around the application and not inside it, where every request would pass four more layers.
     return metrics.Measured(HotPath(app))

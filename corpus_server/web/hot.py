@@ -8,6 +8,7 @@ here, by the same function, from the same schema, with the same errors.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from types import SimpleNamespace
 from urllib.parse import parse_qsl
 
@@ -15,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.web.problems import core_error, problem, validation_error
@@ -36,24 +37,26 @@ class HotPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or pass on."""
-        if scope["type"] != "http" or scope["path"] != PATH or scope["method"] not in ("GET", "HEAD"):
+        # What watches over servers adds parameters of its own to the routes outside /v1.
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             await self._app(scope, receive, send)
             return
-        scope["route"] = _ROUTE  # as the router would, for the metrics
         request = Request(scope, receive)
+        answer: ASGIApp = self._app
         try:
-            query = BatchesQuery.model_validate(
-                dict(parse_qsl(scope["query_string"].decode("latin-1"), True))
-            )
-            response = await batches(request, query, self._app.state.service)
+            parameters = _parameters(scope["query_string"])
+            if scope["path"] == PATH and scope["method"] in ("GET", "HEAD"):
+                scope["route"] = _ROUTE  # as the router would, for the metrics
+                query = BatchesQuery.model_validate(parameters)
+                answer = await batches(request, query, self._app.state.service)
         except ValidationError as error:
-            response = validation_error(request, RequestValidationError(error.errors()))
+            answer = validation_error(request, RequestValidationError(error.errors()))
         except CorpusServerError as error:
-            response = core_error(request, error)
+            answer = core_error(request, error)
         except Exception:  # noqa: BLE001 - the last resort
             _log.exception("%s failed", PATH)
-            response = problem(500, "internal-error", "the server failed; its log says why")
-        await response(scope, receive, send)
+            answer = problem(500, "internal-error", "the server failed; its log says why")
+        await answer(scope, receive, send)
 
 
 def _parameters(query_string: bytes) -> dict[str, str]:
@@ -61,7 +64,7 @@ def _parameters(query_string: bytes) -> dict[str, str]:
     pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
     parameters = dict(pairs)
     if len(parameters) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name in counts if counts[name] > 1)
         raise InvalidParameter(f"{repeated} is given twice", parameter=repeated)
     return parameters

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
 
 from corpus_server import errors
 
@@ -91,24 +94,41 @@ def validation_error(request: Request, error: Exception) -> Response:
     return error_response(_from_validation(error))
 
 
-def _http_error(request: Request, error: Exception) -> Response:
+def _http_error(routes: Sequence[BaseRoute], request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     slug = _HTTP_SLUGS.get(error.status_code, "http-error")
     detail = f"{error.detail}: {request.method} {_echo(request.url.path)}"
-    return problem(
-        error.status_code, slug, detail, headers=error.headers, remedy="GET /docs lists the routes"
-    )
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and (methods := _methods(routes, request)):
+        headers["Allow"] = ", ".join(sorted(methods))
+    return problem(error.status_code, slug, detail, headers=headers, remedy="GET /docs lists the routes")
+
+
+def _methods(routes: Sequence[BaseRoute], request: Request) -> set[str]:
+    """Return what a path may be asked by; the router names the methods of its first route for it alone."""
+    matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
+    return {method for route in matching if isinstance(route, Route) for method in route.methods or ()}
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it; nginx's number, for the metrics
 
 
 def _unexpected(request: Request, error: Exception) -> Response:
     return problem(500, "internal-error", "the server failed; its log says why")
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of the application with a problem document."""
+def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Answer every error of the application with a problem document.
+
+    Args:
+        app: to be given handlers.
+        routes: what it serves.
+    """
     app.add_exception_handler(errors.CorpusServerError, core_error)
     app.add_exception_handler(RequestValidationError, validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, partial(_http_error, routes))
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unexpected)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from corpus_server import text, wire
@@ -23,6 +24,7 @@ from corpus_server.web.schemas import (
     CorporaAnswer,
     CorpusAnswer,
     FormatQuery,
+    NoQuery,
     PlanAnswer,
     PlansAnswer,
     PlansQuery,
@@ -32,7 +34,8 @@ from corpus_server.web.schemas import (
 )
 from corpus_server.web.service import Service, check_part, locate
 
-MAX_PLAN_BYTES = 64 * 2**20
+MAX_PLAN_BYTES = 32 * 2**20
+"""A plan that leaves out 10^6 steps takes about 20 MB of JSON; one body costs a process no more than this."""
 
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
@@ -67,6 +70,7 @@ async def _service(request: Request) -> Service:
 
 ServiceHere = Annotated[Service, Depends(_service)]
 CorpusName = Annotated[str, Path(max_length=128)]
+Nothing = Annotated[NoQuery, Query()]  # probes and scrapers may add parameters, those under /v1 may not
 
 
 @_read("/healthz", tags=["operation"])
@@ -92,13 +96,13 @@ async def prometheus() -> Response:
 
 
 @_read("/v1/corpora", tags=["corpora"], response_model=CorporaAnswer)
-async def corpora(service: ServiceHere) -> Any:
+async def corpora(query: Nothing, service: ServiceHere) -> Any:
     """Describe all corpora."""
     return {"corpora": [corpus.describe() for corpus in service.catalog.corpora.values()]}
 
 
 @_read("/v1/corpora/{name}", tags=["corpora"], response_model=CorpusAnswer)
-async def corpus(name: CorpusName, service: ServiceHere) -> Any:
+async def corpus(name: CorpusName, query: Nothing, service: ServiceHere) -> Any:
     """Describe one corpus."""
     return service.catalog.corpus(name).describe()
 
@@ -137,18 +141,15 @@ async def document(
 
 
 @router.post("/v1/plans", tags=["plans"], response_model=PlanAnswer)
-async def post_plan(request: Request, service: ServiceHere) -> Any:
+async def post_plan(request: Request, query: Nothing, service: ServiceHere) -> Any:
     """Keep a plan and bind it to the corpora here; posting it again changes nothing."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_PLAN_BYTES:
-            return problem(413, "body-too-large", f"a plan holds at most {MAX_PLAN_BYTES} bytes")
+    body = await _body(request)
     try:
-        parsed = json.loads(bytes(body), parse_constant=_refuse_constant, object_pairs_hook=_once_each)
+        parsed = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise InvalidPlan(f"the body must be a plan document in JSON: {error}") from error
-    return (await run_in_threadpool(service.keep, Plan.from_json(parsed))).describe()
+    bound = await run_in_threadpool(lambda: service.keep(Plan.from_json(parsed)))
+    return Response(await run_in_threadpool(bound.to_json), media_type="application/json")
 
 
 @_read("/v1/plans", tags=["plans"], response_model=PlansAnswer)
@@ -161,9 +162,12 @@ async def plans(query: Annotated[PlansQuery, Query()], service: ServiceHere) -> 
 
 
 @_read("/v1/plans/{plan_id}", tags=["plans"], response_model=PlanAnswer)
-async def plan(plan_id: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], service: ServiceHere) -> Any:
+async def plan(
+    plan_id: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], query: Nothing, service: ServiceHere
+) -> Any:
     """Describe a plan: its document, its sources, its shard list."""
-    return (await service.by_id(plan_id)).describe()
+    bound = await service.by_id(plan_id)
+    return Response(await run_in_threadpool(bound.to_json), media_type="application/json")
 
 
 @_read("/v1/indices", tags=["training"])
@@ -208,11 +212,14 @@ async def batches(
     rows = check_part(bound, query)
     length = bound.plan.seq_len + 1
     service.answering.check_size(query.count * rows * length * bound.dtype.itemsize, "count")
+    if chosen in ("json", "text"):
+        service.answering.check_text_size(query.count * rows * length, "count")
+    if chosen == "text":
+        for corpus in bound.corpora.values():
+            text.check_available(corpus)
     headers = _steps_headers(bound, query, "batches", chosen)
     if (unchanged := _not_modified(request, headers)) is not None:
         return unchanged
-    if chosen in ("json", "text"):
-        service.answering.check_text_size(query.count * rows * length, "count")
     reading = Windows(
         gatherer=bound.gatherer,
         locate=partial(locate, bound, query),
@@ -234,6 +241,23 @@ async def batches(
     )
 
 
+async def _body(request: Request) -> bytearray:
+    """Return the whole body, refused as soon as it is known to be too large: by its announced length, or
+    while it comes in chunks.
+
+    What a refused client still sends is thrown away, so that it gets to read the refusal.
+    """
+    body = bytearray()
+    if int(request.headers.get("content-length", "0")) <= MAX_PLAN_BYTES:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_PLAN_BYTES:
+                break
+        else:
+            return body
+    raise HTTPException(413, f"a plan holds at most {MAX_PLAN_BYTES} bytes")
+
+
 async def _range(
     request: Request,
     service: Service,
@@ -250,12 +274,14 @@ async def _range(
     chosen = _format(request, query, default)
     reading = TokenRange(corpus=corpus, gatherer=service.catalog.gatherer(name), start=start, stop=stop)
     service.answering.check_size(num_bytes(reading), "count")
+    if chosen in ("json", "text"):
+        service.answering.check_text_size(stop - start, "count")
+    if chosen == "text":
+        text.check_available(corpus)
     headers = _headers(f"{corpus.fingerprint}.{start}.{stop}.{chosen}", query)
     headers[wire.RANGE] = f"{start}-{stop}"
     if (unchanged := _not_modified(request, headers)) is not None:
         return unchanged
-    if chosen in ("json", "text"):
-        service.answering.check_text_size(stop - start, "count")
     if chosen == "json":
         described = {
             "corpus": name,
@@ -318,7 +344,11 @@ def _steps_headers(bound: BoundPlan, query: BatchesQuery, what: str, chosen: wir
 
 
 def _not_modified(request: Request, headers: dict[str, str]) -> Response | None:
-    """Return 304 if the caller holds the answer already; nothing is read for it."""
+    """Return 304 if the caller holds the answer already; nothing is read for it.
+
+    Only after all parameters were checked: a condition is ignored where the answer without it would be
+    an error (RFC 9110, 13.2.1).
+    """
     given = request.headers.get("if-none-match")
     if given is None:
         return None

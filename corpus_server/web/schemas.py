@@ -23,6 +23,7 @@ from corpus_server.plan.document import (
 from corpus_server.wire import Format
 
 MAX_COUNT = 4096
+MAX_EPOCHS = 10_000
 MAX_WORLD_SIZE = 2**20
 _DIGITS = re.compile(r"[0-9]{1,20}", re.ASCII)
 
@@ -61,6 +62,10 @@ FormatChoice = Annotated[
 
 class _Query(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NoQuery(_Query):
+    """No parameters at all."""
 
 
 class FormatQuery(_Query):
@@ -121,6 +126,33 @@ class BatchesQuery(StepsQuery, FormatQuery):
     """Parameters of batches and indices."""
 
 
+class StepQuery(_Query):
+    """Parameter of a route about one training step of a plan."""
+
+    step: Annotated[Step, Field(description="Training step.")]
+
+
+class UsageQuery(StepQuery):
+    """Parameters of what training saw."""
+
+    since: Annotated[Step, Field(description="Training step to count from.")] = 0
+
+
+class LookupQuery(PlanQuery):
+    """Parameters of a look-up; `corpus` names the source also where the plan is named by its id."""
+
+    token: Annotated[Token | None, Field(description="A token, corpus-wide.")] = None
+    start: Annotated[Token | None, Field(description="First token of a range.")] = None
+    stop: Annotated[Token | None, Field(description="End of the range, exclusive.")] = None
+    document: Annotated[Token | None, Field(description="A document, where the corpus has an index.")] = None
+    epochs: Annotated[
+        Annotated[int, Integer(1, MAX_EPOCHS)], Field(description="Passes over the source to look through.")
+    ] = 1
+    limit: Annotated[
+        Annotated[int, Integer(1, 100_000)], Field(description="Rows to return at most, earliest first.")
+    ] = 1000
+
+
 class PlansQuery(_Query):
     """Parameters of the list of plans."""
 
@@ -165,10 +197,21 @@ class SourceAnswer(BaseModel):
     """One source of a plan."""
 
     num_windows: int
-    steps_per_epoch: float | None
-    weight: float
-    weight_65536: int
+    steps_per_epoch: Annotated[
+        float | None, Field(description="In the last stage that uses it; null for order random.")
+    ]
     fingerprint: str
+
+
+class StageAnswer(BaseModel):
+    """One stage of a plan."""
+
+    from_step: Annotated[int, Field(description="Plan step.")]
+    first_step: Annotated[int | None, Field(description="Training step; null if training skips it all.")]
+    global_batch_size: int
+    weights_65536: Annotated[dict[str, int], Field(description="Exact shares of 65,536 rows.")]
+    positions: Annotated[dict[str, int], Field(description="Rows that each source has given before.")]
+    excluded_windows: dict[str, int]
 
 
 class PlanShardAnswer(ShardAnswer):
@@ -183,8 +226,70 @@ class PlanAnswer(BaseModel):
     id: str
     plan: dict[str, Any]
     sources: dict[str, SourceAnswer]
+    stages: list[StageAnswer]
     dtype: str
     shards: list[PlanShardAnswer]
+
+
+class SourceUsageAnswer(BaseModel):
+    """Rows of one source."""
+
+    rows: int
+    tokens: Annotated[int, Field(description="Inputs: rows x seq_len.")]
+    epochs: Annotated[float | None, Field(description="Passes over the source; null for order random.")]
+
+
+class SkippedAnswer(BaseModel):
+    """What training did not see."""
+
+    steps: int
+    sources: dict[str, SourceUsageAnswer]
+
+
+class UsageAnswer(BaseModel):
+    """What training sees in steps [since, step)."""
+
+    plan: str
+    since: int
+    step: int
+    plan_step: int
+    sources: dict[str, SourceUsageAnswer]
+    skipped: SkippedAnswer
+
+
+class ReceiptAnswer(BaseModel):
+    """Proof of a step: the checksum of its whole global batch."""
+
+    plan: str
+    step: int
+    plan_step: int
+    global_batch_size: int
+    digest: Annotated[str, Field(description="`xxh3-64=HEX` of the raw answer for world_size 1.")]
+
+
+class SightingAnswer(BaseModel):
+    """One row that holds what was looked for."""
+
+    epoch: int
+    step: Annotated[int | None, Field(description="Training step; null if training skips it.")]
+    plan_step: int
+    row: Annotated[int, Field(description="Of the global batch.")]
+    shard: Annotated[int, Field(description="Over the plan's shard list.")]
+    start: Annotated[int, Field(description="First token of the row in its shard.")]
+    substitute: Annotated[bool, Field(description="Whether the window stands in for an excluded one.")]
+
+
+class LookupAnswer(BaseModel):
+    """Every row that holds a token, a range or a document."""
+
+    plan: str
+    corpus: str
+    start: int
+    stop: int
+    epochs: int
+    num_found: int
+    truncated: bool
+    rows: list[SightingAnswer]
 
 
 class PlanItem(BaseModel):

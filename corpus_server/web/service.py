@@ -95,8 +95,15 @@ class Service:
         _remember(self._by_id, plan_id, bound)
         return bound
 
-    async def plan_of(self, query: PlanQuery) -> BoundPlan:
-        """Return the plan that a query names by id or spells inline."""
+    async def plan_of(self, query: PlanQuery, *, names_corpus: bool = False) -> BoundPlan:
+        """Return the plan that a query names by id or spells inline.
+
+        Args:
+            query: the query.
+            names_corpus: whether `corpus` also says something else than the plan's only source.
+        """
+        if names_corpus and query.plan is not None:
+            query = query.model_copy(update={"corpus": None})
         spelled = Spelling(
             query.corpus, query.seq_len, query.batch_size, query.seed, query.order, query.stride
         )

@@ -21,7 +21,6 @@ import torch
 from corpus_client import CorpusLoader
 from scripts.benchmarks.peers import REQUEST
 
-
 PREFETCH_BYTES = 64 << 20
 """A quarter of the loader's default: what was fetched before a round is consumed before it is timed."""
 

@@ -54,7 +54,7 @@ def test_ranks_make_up_the_global_batch(
         assert np.array_equal(whole, tokens_of_step(corpus, loaders[0].plan, step))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "int64"])
 @pytest.mark.parametrize("as_stored", [False, True])
 def test_every_stored_dtype_arrives_whole(make_loader: MakeLoader, dtype: str, as_stored: bool) -> None:
     """Tokens fill the range of the dtype: a sign bit taken wrongly would show."""

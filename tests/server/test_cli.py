@@ -86,6 +86,7 @@ def test_index_gives_a_corpus_documents(tmp_path: Path) -> None:
     assert "2 shards indexed" in done.stdout
     assert "2 shards were indexed already" in run("index", folder, "--eot", "50256").stdout
     assert json.loads(run("inspect", folder, "--json").stdout)["num_documents"] == 4
+    (tmp_path / "server").mkdir()
     with RunningServer({"c": folder}, tmp_path / "server") as server:
         assert server.get("/v1/corpora/c").json()["num_documents"] == 4
         document = server.get("/v1/corpora/c/documents/1?format=json")

@@ -6,34 +6,22 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-from corpus_server.pages import Method, PageFault, Pager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corpus_server import gather, mapguard
 from corpus_server.errors import CorpusChanged, ReadFailed
 from corpus_server.formats import TokenDtype
 from corpus_server.gather import Gatherer
 from corpus_server.shard import Shard
 from tests.corpora import some_tokens, write_llmc, write_npy, write_raw
 from tests.serving import environment
-
-METHODS: tuple[Method, ...] = ("vectored", "single", "none")
-
-
-@pytest.fixture(params=METHODS)
-def pager(request: pytest.FixtureRequest) -> Iterator[Pager]:
-    """A pager for each way to bring pages in, forced."""
-    made = Pager()
-    made.method = request.param
-    yield made
-    made.method = "single"  # "none" has no descriptor to close
-    made.close()
 
 
 def write_odd_npy(path: Path, tokens: np.ndarray) -> Path:
@@ -91,8 +79,8 @@ def locate_any(shards: list[Shard], length: int, count: int, seed: int) -> np.nd
 @pytest.mark.parametrize(
     ("length", "count"), [(1, 1), (1, 3000), (2, 7), (64, 300), (65, 1025), (513, 512), (5000, 3)]
 )
-def test_equals_slicing(shards: list[Shard], pager: Pager, length: int, count: int) -> None:
-    gatherer = Gatherer(shards, pager)
+def test_equals_slicing(shards: list[Shard], length: int, count: int) -> None:
+    gatherer = Gatherer(shards)
     locations = locate_any(shards, length, count, seed=length)
     out = np.full((count, length), 0xAAAAAAAA, "uint32")
     gatherer.gather(locations, out)
@@ -107,24 +95,22 @@ def test_equals_slicing_over_any_list_of_shards(
     chosen = data.draw(st.lists(st.sampled_from(shards), min_size=1, max_size=6))
     if not any(shard.num_tokens >= length for shard in chosen):
         chosen.append(shards[0])
-    made = Pager()
     locations = locate_any(chosen, length, count, seed)
     out = np.full((count, length), 7, "int64")
-    Gatherer(chosen, made).gather(locations, out)
-    made.close()
+    Gatherer(chosen).gather(locations, out)
     assert (out == naive(chosen, locations, out)).all()
 
 
-def test_fills_a_row_range_of_a_larger_buffer_and_nothing_else(shards: list[Shard], pager: Pager) -> None:
+def test_fills_a_row_range_of_a_larger_buffer_and_nothing_else(shards: list[Shard]) -> None:
     buffer = np.full((6, 10), 9, "uint32")
     locations = np.array([[0, 3], [4, 5]])
-    Gatherer(shards, pager).gather(locations, buffer[2:4])
+    Gatherer(shards).gather(locations, buffer[2:4])
     assert (buffer[2:4] == naive(shards, locations, buffer[2:4])).all()
     assert (buffer[[0, 1, 4, 5]] == 9).all()
 
 
-def test_no_window_is_no_work(shards: list[Shard], pager: Pager) -> None:
-    Gatherer(shards, pager).gather(np.empty((0, 2), np.int64), np.empty((0, 5), "uint16"))
+def test_no_window_is_no_work(shards: list[Shard]) -> None:
+    Gatherer(shards).gather(np.empty((0, 2), np.int64), np.empty((0, 5), "uint16"))
 
 
 @pytest.mark.parametrize(
@@ -132,13 +118,11 @@ def test_no_window_is_no_work(shards: list[Shard], pager: Pager) -> None:
     [(0, 4991), (0, -1), (0, 2**62), (1, 0), (8, 55), (7, -(2**62))],
     ids=["past-end", "negative", "huge", "empty-shard", "small-shard", "huge-negative"],
 )
-def test_a_window_outside_its_shard_is_never_read(
-    shards: list[Shard], pager: Pager, shard: int, start: int
-) -> None:
+def test_a_window_outside_its_shard_is_never_read(shards: list[Shard], shard: int, start: int) -> None:
     """The address would lie in the memory of something else."""
     locations = np.array([[0, 0], [shard, start]], np.int64)
     with pytest.raises(IndexError, match="a window of 10 tokens lies outside its shard"):
-        Gatherer(shards, pager).gather(locations, np.empty((2, 10), "uint16"))
+        Gatherer(shards).gather(locations, np.empty((2, 10), "uint16"))
 
 
 def test_a_window_as_long_as_the_longest_reaches_over_a_large_corpus(tmp_path: Path) -> None:
@@ -152,11 +136,9 @@ def test_a_window_as_long_as_the_longest_reaches_over_a_large_corpus(tmp_path: P
             pytest.skip(f"this file system holds no file of 9 TB: {error}")
         file.seek(2 * num_tokens - 4)
         file.write(b"\x01\x00\x02\x00")
-    made = Pager()
     with Shard.open(path) as shard:
         out = np.empty((1, 2**20 + 1), "uint16")
-        Gatherer([shard], made).gather(np.array([[0, num_tokens - 2**20 - 1]]), out)
-    made.close()
+        Gatherer([shard]).gather(np.array([[0, num_tokens - 2**20 - 1]]), out)
     assert (out[0, :-2] == 0).all()
     assert out[0, -2:].tolist() == [1, 2]
 
@@ -165,40 +147,57 @@ TRUNCATED = """
 import os, sys
 from pathlib import Path
 import numpy as np
+from corpus_server import mapguard
 from corpus_server.errors import CorpusChanged
 from corpus_server.gather import Gatherer
-from corpus_server.pages import Pager
 from corpus_server.shard import Shard
-path, method, keep, start = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-pager = Pager()
-pager.method = method
+path, keep, start, memory, when = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+assert mapguard.install()
+
+class CutAfterCheck:
+    def __init__(self, shard):
+        self.shard = shard
+        self.num_checks = 0
+    def __getattr__(self, name):
+        return getattr(self.shard, name)
+    def check_unchanged(self):
+        self.shard.check_unchanged()
+        self.num_checks += 1
+        if when == "during" and self.num_checks % 2 and armed:
+            os.truncate(path, keep)
+
+armed = False
 with Shard.open(path) as shard:
-    gatherer = Gatherer([shard], pager)
+    gatherer = Gatherer([CutAfterCheck(shard)])
     out = np.full((2, 100), 7, "uint16")
-    if sys.argv[5] == "warm":
-        gatherer.gather(np.array([[0, start], [0, 0]]), out)
-    os.truncate(path, keep)
+    locations = np.array([[0, start], [0, 0]])
+    if memory == "warm":
+        gatherer.gather(locations, out)
+    armed = True
+    if when == "before":
+        os.truncate(path, keep)
     try:
-        gatherer.gather(np.array([[0, start], [0, 0]]), out)
+        gatherer.gather(locations, out)
     except CorpusChanged as error:
         print(error.detail)
 """
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no guard elsewhere")
 @pytest.mark.parametrize(
     ("keep", "start"),
     [(4096, 50_000), (0, 50_000), (99_000, 49_450), (99_000, 0)],
     ids=["gone-page", "empty-file", "tail-of-zeros", "window-still-there"],
 )
 @pytest.mark.parametrize("memory", ["warm", "cold"])
+@pytest.mark.parametrize("when", ["before", "during"])
 def test_a_truncated_file_is_an_error_and_never_a_signal(
-    tmp_path: Path, method: str, keep: int, start: int, memory: str
+    tmp_path: Path, keep: int, start: int, memory: str, when: str
 ) -> None:
-    """In a process of its own, which a SIGBUS would end with code -7."""
+    """Before the first check, or between it and the copy; a SIGBUS would end the process with code -7."""
     path = write_raw(tmp_path / "a.bin", some_tokens(60_000))
     ended = subprocess.run(
-        [sys.executable, "-c", TRUNCATED, str(path), method, str(keep), str(start), memory],
+        [sys.executable, "-c", TRUNCATED, str(path), str(keep), str(start), memory, when],
         capture_output=True,
         text=True,
         env=environment(),
@@ -208,10 +207,10 @@ def test_a_truncated_file_is_an_error_and_never_a_signal(
     assert ended.stdout.startswith(f"a.bin: 120000 bytes at opening, {keep} now")
 
 
-def test_only_the_shards_that_are_touched_are_checked(tmp_path: Path, pager: Pager) -> None:
+def test_only_the_shards_that_are_touched_are_checked(tmp_path: Path) -> None:
     paths = [write_raw(tmp_path / f"{k}.bin", some_tokens(5000, seed=k)) for k in range(2)]
     with Shard.open(paths[0]) as first, Shard.open(paths[1]) as second:
-        gatherer = Gatherer([first, second], pager)
+        gatherer = Gatherer([first, second])
         os.truncate(paths[1], 100)
         out = np.empty((1, 10), "uint16")
         gatherer.gather(np.array([[0, 4990]]), out)
@@ -220,56 +219,116 @@ def test_only_the_shards_that_are_touched_are_checked(tmp_path: Path, pager: Pag
             gatherer.gather(np.array([[1, 4990]]), out)
 
 
-class ChangesWhileCopied:
-    """A shard whose file is cut between the pre-check and the end of the copy."""
+class Watched:
+    """A shard that counts its checks, and does something after the first one."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, after_first: Callable[[], object] = lambda: None) -> None:
         self._shard = shard
+        self._after_first = after_first
         self.tokens, self.num_tokens, self.address = shard.tokens, shard.num_tokens, shard.address
         self.dtype: TokenDtype = shard.dtype
-        self.checks = 0
+        self.num_checks = 0
 
     def check_unchanged(self) -> None:
-        self.checks += 1
         self._shard.check_unchanged()
+        self.num_checks += 1
+        if self.num_checks == 1:
+            self._after_first()
 
 
-def test_a_change_during_the_copy_is_found_after_it(tmp_path: Path) -> None:
-    """A cut inside the last page, between populating and checking: the copy holds zeros, and is refused."""
+@pytest.mark.parametrize("change", ["cut", "written"])
+def test_a_change_during_the_copy_is_found_after_it(tmp_path: Path, change: str) -> None:
+    """Within the last page, where no page is missing: the copy holds zeros or new tokens, and is refused."""
     path = write_raw(tmp_path / "a.bin", some_tokens(3000))
-    made = Pager()
-    populate = made.populate
+    out = np.empty((1, 100), "uint16")
 
-    def populate_then_cut(addresses: np.ndarray, num_bytes: int | np.ndarray) -> None:
-        populate(addresses, num_bytes)
-        os.truncate(path, 5000)
+    def change_it() -> None:
+        if change == "cut":
+            os.truncate(path, 5000)
+        else:
+            path.write_bytes(bytes(6000))
+            os.utime(path, ns=(0, 0))
 
-    made.populate = populate_then_cut  # type: ignore[method-assign]
     with Shard.open(path) as shard:
-        watched = ChangesWhileCopied(shard)
-        with pytest.raises(CorpusChanged, match="6000 bytes at opening, 5000 now"):
-            Gatherer([watched], made).gather(np.array([[0, 2900]]), np.empty((1, 100), "uint16"))
-        assert watched.checks == 1
-    made.close()
+        watched = Watched(shard, change_it)
+        with pytest.raises(CorpusChanged, match="5000 now" if change == "cut" else "written to since"):
+            Gatherer([watched]).gather(np.array([[0, 2900]]), out)
+        assert watched.num_checks == 1
+        assert not out.any()
 
 
-def test_a_fault_without_a_change_is_the_disk(tmp_path: Path) -> None:
-    made = Pager()
-
-    def fail(addresses: np.ndarray, num_bytes: int | np.ndarray) -> None:
-        raise PageFault(14, "Bad address")
-
-    made.populate = fail  # type: ignore[method-assign]
-    with (
-        Shard.open(write_raw(tmp_path / "a.bin", some_tokens(100))) as shard,
-        pytest.raises(ReadFailed, match="did not deliver"),
-    ):
-        Gatherer([shard], made).gather(np.array([[0, 0]]), np.empty((1, 10), "uint16"))
-    made.close()
+def test_every_shard_touched_is_checked_once_before_and_once_after(tmp_path: Path) -> None:
+    opened = [Shard.open(write_raw(tmp_path / f"{k}.bin", some_tokens(500, seed=k))) for k in range(3)]
+    watched = [Watched(shard) for shard in opened]
+    locations = np.array([[2, 0], [0, 5], [2, 9]])
+    Gatherer(watched).gather(locations, np.empty((3, 50), "uint16"))
+    assert [shard.num_checks for shard in watched] == [2, 0, 2]
+    for shard in opened:
+        shard.close()
 
 
-def test_threads_may_share_it(shards: list[Shard], pager: Pager) -> None:
-    gatherer = Gatherer(shards, pager)
+def test_a_page_that_the_disk_did_not_deliver_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is as it was, and yet a page of the copy was replaced by zeros."""
+    guarded: list[mapguard.GuardedRange] = []
+    guard = mapguard.guard
+
+    def remember(start: int, num_bytes: int) -> mapguard.GuardedRange:
+        guarded.append(guard(start, num_bytes))
+        return guarded[-1]
+
+    def fault() -> None:
+        guarded[0].num_faults += 1
+
+    monkeypatch.setattr(mapguard, "guard", remember)
+    with Shard.open(write_raw(tmp_path / "a.bin", some_tokens(100))) as shard:
+        gatherer = Gatherer([Watched(shard, fault)])
+        for _ in range(2):  # until the shard is opened anew
+            with pytest.raises(ReadFailed, match=r"a\.bin: the disk did not deliver 1 pages"):
+                gatherer.gather(np.array([[0, 0]]), np.empty((1, 10), "uint16"))
+
+
+class SlowClock:
+    """Lets every gather appear to take as long as set."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._calls = 0
+
+    def __call__(self) -> float:
+        self._calls += 1
+        return 1000.0 * self._calls + (self.seconds if self._calls % 2 == 0 else 1000.0)
+
+
+@pytest.mark.parametrize("length", [10, 2000])
+def test_windows_are_asked_for_ahead_while_the_last_ones_came_slowly(
+    shards: list[Shard], monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """Slow, fast, slow again: the gather after a slow one asks, with all of its windows at once."""
+    asked: list[tuple[list[int], int]] = []
+    clock = SlowClock()
+    monkeypatch.setattr(gather.time, "perf_counter", clock)
+    monkeypatch.setattr(
+        gather, "read_ahead", lambda addresses, num_bytes: asked.append((addresses.tolist(), num_bytes))
+    )
+    gatherer = Gatherer([shards[0]])
+    locations = np.array([[0, 7], [0, 2900], [0, 100]])
+    out = np.empty((3, length), "uint16")
+    expected = ([shards[0].address + 2 * start for start in locations[:, 1].tolist()], 2 * length)
+    limit = 3 * (20e-6 + 2e-9 * length)
+    history = []
+    for seconds in (limit * 2, limit * 2, limit / 2, limit / 2, limit * 2, limit / 2):
+        clock.seconds = seconds
+        gatherer.gather(locations, out)
+        history.append(len(asked))
+        assert (out == naive(shards, locations, out)).all()
+    assert history == [0, 1, 2, 2, 2, 3]
+    assert asked == [expected] * 3
+
+
+def test_threads_may_share_it(shards: list[Shard]) -> None:
+    gatherer = Gatherer(shards)
     wrong: list[int] = []
 
     def work(seed: int) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from corpus_server.pages import Pager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,16 +29,16 @@ from tests.conftest import ServedCorpus
 @pytest.fixture(scope="module")
 def opened(corpora: dict[str, ServedCorpus]) -> Iterator[tuple[Corpus, Gatherer]]:
     """The corpus of mixed types: uint16, empty, uint32, uint16."""
-    pager = Pager()
     with Corpus.open(corpora["mixed"].path, name="mixed") as corpus:
-        yield corpus, Gatherer(corpus.shards, pager)
-    pager.close()
+        yield corpus, Gatherer(corpus.shards)
 
 
 def windows(opened: tuple[Corpus, Gatherer]) -> Windows:
     corpus, gatherer = opened
     locations = np.array([[[0, k], [2, 10 * k], [3, 7 * k]] for k in range(5)], np.int64)
-    return Windows(gatherer=gatherer, locations=locations, length=33, dtype=corpus.dtype)
+    return Windows(
+        gatherer=gatherer, locate=lambda: locations, count=5, rows=3, length=33, dtype=corpus.dtype
+    )
 
 
 def whole_range(opened: tuple[Corpus, Gatherer]) -> TokenRange:
@@ -56,6 +55,22 @@ def test_a_batch_has_the_shape_of_its_rows(
     shards = corpora["mixed"].shards
     expected = [[shards[s][a : a + 33].tolist() for s, a in step] for step in reading.locations.tolist()]
     assert tokens.tolist() == expected
+
+
+def test_windows_are_located_once_and_not_before_they_are_read(opened: tuple[Corpus, Gatherer]) -> None:
+    """Sizes are checked without it, and two passes over an answer locate once."""
+    corpus, gatherer = opened
+    calls = []
+
+    def locate() -> np.ndarray:
+        calls.append(None)
+        return np.array([[[0, 3], [2, 1]]], np.int64)
+
+    reading = Windows(gatherer=gatherer, locate=locate, count=1, rows=2, length=9, dtype=corpus.dtype)
+    assert (num_bytes(reading), len(list(pieces(reading, 40)))) == (72, 2)
+    assert calls == []
+    assert (read_all(reading) == read_all(reading)).all()
+    assert len(calls) == 1
 
 
 @given(data=st.data())
@@ -102,8 +117,6 @@ def test_nothing_has_no_pieces(opened: tuple[Corpus, Gatherer]) -> None:
 def test_the_widest_type_of_signed_and_unsigned_holds_both(tmp_path: Path) -> None:
     np.save(tmp_path / "0.npy", np.array([-1, 5], "int32"))
     np.save(tmp_path / "1.npy", np.array([65535, 7], "uint16"))
-    pager = Pager()
     with Corpus.open(tmp_path, name="c") as corpus:
-        reading = TokenRange(corpus=corpus, gatherer=Gatherer(corpus.shards, pager), start=0, stop=4)
+        reading = TokenRange(corpus=corpus, gatherer=Gatherer(corpus.shards), start=0, stop=4)
         assert (corpus.dtype.name, read_all(reading).tolist()) == ("int32", [-1, 5, 65535, 7])
-    pager.close()

@@ -43,7 +43,7 @@ def test_agrees_with_the_reference_on_random_rows() -> None:
         document, shard_tokens = random_case(draw)
         step = draw.choice([0, 1, draw.randrange(1000), draw.randrange(2**40), MAX_STEP])
         subject = sampler(document, shard_tokens)
-        size = subject.global_batch_size
+        size = subject.global_batch_size_at(step)
         located = subject.locate(step, world_size=math.gcd(size, 2**15), rank=0)[0]
         rows = [draw.randrange(len(located)) for _ in range(20)]
         expected = [list(window_of_row(document, shard_tokens, step, row)) for row in rows]
@@ -75,7 +75,7 @@ def test_several_steps_at_once_are_the_steps_one_by_one(step: int, count: int, o
 def test_every_epoch_holds_every_window_once(order: str, batch_size: int) -> None:
     """Catalogue row 3: also when a step straddles epochs or holds several of them."""
     subject = sampler(one_source("web", 4, batch_size, order=order), [97, 0, 5, 41])
-    num_windows = subject.sources["web"].windows.num_windows
+    num_windows = int(subject.num_windows[0])
     assert num_windows == 24 + 0 + 1 + 10
     rows = subject.locate(0, count=-(-4 * num_windows // batch_size)).reshape(-1, 2)
     epochs = [
@@ -142,7 +142,7 @@ def test_what_lies_outside_is_refused(arguments: dict[str, int], parameter: str,
 
 def test_the_divisors_are_named() -> None:
     with pytest.raises(InvalidParameter) as caught:
-        sampler(one_source("web", 4, 12), [100]).rows_per_rank(7)
+        sampler(one_source("web", 4, 12), [100]).check_part(0, world_size=7)
     assert caught.value.accepted == "one of 1, 2, 3, 4, 6, 12"
 
 

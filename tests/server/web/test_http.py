@@ -70,6 +70,28 @@ def test_an_answer_that_the_caller_holds_is_not_sent_again(server: RunningServer
     assert server.get(target, headers={"If-None-Match": '"other"'}).status == 200
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (BATCH + "&rank=1", 422),
+        (BATCH + "&rank=x", 422),
+        (BATCH + "&format=text", 422),  # the corpus has no tokenizer
+        (BATCH.replace("batch_size=12", "batch_size=100000") + "&format=json", 422),
+        (RANGE.replace("text", "web") + "&format=text", 422),
+        (RANGE.replace("count=50", "count=500000000"), 422),
+        (INDICES + "&format=text", 422),
+        (BATCH.replace("web", "nowhere"), 404),
+        ("/v1/corpora/docs/documents/99", 404),
+    ],
+)
+def test_a_condition_does_not_hide_a_mistake(server: RunningServer, target: str, status: int) -> None:
+    """RFC 9110, 13.2.1: it is ignored where the answer without it would be an error."""
+    plain = server.get(target)
+    conditional = server.get(target, headers={"If-None-Match": "*"})
+    assert (plain.status, plain.body) == (status, conditional.body)
+    assert conditional.status == status
+
+
 def test_different_answers_have_different_etags(server: RunningServer) -> None:
     targets = [
         *TOKEN_TARGETS,

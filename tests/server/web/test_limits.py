@@ -30,13 +30,13 @@ buffer_bytes = 1048576
 max_concurrent_answers = {MAX_ANSWERS}
 send_timeout_seconds = {SEND_TIMEOUT_SECONDS}
 """
-LARGE = {"corpus": "big", "seq_len": 1024, "batch_size": 64, "seed": 3, "step": 10, "count": 100}
+LARGE = {"corpus": "big", "seq_len": 1024, "batch_size": 64, "seed": 3, "step": 10, "count": 150}
 LARGE_TARGET = "/v1/batches?" + "&".join(f"{name}={value}" for name, value in LARGE.items())
 
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> ServedCorpus:
-    """12 MB in two shards: more than is ever gathered whole."""
+    """12 MB in two shards; an answer of 150 steps is more than is ever gathered whole."""
     folder = tmp_path_factory.mktemp("big")
     shards = [some_tokens(NUM_TOKENS // 2, seed=seed) for seed in range(2)]
     for number, tokens in enumerate(shards):
@@ -62,14 +62,14 @@ def tight(big: ServedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_large_answer_is_the_small_ones_joined(
     memory: str, big: ServedCorpus, request: pytest.FixtureRequest
 ) -> None:
-    """100 steps at once, 13 MB in pieces, against the steps one by one and the reference."""
+    """150 steps at once, 20 MB in pieces, against the steps one by one and the reference."""
     server: RunningServer = request.getfixturevalue(memory)
     answer = server.get("/v1/batches", **LARGE)
-    assert int(answer.headers["Content-Length"]) == len(answer.body) == 100 * 64 * 1025 * 2 > MAX_WHOLE_BYTES
+    assert int(answer.headers["Content-Length"]) == len(answer.body) == 150 * 64 * 1025 * 2 > MAX_WHOLE_BYTES
     assert answer.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(answer.body).hexdigest()}"
     assert server.get("/v1/batches", **LARGE, checksum="false").body == answer.body
     size = 64 * 1025 * 2
-    for k in (0, 1, 57, 99):
+    for k in (0, 1, 57, 149):
         small = server.get("/v1/batches", **{**LARGE, "step": 10 + k, "count": 1})
         assert small.body == answer.body[k * size : (k + 1) * size]
     plan = one_source("big", 1024, 64, seed=3)
@@ -164,7 +164,11 @@ def test_a_stalled_reader_is_dropped_and_others_go_on(tight: RunningServer) -> N
             answer = small(tight)
             assert (answer.status, answer.body) == (200, expected)
             time.sleep(0.02)
-        assert read_to_end(stalled) < 100 * 64 * 1025 * 2
+        assert read_to_end(stalled) < 150 * 64 * 1025 * 2
+    lines = tight.log().splitlines()
+    dropped = [line for line in lines if "dropped a reader that took nothing for 1.5 s: 127.0.0.1:" in line]
+    assert len(dropped) == 1
+    assert not [line for line in lines if "Traceback" in line or "ASGI" in line]
     assert tight.get("/v1/batches", **LARGE).status == 200
 
 
@@ -194,7 +198,7 @@ def test_json_and_text_answers_count_too(tight: RunningServer) -> None:
 
 
 def test_stalled_readers_cost_little_memory(roomy: RunningServer) -> None:
-    """Catalogue row 22 in short: 40 readers of 13 MB each, under 1 MiB of growth each."""
+    """Catalogue row 22 in short: 40 readers of 20 MB each, under 1 MiB of growth each."""
     small(roomy)
     process = psutil.Process(roomy.pid)
     before = process.memory_full_info().uss

@@ -64,6 +64,9 @@ def test_ranges_outside_the_corpus(server: RunningServer, corpora: dict[str, Ser
         ("/v1/corpora/web/tokens", {"step": 1}, "step"),
         ("/v1/corpora/docs/documents/0", {"start": 1}, "start"),
         ("/v1/plans", {"limits": 1}, "limits"),
+        ("/v1/corpora", {"limit": 1}, "limit"),
+        ("/v1/corpora/web", {"format": "json"}, "format"),
+        (f"/v1/plans/{'0' * 64}", {"step": 1}, "step"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -73,6 +76,34 @@ def test_an_unknown_parameter_is_refused_by_name(
     """A typing error must not silently train on a default."""
     document = check_problem(server.get(route, **query), 422, "invalid-parameter", parameter=parameter)
     assert document["detail"] == f"unknown parameter {parameter!r}"
+
+
+def test_a_plan_is_not_posted_with_parameters(server: RunningServer) -> None:
+    """As if the seed were not in the document."""
+    body = json.dumps(one_source("web", 16, 12)).encode()
+    answer = server.get("/v1/plans", method="POST", body=body, seed=3)
+    check_problem(answer, 422, "invalid-parameter", parameter="seed")
+
+
+@pytest.mark.parametrize("target", ["/healthz", "/readyz", "/metrics"])
+def test_probes_and_scrapers_may_add_parameters(server: RunningServer, target: str) -> None:
+    """Load balancers add times against caches, Prometheus those of its configuration, twice or not."""
+    assert server.get(target + "?t=123&collect[]=a&collect[]=b").status == 200
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/corpora/web/tokens?count=1&count=1",
+        "/v1/indices?corpus=web&seq_len=16&batch_size=12&step=1&count=1&count=2",
+        "/v1/plans?limit=1&count=1&count=2&limit=2",
+        "/v1/corpora?count=1&count=2",
+    ],
+)
+def test_a_parameter_given_twice_is_refused_everywhere(server: RunningServer, target: str) -> None:
+    name = "limit" if "limit" in target else "count"
+    document = check_problem(server.get(target), 422, "invalid-parameter", parameter=name)
+    assert document["detail"] == f"{name} is given twice"
 
 
 def test_a_parameter_given_twice_is_refused(server: RunningServer) -> None:
@@ -154,10 +185,24 @@ def test_a_document_that_is_not_there(server: RunningServer, number: str) -> Non
 def test_a_method_or_a_route_that_is_not_there(server: RunningServer) -> None:
     check_problem(server.get("/v2/batches"), 404, "not-found")
     check_problem(server.get("/"), 404, "not-found")
-    for method, target in (("DELETE", "/v1/plans"), ("POST", "/v1/batches"), ("PUT", "/v1/corpora/web")):
-        answer = server.get(target, method=method)
-        check_problem(answer, 405, "method-not-allowed")
-        assert answer.headers["Allow"]
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "allowed"),
+    [
+        ("DELETE", "/v1/plans", "GET, HEAD, POST"),
+        ("PUT", f"/v1/plans/{'0' * 64}", "GET, HEAD"),
+        ("POST", "/v1/batches", "GET, HEAD"),
+        ("PUT", "/v1/corpora/web", "GET, HEAD"),
+        ("POST", "/healthz", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_is_not_there_names_those_that_are(
+    server: RunningServer, method: str, target: str, allowed: str
+) -> None:
+    answer = server.get(target, method=method)
+    check_problem(answer, 405, "method-not-allowed")
+    assert answer.headers["Allow"] == allowed
 
 
 def test_every_status_of_the_table_is_an_error() -> None:

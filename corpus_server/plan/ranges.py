@@ -1,0 +1,156 @@
+"""Sets of integers as sorted half-open ranges: skipped steps, excluded windows.
+
+With `covered` the integers inside and `gaps` those outside, numbered from 0 each:
+
+    ranges        [2, 4)  [7, 8)
+    integer    0  1  2  3  4  5  6  7  8  9 ...
+    inside           0  1           2
+    outside    0  1        2  3  4     5  6 ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.errors import InvalidPlan
+
+UInt64Array = NDArray[np.uint64]
+
+MAX_VALUE = 2**63 - 1
+
+
+class Ranges:
+    """An immutable set of integers in [0, 2^63); look-ups are vectorised, O(log ranges) each.
+
+    Overlapping and touching ranges are merged, so equal sets have equal ranges.
+
+    Args:
+        bounds: `(k, 2)` integers: start, stop of each range, `0 <= start <= stop <= 2^63 - 1`.
+
+    Attributes:
+        starts, stops: `(r,) uint64`, sorted, each range non-empty, neighbours apart.
+        total: integers inside.
+    """
+
+    def __init__(self, bounds: NDArray[np.integer] | Sequence[Sequence[int]] = ()) -> None:
+        given = np.asarray(bounds, dtype=np.uint64).reshape(-1, 2)
+        given = given[given[:, 0] < given[:, 1]]
+        given = given[np.argsort(given[:, 0], kind="stable")]
+        reach = np.maximum.accumulate(given[:, 1])
+        apart = np.ones(len(given), dtype=bool)
+        apart[1:] = given[1:, 0] > reach[:-1]
+        first = np.flatnonzero(apart)
+        self.starts = given[first, 0]
+        self.stops = reach[np.append(first[1:], len(given)) - 1] if len(given) else given[:, 1]
+        lengths = self.stops - self.starts
+        # _inside_before[i]: integers inside the ranges before range i; one entry more than ranges.
+        self._inside_before = np.concatenate((np.zeros(1, np.uint64), np.cumsum(lengths, dtype=np.uint64)))
+        self._outside_before = self.starts - self._inside_before[:-1]
+        self.total = int(self._inside_before[-1])
+
+    def __bool__(self) -> bool:
+        return self.total > 0
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Ranges)
+            and np.array_equal(self.starts, other.starts)
+            and np.array_equal(self.stops, other.stops)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.starts.tobytes(), self.stops.tobytes()))
+
+    def __repr__(self) -> str:
+        shown = self.to_json()[:4]
+        return f"Ranges({shown}{'...' if len(self.starts) > len(shown) else ''})"
+
+    def to_json(self) -> list[list[int]]:
+        """Return `[[start, stop], ...]`."""
+        pairs: list[list[int]] = np.stack((self.starts, self.stops), axis=1).tolist()
+        return pairs
+
+    def union(self, other: Ranges) -> Ranges:
+        """Return the integers in either."""
+        if not other:
+            return self
+        both = [np.stack((each.starts, each.stops), axis=1) for each in (self, other)]
+        return Ranges(np.concatenate(both))
+
+    def contains(self, values: UInt64Array) -> NDArray[np.bool_]:
+        """Return for each value whether it is inside."""
+        if not self:
+            return np.zeros(values.shape, dtype=bool)
+        before = np.searchsorted(self.starts, values, side="right")
+        return (before > 0) & (values < self.stops[before - 1])
+
+    def num_inside_below(self, values: UInt64Array) -> UInt64Array:
+        """Return for each value how many integers below it are inside."""
+        before = np.searchsorted(self.starts, values, side="right")
+        if not self:
+            return np.zeros(values.shape, dtype=np.uint64)
+        last = np.maximum(before, 1) - 1
+        within = np.minimum(values, self.stops[last]) - self.starts[last]
+        below: UInt64Array = np.where(before > 0, self._inside_before[last] + within, np.uint64(0))
+        return below
+
+    def num_outside_below(self, values: UInt64Array) -> UInt64Array:
+        """Return for each value how many integers below it are outside."""
+        outside: UInt64Array = values - self.num_inside_below(values)
+        return outside
+
+    def nth_inside(self, numbers: UInt64Array) -> UInt64Array:
+        """Return the integers inside of these numbers, each below `total`."""
+        at = np.searchsorted(self._inside_before, numbers, side="right") - 1
+        inside: UInt64Array = self.starts[at] + (numbers - self._inside_before[at])
+        return inside
+
+    def nth_outside(self, numbers: UInt64Array) -> UInt64Array:
+        """Return the integers outside of these numbers."""
+        return numbers + self._inside_before[np.searchsorted(self._outside_before, numbers, side="right")]
+
+
+def ranges_from_json(what: str, value: object, *, limit: int = MAX_VALUE) -> Ranges:
+    """Check a parsed JSON list of `[start, stop]` pairs.
+
+    Raises:
+        InvalidPlan: naming the field and the first pair that is none.
+    """
+    if not isinstance(value, list):
+        raise InvalidPlan(f"{what} must be a list of [start, stop] pairs, got {value!r}", parameter=what)
+    if not value:
+        return Ranges()
+    # In C over a million pairs: a list of pairs of small integers is exactly an (n, 2) int64 array.
+    try:
+        bounds = np.array(value)
+    except ValueError:
+        bounds = np.empty(0)
+    if bounds.ndim == 2 and bounds.shape[1] == 2 and bounds.dtype == np.int64 and not _has_bool(value):
+        wrong = np.flatnonzero((bounds[:, 0] < 0) | (bounds[:, 0] >= bounds[:, 1]) | (bounds[:, 1] > limit))
+        if not wrong.size:
+            return Ranges(bounds)
+        pair: object = value[int(wrong[0])]
+    else:
+        pair = next((each for each in value if not _is_pair(each)), value[0])
+    raise InvalidPlan(
+        f"{what} must hold pairs [start, stop] of integers with 0 <= start < stop <= {limit}, got {pair!r}",
+        parameter=what,
+        received=pair,
+        accepted=f"0 <= start < stop <= {limit}",
+    )
+
+
+def _has_bool(pairs: list[list[object]]) -> bool:
+    # NumPy takes True for 1 where a list holds integers too.
+    return any(start is True or start is False or stop is True or stop is False for start, stop in pairs)
+
+
+def _is_pair(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(each, int) and not isinstance(each, bool) and abs(each) < 2**63 for each in value)
+    )
