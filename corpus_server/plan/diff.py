@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.plan.document import MAX_STEP, Plan
+from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.sampler import Sampler
 
 MAX_ROWS: Final = 1 << 24
@@ -103,13 +104,10 @@ def changed_fields(a: Plan, b: Plan) -> list[FieldChange]:
 
 def count_equal_steps(a: Plan, b: Plan) -> int | None:
     """Return how many first training steps hold the same tokens by the documents alone; None: all."""
-    first, second = a.to_json(), b.to_json()
-    if any(first[name] != second[name] for name in ("seq_len", "stride", "seed", "order")):
+    if (a.seq_len, a.stride, a.seed, a.order) != (b.seq_len, b.stride, b.seed, b.order):
         return 0
-    plan_step = min(
-        _first_stage_change(first, second), _first_skip_change(first["skip_steps"], second["skip_steps"])
-    )
-    return None if plan_step == _NEVER else _training_step(first["skip_steps"], plan_step)
+    plan_step = min(_first_stage_change(a, b), _first_skip_change(a.skip_steps, b.skip_steps))
+    return None if plan_step == _NEVER else _training_step(a.skip_steps, plan_step)
 
 
 def compare_rows(
@@ -161,8 +159,7 @@ class _Located:
 
     def __init__(self, plan: Plan, shard_tokens: Mapping[str, Sequence[int]]) -> None:
         self._sampler = Sampler(plan, {name: shard_tokens[name] for name in plan.sources})
-        self._skips: Pairs = plan.to_json()["skip_steps"]
-        self.borders = [_training_step(self._skips, stage.from_step) for stage in plan.stages]
+        self.borders = [_training_step(plan.skip_steps, stage.from_step) for stage in plan.stages]
         # The number of each shard of the plan's list in a list that does not depend on the plan.
         names = sorted(shard_tokens)
         first = dict(
@@ -180,11 +177,7 @@ class _Located:
 
     def plan_step(self, step: int) -> int:
         """Return the plan step of a training step."""
-        for start, stop in self._skips:
-            if step < start:
-                break
-            step += stop - start
-        return step
+        return self._sampler.timeline.plan_step(step)
 
 
 def _changes(
@@ -202,32 +195,32 @@ def _range_changes(name: str, a: Pairs, b: Pairs) -> Iterator[FieldChange]:
         yield FieldChange(field=name, a=only[0], b=only[1])
 
 
-def _first_stage_change(a: Mapping[str, Any], b: Mapping[str, Any]) -> int:
+def _first_stage_change(a: Plan, b: Plan) -> int:
     """Return the first plan step whose stage differs, or whose sources have other content."""
-    for one, other in zip_longest(a["stages"], b["stages"]):
-        if one != other:
+    for one, other in zip_longest(a.stages, b.stages):
+        if one is None or other is None or one != other:
             # Rows of a stage are the same however long it is, so the earlier of two beginnings counts.
-            return min(int(stage["from_step"]) for stage in (one, other) if stage is not None)
-        if any(a["fingerprints"].get(name) != b["fingerprints"].get(name) for name in one["mixture"]):
-            return int(one["from_step"])
+            return min(stage.from_step for stage in (one, other) if stage is not None)
+        if any(a.fingerprints.get(name) != b.fingerprints.get(name) for name in one.mixture):
+            return one.from_step
     return _NEVER
 
 
-def _first_skip_change(a: Pairs, b: Pairs) -> int:
-    """Return the first plan step that only one of two sorted lists of ranges skips."""
-    for one, other in zip_longest(a, b):
+def _first_skip_change(a: Ranges, b: Ranges) -> int:
+    """Return the first plan step that only one of the two skips."""
+    for one, other in zip_longest(a.to_json(), b.to_json()):
         if one is None or other is None:
-            return int((one or other)[0])
-        if one[0] != other[0]:
-            return min(one[0], other[0])
-        if one[1] != other[1]:
-            return min(one[1], other[1])
+            start, _ = one or other
+            return int(start)
+        if one != other:
+            # The first place at which a range begins or ends in one of them alone.
+            return min(one[0], other[0]) if one[0] != other[0] else min(one[1], other[1])
     return _NEVER
 
 
-def _training_step(skips: Pairs, plan_step: int) -> int:
+def _training_step(skips: Ranges, plan_step: int) -> int:
     """Return how many plan steps before `plan_step` training sees."""
-    return plan_step - sum(min(stop, plan_step) - start for start, stop in skips if start < plan_step)
+    return int(skips.num_outside_below(np.array([plan_step], dtype=np.uint64))[0])
 
 
 def _differing(
