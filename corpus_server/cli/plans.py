@@ -177,8 +177,8 @@ def _said(equal_steps: int | None, rows: RowComparison | None) -> str:
         return f"{same}; which rows differ from there on is told with --corpus NAME=PATH for every source."
     if rows.first_step is None:
         return (
-            f"{same}; steps {equal_steps:,} to {rows.compared_until:,} (not included) were compared row by "
-            "row and are the same. Later ones were not: --max-rows says how many."
+            f"{same}; those up to {rows.compared_until:,} were compared row by row and are the same too. "
+            "Later ones were not compared; --max-rows says how far."
         )
     return f"The first step that differs is {rows.first_step:,}."
 

@@ -1,7 +1,8 @@
 """What differs between two plans: fields by name, rows by step.
 
 How far two plans are equal follows from their documents: a step depends on the stages up to its own
-and on the steps skipped before it, on nothing later. From there on rows are compared, step by step.
+and on the steps skipped before it, on nothing later. From there on rows are compared: step by step,
+or, where only exclusions differ, at the steps that hold what is excluded.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from corpus_server.plan.document import MAX_STEP, Plan
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.sampler import Sampler
+from corpus_server.plan.suspects import only_exclusions_differ, suspects
 
 MAX_ROWS: Final = 1 << 24
 """Rows of each plan that are compared by default: some ten seconds."""
@@ -124,7 +126,7 @@ def compare_rows(
         a, b: plans bound to the same corpora.
         shard_tokens: of every source of both, the tokens of its shards.
         num_steps: stop after so many differing steps.
-        max_rows: stop after about so many rows of either plan.
+        max_rows: stop after about so many rows of either plan, where more than exclusions differ.
     """
     equal = count_equal_steps(a, b)
     if equal is None:
@@ -132,17 +134,24 @@ def compare_rows(
     pair = _Located(a, shard_tokens), _Located(b, shard_tokens)
     largest = max(stage.global_batch_size for plan in (a, b) for stage in plan.stages)
     borders = sorted({border for located in pair for border in located.borders})
-    comparable = a.seq_len == b.seq_len  # otherwise no row of one equals a row of the other
     found: list[StepChange] = []
+    since = pair[0].plan_step(equal)
+    if a.order != "random" and only_exclusions_differ(pair[0].sampler, pair[1].sampler, since):
+        until = equal
+        for plan_step, steps in suspects(pair[0].sampler, pair[1].sampler, since):
+            for step in steps:
+                found += _step_changes(pair, step, 1)
+                if len(found) == num_steps:
+                    return RowComparison(equal_steps=equal, compared_until=step + 1, steps=tuple(found))
+            until = _training_step(a.skip_steps, plan_step)
+        if until > equal:  # else too much is excluded to look it up, and the first steps will differ
+            return RowComparison(equal_steps=equal, compared_until=until, steps=tuple(found))
     step, count, left = equal, num_steps, max_rows
     while left > 0 and step <= MAX_STEP and len(found) < num_steps:
         # Within a piece no stage begins, so that it has one batch size in each plan.
         border = borders[at] if (at := bisect_right(borders, step)) < len(borders) else _NEVER
         piece = min(count, border - step, max(1, left // largest))
-        windows = [located.windows(step, piece) for located in pair]
-        for k, differs in _differing(*windows, comparable=comparable):
-            plan_steps = pair[0].plan_step(step + k), pair[1].plan_step(step + k)
-            found.append(_step_change(step + k, plan_steps, differs))
+        found += _step_changes(pair, step, piece)
         step, left = step + piece, left - piece * largest
         count = min(2 * count, max(1, _PIECE_ROWS // largest))  # mostly the first steps tell
     if len(found) >= num_steps:
@@ -154,11 +163,12 @@ class _Located:
     """A plan's windows, named alike in both plans.
 
     Attributes:
+        sampler: of the plan.
         borders: training steps at which a stage begins.
     """
 
     def __init__(self, plan: Plan, shard_tokens: Mapping[str, Sequence[int]]) -> None:
-        self._sampler = Sampler(plan, {name: shard_tokens[name] for name in plan.sources})
+        self.sampler = Sampler(plan, {name: shard_tokens[name] for name in plan.sources})
         self.borders = [_training_step(plan.skip_steps, stage.from_step) for stage in plan.stages]
         # The number of each shard of the plan's list in a list that does not depend on the plan.
         names = sorted(shard_tokens)
@@ -171,13 +181,13 @@ class _Located:
 
     def windows(self, step: int, count: int) -> NDArray[np.int64]:
         """Return `(count, rows, 2) int64`: common shard number, start token."""
-        windows = self._sampler.locate(step, count=count)
+        windows = self.sampler.locate(step, count=count)
         windows[..., 0] = self._common[windows[..., 0]]
         return windows
 
     def plan_step(self, step: int) -> int:
         """Return the plan step of a training step."""
-        return self._sampler.timeline.plan_step(step)
+        return self.sampler.timeline.plan_step(step)
 
 
 def _changes(
@@ -223,23 +233,22 @@ def _training_step(skips: Ranges, plan_step: int) -> int:
     return int(skips.num_outside_below(np.array([plan_step], dtype=np.uint64))[0])
 
 
-def _differing(
-    a: NDArray[np.int64], b: NDArray[np.int64], *, comparable: bool
-) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yield the steps of a piece that differ, each with `(rows,) bool`: which of its rows do."""
+def _step_changes(pair: tuple[_Located, _Located], step: int, count: int) -> list[StepChange]:
+    """Compare consecutive steps, of one batch size in each plan, and return those that differ."""
+    a, b = (located.windows(step, count) for located in pair)
     shared, rows = min(a.shape[1], b.shape[1]), max(a.shape[1], b.shape[1])
-    differs = np.ones((len(a), rows), dtype=bool)
-    if comparable:
+    differs = np.ones((count, rows), dtype=bool)
+    if pair[0].sampler.plan.seq_len == pair[1].sampler.plan.seq_len:
         differs[:, :shared] = (a[:, :shared] != b[:, :shared]).any(axis=2)
+    changes = []
     for k in np.flatnonzero(differs.any(axis=1)).tolist():
-        yield k, differs[k]
-
-
-def _step_change(step: int, plan_steps: tuple[int, int], differs: NDArray[np.bool_]) -> StepChange:
-    edges = np.flatnonzero(np.diff(differs, prepend=False, append=False)).reshape(-1, 2)
-    return StepChange(
-        step=step,
-        plan_steps=plan_steps,
-        num_rows=int(differs.sum()),
-        rows=tuple((int(start), int(stop)) for start, stop in edges),
-    )
+        edges = np.flatnonzero(np.diff(differs[k], prepend=False, append=False)).reshape(-1, 2)
+        changes.append(
+            StepChange(
+                step=step + k,
+                plan_steps=(pair[0].plan_step(step + k), pair[1].plan_step(step + k)),
+                num_rows=int(differs[k].sum()),
+                rows=tuple((int(start), int(stop)) for start, stop in edges),
+            )
+        )
+    return changes
