@@ -16,6 +16,7 @@ import xxhash
 SHAPE = "Corpus-Shape"
 DTYPE = "Corpus-Dtype"
 PLAN = "Corpus-Plan"
+PLAN_STEP = "Corpus-Plan-Step"
 CHECKSUM = "Corpus-Checksum"
 RANGE = "Corpus-Range"
 

@@ -63,7 +63,7 @@ def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int) -> RingS
             f"prefetch_bytes must hold two slots of {least.slot_bytes:,} bytes in half of the host's memory, "
             f"got {prefetch_bytes:,} of {host_memory_bytes():,}; raise it or lower global_batch_size"
         )
-    share = budget // (in_flight + 2)
+    share = budget // (in_flight + 2) // mmap.PAGESIZE * mmap.PAGESIZE  # slots are whole pages
     steps = min(min(REQUEST_BYTES, share) // batch_bytes, MAX_STEPS_PER_REQUEST)
     one = RingSize(num_slots=1, steps_per_request=max(1, steps), batch_bytes=batch_bytes)
     num_slots = max(2, min(budget // one.slot_bytes, MAX_SLOTS))

@@ -7,9 +7,11 @@ plans with the same id hold the same tokens in every row of every step.
 from __future__ import annotations
 
 import difflib
+import gc
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -200,7 +202,22 @@ class Plan:
 
     @cached_property
     def _canonical_json(self) -> str:
-        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        with _without_collector():
+            return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str | bytes | bytearray) -> Plan:
+        """Read a plan document as JSON text.
+
+        Raises:
+            InvalidPlan: it is no JSON, a field stands in it twice, or the document is none of a plan.
+        """
+        with _without_collector():
+            try:
+                document = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once_each)
+            except (ValueError, RecursionError) as error:
+                raise InvalidPlan(f"the body must be a plan document in JSON: {error}") from error
+            return cls.from_json(document)
 
     @classmethod
     def from_json(cls, document: object) -> Plan:
@@ -225,6 +242,30 @@ class Plan:
             fingerprints=dict(fingerprints),
             **checked,
         )
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the garbage collector: a million small lists would make it look at all of them many times."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is given twice")
+    return fields
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _stage_from_json(number: int, document: object) -> Stage:

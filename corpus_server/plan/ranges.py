@@ -11,6 +11,7 @@ With `covered` the integers inside and `gaps` those outside, numbered from 0 eac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,14 +38,7 @@ class Ranges:
 
     def __init__(self, bounds: NDArray[np.integer] | Sequence[Sequence[int]] = ()) -> None:
         given = np.asarray(bounds, dtype=np.uint64).reshape(-1, 2)
-        given = given[given[:, 0] < given[:, 1]]
-        given = given[np.argsort(given[:, 0], kind="stable")]
-        reach = np.maximum.accumulate(given[:, 1])
-        apart = np.ones(len(given), dtype=bool)
-        apart[1:] = given[1:, 0] > reach[:-1]
-        first = np.flatnonzero(apart)
-        self.starts = given[first, 0]
-        self.stops = reach[np.append(first[1:], len(given)) - 1] if len(given) else given[:, 1]
+        self.starts, self.stops = _merged(given[:, 0].copy(), given[:, 1].copy())
         lengths = self.stops - self.starts
         # _inside_before[i]: integers inside the ranges before range i; one entry more than ranges.
         self._inside_before = np.concatenate((np.zeros(1, np.uint64), np.cumsum(lengths, dtype=np.uint64)))
@@ -75,8 +69,8 @@ class Ranges:
 
     def union(self, other: Ranges) -> Ranges:
         """Return the integers in either."""
-        if not other:
-            return self
+        if not self or not other:
+            return self or other
         both = [np.stack((each.starts, each.stops), axis=1) for each in (self, other)]
         return Ranges(np.concatenate(both))
 
@@ -123,18 +117,14 @@ def ranges_from_json(what: str, value: object, *, limit: int = MAX_VALUE) -> Ran
         raise InvalidPlan(f"{what} must be a list of [start, stop] pairs, got {value!r}", parameter=what)
     if not value:
         return Ranges()
-    # In C over a million pairs: a list of pairs of small integers is exactly an (n, 2) int64 array.
-    try:
-        bounds = np.array(value)
-    except ValueError:
-        bounds = np.empty(0)
-    if bounds.ndim == 2 and bounds.shape[1] == 2 and bounds.dtype == np.int64 and not _has_bool(value):
+    bounds = _as_pairs(value)
+    if bounds is None:
+        pair: object = next(each for each in value if not _is_pair(each))
+    else:
         wrong = np.flatnonzero((bounds[:, 0] < 0) | (bounds[:, 0] >= bounds[:, 1]) | (bounds[:, 1] > limit))
         if not wrong.size:
             return Ranges(bounds)
-        pair: object = value[int(wrong[0])]
-    else:
-        pair = next((each for each in value if not _is_pair(each)), value[0])
+        pair = value[int(wrong[0])]
     raise InvalidPlan(
         f"{what} must hold pairs [start, stop] of integers with 0 <= start < stop <= {limit}, got {pair!r}",
         parameter=what,
@@ -143,9 +133,30 @@ def ranges_from_json(what: str, value: object, *, limit: int = MAX_VALUE) -> Ran
     )
 
 
-def _has_bool(pairs: list[list[object]]) -> bool:
-    # NumPy takes True for 1 where a list holds integers too.
-    return any(start is True or start is False or stop is True or stop is False for start, stop in pairs)
+def _merged(starts: UInt64Array, stops: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
+    """Return ranges sorted, none empty, none touching another."""
+    if (starts < stops).all() and (starts[1:] > stops[:-1]).all():
+        return starts, stops
+    order = np.flatnonzero(starts < stops)
+    order = order[np.argsort(starts[order], kind="stable")]
+    starts, reach = starts[order], np.maximum.accumulate(stops[order])
+    apart = np.ones(len(starts), dtype=bool)
+    apart[1:] = starts[1:] > reach[:-1]
+    first = np.flatnonzero(apart)
+    return starts[first], reach[np.append(first[1:], len(starts)) - 1] if len(starts) else reach
+
+
+def _as_pairs(value: list[object]) -> NDArray[np.int64] | None:
+    """Return a list of pairs of integers as an array, or None if it is none; a million take 0.2 s."""
+    if set(map(type, value)) != {list} or set(map(len, value)) != {2}:  # type: ignore[arg-type]
+        return None
+    flat: list[object] = list(chain.from_iterable(value))  # type: ignore[arg-type]
+    if set(map(type, flat)) != {int}:
+        return None
+    try:
+        return np.array(flat, dtype=np.int64).reshape(-1, 2)
+    except OverflowError:
+        return None
 
 
 def _is_pair(value: object) -> bool:

@@ -6,7 +6,6 @@ a replica that meets an unknown id says so and the client posts the plan again.
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 import threading
@@ -60,16 +59,19 @@ class PlanStore:
         store = cls.__new__(cls)
         store.path = state_dir / _FILE
         store._lock = threading.Lock()
+        connection: sqlite3.Connection | None = None
         try:
-            store._connection = sqlite3.connect(
+            connection = store._connection = sqlite3.connect(
                 f"{store.path.absolute().as_uri()}?mode=ro",
                 uri=True,
                 timeout=_BUSY_SECONDS,
                 isolation_level=None,
                 check_same_thread=False,
             )
-            store._connection.execute("SELECT id FROM plans LIMIT 1")
+            connection.execute("SELECT id FROM plans LIMIT 1")
         except sqlite3.Error as error:
+            if connection is not None:
+                connection.close()
             raise InvalidParameter(
                 f"state_dir {state_dir} holds no plans that can be read: {error}; name the folder that the "
                 "server was given with --state-dir",
@@ -102,7 +104,7 @@ class PlanStore:
         """Return the plan of that id, or None."""
         with self._lock:
             row = self._connection.execute("SELECT document FROM plans WHERE id = ?", (plan_id,)).fetchone()
-        return Plan.from_json(json.loads(row[0])) if row else None
+        return Plan.parse(row[0]) if row else None
 
     def find(self, prefix: str) -> Plan:
         """Return the one plan whose id begins with `prefix`.
@@ -132,7 +134,7 @@ class PlanStore:
                 received=prefix,
                 remedy="give more digits",
             )
-        return Plan.from_json(json.loads(rows[0][1]))
+        return Plan.parse(rows[0][1])
 
     def newest(self, limit: int) -> list[tuple[Plan, float]]:
         """Return up to `limit` plans, last seen first, each with its Unix time."""
@@ -140,7 +142,7 @@ class PlanStore:
             rows = self._connection.execute(
                 "SELECT document, seen FROM plans ORDER BY seen DESC, id LIMIT ?", (limit,)
             ).fetchall()
-        return [(Plan.from_json(json.loads(document)), seen) for document, seen in rows]
+        return [(Plan.parse(document), seen) for document, seen in rows]
 
     def check_writable(self) -> None:
         """Raise sqlite3.Error where a plan could not be kept."""

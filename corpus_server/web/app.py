@@ -16,7 +16,7 @@ from corpus_server.plan.store import PlanStore
 from corpus_server.settings import Settings
 from corpus_server.web import metrics, problems
 from corpus_server.web.hot import HotPath
-from corpus_server.web.routes import router
+from corpus_server.web.routes import ROUTERS
 from corpus_server.web.service import Service
 
 SETTINGS_VARIABLE = "CORPUS_SERVER_SETTINGS"
@@ -64,8 +64,9 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> ASGIApp:
         # A redirect would spell the Host header that came; a name with a slash is simply not served.
         redirect_slashes=False,
     )
-    problems.install(app, router.routes)
-    app.include_router(router)
+    problems.install(app, [route for router in ROUTERS for route in router.routes])
+    for router in ROUTERS:
+        app.include_router(router)
     # Around the application and not inside it, where every request would pass four more layers.
     return metrics.Measured(HotPath(app))
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.web.problems import core_error, problem, validation_error
-from corpus_server.web.routes import batches
+from corpus_server.web.routes.steps import batches
 from corpus_server.web.schemas import BatchesQuery
 
 PATH = "/v1/batches"

@@ -39,6 +39,15 @@ ACTIVE = Gauge("corpus_active_requests", "Requests under way.", multiprocess_mod
 _GAUGE_FILE = re.compile(r"gauge_live\w*_(\d+)\.db")
 
 
+def is_running(pid: int) -> bool:
+    """Tell whether a process of that number runs; one that is dead and not yet waited for does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
 def render() -> bytes:
     """Return the metrics of all live and past workers as Prometheus text."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
@@ -46,7 +55,7 @@ def render() -> bytes:
         return generate_latest(REGISTRY)
     for path in Path(folder).iterdir():
         match = _GAUGE_FILE.fullmatch(path.name)
-        if match and not Path(f"/proc/{match[1]}").exists():
+        if match and not is_running(int(match[1])):
             multiprocess.mark_process_dead(int(match[1]), folder)  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]

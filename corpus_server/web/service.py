@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import OrderedDict
+from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
+from corpus_server import wire
 from corpus_server.catalog import BoundPlan, Catalog
 from corpus_server.errors import CorpusServerError, InvalidParameter, UnknownPlan
 from corpus_server.plan import Plan, Stage
 from corpus_server.plan.document import Order
 from corpus_server.plan.store import PlanStore
+from corpus_server.reading import Reading, Windows, checksum, read_all
 from corpus_server.settings import Settings
 from corpus_server.web.answers import Answering
+from corpus_server.web.buffers import PIECE_BYTES
 from corpus_server.web.schemas import PlanQuery, StepsQuery
 
 _Key = TypeVar("_Key")
@@ -74,6 +81,26 @@ class Service:
         self.store.add(bound.plan)
         return bound
 
+    async def tokens_as_json(
+        self, reading: Reading, fields: Mapping[str, object], headers: Mapping[str, str]
+    ) -> Response:
+        """Return an answer that holds tokens as JSON lists."""
+
+        def encode() -> bytes:
+            document = {**fields, "tokens": read_all(reading).tolist()}
+            return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+        content = await self.answering.run_admitted(encode)
+        return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["json"])
+
+    async def global_batch_checksum(self, bound: BoundPlan, step: int, rows: int) -> str:
+        """Return the checksum of a step's raw tokens over all ranks, read piece by piece."""
+        query = StepsQuery.model_construct(step=step, count=1, rank=0, world_size=1)
+        reading = windows_reading(bound, query, rows)
+        piece = np.empty(max(PIECE_BYTES, reading.length * reading.dtype.itemsize), dtype=np.uint8)
+        digest = await self.answering.run_admitted(lambda: checksum(reading, piece))
+        return wire.checksum_value(digest)
+
     async def by_id(self, plan_id: str) -> BoundPlan:
         """Return a plan that this server, or a worker beside it, has seen.
 
@@ -123,6 +150,18 @@ class Service:
         _remember(self._by_spelling, spelled, bound)
         _remember(self._by_id, bound.plan.id, bound)
         return bound
+
+
+def windows_reading(bound: BoundPlan, query: StepsQuery, rows: int) -> Windows:
+    """Return the tokens that a query asks for, to be read; `rows` as `check_part` says."""
+    return Windows(
+        gatherer=bound.gatherer,
+        locate=partial(locate, bound, query),
+        count=query.count,
+        rows=rows,
+        length=bound.plan.seq_len + 1,
+        dtype=bound.dtype,
+    )
 
 
 def check_part(bound: BoundPlan, query: StepsQuery) -> int:

@@ -34,9 +34,9 @@ def test_ring_stays_within_its_budget(batch_bytes: int, prefetch_bytes: int, in_
 
 
 @pytest.mark.parametrize(
-    ("batch_bytes", "steps"), [(64 * 1025 * 2, 15), (512 * 2049 * 2, 1), (2, 256), (1 << 20, 2)]
+    ("batch_bytes", "steps"), [(64 * 1025 * 2, 63), (512 * 2049 * 2, 3), (2, 256), (1 << 20, 8)]
 )
-def test_requests_are_about_two_mebibytes(batch_bytes: int, steps: int) -> None:
+def test_requests_are_about_eight_mebibytes(batch_bytes: int, steps: int) -> None:
     size = buffers.ring_size(batch_bytes=batch_bytes, prefetch_bytes=256 << 20, in_flight=2)
     assert size.steps_per_request == steps
 

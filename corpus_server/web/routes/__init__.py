@@ -1,0 +1,5 @@
+"""The routes: parse, call the core, answer. A file for each kind of thing that is asked about."""
+
+from corpus_server.web.routes import corpora, operation, plans, steps
+
+ROUTERS = (operation.router, corpora.router, plans.router, steps.router)
