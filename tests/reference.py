@@ -1,125 +1,293 @@
 """The plan's arithmetic once more: plain integers, one row at a time, slow and easy to check by eye.
 
-Written from the documents and not from the code: the network is Black and Rogaway's generalised
-Feistel over a grid of height x width cells with cycle walking, the mixing function is splitmix64's.
+Written from the contract and not from the code. Between rows only an epoch's round keys, a block's
+slots and its ranks are kept.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import count as counting
+from typing import Any, NamedTuple
 
 import numpy as np
 
-ROUNDS = 8
-GOLDEN = 0x9E3779B97F4A7C15
-TWO64 = 2**64
+from tests.arithmetic import GOLDEN, TWO64, drawn, shuffled, stream
+
+BLOCK = 65536
 
 
-def mix(value: int) -> int:
-    """Splitmix64's output function."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % TWO64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % TWO64
-    return value ^ (value >> 31)
+def units_of(mixture: Mapping[str, float]) -> dict[str, int]:
+    """Weights in units of 1/65536 by largest remainder, in sorted order of the names."""
+    total = sum(Fraction(weight) for weight in mixture.values())
+    exact = {name: Fraction(mixture[name]) / total * BLOCK for name in sorted(mixture)}
+    units = {name: math.floor(share) for name, share in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: (units[name] - exact[name], name))
+    for name in by_remainder[: BLOCK - sum(units.values())]:
+        units[name] += 1
+    return units
 
 
-def round_hash(value: int) -> int:
-    """The upper 56 bits of splitmix64's output before its last xor-shift."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % TWO64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % TWO64
-    return value >> 8
+@lru_cache(64)
+def slots_of(seed: int, stage: int, block: int) -> list[int]:
+    """The slot of every offset of a block."""
+    key = stream("mixture", seed, str(stage))
+    return [shuffled(offset, BLOCK, key, block) for offset in range(BLOCK)]
 
 
-def splitmix(state: int, number: int) -> int:
-    """The `number`-th output, from 1 on, of splitmix64 started at `state`."""
-    return mix((state + number * GOLDEN) % TWO64)
+class ReferenceSource:
+    """The windows of one corpus as a plan reads them.
+
+    Args:
+        plan: the plan's JSON.
+        name: the corpus.
+        shard_tokens: tokens of each shard.
+    """
+
+    def __init__(self, plan: Mapping[str, Any], name: str, shard_tokens: Sequence[int]) -> None:
+        self.name, self.shard_tokens = name, shard_tokens
+        self.seed, self.order = plan.get("seed", 0), plan.get("order", "shuffle")
+        self.seq_len = plan["seq_len"]
+        self.stride = plan.get("stride") or (1 if self.order == "random" else self.seq_len)
+        self.counts = [len(range(0, tokens - self.seq_len, self.stride)) for tokens in shard_tokens]
+        self.num_windows = sum(self.counts)
+
+    def sample(self, position: int) -> tuple[int, int]:
+        """The epoch of a position and the window that it holds before any exclusion."""
+        key = stream(self.order, self.seed, self.name)
+        epoch, offset = divmod(position, self.num_windows)
+        if self.order == "shuffle":
+            return epoch, shuffled(offset, self.num_windows, key, epoch)
+        if self.order == "random":
+            return 0, drawn(position, self.num_windows, key)
+        return epoch, offset
+
+    def touching(self, ranges: Sequence[Sequence[int]]) -> list[range]:
+        """The windows that touch a token of some corpus-wide ranges: sorted, apart."""
+        found = []
+        for start, stop in ranges:
+            first_token = first_window = 0
+            for tokens, windows in zip(self.shard_tokens, self.counts, strict=True):
+                low, high = max(start - first_token, 0), min(stop - first_token, tokens)
+                if low < high:
+                    # Window k holds the tokens k * stride to k * stride + seq_len, both included.
+                    first = max(0, math.ceil(Fraction(low - self.seq_len, self.stride)))
+                    last = min(windows - 1, (high - 1) // self.stride)
+                    found.append(range(first_window + first, first_window + last + 1))
+                first_token += tokens
+                first_window += windows
+        apart: list[range] = []
+        for windows_touched in sorted(filter(None, found), key=lambda each: each.start):
+            if apart and windows_touched.start <= apart[-1].stop:
+                windows_touched = range(apart[-1].start, max(apart.pop().stop, windows_touched.stop))
+            apart.append(windows_touched)
+        return apart
+
+    def substitute(self, window: int, epoch: int, denied: Sequence[range]) -> int:
+        """The window that stands in for a denied one."""
+        rank = sum(
+            window - each.start if window in each else len(each) for each in denied if each[0] <= window
+        )
+        allowed = self.num_windows - sum(map(len, denied))
+        turn, place = divmod(rank, allowed)
+        key = stream("exclude", self.seed, self.name)
+        chosen = shuffled(place, allowed, key, (epoch + turn * GOLDEN) % TWO64)
+        for each in denied:
+            if each.start <= chosen:
+                chosen += len(each)
+        return chosen
+
+    def locate(self, window: int) -> tuple[int, int]:
+        """The shard of a window and its start there."""
+        shard = 0
+        while window >= self.counts[shard]:
+            window -= self.counts[shard]
+            shard += 1
+        return shard, window * self.stride
 
 
-def stream(purpose: str, seed: int, source: str) -> int:
-    """Key of a stream: the first 8 bytes of a SHA-256, little-endian."""
-    digest = hashlib.sha256(f"corpus-server/1/{purpose}/{seed}/{source}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")
+class Row(NamedTuple):
+    """One row of a run; `step` is the training step, None where training skips the plan step."""
+
+    plan_step: int
+    step: int | None
+    row: int
+    source: str
+    position: int
+    epoch: int
+    shard: int
+    start: int
+    substitute: bool
 
 
-def shuffled(position: int, size: int, key: int, epoch: int) -> int:
-    """Where the keyed permutation of one epoch sends a position of [0, size)."""
-    height = math.isqrt(size)
-    if height * height < size:
-        height += 1
-    width = (size + height - 1) // height
-    epoch_state = splitmix(key, epoch + 1)
-    cell = position
-    while True:
-        row, column = divmod(cell, width)
-        for number in range(1, ROUNDS + 1):
-            key_of_round = splitmix(epoch_state, number)
-            if number % 2:
-                row = (row + round_hash(column ^ key_of_round)) % height
-            else:
-                column = (column + round_hash(row ^ key_of_round)) % width
-        cell = row * width + column
-        if cell < size:
-            return cell
+class ReferencePlan:
+    """A plan over corpora of some shapes.
 
+    Args:
+        plan: the plan's JSON; `seq_len` and `stages`, the rest may be left out.
+        shard_tokens: tokens of each shard, by corpus.
+    """
 
-def drawn(counter: int, bound: int, key: int) -> int:
-    """An unbiased draw from [0, bound) by counter: splitmix64 outputs, too large ones skipped."""
-    state = splitmix(key, counter + 1)
-    number = 1
-    while (value := splitmix(state, number)) >= TWO64 - TWO64 % bound:
-        number += 1
-    return value % bound
+    def __init__(self, plan: Mapping[str, Any], shard_tokens: Mapping[str, Sequence[int]]) -> None:
+        self.seed, self.stages = plan.get("seed", 0), plan["stages"]
+        self.skip_steps = sorted(plan.get("skip_steps", ()))
+        self.units = [units_of(stage["mixture"]) for stage in self.stages]
+        names = list(dict.fromkeys(name for units in self.units for name in units))
+        self.sources = {name: ReferenceSource(plan, name, shard_tokens[name]) for name in names}
+        self.first_shard: dict[str, int] = {}
+        for name in names:
+            self.first_shard[name] = sum(len(shard_tokens[other]) for other in self.first_shard)
+        self._ranks: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        self.denied: list[dict[str, list[range]]] = []
+        ranges: dict[str, list[Sequence[int]]] = {name: [] for name in names}
+        for stage in self.stages:
+            for name, more in stage.get("exclude", {}).items():
+                ranges[name] = [*ranges[name], *more]
+            self.denied.append({name: self.sources[name].touching(ranges[name]) for name in names})
+        # bases[k]: rows that each source has given before stage k.
+        self.bases = [dict.fromkeys(names, 0)]
+        for number, (stage, following) in enumerate(zip(self.stages, self.stages[1:], strict=False)):
+            rows = (following["from_step"] - stage["from_step"]) * stage["global_batch_size"]
+            self.bases.append(
+                {name: base + self.rows_given(number, name, rows) for name, base in self.bases[-1].items()}
+            )
+
+    def ranks(self, stage: int, block: int) -> list[tuple[str, int]]:
+        """For every offset of a block, its source and how many before it in the block have the same."""
+        if (stage, block) not in self._ranks:
+            names = [name for name, units in self.units[stage].items() for _ in range(units)]
+            seen = dict.fromkeys(names, 0)
+            table = self._ranks[stage, block] = []
+            for slot in slots_of(self.seed, stage, block):
+                name = names[slot]
+                table.append((name, seen[name]))
+                seen[name] += 1
+        return self._ranks[stage, block]
+
+    def rows_given(self, stage: int, name: str, rows: int) -> int:
+        """How many of the first rows of a stage are of a source."""
+        units = self.units[stage]
+        if name not in units or len(units) == 1:
+            return rows if name in units else 0
+        block, rest = divmod(rows, BLOCK)
+        given = block * units[name]
+        return given + (sum(each == name for each, _ in self.ranks(stage, block)[:rest]) if rest else 0)
+
+    def stage_of(self, plan_step: int) -> int:
+        """Number of the stage that a plan step belongs to."""
+        return max(k for k, stage in enumerate(self.stages) if stage["from_step"] <= plan_step)
+
+    def global_batch_size(self, step: int) -> int:
+        """Rows of a training step."""
+        return int(self.stages[self.stage_of(self.plan_step(step))]["global_batch_size"])
+
+    def plan_step(self, step: int) -> int:
+        """The plan step of a training step."""
+        for start, stop in self.skip_steps:
+            if step >= start:
+                step += stop - start
+        return step
+
+    def training_step(self, plan_step: int) -> int | None:
+        """The training step of a plan step; None where it is skipped."""
+        skipped = 0
+        for start, stop in self.skip_steps:
+            if start <= plan_step < stop:
+                return None
+            if stop <= plan_step:
+                skipped += stop - start
+        return plan_step - skipped
+
+    def row_of(self, plan_step: int, row: int) -> Row:
+        """One row of a plan step, skipped or not."""
+        number = self.stage_of(plan_step)
+        stage = self.stages[number]
+        within = (plan_step - stage["from_step"]) * stage["global_batch_size"] + row
+        if len(self.units[number]) == 1:
+            (name,) = self.units[number]
+            given = within
+        else:
+            block, offset = divmod(within, BLOCK)
+            name, rank = self.ranks(number, block)[offset]
+            given = block * self.units[number][name] + rank
+        source, denied = self.sources[name], self.denied[number][name]
+        position = self.bases[number][name] + given
+        epoch, window = source.sample(position)
+        substitute = any(window in each for each in denied)
+        if substitute:
+            window = source.substitute(window, epoch, denied)
+        shard, start = source.locate(window)
+        step = self.training_step(plan_step)
+        return Row(plan_step, step, row, name, position, epoch, shard, start, substitute)
+
+    def window(self, step: int, row: int) -> tuple[str, int, int]:
+        """(source, shard of that source, start) of one row of a training step."""
+        found = self.row_of(self.plan_step(step), row)
+        return found.source, found.shard, found.start
+
+    def located(self, step: int, row: int) -> list[int]:
+        """The same as indices have it: shard number over all sources, start."""
+        name, shard, start = self.window(step, row)
+        return [self.first_shard[name] + shard, start]
+
+    def rows(self) -> Iterator[Row]:
+        """Every row of the run from its first plan step on, without end."""
+        for plan_step in counting():
+            for row in range(self.stages[self.stage_of(plan_step)]["global_batch_size"]):
+                yield self.row_of(plan_step, row)
+
+    def lookup(self, name: str, start: int, stop: int, *, epochs: int, plan_steps: int) -> list[Row]:
+        """Every row of the first plan steps whose window touches corpus-wide tokens [start, stop)."""
+        source = self.sources[name]
+        found = []
+        for each in self.rows():
+            if each.plan_step >= plan_steps:
+                break
+            first = sum(source.shard_tokens[: each.shard]) + each.start
+            touches = first < stop and start <= first + source.seq_len
+            if each.source == name and each.epoch < epochs and touches:
+                found.append(each)
+        return found
 
 
 def window_of_row(
     plan: Mapping[str, Any], shard_tokens: Sequence[int], step: int, row: int
 ) -> tuple[int, int]:
-    """Return (shard, start) of one global row of a plan with one stage and one source.
-
-    Args:
-        plan: the plan's JSON, with `seq_len` and `stages`; the rest may be left out.
-        shard_tokens: tokens of each shard.
-        step, row: row in [0, global_batch_size).
-    """
-    (stage,) = plan["stages"]
-    (source,) = stage["mixture"]
-    order, seed, seq_len = plan.get("order", "shuffle"), plan.get("seed", 0), plan["seq_len"]
-    stride = plan.get("stride") or (1 if order == "random" else seq_len)
-    counts = [len(range(0, tokens - seq_len, stride)) for tokens in shard_tokens]
-    total = sum(counts)
-    position = step * stage["global_batch_size"] + row
-    key = stream(order, seed, source)
-    epoch, sample = divmod(position, total)
-    if order == "shuffle":
-        sample = shuffled(sample, total, key, epoch)
-    elif order == "random":
-        sample = drawn(position, total, key)
-    shard = 0
-    while sample >= counts[shard]:
-        sample -= counts[shard]
-        shard += 1
-    return shard, sample * stride
+    """Return (shard, start) of one global row of a plan with one source."""
+    (source,) = plan["stages"][0]["mixture"]
+    _, shard, start = ReferencePlan(plan, {source: shard_tokens}).window(step, row)
+    return shard, start
 
 
 def batch(
     plan: Mapping[str, Any],
-    shards: Sequence[np.ndarray],
+    shards: Sequence[np.ndarray] | Mapping[str, Sequence[np.ndarray]],
     step: int,
     *,
     count: int = 1,
     rank: int = 0,
     world_size: int = 1,
 ) -> np.ndarray:
-    """Return the tokens `(count, rows, seq_len + 1)` of a rank, by plain slicing."""
-    rows = plan["stages"][0]["global_batch_size"] // world_size
-    lengths = [len(shard) for shard in shards]
+    """Return the tokens `(count, rows, seq_len + 1)` of a rank, by plain slicing.
+
+    Args:
+        plan: the plan's JSON.
+        shards: of its only source, or of each source by name.
+        step, count: training steps, of one batch size.
+        rank, world_size: which rows.
+    """
+    if not isinstance(shards, Mapping):
+        shards = {next(iter(plan["stages"][0]["mixture"])): shards}
+    reference = ReferencePlan(plan, {name: [len(s) for s in own] for name, own in shards.items()})
+    rows = reference.global_batch_size(step) // world_size
     found = []
     for k in range(count):
         for row in range(rank * rows, (rank + 1) * rows):
-            shard, start = window_of_row(plan, lengths, step + k, row)
-            found.append(shards[shard][start : start + plan["seq_len"] + 1].tolist())
+            source, shard, start = reference.window(step + k, row)
+            found.append(shards[source][shard][start : start + plan["seq_len"] + 1].tolist())
     return np.array(found).reshape(count, rows, plan["seq_len"] + 1)
 
 
@@ -130,17 +298,3 @@ def one_source(corpus: str, seq_len: int, batch_size: int, **fields: Any) -> dic
         "stages": [{"from_step": 0, "global_batch_size": batch_size, "mixture": {corpus: 1.0}}],
         **fields,
     }
-
-
-def chi_square_p_value(observed: np.ndarray) -> float:
-    """Return the p-value of counts under equal probabilities.
-
-    By Wilson and Hilferty's approximation (PNAS 17, 1931): the cube root of chi-square over its
-    degrees of freedom k is nearly normal with mean 1 - 2/(9k) and variance 2/(9k).
-    """
-    expected = observed.sum() / observed.size
-    freedom = observed.size - 1
-    chi_square = float(((observed - expected) ** 2).sum() / expected)
-    variance = 2 / (9 * freedom)
-    normal = ((chi_square / freedom) ** (1 / 3) - (1 - variance)) / math.sqrt(variance)
-    return 0.5 * math.erfc(normal / math.sqrt(2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.reference import chi_square_p_value, splitmix
+from tests.arithmetic import chi_square_p_value, splitmix
 
 
 def test_splitmix_gives_its_published_outputs() -> None:

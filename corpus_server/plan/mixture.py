@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
@@ -36,16 +37,18 @@ def quantise(weights: Mapping[str, float]) -> dict[str, int]:
         InvalidPlan: a weight is too small for a single unit.
     """
     names = sorted(weights)
-    total = sum(weights.values())
-    exact = [weights[name] / total * BLOCK_ROWS for name in names]
+    # Exactly: a sum of floats depends on their order and need not be finite.
+    total = sum(map(Fraction, weights.values()))
+    exact = [Fraction(weights[name]) / total * BLOCK_ROWS for name in names]
     units = [int(share) for share in exact]
     by_remainder = sorted(range(len(names)), key=lambda k: (units[k] - exact[k], names[k]))
     for k in by_remainder[: BLOCK_ROWS - sum(units)]:
         units[k] += 1
     for name, share in zip(names, units, strict=True):
         if share == 0:
+            fraction = float(Fraction(weights[name]) / total)
             raise InvalidPlan(
-                f"stages[].mixture.{name}: weight {weights[name]} is {weights[name] / total:.2g} of the sum, "
+                f"stages[].mixture.{name}: weight {weights[name]} is {fraction:.2g} of the sum, "
                 f"less than the smallest share of 1/{BLOCK_ROWS}; raise it or leave the source out",
                 parameter=f"stages[].mixture.{name}",
                 received=weights[name],

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corpus_server.permutation import MAX_SIZE, invert, mix64, permute, round_keys, stream_key, uniform
-from tests.reference import chi_square_p_value
+from tests.arithmetic import chi_square_p_value
 
 SIZES = st.one_of(
     st.integers(1, 5000),

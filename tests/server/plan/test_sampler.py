@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.document import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
-from tests.reference import chi_square_p_value, one_source, window_of_row
+from tests.arithmetic import chi_square_p_value
+from tests.reference import one_source, window_of_row
 
 ORDERS = ["shuffle", "sequential", "random"]
 

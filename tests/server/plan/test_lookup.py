@@ -1,0 +1,112 @@
+"""Lookup is the exact inverse of rows."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from corpus_server.plan.lookup import Sighting, look_up
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corpus_server.errors import InvalidParameter
+from corpus_server.plan import Sampler
+from tests.plans import Case, small_plans, wild_plan
+from tests.reference import Row
+from tests.server.plan.test_agreement import interesting_steps
+
+NUM_PLANS, ROWS_PER_PLAN = 40, 250
+MAX_EPOCHS = 20
+
+
+def sighting(case: Case, row: Row) -> Sighting:
+    """What lookup says of a row of the reference."""
+    return Sighting(
+        epoch=row.epoch,
+        step=row.step,
+        plan_step=row.plan_step,
+        row=row.row,
+        shard=case.first_shards()[row.source] + row.shard,
+        start=row.start,
+        substitute=row.substitute,
+    )
+
+
+def first_beyond(case: Case, sampler: Sampler, name: str, epochs: int) -> int:
+    """A plan step of the last stage at which a source has given all rows of its first epochs, if ever."""
+    windows = case.reference().sources[name].num_windows
+    last = case.document["stages"][-1]
+    if name not in last["mixture"]:
+        return int(last["from_step"])
+    step = int(last["from_step"])
+    names = list(sampler.plan.sources)
+    while sampler.timeline.rows_before(step)[names.index(name)] < epochs * windows:
+        step += 1
+    return step
+
+
+@settings(deadline=None, max_examples=60)
+@given(small_plans(), st.data())
+def test_lookup_finds_every_row_and_no_other(case: Case, data: st.DataObject) -> None:
+    """Against going through the whole run: over stages, skips and substitutes."""
+    reference, sampler = case.reference(), case.sampler()
+    name = data.draw(st.sampled_from(sorted(reference.sources)))
+    num_tokens = sum(case.shard_tokens[name])
+    start = data.draw(st.integers(0, num_tokens - 1))
+    stop = data.draw(st.integers(start + 1, min(num_tokens, start + 9)))
+    epochs = data.draw(st.integers(1, 3))
+    plan_steps = first_beyond(case, sampler, name, epochs)
+    expected = reference.lookup(name, start, stop, epochs=epochs, plan_steps=plan_steps)
+    found = look_up(sampler, name, start, stop, epochs=epochs)
+    assert found == [sighting(case, row) for row in expected]
+
+
+@pytest.mark.parametrize("number", range(NUM_PLANS))
+def test_lookup_finds_10_000_random_rows(number: int) -> None:
+    """Catalogue row 7: 40 plans of any scale, 250 rows of each; any token of the window."""
+    draw = random.Random(1000 + number)
+    num_found = 0
+    while num_found < ROWS_PER_PLAN:
+        case = wild_plan(draw)
+        if case.document["order"] != "random":  # a plan of tiny sources soon has none of the first epochs
+            num_found += rows_found_again(case, draw, ROWS_PER_PLAN - num_found)
+
+
+def rows_found_again(case: Case, draw: random.Random, limit: int) -> int:
+    """Check rows of the first epochs at some steps; return how many there were."""
+    told = f"shards {json.dumps(case.shard_tokens)}, plan {json.dumps(case.document)}"
+    reference, sampler, first_shards = case.reference(), case.sampler(), case.first_shards()
+    steps = interesting_steps(draw, reference)
+    checked = 0
+    for step in draw.sample(steps, min(len(steps), 25)):
+        located = sampler.locate(step)[0].tolist()
+        for row in draw.sample(range(len(located)), min(len(located), 25)):
+            expected = reference.row_of(reference.plan_step(step), row)
+            if expected.epoch >= MAX_EPOCHS or checked == limit:
+                continue
+            shard, start = located[row]
+            first = sum(case.shard_tokens[expected.source][: shard - first_shards[expected.source]]) + start
+            token = first + draw.randrange(case.document["seq_len"] + 1)
+            found = look_up(sampler, expected.source, token, token + 1, epochs=expected.epoch + 1)
+            assert sighting(case, expected) in found, f"{expected}, token {token}, {told}"
+            checked += 1
+    return checked
+
+
+def random_order() -> Case:
+    stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
+    return Case({"seq_len": 4, "stages": [stage], "order": "random"}, {"web": [401]})
+
+
+def test_order_random_says_why_it_cannot() -> None:
+    with pytest.raises(InvalidParameter, match="with replacement") as caught:
+        look_up(random_order().sampler(), "web", 0, 1)
+    assert "shuffle or sequential" in f"{caught.value.accepted}"
+
+
+def test_a_range_of_too_many_windows_is_refused() -> None:
+    case = Case({**random_order().document, "order": "shuffle"}, {"web": [10**12]})
+    with pytest.raises(InvalidParameter, match="ask for less"):
+        look_up(case.sampler(), "web", 0, 10**12)
+    assert look_up(case.sampler(), "web", 10**12 - 1, 10**12, epochs=1000)
