@@ -157,3 +157,27 @@ def test_a_plan_is_described_with_stages_and_positions(
     denied = sum(map(len, reference.denied[1]["web"]))
     assert described["stages"][1]["excluded_windows"]["web"] == denied > 0
     assert described["dtype"] == "uint32"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "slug"),
+    [
+        ({"stages": [{**PLAN["stages"][0], "mixture": {"wbe": 1}}]}, 404, "unknown-corpus"),
+        ({"stages": [{**PLAN["stages"][0], "exclude": {"web": [[0, 10**9]]}}]}, 422, "invalid-plan"),
+        ({"stages": [{**PLAN["stages"][0], "exclude": {"text": [[0, 1000]]}}], "seq_len": 1}, 200, ""),
+        ({"stages": [{**PLAN["stages"][0], "exclude": {"web": [[0, 9834]]}}]}, 422, "invalid-plan"),
+        ({"stages": [{**PLAN["stages"][0], "exclude": {"mixed": [[0, 1]]}}]}, 422, "invalid-plan"),
+        ({"skip_steps": [[9, 5]]}, 422, "invalid-plan"),
+        ({"stages": [*PLAN["stages"], PLAN["stages"][1]]}, 422, "invalid-plan"),
+        ({"stages": [{**PLAN["stages"][0], "mixture": {"web": 1, "text": 1e-9}}]}, 422, "invalid-plan"),
+    ],
+    ids=["unknown corpus", "beyond", "good", "whole", "not in a mixture", "reversed", "twice", "tiny weight"],
+)
+def test_contradictions_are_refused_at_posting(
+    server: RunningServer, changes: dict[str, Any], status: int, slug: str
+) -> None:
+    answer = server.post_plan({**PLAN, **changes})
+    if status == 200:
+        assert answer.status == 200
+    else:
+        check_problem(answer, status, slug)
