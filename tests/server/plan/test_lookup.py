@@ -16,7 +16,7 @@ from tests.plans import Case, small_plans, wild_plan
 from tests.reference import Row
 from tests.server.plan.test_agreement import interesting_steps
 
-NUM_PLANS, ROWS_PER_PLAN = 40, 250
+NUM_PLANS, ROWS_PER_PLAN = 20, 500
 MAX_EPOCHS = 2
 
 
@@ -64,7 +64,7 @@ def test_lookup_finds_every_row_and_no_other(case: Case, data: st.DataObject) ->
 
 @pytest.mark.parametrize("number", range(NUM_PLANS))
 def test_lookup_finds_10_000_random_rows(number: int) -> None:
-    """Catalogue row 7: 40 plans of any scale, 250 rows of each; any token of the window."""
+    """Catalogue row 7: 20 plans of any scale, 500 rows of each; any token of the window."""
     draw = random.Random(1000 + number)
     num_found = 0
     while num_found < ROWS_PER_PLAN:
@@ -142,4 +142,4 @@ def test_a_range_of_too_many_windows_is_refused() -> None:
     case = Case({**random_order().document, "order": "shuffle"}, {"web": [10**12]})
     with pytest.raises(InvalidParameter, match="ask for less"):
         look_up(case.sampler(), "web", 0, 10**12)
-    assert look_up(case.sampler(), "web", 10**12 - 1, 10**12, epochs=1000)
+    assert len(look_up(case.sampler(), "web", 4_001, 4_002, epochs=1000)) == 1000
