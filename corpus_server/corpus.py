@@ -14,7 +14,9 @@ import numpy as np
 
 from corpus_server.errors import InvalidParameter, UnknownDocument, UnreadableCorpus
 from corpus_server.fingerprint import check_fingerprints
-from corpus_server.formats import TokenDtype, list_shards, token_dtype
+from corpus_server.formats import DocumentIndex, TokenDtype, list_shards, token_dtype
+from corpus_server.formats.documents import DocumentEnds
+from corpus_server.formats.layout import unreadable
 from corpus_server.formats.recognise import data_path
 from corpus_server.shard import Shard
 
@@ -76,6 +78,7 @@ class Corpus:
         path = data_path(Path(path))
         shards = open_shards(path, dtype=None if dtype is None else token_dtype(dtype))
         try:
+            _check_one_eot(path, shards)
             fingerprints = check_fingerprints(path, shards)
             return cls(name, shards, fingerprints, _find_tokenizer(path, shards, tokenizer))
         except BaseException:
@@ -119,26 +122,58 @@ class Corpus:
 
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of a document, corpus-wide."""
+        starts = self._document_index(number)
+        if not 0 <= number < starts[-1]:
+            raise UnknownDocument(
+                f"corpus {self.name!r}: document must be in [0, {starts[-1]}), got {number}",
+                parameter="document",
+                received=number,
+                accepted=f"[0, {starts[-1]})",
+            )
+        shard_number = bisect_right(starts, number) - 1
+        start, stop = self._shard_documents(shard_number).document_range(number - starts[shard_number])
+        return self.starts[shard_number] + start, self.starts[shard_number] + stop
+
+    def document_of(self, token: int) -> int:
+        """Return the number of the document that holds a token, given corpus-wide.
+
+        Raises:
+            UnknownDocument: the corpus has no document index.
+            InvalidParameter: the corpus has no such token.
+        """
+        document_starts = self._document_index(token)
+        if not 0 <= token < self.num_tokens:
+            raise InvalidParameter(
+                f"corpus {self.name!r}: token must be in [0, {self.num_tokens}), got {token}",
+                parameter="token",
+                received=token,
+                accepted=f"[0, {self.num_tokens})",
+            )
+        shard_number = bisect_right(self.starts, token) - 1
+        documents, within = self._shard_documents(shard_number), token - self.starts[shard_number]
+        # The first document that ends behind the token; Megatron's may also be empty.
+        number = bisect_right(
+            range(documents.num_documents), within, key=lambda n: documents.document_range(n)[1]
+        )
+        return document_starts[shard_number] + number
+
+    def _document_index(self, asked: int) -> tuple[int, ...]:
+        """Return the number of each shard's first document, then the number of documents."""
         if self._document_starts is None:
+            remedy = "make one with `corpus-server index PATH --eot ID`, then restart the server"
             raise UnknownDocument(
                 f"corpus {self.name!r} has no document index",
                 parameter="document",
-                received=number,
-                remedy="serve it in a format with documents, such as Megatron's .bin and .idx",
+                received=asked,
+                remedy=remedy,
             )
-        if not 0 <= number < self._document_starts[-1]:
-            raise UnknownDocument(
-                f"corpus {self.name!r}: document must be in [0, {self._document_starts[-1]}), got {number}",
-                parameter="document",
-                received=number,
-                accepted=f"[0, {self._document_starts[-1]})",
-            )
-        shard_number = bisect_right(self._document_starts, number) - 1
-        documents, base = self.shards[shard_number].documents, self.starts[shard_number]
-        if documents is None:
-            raise UnknownDocument(f"shard {self.shards[shard_number].name} has no document index")
-        start, stop = documents.document_range(number - self._document_starts[shard_number])
-        return base + start, base + stop
+        return self._document_starts
+
+    def _shard_documents(self, shard_number: int) -> DocumentIndex:
+        shard = self.shards[shard_number]
+        if shard.documents is None:
+            raise UnknownDocument(f"shard {shard.name} has no document index")
+        return shard.documents
 
     def describe(self) -> dict[str, Any]:
         """Return the corpus's description: the JSON of `/v1/corpora/{name}`."""
@@ -156,15 +191,19 @@ class Corpus:
         }
 
 
-def open_shards(path: Path, *, dtype: TokenDtype | None = None) -> list[Shard]:
-    """Open every shard of `path`, a data file or a folder; on an error nothing stays open."""
+def open_shards(path: Path, *, dtype: TokenDtype | None = None, sidecars: bool = True) -> list[Shard]:
+    """Open every shard of `path`, a data file or a folder; on an error nothing stays open.
+
+    `sidecars` opens those of document ends too.
+    """
     files = list_shards(path, any_dtype=dtype is None)
     _allow_open_files()
     in_folder = path.is_dir()
     shards: list[Shard] = []
     try:
         shards.extend(
-            Shard.open(file.path, name=file.name, dtype=dtype, in_folder=in_folder) for file in files
+            Shard.open(file.path, name=file.name, dtype=dtype, in_folder=in_folder, sidecar=sidecars)
+            for file in files
         )
     except BaseException:
         for shard in shards:
@@ -183,6 +222,18 @@ def _allow_open_files() -> None:
     wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _check_one_eot(path: Path, shards: Sequence[Shard]) -> None:
+    """Check that all sidecars of a corpus mean the same end-of-text token."""
+    made = {s.documents.eot: s.name for s in shards if isinstance(s.documents, DocumentEnds)}
+    if len(made) > 1:
+        (one, first), (other, second), *_ = sorted(made.items())
+        raise unreadable(
+            path,
+            f"the documents of {first} end at token {one}, those of {second} at token {other}",
+            "was indexing broken off? Run corpus-server index on the corpus again",
+        )
 
 
 def _find_tokenizer(path: Path, shards: Sequence[Shard], asked: str | Path | None) -> Tokenizer:

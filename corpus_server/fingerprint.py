@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any, Final, Protocol
 
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.formats import TokenDtype
+from corpus_server.publish import publishing
 
 SAMPLE_BYTES: Final = 4096
 SAMPLES_PER_CORPUS: Final = 64
@@ -48,10 +47,10 @@ class TokenData(Protocol):
         """Return `count` bytes of the tokens from byte `offset` of them."""
 
 
-def sampled_fingerprint(shards: Sequence[TokenData]) -> str:
-    """Return `sampled-<64 hex>` of the shards in order, reading at most a few blocks of each."""
+def sampled_fingerprint(shards: Sequence[TokenData], *, samples: int = SAMPLES_PER_CORPUS) -> str:
+    """Return `sampled-<64 hex>` of the shards in order, reading about `samples` blocks in all."""
     digest = hashlib.sha256(b"corpus-server sampled fingerprint 1\n")
-    num_samples = max(2, SAMPLES_PER_CORPUS // len(shards))
+    num_samples = max(2, samples // len(shards))
     for shard in shards:
         digest.update(f"{shard.num_tokens} {shard.dtype.name}\n".encode())
         for offset, count in sample_blocks(shard.num_tokens * shard.dtype.itemsize, num_samples):
@@ -164,26 +163,11 @@ def load_sidecar(path: Path) -> RecordedHashes | None:
 
 
 def save_sidecar(path: Path, hashes: RecordedHashes) -> Path:
-    """Publish the hashes of the corpus `path` and return the sidecar's path.
-
-    It is there whole or not at all, also after a crash: written aside, flushed to disk, renamed.
-    """
+    """Publish the hashes of the corpus `path` and return the sidecar's path."""
     sidecar = sidecar_path(path)
-    temporary = sidecar.with_name(f".{sidecar.name}.{secrets.token_hex(4)}.tmp")
     try:
-        try:
-            with temporary.open("x", encoding="utf-8") as file:
-                file.write(hashes.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(sidecar)
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(sidecar.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with publishing(sidecar) as file:
+            file.write(hashes.to_json().encode())
     except OSError as error:
         remedy = "make room, or record where the folder may be written to"
         raise UnreadableCorpus(

@@ -11,8 +11,12 @@ import numpy as np
 
 from corpus_server import mapguard
 from corpus_server.errors import ReadFailed, UnreadableCorpus
+from corpus_server.fingerprint import sampled_fingerprint
 from corpus_server.formats import DocumentIndex, ShardLayout, TokenDtype, recognise_open
+from corpus_server.formats.documents import DocumentEnds, documents_path
 from corpus_server.openfile import OpenFile
+
+_DIGEST_SAMPLES = 8
 
 
 class Shard:
@@ -51,19 +55,40 @@ class Shard:
 
     @classmethod
     def open(
-        cls, path: Path, *, name: str | None = None, dtype: TokenDtype | None = None, in_folder: bool = False
+        cls,
+        path: Path,
+        *,
+        name: str | None = None,
+        dtype: TokenDtype | None = None,
+        in_folder: bool = False,
+        sidecar: bool = True,
     ) -> Shard:
-        """Open, check and map `path`, in O(1) of the token count."""
+        """Open, check and map `path`, in O(1) of the token count.
+
+        Args:
+            path: a token file.
+            name: name in the corpus; default the file's.
+            dtype: what a headerless file holds (None: uint16).
+            in_folder: a headerless file needs a name that says so.
+            sidecar: open the sidecar of document ends, where the format has none.
+        """
         file = OpenFile(path)
         layout = None
         try:
             layout = recognise_open(file, dtype=dtype, in_folder=in_folder)
-            return cls(file, layout, path.name if name is None else name)
+            shard = cls(file, layout, path.name if name is None else name)
         except BaseException:
             if layout is not None and layout.documents is not None:
                 layout.documents.close()
             file.close()
             raise
+        if sidecar and shard.documents is None:
+            try:
+                shard.documents = shard.open_sidecar()
+            except BaseException:
+                shard.close()
+                raise
+        return shard
 
     def __enter__(self) -> Self:
         return self
@@ -96,6 +121,22 @@ class Shard:
     def read_data_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the tokens from byte `offset` of them, read from the file, not the map."""
         self._file.read_into(self.data_offset + offset, buffer)
+
+    def content_digest(self) -> bytes:
+        """Return 32 bytes that follow the content, from a few blocks of it."""
+        return bytes.fromhex(sampled_fingerprint([self], samples=_DIGEST_SAMPLES).partition("-")[2])
+
+    def open_sidecar(self) -> DocumentEnds | None:
+        """Open the sidecar of document ends beside the file; None if there is none.
+
+        Raises:
+            UnreadableCorpus: it is damaged, or was made for other content.
+        """
+        path = documents_path(self.path)
+        if not path.exists():
+            return None
+        digest = self.content_digest()
+        return DocumentEnds.open(path, num_tokens=self.num_tokens, dtype=self.dtype, fingerprint=digest)
 
     def check_unchanged(self) -> None:
         """Raise if what was copied from the map may not be the file's tokens.

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from corpus_client.batch import RemoteCorpus as RemoteCorpus
     from corpus_client.batch import get_batch as get_batch
     from corpus_client.errors import CorpusClientError as CorpusClientError
-    from corpus_client.loader import Batch as Batch
     from corpus_client.loader import CorpusLoader as CorpusLoader
-    from corpus_client.loader import LoaderStats as LoaderStats
+    from corpus_client.yielded import Batch as Batch
+    from corpus_client.yielded import LoaderStats as LoaderStats
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Batch": "loader",
+    "Batch": "yielded",
     "CorpusClientError": "errors",
     "CorpusLoader": "loader",
-    "LoaderStats": "loader",
+    "LoaderStats": "yielded",
     "RemoteCorpus": "batch",
     "get_batch": "batch",
 }

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from corpus_client import errors, state, wire
+from corpus_client import errors, wire
 from corpus_client.device import STORED_DTYPES, widened
+from corpus_client.plan import integer
 from corpus_client.replicas import Replicas
 
 
@@ -97,8 +98,8 @@ def get_batch(
         x, y: `(batch_size, sequence_length) int64` on the device, y one token further than x; views of
         one tensor.
     """
-    state.integer("batch_size", batch_size, 1, 2**20)
-    state.integer("sequence_length", sequence_length, 1, 2**20)
+    integer("batch_size", batch_size, 1, 2**20)
+    integer("sequence_length", sequence_length, 1, 2**20)
     if isinstance(data, str):
         remote = RemoteCorpus.from_url(data)
         try:

@@ -37,17 +37,21 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RingSize:
-    """How many slots, and how many steps each holds."""
+    """How many slots, and how many steps of the largest batches each holds."""
 
     num_slots: int
     steps_per_request: int
     batch_bytes: int
 
     @property
+    def request_bytes(self) -> int:
+        """Bytes of the largest answer."""
+        return self.steps_per_request * self.batch_bytes
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of one slot, a multiple of the page size."""
-        used = self.steps_per_request * self.batch_bytes
-        return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+        return -(-self.request_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int) -> RingSize:

@@ -34,6 +34,18 @@ class ShardDescription:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StageDescription:
+    """When a stage of a plan begins, as the server counts.
+
+    Args:
+        first_step: its first training step; None: training skips the whole stage.
+    """
+
+    first_step: int | None
+    global_batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BoundPlan:
     """A plan with the fingerprints of its corpora: what its id stands for.
 
@@ -41,12 +53,14 @@ class BoundPlan:
         document: the canonical plan; posting it to any replica gives the same id or a refusal.
         dtype: numpy name of the tokens in answers.
         shards: the list that the shard numbers of `/v1/indices` count.
+        stages: of the plan, in order.
     """
 
     plan_id: str
     document: dict[str, Any]
     dtype: str
     shards: tuple[ShardDescription, ...]
+    stages: tuple[StageDescription, ...]
 
 
 class ControlPlane:
@@ -69,7 +83,8 @@ class ControlPlane:
             headers=dict(headers or {}),
             timeout=timeout_seconds,
             trust_env=False,
-            verify=endpoint.tls if endpoint.tls is not None else True,
+            # Plain HTTP has nothing to verify (redirects are not followed); reading certificates costs 25 ms.
+            verify=endpoint.tls if endpoint.tls is not None else False,
         )
 
     def __enter__(self) -> ControlPlane:
@@ -104,11 +119,43 @@ class ControlPlane:
                     ShardDescription(**{name: shard[name] for name in ShardDescription.__slots__})
                     for shard in answer["shards"]
                 ),
+                stages=tuple(
+                    StageDescription(**{name: stage[name] for name in StageDescription.__slots__})
+                    for stage in answer["stages"]
+                ),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise errors.AnswerCorrupt(
                 f"{self.endpoint.url}: not the description of a plan: {answer}"
             ) from error
+
+    def plan_step(self, plan_id: str, step: int) -> int:
+        """The plan step of a training step: the same, but for skipped ones before it."""
+        answer = self._json("GET", wire.plan_path(plan_id, "usage", step=step))
+        found = answer.get("plan_step")
+        if not isinstance(found, int) or found < step:
+            raise errors.AnswerCorrupt(
+                f"{self.endpoint.url}: plan_step must be {step} or more, got {found!r}"
+            )
+        return found
+
+    def receipt(self, plan_id: str, step: int) -> str:
+        """Checksum of a training step's whole global batch, `xxh3-64=<16 hex>`."""
+        answer = self._json("GET", wire.plan_path(plan_id, "receipt", step=step))
+        digest = answer.get("digest")
+        if (answer.get("plan"), answer.get("step")) != (plan_id, step) or not (
+            isinstance(digest, str) and wire.DIGEST.fullmatch(digest)
+        ):
+            raise errors.AnswerCorrupt(
+                f"{self.endpoint.url}: not the receipt of step {step} of plan {plan_id}: {answer}"
+            )
+        return digest
+
+    def places(self, plan_id: str, step: int) -> bytes:
+        """Where the rows of a training step lie: raw `(rows, 2) int64`, shard number and start token."""
+        response = self._request("GET", wire.array_path("/v1/indices", verify=True, plan=plan_id, step=step))
+        wire.check_body(response.headers, memoryview(response.content))
+        return response.content
 
     def tokens(self, corpus: str, start: int, count: int) -> tuple[str, bytes]:
         """A raw range of the corpus: (numpy name of the dtype, little-endian bytes)."""

@@ -4,6 +4,7 @@ CorpusClientError
 |- InvalidArgument (ValueError)   an argument that cannot work, found before anything is sent
 |- DataTooShort (ValueError)      fewer tokens than one window
 |- StateMismatch (ValueError)     a state of another run; each differing field is named
+|- HistoryChanged                 a successor plan gives other tokens for a step before its new stage
 |- LocalCopyMismatch              the local shards are not the corpus that is served
 |- LoaderClosed                   a batch was asked of a closed loader
 |- ForkedLoader                   a loader was used in a process that did not make it
@@ -37,6 +38,10 @@ class DataTooShort(CorpusClientError, ValueError):
 
 class StateMismatch(CorpusClientError, ValueError):
     """The state belongs to another run."""
+
+
+class HistoryChanged(CorpusClientError):
+    """A successor plan must leave every step before its new stage as it was."""
 
 
 class LocalCopyMismatch(CorpusClientError):

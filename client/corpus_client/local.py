@@ -183,8 +183,8 @@ class IndexFiller:
         self._verify = verify
         self._received = bytearray()
 
-    def begin(self, start_step: int, num_steps: int) -> Exchange:
-        """Ask for the indices of these steps."""
+    def begin(self, start_step: int, num_steps: int, num_rows: int) -> Exchange:
+        """Ask for the indices of these steps, of `num_rows` rows each."""
         return self._replicas.begin(
             wire.ArrayRequest(
                 path=wire.array_path(
@@ -196,7 +196,7 @@ class IndexFiller:
                     rank=self._part.rank,
                     world_size=self._part.world_size,
                 ),
-                shape=(num_steps, self._part.num_rows, 2),
+                shape=(num_steps, num_rows, 2),
                 dtype="int64",
                 plan_id=self._plan.plan_id,
                 verify=self._verify,

@@ -21,9 +21,10 @@ from typing import Any, Protocol
 import torch
 
 from corpus_client import errors
-from corpus_client.buffers import Slot
+from corpus_client.buffers import MAX_STEPS_PER_REQUEST, Slot
 from corpus_client.device import Device, Transfer
 from corpus_client.replicas import Stopped
+from corpus_client.schedule import Stretch
 
 JOIN_SECONDS = 15.0
 """Above the longest wait that stopping cannot interrupt, a question on the control plane."""
@@ -35,8 +36,8 @@ TRANSFER_POLL_SECONDS = 0.001
 class Filler(Protocol):
     """Fills slots with consecutive steps; `stop` comes from any thread, the rest from the fetcher."""
 
-    def begin(self, start_step: int, num_steps: int) -> Any:
-        """Ask for these steps without waiting for them; the ticket goes to `finish`."""
+    def begin(self, start_step: int, num_steps: int, num_rows: int) -> Any:
+        """Ask for these steps of `num_rows` rows without waiting for them; the ticket goes to `finish`."""
 
     def finish(self, ticket: Any, view: memoryview) -> None:
         """Put the tokens of the steps at the start of `view`."""
@@ -53,29 +54,38 @@ class Span:
     """What is fetched, and how.
 
     Args:
-        shape: of one batch, `(rows, seq_len + 1)`.
-        dtype: of its tokens as stored.
+        stretches: how many rows a batch has from which step on; the last one has no end.
+        window: tokens of a row, seq_len + 1.
+        dtype: of the tokens as stored.
         end_step: where to stop; None: never.
-        steps_per_request: at most; the first requests ask for 1, 2, 4... so that the first batch comes
-            after one small answer.
+        request_bytes: bound of one answer, at least one batch of the most rows; the first requests ask
+            for 1, 2, 4... steps so that the first batch comes after one small answer.
         in_flight: requests on the wire at a time.
     """
 
-    shape: tuple[int, int]
+    stretches: tuple[Stretch, ...]
+    window: int
     dtype: torch.dtype
     start_step: int
     end_step: int | None
-    steps_per_request: int
+    request_bytes: int
     in_flight: int
 
-    def requests(self) -> Iterator[tuple[int, int]]:
-        """(first step, number of steps) of each request, in order."""
+    def requests(self) -> Iterator[tuple[int, int, int]]:
+        """(first step, number of steps, rows) of each request, in order; none has steps of two stretches."""
         step, count = self.start_step, 1
-        while self.end_step is None or step < self.end_step:
-            left = count if self.end_step is None else min(count, self.end_step - step)
-            yield step, left
-            step += left
-            count = min(2 * count, self.steps_per_request)
+        for stretch in self.stretches:
+            batch_bytes = stretch.num_rows * self.window * self.dtype.itemsize
+            most = min(self.request_bytes // batch_bytes, MAX_STEPS_PER_REQUEST)
+            stops = [stop for stop in (stretch.stop_step, self.end_step) if stop is not None]
+            stop = min(stops) if stops else None
+            while stop is None or step < stop:
+                num_steps = min(count, most)
+                if stop is not None:
+                    num_steps = min(num_steps, stop - step)
+                yield step, num_steps, stretch.num_rows
+                step += num_steps
+                count = min(2 * count, MAX_STEPS_PER_REQUEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,7 @@ class _Filled:
     slot: Slot
     start_step: int
     num_steps: int
+    num_rows: int
 
 
 class _Belt:
@@ -178,12 +189,12 @@ def _fetch(belt: _Belt, span: Span) -> None:
         belt.put_ready(filled)
 
     try:
-        for start_step, num_steps in span.requests():
+        for start_step, num_steps, num_rows in span.requests():
             # Never sleep on a full ring with answers on the wire: the server would see a stalled reader.
             while (slot := belt.take_free(wait=not on_wire)) is None:
                 receive_oldest()
-            ticket = belt.filler.begin(start_step, num_steps)
-            on_wire.append((ticket, _Filled(slot, start_step, num_steps)))
+            ticket = belt.filler.begin(start_step, num_steps, num_rows)
+            on_wire.append((ticket, _Filled(slot, start_step, num_steps, num_rows)))
             if len(on_wire) >= span.in_flight:
                 receive_oldest()
         while on_wire:
@@ -245,7 +256,8 @@ class Pipeline:
                 return False
             self._current = (filled, [])
         filled, transfers = self._current
-        stored = filled.slot.batch(len(transfers), self._span.shape, self._span.dtype)
+        shape = (filled.num_rows, self._span.window)
+        stored = filled.slot.batch(len(transfers), shape, self._span.dtype)
         transfer = self._device.upload(stored)
         self._uploaded.append((filled.start_step + len(transfers), transfer))
         transfers.append(transfer)

@@ -13,12 +13,12 @@ from corpus_client.replicas import Exchange, Replicas
 class RankSlice:
     """The rows of a global batch that one rank trains on.
 
-    Rank r of W gets rows `[r*G/W, (r+1)*G/W)`: with G = 8, W = 4, rank 1 gets rows 2 and 3.
+    Rank r of W gets rows `[r*G/W, (r+1)*G/W)`: with G = 8, W = 4, rank 1 gets rows 2 and 3. Processes
+    with the same slice send the same requests, byte for byte, which caches on the way answer.
     """
 
     rank: int
     world_size: int
-    num_rows: int
 
 
 class BatchFiller:
@@ -33,8 +33,8 @@ class BatchFiller:
         self._seq_len = seq_len
         self._verify = verify
 
-    def begin(self, start_step: int, num_steps: int) -> Exchange:
-        """Send the request for these steps."""
+    def begin(self, start_step: int, num_steps: int, num_rows: int) -> Exchange:
+        """Send the request for these steps, of `num_rows` rows each."""
         return self._replicas.begin(
             wire.ArrayRequest(
                 path=wire.array_path(
@@ -46,7 +46,7 @@ class BatchFiller:
                     rank=self._part.rank,
                     world_size=self._part.world_size,
                 ),
-                shape=(num_steps, self._part.num_rows, self._seq_len + 1),
+                shape=(num_steps, num_rows, self._seq_len + 1),
                 dtype=self._plan.dtype,
                 plan_id=self._plan.plan_id,
                 verify=self._verify,

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, TypeVar
 
 from corpus_client import errors
@@ -105,6 +106,14 @@ class Replicas:
         self.num_retries = 0
         self.received_bytes = 0
 
+    def __enter__(self) -> Replicas:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def bind(self, plan: Mapping[str, Any]) -> BoundPlan:
         """Post the plan to every replica that answers; wait for the first within the deadline.
 
@@ -125,8 +134,13 @@ class Replicas:
         return self._plan
 
     def ask(self, question: Callable[[ControlPlane], T]) -> T:
-        """The answer of whichever replica gives one first."""
-        return self._persist(lambda replica, deadline: question(replica.control))
+        """The answer of whichever replica gives one first; it knows the plan then."""
+
+        def attempt(replica: Replica, deadline: float) -> T:
+            self._introduce_plan(replica)
+            return question(replica.control)
+
+        return self._persist(attempt)
 
     def begin(self, request: ArrayRequest) -> Exchange:
         """Send the request if a replica is ready; never waits for one. `finish` mends what fails here."""

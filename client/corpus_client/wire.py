@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote, urlencode
@@ -25,6 +26,9 @@ PLAN_HEADER = "Corpus-Plan"
 CHECKSUM_HEADER = "Corpus-Checksum"
 CHECKSUM_PREFIX = "xxh3-64="
 PROBLEM_TYPE = "application/problem+json"
+
+DIGEST = re.compile(r"xxh3-64=[0-9a-f]{16}")
+"""A receipt: the checksum of a whole global batch's raw tokens."""
 
 ITEM_BYTES: dict[str, int] = {"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
 """Bytes of one item, by the name in `Corpus-Dtype`."""
@@ -93,6 +97,11 @@ def array_path(route: str, *, verify: bool, **parameters: int | str) -> str:
 def corpus_path(name: str) -> str:
     """Route of a corpus's description."""
     return f"/v1/corpora/{quote(name, safe='')}"
+
+
+def plan_path(plan_id: str, question: str, *, step: int) -> str:
+    """Route of what a plan says about a training step: its `usage` or `receipt`."""
+    return f"/v1/plans/{plan_id}/{question}?step={step}"
 
 
 def check_headers(headers: Headers, request: ArrayRequest) -> None:

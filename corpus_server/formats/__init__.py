@@ -4,6 +4,7 @@ raw       headerless tokens
 npy       NumPy arrays
 llmc      llm.c and modded-nanogpt
 megatron  Megatron-LM pairs of .bin and .idx, with documents
+documents sidecars of document ends, for shards whose format has none
 foreign   known, not served
 """
 

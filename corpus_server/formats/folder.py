@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.formats import megatron
+from corpus_server.formats.documents import SIDECAR_SUFFIX
 from corpus_server.formats.layout import ShardLayout, token_dtype, unreadable
 from corpus_server.formats.recognise import data_path, recognise_open
 from corpus_server.openfile import OpenFile
@@ -17,7 +18,7 @@ from corpus_server.openfile import OpenFile
 # Files that accompany shards; anything else in the folder is a shard or an error.
 _SIDE_SUFFIXES: Final = frozenset(
     {".idx", ".json", ".index", ".metadata", ".csv", ".md", ".rst", ".txt", ".yaml", ".yml", ".toml"}
-    | {".pkl", ".py", ".sh", ".log", ".model", ".vocab", ".sha256", ".sha1", ".md5"}
+    | {".pkl", ".py", ".sh", ".log", ".model", ".vocab", ".sha256", ".sha1", ".md5", SIDECAR_SUFFIX}
 )
 _SIDE_NAMES: Final = frozenset({"LICENSE", "README", "NOTICE", "_SUCCESS", "SHA256SUMS", "MD5SUMS"})
 

@@ -43,6 +43,7 @@ _BY_SUFFIX: Final = {
     ".7z": ("a 7-Zip archive", _UNPACK),
     ".index": ("a datatrove index", "name the .ds file beside it"),
     ".metadata": ("datatrove metadata", "name the .ds file beside it"),
+    ".documents": ("document boundaries", "name the token file beside it"),
 }
 
 # At least 4 bytes each: shorter ones begin real token files too.

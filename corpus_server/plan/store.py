@@ -6,16 +6,19 @@ a replica that meets an unknown id says so and the client posts the plan again.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
 
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, UnknownPlan
 from corpus_server.plan.document import Plan
 
+_FILE = "plans.sqlite"
 _BUSY_SECONDS = 10.0
+_MAX_NAMED = 5
 
 
 class PlanStore:
@@ -26,7 +29,7 @@ class PlanStore:
     """
 
     def __init__(self, state_dir: Path) -> None:
-        self.path = state_dir / "plans.sqlite"
+        self.path = state_dir / _FILE
         self._lock = threading.Lock()
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
@@ -45,6 +48,37 @@ class PlanStore:
                 parameter="state_dir",
                 received=str(state_dir),
             ) from error
+
+    @classmethod
+    def open_existing(cls, state_dir: Path) -> PlanStore:
+        """Open the plans of a server, running or not, for reading; nothing is created.
+
+        Raises:
+            InvalidParameter: no server has kept plans there, or they cannot be read.
+        """
+        store = cls.__new__(cls)
+        store.path = state_dir / _FILE
+        store._lock = threading.Lock()
+        connection: sqlite3.Connection | None = None
+        try:
+            connection = store._connection = sqlite3.connect(
+                f"{store.path.absolute().as_uri()}?mode=ro",
+                uri=True,
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            connection.execute("SELECT id FROM plans LIMIT 1")
+        except sqlite3.Error as error:
+            if connection is not None:
+                connection.close()
+            raise InvalidParameter(
+                f"state_dir {state_dir} holds no plans that can be read: {error}; name the folder that the "
+                "server was given with --state-dir",
+                parameter="state_dir",
+                received=str(state_dir),
+            ) from error
+        return store
 
     def __enter__(self) -> PlanStore:
         return self
@@ -71,6 +105,36 @@ class PlanStore:
         with self._lock:
             row = self._connection.execute("SELECT document FROM plans WHERE id = ?", (plan_id,)).fetchone()
         return Plan.parse(row[0]) if row else None
+
+    def find(self, prefix: str) -> Plan:
+        """Return the one plan whose id begins with `prefix`.
+
+        Raises:
+            UnknownPlan: there is none.
+            InvalidParameter: there are several, or `prefix` is no part of an id.
+        """
+        if not re.fullmatch(r"[0-9a-f]{1,64}", prefix):
+            raise InvalidParameter(
+                f"a plan's id is up to 64 of the digits 0-9 and a-f, got {prefix!r}",
+                parameter="id",
+                received=prefix,
+            )
+        with self._lock:
+            rows = self._connection.execute(
+                "SELECT id, document FROM plans WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
+                (prefix, prefix + "g", _MAX_NAMED + 1),  # "g" sorts behind every digit
+            ).fetchall()
+        if not rows:
+            raise UnknownPlan(f"no plan here begins with {prefix!r}", parameter="id", received=prefix)
+        if len(rows) > 1:
+            named = ", ".join(row[0][: len(prefix) + 8] for row in rows[:_MAX_NAMED])
+            raise InvalidParameter(
+                f"several plans begin with {prefix!r}: {named}{', ...' if len(rows) > _MAX_NAMED else ''}",
+                parameter="id",
+                received=prefix,
+                remedy="give more digits",
+            )
+        return Plan.parse(rows[0][1])
 
     def newest(self, limit: int) -> list[tuple[Plan, float]]:
         """Return up to `limit` plans, last seen first, each with its Unix time."""

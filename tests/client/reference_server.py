@@ -91,44 +91,118 @@ class ReferenceCorpus:
             "shards": self.shards(),
         }
 
-    def window_starts(self, seq_len: int, stride: int) -> list[tuple[int, int]]:
-        """(shard, start) of every window, in file order."""
-        return list(self._window_starts(seq_len, stride))
-
     @functools.cache  # noqa: B019
-    def _window_starts(self, seq_len: int, stride: int) -> list[tuple[int, int]]:
-        return [
+    def window_starts(self, seq_len: int, stride: int, seed: int | None = None) -> list[tuple[int, int]]:
+        """(shard, start) of every window, in file order or shuffled."""
+        starts = [
             (number, start)
             for number, shard in enumerate(self.shard_arrays)
             for start in range(0, len(shard) - seq_len, stride)
         ]
+        if seed is not None:
+            random.Random(seed).shuffle(starts)
+        return starts
 
     def write(self, folder: Any) -> None:
         for shard, described in zip(self.shard_arrays, self.shards(), strict=True):
             (folder / described["name"]).write_bytes(bytes(self.data_offset) + shard.tobytes())
 
 
-def rows_of_step(corpus: ReferenceCorpus, plan: dict[str, Any], step: int) -> list[tuple[int, int]]:
-    """(shard, start) of each row of the global batch."""
-    size = plan["stages"][0]["global_batch_size"]
-    if plan["order"] == "random":
-        windows = corpus.window_starts(plan["seq_len"], 1)
-        draw = random.Random(f"{plan['seed']}/{step}")
-        return [windows[draw.randrange(len(windows))] for _ in range(size)]
-    windows = corpus.window_starts(plan["seq_len"], plan["stride"])
-    if plan["order"] == "shuffle":
-        random.Random(plan["seed"]).shuffle(windows)
-    return [windows[(step * size + row) % len(windows)] for row in range(size)]
+def plan_step_of(plan: dict[str, Any], step: int) -> int:
+    """The plan step of a training step: skipped ones are counted over, one at a time."""
+    if not plan.get("skip_steps"):
+        return step
+    plan_step = -1
+    for _ in range(step + 1):
+        plan_step += 1
+        while any(start <= plan_step < stop for start, stop in plan["skip_steps"]):
+            plan_step += 1
+    return plan_step
 
 
-def tokens_of_step(corpus: ReferenceCorpus, plan: dict[str, Any], step: int) -> np.ndarray:
+def stage_of(plan: dict[str, Any], plan_step: int) -> tuple[int, int]:
+    """(number of the stage, rows of all stages before this step)."""
+    stages = plan["stages"]
+    ends = [stage["from_step"] for stage in stages[1:]] + [plan_step + 1]
+    number = next(number for number, end in enumerate(ends) if plan_step < end)
+    ends[number] = plan_step
+    rows = sum(
+        (end - stage["from_step"]) * stage["global_batch_size"]
+        for stage, end in zip(stages[: number + 1], ends, strict=False)
+    )
+    return number, rows
+
+
+def first_step_of(plan: dict[str, Any], number: int) -> int | None:
+    """The first training step in a stage; None: all of it is skipped."""
+    stages = plan["stages"]
+    step = 0
+    while plan_step_of(plan, step) < stages[number]["from_step"]:
+        step += 1
+    return step if stage_of(plan, plan_step_of(plan, step))[0] == number else None
+
+
+def sources_of(plan: dict[str, Any]) -> list[str]:
+    """Names of the corpora in order of first use."""
+    return list(dict.fromkeys(name for stage in plan["stages"] for name in sorted(stage["mixture"])))
+
+
+def rows_of_step(
+    corpora: ReferenceCorpus | Sequence[ReferenceCorpus], plan: dict[str, Any], step: int
+) -> list[tuple[int, int]]:
+    """(shard over the plan's shard list, start) of each row of the global batch.
+
+    Mixtures and exclusions are not the real server's: a row's source is drawn by its weights, and its
+    window is the one of its number in the plan, or the next that touches nothing excluded.
+    """
+    by_name = {c.name: c for c in ([corpora] if isinstance(corpora, ReferenceCorpus) else corpora)}
+    names = sources_of(plan)
+    plan_step = plan_step_of(plan, step)
+    number, before = stage_of(plan, plan_step)
+    stage = plan["stages"][number]
+    excluded = [e for earlier in plan["stages"][: number + 1] for e in earlier.get("exclude", {}).items()]
+    stride = 1 if plan["order"] == "random" else plan["stride"]
+    shuffled = plan["seed"] if plan["order"] == "shuffle" else None
+    windows_of = {
+        name: by_name[name].window_starts(plan["seq_len"], stride, shuffled) for name in stage["mixture"]
+    }
+    draw = random.Random(f"{plan['seed']}/{plan_step}")
+    found = []
+    for row in range(stage["global_batch_size"]):
+        name = next(iter(stage["mixture"]))
+        if len(stage["mixture"]) > 1:
+            (name,) = draw.choices(*zip(*sorted(stage["mixture"].items()), strict=True))
+        corpus, windows = by_name[name], windows_of[name]
+        shift = sum(len(by_name[each].shard_arrays) for each in names[: names.index(name)])
+        at = draw.randrange(len(windows)) if plan["order"] == "random" else before + row
+        while True:
+            shard, start = windows[at % len(windows)]
+            ranges = [r for source, ranges in excluded if source == name for r in ranges]
+            first = start + sum(map(len, corpus.shard_arrays[:shard])) if ranges else 0
+            if not any(first < stop and begin <= first + plan["seq_len"] for begin, stop in ranges):
+                break
+            at += 1
+        found.append((shift + shard, start))
+    return found
+
+
+def tokens_of_step(
+    corpora: ReferenceCorpus | Sequence[ReferenceCorpus], plan: dict[str, Any], step: int
+) -> np.ndarray:
     """The global batch, `(rows, seq_len + 1)`."""
+    by_name = {c.name: c for c in ([corpora] if isinstance(corpora, ReferenceCorpus) else corpora)}
+    shards = [shard for name in sources_of(plan) for shard in by_name[name].shard_arrays]
     return np.stack(
         [
-            corpus.shard_arrays[shard][start : start + plan["seq_len"] + 1]
-            for shard, start in rows_of_step(corpus, plan, step)
+            shards[shard][start : start + plan["seq_len"] + 1]
+            for shard, start in rows_of_step(corpora, plan, step)
         ]
-    ).astype(corpus.dtype)
+    ).astype(np.result_type(*shards))
+
+
+def receipt_of(tokens: np.ndarray, salt: bytes = b"") -> str:
+    """The receipt of a global batch."""
+    return f"xxh3-64={xxhash.xxh3_64_hexdigest(tokens.tobytes() + salt)}"
 
 
 @dataclass
@@ -137,6 +211,8 @@ class ReferenceServer:
 
     Args:
         next_fault: called for every array answer; None: answer rightly.
+        receipt_seconds, receipt_salt: how long a receipt takes, and what makes it a wrong one.
+        moved: whether the indices of a step are wrong.
         port: 0 for a free one; a fixed one to come back on.
         max_idle_seconds: close a connection that asks for nothing for so long.
     """
@@ -150,6 +226,13 @@ class ReferenceServer:
     plans: dict[str, dict[str, Any]] = field(default_factory=dict)
     num_arrays: int = 0
     num_posts: int = 0
+    num_receipts: int = 0
+    receipt_seconds: float = 0
+    receipt_salt: Callable[[dict[str, Any], int], bytes] = lambda plan, step: b""
+    moved: Callable[[dict[str, Any], int], bool] = lambda plan, step: False
+    paths: list[str] = field(default_factory=list)
+    array_headers: list[dict[str, str]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
     counts: list[int] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -195,25 +278,47 @@ class ReferenceServer:
 
     def describe_plan(self, plan: dict[str, Any]) -> dict[str, Any]:
         plan = {"stride": 1 if plan["order"] == "random" else plan["seq_len"], "skip_steps": [], **plan}
-        (name,) = plan["stages"][0]["mixture"]
-        corpus = self.corpus(name)
-        theirs = plan.get("fingerprints", {}).get(name, corpus.fingerprint)
-        if theirs != corpus.fingerprint:
-            raise Problem(409, "fingerprint-mismatch", f"{name}: {corpus.fingerprint} is not {theirs}")
-        plan["fingerprints"] = {name: corpus.fingerprint}
+        names = sources_of(plan)
+        corpora = {name: self.corpus(name) for name in names}
+        given = plan.get("fingerprints", {})
+        for name, corpus in corpora.items():
+            theirs = given.get(name, corpus.fingerprint)
+            if theirs != corpus.fingerprint:
+                raise Problem(409, "fingerprint-mismatch", f"{name}: {corpus.fingerprint} is not {theirs}")
+        plan["fingerprints"] = {name: corpus.fingerprint for name, corpus in corpora.items()}
         canonical = json.dumps(plan, sort_keys=True, separators=(",", ":"))
         plan_id = hashlib.sha256((self.plan_salt + canonical).encode()).hexdigest()
         self.plans[plan_id] = plan
         return {
             "id": plan_id,
             "plan": plan,
-            "sources": {name: {"num_windows": 1, "fingerprint": corpus.fingerprint}},
-            "dtype": corpus.dtype.name,
+            "sources": {
+                name: {"num_windows": 1, "fingerprint": corpus.fingerprint}
+                for name, corpus in corpora.items()
+            },
+            "stages": [
+                {
+                    "from_step": stage["from_step"],
+                    "first_step": first_step_of(plan, number),
+                    "global_batch_size": stage["global_batch_size"],
+                }
+                for number, stage in enumerate(plan["stages"])
+            ],
+            "dtype": self.dtype_of(plan).name,
             "shards": [
                 {"corpus": name, **{k: v for k, v in shard.items() if k != "format"}}
+                for name, corpus in corpora.items()
                 for shard in corpus.shards()
             ],
         }
+
+    def dtype_of(self, plan: dict[str, Any]) -> np.dtype:
+        return np.result_type(*(self.corpus(name).dtype for name in sources_of(plan)))
+
+    def known(self, plan_id: str) -> dict[str, Any]:
+        if plan_id not in self.plans:
+            raise Problem(404, "unknown-plan", "post the plan and go on")
+        return self.plans[plan_id]
 
 
 class _Server(ThreadingHTTPServer):
@@ -284,18 +389,38 @@ class _Handler(BaseHTTPRequestHandler):
                 corpus = self.ref.corpus(unquote(name))
                 start, count = int(query["start"]), int(query["count"])
                 self._array(np.concatenate(corpus.shard_arrays)[start : start + count], None, query)
+            case ["v1", "plans", plan_id, "usage"]:
+                plan, step = self.ref.known(plan_id), int(query["step"])
+                self._json({"plan": plan_id, "step": step, "plan_step": plan_step_of(plan, step)})
+            case ["v1", "plans", plan_id, "receipt"]:
+                self._receipt(plan_id, int(query["step"]))
             case ["v1", ("batches" | "indices") as what]:
                 self._steps(what, query)
             case _:
                 raise Problem(404, "not-found", f"no route {parts.path}")
+
+    def _receipt(self, plan_id: str, step: int) -> None:
+        plan = self.ref.known(plan_id)
+        self.ref.num_receipts += 1
+        self.ref._release.wait(self.ref.receipt_seconds)
+        tokens = tokens_of_step(self.ref.corpora, plan, step)
+        digest = receipt_of(tokens, self.ref.receipt_salt(plan, step))
+        self._json(
+            {
+                "plan": plan_id,
+                "step": step,
+                "plan_step": plan_step_of(plan, step),
+                "global_batch_size": len(tokens),
+                "digest": digest,
+            }
+        )
 
     def _steps(self, what: str, query: dict[str, str]) -> None:
         fault = self.ref.next_fault()
         if fault is not None and fault.kind == "unknown-plan":
             self.ref.plans.clear()
         if "plan" in query:
-            if query["plan"] not in self.ref.plans:
-                raise Problem(404, "unknown-plan", "post the plan and go on")
+            self.ref.known(query["plan"])
             plan_id = query["plan"]
         else:
             inline = {name: int(query[name]) for name in ("seq_len", "seed")}
@@ -306,15 +431,23 @@ class _Handler(BaseHTTPRequestHandler):
             }
             plan_id = self.ref.describe_plan({**inline, "order": query["order"], "stages": [stage]})["id"]
         plan = self.ref.plans[plan_id]
-        corpus = self.ref.corpus(next(iter(plan["fingerprints"])))
         rank, world_size = int(query.get("rank", 0)), int(query.get("world_size", 1))
-        rows = plan["stages"][0]["global_batch_size"] // world_size
-        part = slice(rank * rows, (rank + 1) * rows)
         first, count = int(query["step"]), int(query.get("count", 1))
         self.ref.counts.append(count)
+        with self.ref.lock:
+            self.ref.paths.append(self.path)
+            self.ref.array_headers.append(dict(self.headers.items()))
+        numbers = {stage_of(plan, plan_step_of(plan, step))[0] for step in (first, first + count - 1)}
+        sizes = {plan["stages"][n]["global_batch_size"] for n in range(min(numbers), max(numbers) + 1)}
+        if len(sizes) > 1:
+            raise Problem(422, "invalid-parameter", "the steps have different batch sizes")
+        rows = sizes.pop() // world_size
+        part = slice(rank * rows, (rank + 1) * rows)
         of_step = tokens_of_step if what == "batches" else rows_of_step
-        steps = [of_step(corpus, plan, step)[part] for step in range(first, first + count)]
-        array = np.asarray(steps, dtype=None if what == "batches" else np.int64)
+        steps = [of_step(self.ref.corpora, plan, step)[part] for step in range(first, first + count)]
+        array = np.asarray(steps, dtype=self.ref.dtype_of(plan) if what == "batches" else np.int64)
+        if what == "indices" and self.ref.moved(plan, first):
+            array[0, 0, 1] += 1
         self._array(array, plan_id, query, fault)
 
     def _array(

@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 from corpus_client import Batch, CorpusLoader, errors
 from corpus_client.world import find_rank
 from tests.client.conftest import make_corpus, num_descriptors
-from tests.client.reference_server import Fault, ReferenceCorpus, ReferenceServer, tokens_of_step
+from tests.client.reference_server import (
+    Fault,
+    ReferenceCorpus,
+    ReferenceServer,
+    receipt_of,
+    tokens_of_step,
+)
 
 MakeLoader = Callable[..., CorpusLoader]
 
@@ -84,14 +90,21 @@ def test_prefetching_is_bounded(make_loader: MakeLoader, server: ReferenceServer
     assert sum(server.counts) * 12 * 17 * 2 <= (1 << 14) + 12 * 17 * 2
 
 
-def test_state_is_small_readable_json_and_counts_what_was_yielded(make_loader: MakeLoader) -> None:
+def test_state_is_small_readable_json_and_counts_what_was_yielded(
+    make_loader: MakeLoader, corpus: ReferenceCorpus
+) -> None:
     loader = make_loader()
     assert loader.state_dict()["next_step"] == 0
     for _ in range(7):
         next(loader)
     time.sleep(0.05)  # far more is fetched by now
     state = json.loads(json.dumps(loader.state_dict()))
-    assert state == {"plan": loader.plan, "plan_id": loader.plan_id, "next_step": 7}
+    assert state == {
+        "plan": loader.plan,
+        "plan_id": loader.plan_id,
+        "next_step": 7,
+        "next_batch": receipt_of(tokens_of_step(corpus, loader.plan, 7)),
+    }
     assert loader.step == 7
     assert "world_size" not in json.dumps(state)
 
@@ -152,14 +165,14 @@ def test_state_can_be_loaded_in_mid_run(make_loader: MakeLoader, corpus: Referen
     loader.load_state_dict(state)
     again = [next(loader).tokens for _ in range(5)]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    loader.load_state_dict({**state, "next_step": 1000})
+    loader.load_state_dict({**state, "next_step": 1000, "next_batch": None})
     assert next(loader).step == 1000
     assert threading.active_count() < 20
 
 
 def test_resumed_run_ends_where_the_first_would_have(make_loader: MakeLoader) -> None:
     loader = make_loader(start_step=10, num_steps=20)
-    loader.load_state_dict({**loader.state_dict(), "next_step": 25})
+    loader.load_state_dict({**loader.state_dict(), "next_step": 25, "next_batch": None})
     assert [batch.step for batch in loader] == [25, 26, 27, 28, 29]
 
 

@@ -11,6 +11,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,19 @@ from corpus_client import buffers, errors
 from corpus_client.device import CpuDevice, Device
 from corpus_client.pipeline import Pipeline, Span
 from corpus_client.replicas import Stopped
+from corpus_client.schedule import Stretch
 
 ROOT = Path(__file__).parents[2]
-SHAPE = (2, 3)
-SPAN = Span(shape=SHAPE, dtype=torch.int32, start_step=5, end_step=None, steps_per_request=4, in_flight=2)
+BATCH_BYTES = 24
+SPAN = Span(
+    stretches=(Stretch(start_step=0, stop_step=None, num_rows=2),),
+    window=3,
+    dtype=torch.int32,
+    start_step=5,
+    end_step=None,
+    request_bytes=4 * BATCH_BYTES,
+    in_flight=2,
+)
 
 
 class CountingFiller:
@@ -33,10 +43,12 @@ class CountingFiller:
     def __init__(self, fail_at: int | None = None, block_at: int | None = None) -> None:
         self.fail_at = fail_at
         self.block_at = block_at
+        self.rows: dict[int, int] = {}
         self.closed = threading.Event()
         self.stopped = threading.Event()
 
-    def begin(self, start_step: int, num_steps: int) -> range:
+    def begin(self, start_step: int, num_steps: int, num_rows: int) -> range:
+        self.rows[start_step] = num_rows
         return range(start_step, start_step + num_steps)
 
     def finish(self, ticket: range, view: memoryview) -> None:
@@ -45,7 +57,8 @@ class CountingFiller:
             raise Stopped
         if self.fail_at in ticket:
             raise errors.AnswerTooLarge("the filler failed here", status=422)
-        tokens = torch.frombuffer(view, dtype=torch.int32)[: 6 * len(ticket)].view(len(ticket), 6)
+        size = self.rows[ticket.start] * 3
+        tokens = torch.frombuffer(view, dtype=torch.int32)[: size * len(ticket)].view(len(ticket), size)
         tokens[:] = torch.tensor(ticket)[:, None]
 
     def stop(self) -> None:
@@ -118,7 +131,7 @@ def make_pipeline() -> Iterator[MakePipeline]:
     def make(
         filler: Any = None, device: Device | None = None, span: Span = SPAN, num_slots: int = 3
     ) -> Pipeline:
-        size = buffers.RingSize(num_slots=num_slots, steps_per_request=span.steps_per_request, batch_bytes=24)
+        size = buffers.RingSize(num_slots=num_slots, steps_per_request=4, batch_bytes=BATCH_BYTES)
         slots = buffers.allocate_slots(size, pinned=False)
         pipeline = Pipeline(filler or CountingFiller(), slots, device or CpuDevice(torch.int64), span)
         made.append(weakref.ref(pipeline))
@@ -194,11 +207,38 @@ def test_batch_as_stored_lives_until_the_next_one(make_pipeline: MakePipeline) -
 def test_first_requests_are_small_and_the_last_ends_at_the_end(
     end_step: int, requests: list[tuple[int, int]], make_pipeline: MakePipeline
 ) -> None:
-    span = Span(
-        shape=SHAPE, dtype=torch.int32, start_step=5, end_step=end_step, steps_per_request=4, in_flight=2
-    )
-    assert list(span.requests()) == requests
+    span = replace(SPAN, end_step=end_step)
+    assert list(span.requests()) == [(*request, 2) for request in requests]
     assert [step for step, _ in make_pipeline(span=span)] == list(range(5, end_step))
+
+
+STRETCHES = tuple(
+    Stretch(start_step=start, stop_step=stop, num_rows=rows)
+    for start, stop, rows in [(0, 8, 2), (8, 19, 1), (19, 20, 2), (20, None, 1)]
+)
+
+
+@pytest.mark.parametrize(
+    ("start_step", "end_step", "requests"),
+    [
+        (0, 8, [(0, 1, 2), (1, 2, 2), (3, 4, 2), (7, 1, 2)]),
+        (6, 31, [(6, 1, 2), (7, 1, 2), (8, 4, 1), (12, 7, 1), (19, 1, 2), (20, 8, 1), (28, 3, 1)]),
+        (19, 22, [(19, 1, 2), (20, 2, 1)]),
+        (25, 25, []),
+    ],
+)
+def test_no_request_crosses_a_change_of_batch_size(
+    start_step: int, end_step: int, requests: list[tuple[int, int, int]], make_pipeline: MakePipeline
+) -> None:
+    """Slots hold four batches of two rows, so eight of one."""
+    span = replace(SPAN, stretches=STRETCHES, start_step=start_step, end_step=end_step)
+    assert list(span.requests()) == requests
+    batches = list(make_pipeline(span=span))
+    assert [step for step, _ in batches] == list(range(start_step, end_step))
+    for step, tokens in batches:
+        (rows,) = [s.num_rows for s in STRETCHES if s.start_step <= step < (s.stop_step or 99)]
+        assert tokens.shape == (rows, 3)
+        assert set(tokens.flatten().tolist()) == {step}
 
 
 def test_error_comes_after_what_was_filled_before_it_with_its_traceback(
@@ -222,7 +262,7 @@ def test_close_ends_the_thread_wherever_it_is(make_pipeline: MakePipeline, where
         block_at=5 if where == "awaiting an answer" else None, fail_at=5 if where == "failed" else None
     )
     end = 6 if where == "finished" else None
-    span = Span(shape=SHAPE, dtype=torch.int32, start_step=5, end_step=end, steps_per_request=4, in_flight=2)
+    span = replace(SPAN, end_step=end)
     pipeline = make_pipeline(filler, span=span)
     time.sleep(0.05)
     started = time.monotonic()

@@ -17,7 +17,7 @@ import pytest
 from corpus_server import __version__
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
-from tests.serving import command, environment
+from tests.serving import RunningServer, command, environment
 
 
 def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,7 @@ def test_version() -> None:
 def test_help_names_every_command_and_succeeds() -> None:
     said = run("--help")
     assert said.returncode == 0
-    assert all(name in said.stdout for name in ("serve", "inspect", "verify"))
+    assert all(name in said.stdout for name in ("serve", "inspect", "verify", "index", "plans"))
 
 
 def test_inspect_describes_a_folder(corpora: dict[str, ServedCorpus]) -> None:
@@ -73,6 +73,65 @@ def test_verify_records_confirms_and_finds_damage(tmp_path: Path) -> None:
     assert "a.bin, block 0, tokens 0 to 5000" in damaged.stdout
     as_json = run("verify", path, "--json")
     assert (as_json.returncode, json.loads(as_json.stdout)["ok"]) == (1, False)
+
+
+def test_index_gives_a_corpus_documents(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    write_raw(folder / "0.bin", [1, 50256, 2, 3, 50256, 4])
+    write_raw(folder / "1.bin", [5, 50256])
+    done = run("index", folder, "--eot", "50256")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4 documents in 8 tokens" in done.stdout
+    assert "2 shards indexed" in done.stdout
+    assert "2 shards were indexed already" in run("index", folder, "--eot", "50256").stdout
+    assert json.loads(run("inspect", folder, "--json").stdout)["num_documents"] == 4
+    (tmp_path / "server").mkdir()
+    with RunningServer({"c": folder}, tmp_path / "server") as server:
+        assert server.get("/v1/corpora/c").json()["num_documents"] == 4
+        document = server.get("/v1/corpora/c/documents/1?format=json")
+        assert (document.json()["start"], document.json()["tokens"]) == (2, [2, 3, 50256])
+        assert server.get("/v1/corpora/c/documents/4").status == 404
+
+
+def test_index_warns_of_an_id_that_occurs_nowhere(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 2, 3])
+    done = run("index", path, "--eot", "0")
+    assert done.returncode == 0
+    assert "token 0 occurs nowhere: is it the right id?" in done.stderr
+    again = json.loads(run("index", path, "--eot", "0", "--json").stdout)
+    assert (again["found_nowhere"], again["num_documents"], again["shards"][0]["action"]) == (True, 1, "kept")
+
+
+def test_index_mistakes_are_one_clear_line(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 2, 3])
+    for arguments, message in (
+        ([path], "Missing option '--eot'"),
+        ([path, "--eot", "65536"], "eot must be a token id in [0, 65535] (uint16 tokens), got 65536"),
+        ([tmp_path / "none", "--eot", "0"], "found nothing"),
+    ):
+        said = run("index", *arguments)
+        assert (said.returncode, said.stdout) == (2, "")
+        assert message in said.stderr
+        assert "Traceback" not in said.stderr
+
+
+def test_ctrl_c_while_indexing_is_no_traceback_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "large.bin"
+    with path.open("wb") as file:
+        file.truncate(2 * 10**9)
+    with subprocess.Popen(
+        command("index", path, "--eot", "1"), stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / ".large.bin.documents.tmp").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode not in (0, None)
+    assert "Traceback" not in said
+    assert [entry.name for entry in tmp_path.iterdir()] == ["large.bin"]
 
 
 def bad_llmc(folder: Path) -> list[str | Path]:

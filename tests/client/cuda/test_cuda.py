@@ -7,12 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 
-from corpus_client import CorpusLoader, get_batch
+from corpus_client import Batch, CorpusLoader, get_batch
 from corpus_client.device import STORED_DTYPES, open_device
 from tests.client.conftest import make_corpus
 from tests.client.reference_server import ReferenceCorpus, ReferenceServer, tokens_of_step
 from tests.client.test_device import EDGES
+from tests.client.test_structure import by_hand, check, structure_of, windows
 
 pytestmark = pytest.mark.needs_cuda
 MakeLoader = Callable[..., CorpusLoader]
@@ -71,3 +73,31 @@ def test_get_batch_on_the_device() -> None:
     assert x.is_cuda
     assert torch.equal(y[:, :-1], x[:, 1:])
     assert int(x.min()) >= 40_000
+
+
+@settings(max_examples=50, deadline=None)
+@given(windows())
+def test_structure_on_the_device_is_what_a_plain_loop_finds(
+    case: tuple[np.ndarray, int, tuple[int, int], torch.dtype],
+) -> None:
+    check(*case, "cuda")
+
+
+def test_only_the_borders_of_documents_wait_for_the_device() -> None:
+    batch = Batch(0, torch.randint(0, 50, (8, 1025), device="cuda"), 7)
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        _ = batch.positions, batch.document_ids, batch.loss_mask
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            _ = batch.cu_seqlens
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert structure_of(batch) == by_hand(batch.tokens.tolist(), 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, None])
+def test_structure_of_a_loaders_batch(make_loader: MakeLoader, dtype: torch.dtype | None) -> None:
+    loader = make_loader(device="cuda", dtype=dtype, eot_id=40_000, num_steps=20)
+    for batch in loader:
+        assert structure_of(batch) == by_hand(batch.tokens.cpu().numpy().tolist(), 40_000)

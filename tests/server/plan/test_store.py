@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, UnknownPlan
 from corpus_server.plan import Plan
 from corpus_server.plan.store import PlanStore
 from tests.reference import one_source
@@ -142,3 +142,36 @@ def test_readiness_notices_that_nothing_can_be_kept(tmp_path: Path) -> None:
         blocker.execute("ROLLBACK")
         blocker.close()
         store.check_writable()
+
+
+def test_a_plan_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
+    plans = [bound(seed) for seed in range(20)]
+    with PlanStore(tmp_path) as store:
+        for plan in plans:
+            store.add(plan)
+        for plan in plans:
+            assert store.find(plan.id) == plan
+            alone = next(k for k in range(65) if sum(p.id.startswith(plan.id[:k]) for p in plans) == 1)
+            assert store.find(plan.id[:alone]).id == plan.id
+            with pytest.raises(InvalidParameter):
+                store.find(plan.id[: alone - 1])
+        for wrong in ("", "g", "%", "A", plans[0].id + "0"):
+            with pytest.raises(InvalidParameter, match="64 of the digits"):
+                store.find(wrong)
+        with pytest.raises(UnknownPlan):
+            store.find("f" * 64)
+
+
+def test_opening_for_reading_creates_nothing_and_sees_what_a_server_adds(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="holds no plans that can be read"):
+        PlanStore.open_existing(tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []
+    with PlanStore(tmp_path) as store, PlanStore.open_existing(tmp_path) as reading:
+        store.add(bound())
+        assert reading.get(bound().id) == bound()
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reading.add(bound(1))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "plans.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(InvalidParameter, match="not a database"):
+        PlanStore.open_existing(tmp_path / "other")

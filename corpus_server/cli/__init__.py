@@ -1,0 +1,54 @@
+"""`corpus-server serve | inspect | verify | index | plans`.
+
+Exit codes: 0 done, 1 the corpus is damaged, 2 a mistake in what was asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from corpus_server import __version__
+from corpus_server.cli import plans
+from corpus_server.cli.common import MISTAKE, console, errors
+from corpus_server.cli.corpora import index, inspect, verify
+from corpus_server.cli.serve import serve
+from corpus_server.errors import CorpusServerError
+
+app = typer.Typer(
+    name="corpus-server",
+    help="Serve large files of token ids to pretraining runs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for command in (serve, inspect, verify, index):
+    app.command()(command)
+app.add_typer(plans.app)
+
+
+def main() -> None:
+    """Run the command line; a mistake is one line on standard error and exit code 2."""
+    try:
+        app()
+    except CorpusServerError as error:
+        remedy = f" ({error.remedy})" if error.remedy and error.remedy not in error.detail else ""
+        errors.print(f"[bold red]error:[/] {escape(error.detail + remedy)}", highlight=False, soft_wrap=True)
+        sys.exit(MISTAKE)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"corpus-server {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,127 @@
+"""Document structure: exactly what a plain loop over the tokens finds."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from corpus_client import Batch, errors, structure
+from corpus_client.device import STORED_DTYPES
+
+DTYPES = list(STORED_DTYPES.values())
+
+
+def by_hand(rows: list[list[int]], eot_id: int, context: tuple[int, int] = (0, 1)) -> dict[str, Any]:
+    """The structure of whole windows, one token after another."""
+    rank, size = context
+    width = (len(rows[0]) - 1) // size
+    mine = range(rank * width, (rank + 1) * width)
+    found: dict[str, Any] = {
+        name: [] for name in ("inputs", "targets", "positions", "document_ids", "loss_mask")
+    }
+    borders, num_tokens = [0], 0
+    for row in rows:
+        lines: dict[str, list[Any]] = {name: [] for name in found}
+        position = document = 0
+        for column, token in enumerate(row[:-1]):
+            if column in mine:
+                if num_tokens > borders[-1] and (position == 0 or column == mine.start):
+                    borders.append(num_tokens)
+                num_tokens += 1
+                lines["inputs"].append(token)
+                lines["targets"].append(row[column + 1])
+                lines["positions"].append(position)
+                lines["document_ids"].append(document)
+                lines["loss_mask"].append(token != eot_id)
+            position += 1
+            if token == eot_id:
+                position, document = 0, document + 1
+        for name, line in lines.items():
+            found[name].append(line)
+    borders.append(num_tokens)
+    found["cu_seqlens"] = borders
+    found["max_seqlen"] = max(stop - start for start, stop in itertools.pairwise(borders))
+    return found
+
+
+def structure_of(batch: Batch) -> dict[str, Any]:
+    """Everything that a batch says, as lists."""
+    names = ("inputs", "targets", "positions", "document_ids", "loss_mask", "cu_seqlens")
+    found: dict[str, Any] = {name: getattr(batch, name).cpu().numpy().tolist() for name in names}
+    return {**found, "max_seqlen": batch.max_seqlen}
+
+
+def check(tokens: np.ndarray, eot_id: int, context: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    stored = torch.from_numpy(tokens).to(dtype).to(device)
+    batch = Batch(3, stored, eot_id, context)
+    assert structure_of(batch) == by_hand(tokens.tolist(), eot_id, context)
+    assert batch.positions.dtype == torch.int64
+    assert batch.document_ids.dtype == batch.cu_seqlens.dtype == torch.int32
+    assert batch.loss_mask.dtype == torch.bool
+    for name in ("positions", "document_ids", "cu_seqlens", "loss_mask"):
+        assert getattr(batch, name).device == stored.device
+        assert getattr(batch, name) is getattr(batch, name)
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> tuple[np.ndarray, int, tuple[int, int], torch.dtype]:
+    """Rows in which ends of text are common, also as neighbours and at the edges."""
+    dtype = draw(st.sampled_from(DTYPES))
+    high = torch.iinfo(dtype).max if dtype != torch.int64 else 2**32 - 1
+    eot_id = draw(st.sampled_from([0, 1, high // 2, high // 2 + 1, high - 1, high]))
+    size = draw(st.sampled_from([1, 1, 2, 3]))
+    rows, seq_len = draw(st.integers(1, 4)), size * draw(st.integers(1, 9))
+    others = [token for token in (0, 2, high // 2, high) if token != eot_id]
+    cells = st.sampled_from([eot_id, *others])
+    row = st.lists(cells, min_size=seq_len + 1, max_size=seq_len + 1)
+    tokens = np.array(draw(st.lists(row, min_size=rows, max_size=rows)), np.int64)
+    return tokens, eot_id, (draw(st.integers(0, size - 1)), size), dtype
+
+
+@given(windows())
+@example((np.array([[5, 6, 9, 7, 8, 9, 4, 1]]), 9, (0, 1), torch.int64))
+@example((np.full((2, 4), 9), 9, (0, 3), torch.uint16))
+@example((np.array([[9, 1]]), 9, (0, 1), torch.uint8))
+def test_structure_is_what_a_plain_loop_finds(
+    case: tuple[np.ndarray, int, tuple[int, int], torch.dtype],
+) -> None:
+    check(*case, "cpu")
+
+
+def test_the_example_of_the_documentation() -> None:
+    batch = Batch(0, torch.tensor([[5, 6, 9, 7, 8, 9, 4, 1]]), 9)
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 2, 0]]
+    assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1, 1, 2]]
+    assert batch.cu_seqlens.tolist() == [0, 3, 6, 7]
+    assert batch.max_seqlen == 3
+    assert batch.loss_mask.tolist() == [[True, True, False, True, True, False, True]]
+
+
+def test_the_slices_of_all_context_ranks_are_the_sequence() -> None:
+    tokens = torch.randint(0, 4, (3, 13))
+    whole = Batch(0, tokens, 0)
+    parts = [Batch(0, tokens, 0, (rank, 4)) for rank in range(4)]
+    for name in ("inputs", "targets", "positions", "document_ids", "loss_mask"):
+        joined = torch.cat([getattr(part, name) for part in parts], dim=1)
+        assert torch.equal(joined, getattr(whole, name)), name
+    assert all(part.tokens is tokens for part in parts)
+
+
+@pytest.mark.parametrize("name", ["positions", "document_ids", "cu_seqlens", "max_seqlen", "loss_mask"])
+def test_without_the_end_of_text_id_nothing_is_guessed(name: str) -> None:
+    batch = Batch(0, torch.zeros((2, 5), dtype=torch.int64))
+    with pytest.raises(errors.InvalidArgument, match="pass eot_id= to CorpusLoader"):
+        getattr(batch, name)
+    assert batch.inputs.shape == (2, 4)
+
+
+def test_more_tokens_than_int32_counts_are_refused() -> None:
+    starts = torch.zeros(1, dtype=torch.bool).expand(2**16, 2**15)  # no memory
+    with pytest.raises(errors.InvalidArgument, match="got rows x seq_len = 2,147,483,648"):
+        structure.cu_seqlens(starts)

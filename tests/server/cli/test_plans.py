@@ -1,0 +1,117 @@
+"""`corpus-server plans` over what a server has seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpus_server.plan import Plan
+from corpus_server.plan.store import PlanStore
+from tests.corpora import some_tokens, write_raw
+from tests.reference import one_source
+from tests.serving import RunningServer, command, environment
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("plans", *arguments),
+        capture_output=True, text=True, env=environment(), timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> tuple[Path, Path, list[str]]:
+    """Return the state folder of a server that has seen three plans, its corpus, and their ids."""
+    path = write_raw(tmp_path / "web.bin", some_tokens(5000))
+    later: list[dict[str, Any]] = [
+        one_source("web", 16, 8, seed=1),
+        one_source("web", 16, 8, seed=1, skip_steps=[[40, 42]]),
+        one_source("web", 16, 8, seed=2),
+    ]
+    with RunningServer({"web": path}, tmp_path) as server:
+        ids = [server.post_plan(document).json()["id"] for document in later]
+        running = json.loads(run("list", "--json", "--state-dir", tmp_path / "state").stdout)
+        assert {plan["id"] for plan in running["plans"]} == set(ids)
+    return tmp_path / "state", path, ids
+
+
+def test_list_show_and_diff(seen: tuple[Path, Path, list[str]]) -> None:
+    state, path, (one, skipping, reseeded) = seen
+    listed = run("list", "--state-dir", state)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert all(plan[:12] in listed.stdout for plan in (one, skipping, reseeded))
+
+    shown = run("show", one[:10], "--state-dir", state)
+    assert hashlib.sha256(shown.stdout.encode()).hexdigest() == one
+    assert Plan.from_json(json.loads(shown.stdout)).id == one
+
+    documents = run("diff", one[:10], skipping[:10], "--state-dir", state)
+    assert (documents.returncode, documents.stderr) == (0, "")
+    assert "skip_steps" in documents.stdout
+    assert "[[40, 42]]" in documents.stdout
+    assert "Steps before 40 hold the same rows" in documents.stdout
+
+    asked = [one, skipping, "--state-dir", str(state), "--corpus", f"web={path}", "--steps", "2"]
+    rows = run("diff", *asked)
+    assert "The first step that differs is 40." in rows.stdout
+    assert "0-7" in rows.stdout
+    as_json = (
+        "diff",
+        one,
+        skipping,
+        "--state-dir",
+        state,
+        "--corpus",
+        f"web={path}",
+        "--steps",
+        "2",
+        "--json",
+    )
+    answer = json.loads(run(*as_json).stdout)
+    assert (answer["a"], answer["b"], answer["equal_steps"]) == (one, skipping, 40)
+    assert answer["fields"] == [{"field": "skip_steps", "a": [], "b": [[40, 42]]}]
+    assert answer["rows"]["first_step"] == 40
+    assert [(step["step"], step["plan_steps"]) for step in answer["rows"]["steps"]] == [
+        (40, [40, 42]),
+        (41, [41, 43]),
+    ]
+    assert "The two plans are the same." in run("diff", one, one, "--state-dir", state).stdout
+
+
+def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_path: Path) -> None:
+    state, path, (one, skipping, _) = seen
+    other = write_raw(tmp_path / "other.bin", some_tokens(5000, seed=5))
+    for arguments, message in (
+        (["show", "0123456789abcdef", "--state-dir", state], "no plan here begins with '0123456789abcdef'"),
+        (["show", "xyz", "--state-dir", state], "a plan's id is up to 64 of the digits"),
+        (["list", "--state-dir", tmp_path / "none"], "holds no plans that can be read"),
+        (
+            ["diff", one, skipping, "--state-dir", state, "--corpus", f"code={path}"],
+            "reads corpus 'web': name it with --corpus web=PATH",
+        ),
+        (
+            ["diff", one, skipping, "--state-dir", state, "--corpus", f"web={other}"],
+            "corpus 'web' has other content than plan",
+        ),
+    ):
+        said = run(*arguments)
+        assert (said.returncode, said.stdout) == (2, "")
+        assert message in said.stderr
+        assert "Traceback" not in said.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_abbreviation_of_several_plans_names_them(tmp_path: Path) -> None:
+    with PlanStore(tmp_path) as store:
+        for seed in range(40):
+            document = one_source("web", 8, 4, seed=seed, fingerprints={"web": "sampled-00"})
+            store.add(Plan.from_json(document))
+    said = run("diff", "0", "1", "--state-dir", tmp_path)
+    assert said.returncode == 2
+    assert "several plans begin with '0': 0" in said.stderr
+    assert "give more digits" in said.stderr
