@@ -18,9 +18,6 @@ from corpus_server.plan.ranges import Ranges
 
 UInt64Array = NDArray[np.uint64]
 
-MAX_LAPS = 4096
-"""Laps that a look-up goes through: a window may stand in for so many excluded ones per epoch."""
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -88,6 +85,12 @@ class Exclusion:
         )
         return replaced
 
+    def num_laps(self, source: int) -> int:
+        """Return for how many excluded windows of a source one that is left may stand in, per epoch."""
+        left = int(self.num_left[source])
+        # Nothing may be left of a source that the stage does not use.
+        return -(-int(self.num_excluded[source]) // left) if left else 0
+
     def stood_in_for(self, source: int, windows: UInt64Array, epoch: int) -> tuple[UInt64Array, UInt64Array]:
         """Return the excluded windows for which some others stand in, in an epoch.
 
@@ -101,15 +104,12 @@ class Exclusion:
         """
         left, excluded = int(self.num_left[source]), int(self.num_excluded[source])
         numbers = self.windows.num_outside_below(windows) - self._outside_before[source]
-        found, by = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
-        for lap in range(min(-(-excluded // left), MAX_LAPS)):
-            lap_epoch = (np.array([lap], dtype=np.uint64) * _GOLDEN + np.uint64(epoch)).astype(np.uint64)
-            keys = round_keys(int(self._keys[source]), lap_epoch)
-            ranks = invert(numbers, left, keys) + np.uint64(lap * left)
-            real = ranks < np.uint64(excluded)
-            found.append(self.windows.nth_inside(ranks[real] + self._inside_before[source]))
-            by.append(windows[real])
-        return np.concatenate(found), np.concatenate(by)
+        laps = np.arange(self.num_laps(source), dtype=np.uint64).repeat(windows.size)
+        by = np.tile(windows, self.num_laps(source))
+        keys = round_keys(int(self._keys[source]), laps * _GOLDEN + np.uint64(epoch))
+        ranks = invert(np.tile(numbers, self.num_laps(source)), left, keys) + laps * np.uint64(left)
+        real = ranks < np.uint64(excluded)
+        return self.windows.nth_inside(ranks[real] + self._inside_before[source]), by[real]
 
 
 def excluded_windows(

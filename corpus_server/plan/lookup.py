@@ -11,7 +11,7 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.plan.sampler import Sampler
 
 MAX_PAIRS = 1_000_000
-"""Windows times epochs that one look-up goes through."""
+"""Windows, and the excluded ones for which they stand in, times epochs: what a look-up goes through."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +51,12 @@ def look_up(sampler: Sampler, corpus: str, start: int, stop: int, *, epochs: int
     """
     source = sampler.plan.sources.index(corpus)
     low, high = sampler.windows_touching(source, start, stop)
-    if (high - low) * epochs > MAX_PAIRS:
+    laps = max((each.num_laps(source) for each in sampler.exclusions if each is not None), default=0)
+    if (high - low) * epochs * (1 + laps) > MAX_PAIRS:
+        substitutes = f", each of which stands in for up to {laps} excluded ones" if laps else ""
         raise InvalidParameter(
-            f"the range touches {high - low} windows, over {epochs} epochs more than {MAX_PAIRS} rows; "
-            "ask for less",
+            f"the range touches {high - low} windows{substitutes}: over {epochs} epochs that is more than "
+            f"{MAX_PAIRS} rows; ask for less",
             parameter="epochs" if epochs > 1 else "stop",
             received=epochs,
         )

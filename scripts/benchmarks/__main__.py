@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from scripts.benchmarks import corpus, scale
+from scripts.benchmarks import corpus, plans, scale
 from scripts.benchmarks.contenders import contenders
 from scripts.benchmarks.measure import Series, measure, paired_ratio
 
@@ -29,7 +29,7 @@ TARGETS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("axis", nargs="?", choices=("all", "throughput", "scale"), default="all")
+    parser.add_argument("axis", nargs="?", choices=("all", "throughput", "scale", "plans"), default="all")
     parser.add_argument("--tokens", type=int, default=10**9, help="tokens of the corpus")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.5, help="per contender and round")
@@ -41,6 +41,8 @@ def main() -> None:
         result["throughput"] = throughput(chosen.tokens, chosen.rounds, chosen.seconds)
     if chosen.axis in ("all", "scale"):
         result["scale"] = scale.measure_scale(CACHE)
+    if chosen.axis in ("all", "plans"):
+        result["plans"] = plans.measure_plans(CACHE)
     if chosen.json:
         print(json.dumps(result, indent=2))
     else:
@@ -131,6 +133,8 @@ def tables(result: dict[str, object]) -> list[tuple[str, list[str], list[list[st
         found.append((f"{shape['shape']}: ours against", ["", "ratio", "spread", "target"], ratios))
     if "scale" in result:
         found.append(scale.table(result["scale"]))  # type: ignore[arg-type]
+    if "plans" in result:
+        found.append(plans.table(result["plans"]))  # type: ignore[arg-type]
     return found
 
 

@@ -111,18 +111,58 @@ MISTAKES: list[tuple[str, object, str, str]] = [
     ("order-list", {"order": ["shuffle"]}, "order", "one of"),
     ("typing-error", {"sed": 1}, "sed", "unknown field 'sed'; did you mean 'seed'"),
     ("unknown", {"zzzzzz": 1}, "zzzzzz", "unknown field 'zzzzzz'$"),
-    ("skip-steps", {"skip_steps": [[0, 1]]}, "skip_steps", "in this version"),
-    ("stages-none", {"stages": []}, "stages", "exactly one stage"),
-    ("stages-two", {"stages": [STAGE, {**STAGE, "from_step": 5}]}, "stages", "exactly one stage"),
-    ("stages-late", {"stages": [{**STAGE, "from_step": 5}]}, "stages", "from_step 0"),
+    *(
+        (f"skip-steps-{name}", {"skip_steps": wrong}, "skip_steps", message)
+        for name, wrong, message in (
+            ("number", 3, "list of .start, stop. pairs, got 3"),
+            ("object", {"0": 1}, "list of"),
+            ("flat", [0, 1], "got 0"),
+            ("reversed", [[0, 1], [9, 5]], r"0 <= start < stop <= 1099511627776, got \[9, 5\]"),
+            ("empty-range", [[5, 5]], r"got \[5, 5\]"),
+            ("negative", [[-1, 5]], r"got \[-1, 5\]"),
+            ("triple", [[0, 1], [1, 2, 3]], r"got \[1, 2, 3\]"),
+            ("float", [[0, 1.5]], r"got \[0, 1.5\]"),
+            ("boolean", [[False, 5]], r"got \[False, 5\]"),
+            ("text", [["0", "5"]], r"got \['0', '5'\]"),
+            ("huge", [[0, 2**64]], r"got \[0, 18446744073709551616\]"),
+            ("beyond", [[0, 2**40 + 1]], r"got \[0, 1099511627777\]"),
+        )
+    ),
+    ("stages-none", {"stages": []}, "stages", r"begin with from_step 0 and go on with larger ones, got \[\]"),
+    ("stages-late", {"stages": [{**STAGE, "from_step": 5}]}, "stages", r"from_step 0.*got \[5\]"),
+    ("stages-same", {"stages": [STAGE, {**STAGE, "from_step": 0}]}, "stages", r"got \[0, 0\]"),
+    *(
+        (f"stages-{name}", {"stages": [STAGE, *({**STAGE, "from_step": k} for k in starts)]}, "stages", "got")
+        for name, starts in (("unsorted", (9, 5)), ("duplicate", (5, 5)))
+    ),
+    *(
+        (
+            f"from-step-{value}",
+            {"stages": [STAGE, {**STAGE, "from_step": value}]},
+            "stages[].from_step",
+            f"got {value}",
+        )
+        for value in (-1, True, 1.5, 2**40 + 1)
+    ),
     ("stages-object", {"stages": {"a": 1}}, "stages", "list of objects"),
     ("stages-text", {"stages": "abc"}, "stages", "list of objects"),
-    ("stage-text", {"stages": ["abc"]}, "stages[]", "must be a JSON object"),
+    ("stage-text", {"stages": [STAGE, "abc"]}, "stages[1]", "must be a JSON object"),
     ("batch-0", {"stages": [{**STAGE, "global_batch_size": 0}]}, "stages[].global_batch_size", "got 0"),
     ("batch-none", {"stages": [{"mixture": {"web": 1}}]}, "global_batch_size", "lacks global_batch_size"),
-    ("mixture-empty", {"stages": [{**STAGE, "mixture": {}}]}, "stages[].mixture", "exactly one corpus"),
-    ("mixture-two", {"stages": [{**STAGE, "mixture": {"a": 1, "b": 1}}]}, "stages[].mixture", "exactly one"),
-    ("mixture-list", {"stages": [{**STAGE, "mixture": ["web"]}]}, "stages[].mixture", "exactly one"),
+    ("mixture-empty", {"stages": [{**STAGE, "mixture": {}}]}, "stages[].mixture", "1 to 1024 corpus names"),
+    ("mixture-list", {"stages": [{**STAGE, "mixture": ["web"]}]}, "stages[].mixture", "corpus names"),
+    (
+        "weight-tiny",
+        {"stages": [{**STAGE, "mixture": {"web": 1, "code": 1e-6}}]},
+        "stages[].mixture.code",
+        "less than the smallest share of 1/65536; raise it or leave the source out",
+    ),
+    (
+        "stage-typing-error",
+        {"stages": [{**STAGE, "exlude": {}}]},
+        "exlude",
+        r"stages\[0\] has an unknown field 'exlude'; did you mean 'exclude'",
+    ),
     *(
         (
             f"weight-{weight}",
@@ -132,7 +172,22 @@ MISTAKES: list[tuple[str, object, str, str]] = [
         )
         for weight in (0, -1, True, "1", None, float("nan"), float("inf"))
     ),
-    ("exclude", {"stages": [{**STAGE, "exclude": {"web": [[0, 1]]}}]}, "stages[].exclude", "in this version"),
+    *(
+        (
+            f"exclude-{name}",
+            {"stages": [STAGE, {**STAGE, "from_step": 5, "exclude": wrong}]},
+            parameter,
+            message,
+        )
+        for name, wrong, parameter, message in (
+            ("list", [[0, 1]], "stages[1].exclude", "must map corpus names to ranges"),
+            ("stranger", {"wbe": [[0, 1]]}, "stages[1].exclude", r"names \['wbe'\], which no mixture"),
+            ("reversed", {"web": [[0, 1], [9, 5]]}, "stages[1].exclude.web", r"got \[9, 5\]"),
+            ("negative", {"web": [[-5, 5]]}, "stages[1].exclude.web", r"got \[-5, 5\]"),
+            ("boolean", {"web": [[0, True]]}, "stages[1].exclude.web", r"got \[0, True\]"),
+            ("pair", {"web": [5, 9]}, "stages[1].exclude.web", "got 5"),
+        )
+    ),
     ("fingerprints-list", {"fingerprints": ["a"]}, "fingerprints", "corpus names to strings"),
     ("fingerprints-int", {"fingerprints": {"web": 1}}, "fingerprints", "corpus names to strings"),
     ("fingerprints-other", {"fingerprints": {"code": "x"}}, "fingerprints", "no mixture of the plan uses"),

@@ -143,6 +143,12 @@ def test_a_source_denied_whole_is_refused(start: int, stop: int, stride: int) ->
     assert "exclude" in (caught.value.parameter or "")
 
 
+def test_a_range_beyond_the_corpus_is_refused() -> None:
+    with pytest.raises(InvalidPlan, match="reaches to token 4002, the corpus has 4001") as caught:
+        one([[5, 7], [4000, 4002]]).sampler()
+    assert caught.value.parameter == "stages[].exclude.web"
+
+
 def test_one_window_left_is_enough() -> None:
     case = one([[0, 2000], [2005, 4001]], stride=5)
     assert set(run_of(case, 1)[0]) == {(0, 2000)}

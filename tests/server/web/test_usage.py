@@ -1,0 +1,183 @@
+"""What training saw, over HTTP: usage before a step and between two, skipped steps named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import ServedCorpus
+from tests.reference import ReferencePlan, batch
+from tests.serving import RunningServer, check_problem
+
+Corpora = dict[str, ServedCorpus]
+PLAN: dict[str, Any] = {
+    "seq_len": 16,
+    "seed": 7,
+    "stages": [
+        {"from_step": 0, "global_batch_size": 12, "mixture": {"web": 0.7, "text": 0.3}},
+        {
+            "from_step": 20,
+            "global_batch_size": 24,
+            "mixture": {"web": 0.4, "mixed": 0.6},
+            "exclude": {"web": [[100, 3000]]},
+        },
+    ],
+    "skip_steps": [[5, 8]],
+}
+
+
+@pytest.fixture(scope="module")
+def plan_id(server: RunningServer) -> str:
+    return str(server.post_plan(PLAN).json()["id"])
+
+
+@pytest.fixture(scope="module")
+def reference(corpora: Corpora) -> ReferencePlan:
+    return ReferencePlan(PLAN, {name: [s.size for s in corpora[name].shards] for name in corpora})
+
+
+def rows_seen(reference: ReferencePlan, since: int, step: int) -> dict[str, int]:
+    counts = dict.fromkeys(reference.sources, 0)
+    for each in range(since, step):
+        for row in range(reference.global_batch_size(each)):
+            counts[reference.window(each, row)[0]] += 1
+    return counts
+
+
+@pytest.mark.parametrize(("since", "step"), [(0, 0), (0, 5), (0, 6), (3, 17), (0, 40), (30, 31), (9, 9)])
+def test_usage_counts_the_rows_that_training_saw(
+    server: RunningServer, plan_id: str, reference: ReferencePlan, since: int, step: int
+) -> None:
+    answer = server.get(f"/v1/plans/{plan_id}/usage", step=step, since=since).json()
+    seen = rows_seen(reference, since, step)
+    assert (answer["plan"], answer["step"], answer["since"]) == (plan_id, step, since)
+    assert answer["plan_step"] == reference.plan_step(step)
+    assert answer["sources"] == {
+        name: {"rows": rows, "tokens": 16 * rows, "epochs": rows / reference.sources[name].num_windows}
+        for name, rows in seen.items()
+    }
+    skipped = 3 if (since <= 4 and step > 5) or (since <= 5 and step >= 5 and since < step) else 0
+    assert answer["skipped"]["steps"] == skipped
+    assert sum(each["rows"] for each in answer["skipped"]["sources"].values()) == 12 * skipped
+
+
+def test_usage_is_an_immutable_resource(server: RunningServer, plan_id: str) -> None:
+    path = f"/v1/plans/{plan_id}/usage?step=10"
+    answer = server.get(path)
+    assert "immutable" in answer.headers["Cache-Control"]
+    again = server.get(path, headers={"If-None-Match": answer.headers["ETag"]})
+    assert (again.status, again.body) == (304, b"")
+    head = server.get(path, method="HEAD")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["ETag"] == answer.headers["ETag"]
+    assert head.headers["Content-Length"] == str(len(answer.body))
+    assert server.get(path + "&since=1").headers["ETag"] != answer.headers["ETag"]
+
+
+@pytest.mark.parametrize(
+    ("query", "parameter"),
+    [
+        ({}, "step"),
+        ({"step": -1}, "step"),
+        ({"step": 2**41}, "step"),
+        ({"step": "true"}, "step"),
+        ({"step": 3, "since": 4}, "since"),
+        ({"step": 3, "since": -1}, "since"),
+        ({"step": 3, "until": 4}, "until"),
+    ],
+    ids=str,
+)
+def test_bad_questions_are_refused(
+    server: RunningServer, plan_id: str, query: dict[str, Any], parameter: str
+) -> None:
+    check_problem(
+        server.get(f"/v1/plans/{plan_id}/usage", **query), 422, "invalid-parameter", parameter=parameter
+    )
+
+
+def test_usage_of_an_unknown_plan(server: RunningServer) -> None:
+    check_problem(server.get(f"/v1/plans/{'0' * 64}/usage", step=1), 404, "unknown-plan")
+
+
+@pytest.mark.parametrize(("step", "count", "dtype"), [(0, 17, "uint32"), (4, 3, "uint32"), (17, 6, "uint32")])
+def test_batches_of_a_mixture_are_the_reference_s_in_the_widest_type(
+    server: RunningServer, corpora: Corpora, plan_id: str, step: int, count: int, dtype: str
+) -> None:
+    """uint8, uint16 and uint32 in one plan: one type for all its steps."""
+    answer = server.get("/v1/batches", plan=plan_id, step=step, count=count)
+    shards = {name: corpora[name].shards for name in ("web", "text", "mixed")}
+    assert answer.headers["Corpus-Dtype"] == dtype
+    assert (answer.array() == batch(PLAN, shards, step, count=count)).all()
+
+
+@pytest.mark.parametrize("world_sizes", [[1, 2, 4], [4, 3, 1, 12]])
+def test_any_sequence_of_world_sizes_gives_the_same_rows(
+    server: RunningServer, plan_id: str, world_sizes: list[int]
+) -> None:
+    """Over a change of stage and of batch size, as after restarts on other machines."""
+    for step in range(12, 22):
+        size = world_sizes[step % len(world_sizes)]
+        query = {"plan": plan_id, "step": step, "world_size": size}
+        parts = [server.get("/v1/batches", **query, rank=rank).array() for rank in range(size)]
+        whole = server.get("/v1/batches", plan=plan_id, step=step).array()
+        assert (np.concatenate(parts, axis=1) == whole).all()
+
+
+@pytest.mark.parametrize("route", ["batches", "indices"])
+def test_a_count_over_a_change_of_batch_size_is_refused_with_the_step(
+    server: RunningServer, plan_id: str, route: str
+) -> None:
+    """Plan step 20 is training step 17."""
+    answer = server.get(f"/v1/{route}", plan=plan_id, step=10, count=8)
+    problem = check_problem(answer, 422, "invalid-parameter", parameter="count")
+    assert "step 17" in problem["detail"]
+    assert problem["accepted"] == "at most 7"
+    assert server.get(f"/v1/{route}", plan=plan_id, step=10, count=7).status == 200
+
+
+def test_answers_name_the_plan_step_where_it_differs(server: RunningServer, plan_id: str) -> None:
+    for step, plan_step in ((4, None), (5, 8), (30, 33)):
+        raw = server.get("/v1/indices", plan=plan_id, step=step, format="raw")
+        assert raw.headers["Corpus-Plan-Step"] == (None if plan_step is None else str(plan_step))
+        assert server.get("/v1/indices", plan=plan_id, step=step).json().get("plan_step") == plan_step
+        assert server.get("/v1/batches", plan=plan_id, step=step, format="json").json().get("plan_step") == (
+            plan_step
+        )
+
+
+def test_a_plan_is_described_with_stages_and_positions(
+    server: RunningServer, plan_id: str, reference: ReferencePlan
+) -> None:
+    described = server.get(f"/v1/plans/{plan_id}").json()
+    for stage, units, base in zip(described["stages"], reference.units, reference.bases, strict=True):
+        assert stage["weights_65536"] == units
+        assert stage["positions"] == base
+    denied = sum(map(len, reference.denied[1]["web"]))
+    assert described["stages"][1]["excluded_windows"]["web"] == denied > 0
+    assert described["dtype"] == "uint32"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "slug"),
+    [
+        ({"stages": [{**PLAN["stages"][0], "mixture": {"wbe": 1}}]}, 404, "unknown-corpus"),
+        ({"stages": [{**PLAN["stages"][0], "exclude": {"web": [[0, 10**9]]}}]}, 422, "invalid-plan"),
+        ({"stages": [{**PLAN["stages"][0], "exclude": {"text": [[0, 1000]]}}], "seq_len": 1}, 200, ""),
+        ({"stages": [{**PLAN["stages"][0], "exclude": {"web": [[0, 9834]]}}]}, 422, "invalid-plan"),
+        ({"stages": [{**PLAN["stages"][0], "exclude": {"mixed": [[0, 1]]}}]}, 422, "invalid-plan"),
+        ({"skip_steps": [[9, 5]]}, 422, "invalid-plan"),
+        ({"stages": [*PLAN["stages"], PLAN["stages"][1]]}, 422, "invalid-plan"),
+        ({"stages": [{**PLAN["stages"][0], "mixture": {"web": 1, "text": 1e-9}}]}, 422, "invalid-plan"),
+    ],
+    ids=["unknown corpus", "beyond", "good", "whole", "not in a mixture", "reversed", "twice", "tiny weight"],
+)
+def test_contradictions_are_refused_at_posting(
+    server: RunningServer, changes: dict[str, Any], status: int, slug: str
+) -> None:
+    answer = server.post_plan({**PLAN, **changes})
+    if status == 200:
+        assert answer.status == 200
+    else:
+        check_problem(answer, status, slug)
