@@ -6,11 +6,11 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from corpus_server.plan.usage import Usage, usage_between
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidParameter
+from corpus_server.plan.usage import Usage, usage_between
 from tests.plans import Case, small_plans
 from tests.reference import ReferencePlan
 
