@@ -8,9 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from tests.corpora import some_tokens, write_llmc, write_megatron, write_npy, write_raw
 from tests.serving import RunningServer
+
+# Speed is shown by benchmarks: an example that takes long on a busy machine is no failure.
+settings.register_profile("untimed", deadline=None, print_blob=True)
+settings.load_profile("untimed")
 
 TEXT = "The quick brown fox jumps over the lazy dog; größer, naïve, 漢字.\n" * 40
 DOCUMENTS = ([10, 11, 12, 99], [20, 99], [30, 31, 32, 33, 99])

@@ -12,6 +12,8 @@ from corpus_server.plan.sampler import Sampler
 
 MAX_PAIRS = 1_000_000
 """Windows, and the excluded ones for which they stand in, times epochs: what a look-up goes through."""
+MAX_MIXED_PAIRS = 10_000
+"""The same for a plan that mixes sources: each may lie in a block of its own, up to 4 ms of work."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +54,13 @@ def look_up(sampler: Sampler, corpus: str, start: int, stop: int, *, epochs: int
     source = sampler.plan.sources.index(corpus)
     low, high = sampler.windows_touching(source, start, stop)
     laps = max((each.num_laps(source) for each in sampler.exclusions if each is not None), default=0)
-    if (high - low) * epochs * (1 + laps) > MAX_PAIRS:
+    mixes = any(len(stage.mixture) > 1 for stage in sampler.plan.stages)
+    limit = MAX_MIXED_PAIRS if mixes else MAX_PAIRS
+    if (high - low) * epochs * (1 + laps) > limit:
         substitutes = f", each of which stands in for up to {laps} excluded ones" if laps else ""
         raise InvalidParameter(
             f"the range touches {high - low} windows{substitutes}: over {epochs} epochs that is more than "
-            f"{MAX_PAIRS} rows; ask for less",
+            f"{limit} rows; ask for less",
             parameter="epochs" if epochs > 1 else "stop",
             received=epochs,
         )

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.permutation import permute, round_keys
+from corpus_server.permutation import invert, permute, round_keys
 
 BLOCK_ROWS = 65_536
 _CACHED_BLOCKS = 64
-"""400 kB each."""
+"""256 kB each."""
 
 
 def quantise(weights: Mapping[str, float]) -> dict[str, int]:
@@ -64,12 +64,10 @@ class Block:
     Args:
         sources: `(65536,) uint16`, index of each row's source in the mixture.
         ranks: `(65536,) uint16`, which of its source's rows in the block each row is.
-        rows: `(65536,) uint16`, the rows sorted by (source, rank): the inverse.
     """
 
     sources: NDArray[np.uint16]
     ranks: NDArray[np.uint16]
-    rows: NDArray[np.uint16]
 
 
 class Mixture:
@@ -117,10 +115,11 @@ class Mixture:
         if len(self.names) == 1:
             return numbers
         blocks, ranks = np.divmod(numbers, self.units[source])
+        first, units = int(self._first[source]), int(self.units[source])
         rows = np.empty(numbers.shape, dtype=np.uint64)
         for number in np.unique(blocks).tolist():
             here = blocks == np.uint64(number)
-            rows[here] = self.block(number).rows[self._first[source] + ranks[here]]
+            rows[here] = _rows(self._key, number, first, units)[ranks[here]]
         return blocks * np.uint64(BLOCK_ROWS) + rows
 
     def count(self, num_rows: int) -> list[int]:
@@ -141,8 +140,16 @@ def _block(key: int, number: int, units: tuple[int, ...]) -> Block:
     slots = permute(np.arange(BLOCK_ROWS, dtype=np.uint64), BLOCK_ROWS, keys)
     of_slot = np.repeat(np.arange(len(units), dtype=np.uint16), units)
     sources = of_slot[slots]
-    rows = np.argsort(sources, kind="stable").astype(np.uint16)
+    rows = np.argsort(sources, kind="stable")  # by (source, rank)
     first = np.cumsum((0, *units[:-1]))
     ranks = np.empty(BLOCK_ROWS, dtype=np.uint16)
     ranks[rows] = np.arange(BLOCK_ROWS) - np.repeat(first, units)
-    return Block(sources, ranks, rows)
+    return Block(sources, ranks)
+
+
+@lru_cache(maxsize=_CACHED_BLOCKS)
+def _rows(key: int, number: int, first: int, units: int) -> NDArray[np.uint16]:
+    """Return the rows of a block that go to one source, in row order: its slots sent back, `(units,)`."""
+    keys = round_keys(key, np.array([number], dtype=np.uint64))
+    slots = np.arange(first, first + units, dtype=np.uint64)
+    return np.sort(invert(slots, BLOCK_ROWS, keys)).astype(np.uint16)

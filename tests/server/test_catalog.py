@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,16 +42,25 @@ def test_a_bound_plan_gathers_what_the_reference_slices(
 
 
 def test_the_description_of_a_bound_plan(catalog: Catalog) -> None:
-    described = catalog.bind(Plan.from_json(one_source("docs", 4, 2))).describe()
+    bound = catalog.bind(Plan.from_json(one_source("docs", 4, 2)))
+    described = json.loads(bound.to_json())
     assert (described["dtype"], len(described["id"])) == ("uint16", 64)
     assert described["plan"]["fingerprints"] == {"docs": catalog.corpus("docs").fingerprint}
     assert described["sources"]["docs"] == {
         "num_windows": 2,
         "steps_per_epoch": 1.0,
-        "weight": 1.0,
-        "weight_65536": 65536,
         "fingerprint": catalog.corpus("docs").fingerprint,
     }
+    assert described["stages"] == [
+        {
+            "from_step": 0,
+            "first_step": 0,
+            "global_batch_size": 2,
+            "weights_65536": {"docs": 65536},
+            "positions": {"docs": 0},
+            "excluded_windows": {},
+        }
+    ]
     (shard,) = described["shards"]
     assert (shard["corpus"], shard["name"], shard["size_bytes"], shard["data_offset"]) == (
         "docs",
