@@ -97,6 +97,20 @@ class Stage:
             document["exclude"] = {name: ranges.to_json() for name, ranges in self.exclude.items()}
         return document
 
+    def canonical_json(self) -> str:
+        """Return `to_json` in the one spelling that a plan's id is made of."""
+        rest = _dump(
+            {
+                "from_step": self.from_step,
+                "global_batch_size": self.global_batch_size,
+                "mixture": dict(self.mixture),
+            }
+        )
+        if not self.exclude:
+            return rest
+        exclude = ",".join(f"{_dump(name)}:{ranges.to_json_text()}" for name, ranges in self.exclude.items())
+        return f'{{"exclude":{{{exclude}}},{rest[1:]}'
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -202,8 +216,19 @@ class Plan:
 
     @cached_property
     def _canonical_json(self) -> str:
-        with _without_collector():
-            return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        # As json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")) spells it, but for the
+        # ranges, which may be millions, no list is made.
+        head = _dump(
+            {
+                "fingerprints": dict(self.fingerprints),
+                "order": self.order,
+                "seed": self.seed,
+                "seq_len": self.seq_len,
+            }
+        )
+        stages = ",".join(stage.canonical_json() for stage in self.stages)
+        skips = self.skip_steps.to_json_text()
+        return f'{head[:-1]},"skip_steps":{skips},"stages":[{stages}],"stride":{self.stride}}}'
 
     @classmethod
     def parse(cls, text: str | bytes | bytearray) -> Plan:
@@ -254,6 +279,10 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -87,8 +87,8 @@ class Service:
         """Return an answer that holds tokens as JSON lists."""
 
         def encode() -> bytes:
-            document = {**fields, "tokens": read_all(reading).tolist()}
-            return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+            document = {**fields, "tokens": read_all(reading)}
+            return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
         content = await self.answering.run_admitted(encode)
         return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["json"])

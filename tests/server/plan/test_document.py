@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan
+from tests.plans import Case, small_plans
 from tests.reference import one_source
 
 FINGERPRINTS = {"web": "sampled-" + "0" * 64}
@@ -31,6 +32,13 @@ def test_the_canonical_json_and_the_id_are_these_bytes() -> None:
     )
     assert plan.canonical_json() == expected
     assert plan.id == hashlib.sha256(expected.encode()).hexdigest()
+
+
+@given(case=small_plans(orders=("shuffle", "sequential", "random")))
+def test_the_canonical_json_is_the_sorted_one_without_spaces(case: Case) -> None:
+    plan = Plan.from_json(case.document)
+    assert plan.canonical_json() == json.dumps(plan.to_json(), sort_keys=True, separators=(",", ":"))
+    assert Plan.parse(plan.canonical_json()) == plan
 
 
 @pytest.mark.parametrize(
