@@ -147,6 +147,8 @@ class Shard:
         """
         self._file.check_unchanged()
         if self._guarded is not None and self._guarded.num_faults:
+            # Cut between the two looks, by another thread's fault: only now does the file tell.
+            self._file.check_unchanged()
             raise ReadFailed(
                 f"{self.name}: the disk did not deliver {self._guarded.num_faults} pages",
                 remedy="look at the kernel's log of the machine that holds the shard, run corpus-server "

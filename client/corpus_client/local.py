@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from corpus_client import errors, wire
+from corpus_client import errors
 from corpus_client.control import BoundPlan, ControlPlane, ShardDescription
-from corpus_client.remote import RankSlice
+from corpus_client.remote import RankSlice, steps_request
 from corpus_client.replicas import Exchange, Replicas
 
 GATHER_BYTES = 256 << 10
@@ -185,21 +185,10 @@ class IndexFiller:
 
     def begin(self, start_step: int, num_steps: int, num_rows: int) -> Exchange:
         """Ask for the indices of these steps, of `num_rows` rows each."""
+        shape = (num_steps, num_rows, 2)
         return self._replicas.begin(
-            wire.ArrayRequest(
-                path=wire.array_path(
-                    "/v1/indices",
-                    verify=self._verify,
-                    plan=self._plan.plan_id,
-                    step=start_step,
-                    count=num_steps,
-                    rank=self._part.rank,
-                    world_size=self._part.world_size,
-                ),
-                shape=(num_steps, num_rows, 2),
-                dtype="int64",
-                plan_id=self._plan.plan_id,
-                verify=self._verify,
+            steps_request(
+                "/v1/indices", self._plan, self._part, start_step, shape, "int64", verify=self._verify
             )
         )
 

@@ -21,6 +21,29 @@ class RankSlice:
     world_size: int
 
 
+def steps_request(
+    route: str,
+    plan: BoundPlan,
+    part: RankSlice,
+    start_step: int,
+    shape: tuple[int, int, int],
+    dtype: str,
+    *,
+    verify: bool,
+) -> wire.ArrayRequest:
+    """The request for consecutive steps of a rank; `shape` begins with the number of steps."""
+    path = wire.array_path(
+        route,
+        verify=verify,
+        plan=plan.plan_id,
+        step=start_step,
+        count=shape[0],
+        rank=part.rank,
+        world_size=part.world_size,
+    )
+    return wire.ArrayRequest(path=path, shape=shape, dtype=dtype, plan_id=plan.plan_id, verify=verify)
+
+
 class BatchFiller:
     """Receives the tokens of a plan's steps."""
 
@@ -35,21 +58,11 @@ class BatchFiller:
 
     def begin(self, start_step: int, num_steps: int, num_rows: int) -> Exchange:
         """Send the request for these steps, of `num_rows` rows each."""
+        shape = (num_steps, num_rows, self._seq_len + 1)
+        dtype = self._plan.dtype
         return self._replicas.begin(
-            wire.ArrayRequest(
-                path=wire.array_path(
-                    "/v1/batches",
-                    verify=self._verify,
-                    plan=self._plan.plan_id,
-                    step=start_step,
-                    count=num_steps,
-                    rank=self._part.rank,
-                    world_size=self._part.world_size,
-                ),
-                shape=(num_steps, num_rows, self._seq_len + 1),
-                dtype=self._plan.dtype,
-                plan_id=self._plan.plan_id,
-                verify=self._verify,
+            steps_request(
+                "/v1/batches", self._plan, self._part, start_step, shape, dtype, verify=self._verify
             )
         )
 
