@@ -136,13 +136,31 @@ class PlanStore:
             )
         return Plan.parse(rows[0][1])
 
-    def newest(self, limit: int) -> list[tuple[Plan, float]]:
-        """Return up to `limit` plans, last seen first, each with its Unix time."""
+    def newest(self, limit: int, *, max_bytes: int | None = None) -> list[tuple[Plan, float]]:
+        """Return the plans seen last, each with its Unix time.
+
+        Args:
+            limit: so many at most.
+            max_bytes: bound of their documents together; the first comes in any case.
+        """
+        found: list[tuple[Plan, float]] = []
+        num_bytes = 0
         with self._lock:
             rows = self._connection.execute(
                 "SELECT document, seen FROM plans ORDER BY seen DESC, id LIMIT ?", (limit,)
-            ).fetchall()
-        return [(Plan.parse(document), seen) for document, seen in rows]
+            )
+            for document, seen in rows:
+                num_bytes += len(document)
+                if found and max_bytes is not None and num_bytes > max_bytes:
+                    break
+                found.append((Plan.parse(document), seen))
+        return found
+
+    def count(self) -> int:
+        """Return how many plans there are."""
+        with self._lock:
+            (number,) = self._connection.execute("SELECT count(*) FROM plans").fetchone()
+        return int(number)
 
     def check_writable(self) -> None:
         """Raise sqlite3.Error where a plan could not be kept."""

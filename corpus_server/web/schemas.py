@@ -303,6 +303,7 @@ class PlanItem(BaseModel):
 class PlansAnswer(BaseModel):
     """The plans a server has seen."""
 
+    num_plans: Annotated[int, Field(description="All that were seen; the list may hold fewer.")]
     plans: list[PlanItem]
 
 

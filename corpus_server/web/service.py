@@ -28,6 +28,8 @@ from corpus_server.web.schemas import PlanQuery, StepsQuery
 
 _Key = TypeVar("_Key")
 _MAX_BOUND_PLANS = 1024
+_MAX_BOUND_BYTES = 64 * 2**20
+"""Of their documents; a plan with a million exclusions has 20 MB, and arrays of about twice that."""
 
 
 class Spelling(NamedTuple):
@@ -196,6 +198,9 @@ def _inline_plan(spelled: Spelling) -> Plan:
 
 
 def _remember(cache: OrderedDict[_Key, BoundPlan], key: _Key, bound: BoundPlan) -> None:
+    """Keep a plan, and forget the ones used longest ago while there are too many or too large ones."""
     cache[key] = bound
-    while len(cache) > _MAX_BOUND_PLANS:
-        cache.popitem(last=False)
+    num_bytes = sum(len(each.plan.canonical_json()) for each in cache.values())
+    while len(cache) > 1 and (len(cache) > _MAX_BOUND_PLANS or num_bytes > _MAX_BOUND_BYTES):
+        _, forgotten = cache.popitem(last=False)
+        num_bytes -= len(forgotten.plan.canonical_json())

@@ -40,6 +40,8 @@ from corpus_server.web.schemas import (
 MAX_PLAN_BYTES = 32 * 2**20
 """A plan that leaves out 10^6 steps takes about 20 MB of JSON; one body costs a process no more than this."""
 
+MAX_LIST_BYTES = 8 * 2**20
+
 router = make_router("plans")
 
 
@@ -53,11 +55,14 @@ async def post_plan(request: Request, query: Nothing, service: ServiceHere) -> A
 
 @read_route(router, "/v1/plans", response_model=PlansAnswer)
 async def plans(query: Annotated[PlansQuery, Query()], service: ServiceHere) -> Any:
-    """List the plans this server has seen, last seen first."""
-    newest = await run_in_threadpool(service.store.newest, query.limit)
-    return {
-        "plans": [{"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen} for plan, seen in newest]
-    }
+    """List the plans this server has seen, last seen first: as many as were asked for and fit 8 MiB."""
+
+    def list_them() -> dict[str, Any]:
+        newest = service.store.newest(query.limit, max_bytes=MAX_LIST_BYTES)
+        plans = [{"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen} for plan, seen in newest]
+        return {"num_plans": service.store.count(), "plans": plans}
+
+    return json_response(await run_in_threadpool(list_them))
 
 
 @read_route(router, "/v1/plans/{plan_id}", response_model=PlanAnswer)

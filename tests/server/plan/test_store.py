@@ -43,6 +43,16 @@ def test_the_newest_come_first(tmp_path: Path) -> None:
         newest = store.newest(3)
         assert [plan.seed for plan, _ in newest] == [4, 3, 2]
         assert newest[0][1] >= newest[2][1]
+        assert store.count() == 5
+
+
+def test_a_list_of_large_plans_is_cut_but_never_empty(tmp_path: Path) -> None:
+    with PlanStore(tmp_path) as store:
+        for seed in range(3):
+            store.add(bound(seed))
+        size = len(bound(0).canonical_json())
+        assert [plan.seed for plan, _ in store.newest(3, max_bytes=2 * size)] == [2, 1]
+        assert [plan.seed for plan, _ in store.newest(3, max_bytes=1)] == [2]
 
 
 def test_threads_may_share_it(tmp_path: Path) -> None:
