@@ -45,7 +45,7 @@ def measure_plans(cache: Path) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
     """The measurements as (title, columns, rows)."""
-    columns = ["tokens", "step", "rows of a step ms", "new block ms", "look-up ms", "posting ms"]
+    columns = ["tokens", "step", "rows of a step ms", "new block ms", "look-up ms", "posting ms (to 10^12)"]
     title = (
         f"plans: {ROWS} rows, {NUM_SOURCES} sources, {NUM_STAGES} stages, {NUM_EXCLUSIONS:,} exclusions; "
         f"median of {ROUNDS} (lowest - highest)"
