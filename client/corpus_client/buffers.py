@@ -11,7 +11,7 @@ import torch
 from corpus_client import errors
 
 REQUEST_BYTES = 8 << 20
-"""Answers of about this size cost little per request and still lie in the cache when they are used."""
+"""Large enough that what a request costs by itself hardly counts: 2 MiB delivered a quarter less."""
 
 MAX_STEPS_PER_REQUEST = 256
 MAX_SLOTS = 1024
