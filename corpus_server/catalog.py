@@ -29,7 +29,7 @@ class BoundPlan:
         dtype: type of the answers, the widest of the sources.
     """
 
-    def __init__(self, plan: Plan, corpora: Mapping[str, Corpus]) -> None:
+    def __init__(self, plan: Plan, corpora: Mapping[str, Corpus], *, reads_ahead: bool = True) -> None:
         self.plan = plan
         self.corpora = {name: corpora[name] for name in plan.sources}
         self.shards: list[tuple[str, Shard]] = [
@@ -38,7 +38,7 @@ class BoundPlan:
         self.sampler = Sampler(
             plan, {name: [shard.num_tokens for shard in c.shards] for name, c in self.corpora.items()}
         )
-        self.gatherer = Gatherer([shard for _, shard in self.shards])
+        self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
 
     def describe(self) -> dict[str, Any]:
@@ -80,14 +80,22 @@ class BoundPlan:
 
 
 class Catalog:
-    """Open corpora by name; a context manager that closes them."""
+    """Open corpora by name; a context manager that closes them.
 
-    def __init__(self, corpora: Iterable[Corpus]) -> None:
+    Args:
+        corpora: open.
+        reads_ahead: of the gatherers; see there.
+    """
+
+    def __init__(self, corpora: Iterable[Corpus], *, reads_ahead: bool = True) -> None:
         self.corpora = {corpus.name: corpus for corpus in corpora}
-        self._gatherers = {name: Gatherer(corpus.shards) for name, corpus in self.corpora.items()}
+        self._reads_ahead = reads_ahead
+        self._gatherers = {
+            name: Gatherer(corpus.shards, reads_ahead=reads_ahead) for name, corpus in self.corpora.items()
+        }
 
     @classmethod
-    def open(cls, specs: Iterable[CorpusSpec]) -> Catalog:
+    def open(cls, specs: Iterable[CorpusSpec], *, reads_ahead: bool = True) -> Catalog:
         """Open every corpus, or none.
 
         Raises:
@@ -100,7 +108,7 @@ class Catalog:
                 )
                 for spec in specs
             ]
-            catalog = cls(corpora)
+            catalog = cls(corpora, reads_ahead=reads_ahead)
             opened.pop_all()
         return catalog
 
@@ -170,4 +178,4 @@ class Catalog:
                     ),
                 )
             fingerprints[name] = wanted
-        return BoundPlan(plan.bind(fingerprints), self.corpora)
+        return BoundPlan(plan.bind(fingerprints), self.corpora, reads_ahead=self._reads_ahead)

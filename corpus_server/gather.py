@@ -1,4 +1,4 @@
-"""Copy windows from the maps of shards into a caller's buffer.
+"""Copy windows from the maps of shards into one array.
 
 All maps of a process lie in one address space, so windows of any number of shards are one fancy
 index over one strided view that begins at the lowest map:
@@ -6,31 +6,26 @@ index over one strided view that begins at the lowest map:
     address of a window   = address of its shard's token 0 + start * itemsize
     row of the view       = (address - lowest address) / itemsize
 
-NumPy releases the GIL for that copy, whatever the number of windows or shards.
+NumPy releases the GIL for that copy, whatever the number of windows or shards. Its result is what is
+sent: copying on, into memory of one's own, would cost half as much again.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.readahead import read_ahead
-
-_CHUNK_BYTES = 64 * 1024
-"""Windows are copied in pieces that stay in the cache between NumPy's gather and the buffer, and below
-malloc's threshold for memory that goes back to the kernel, and faults again, every time."""
+from corpus_server.readahead import num_major_faults, read_ahead
 
 _MAX_VIEW_BYTES = 2**63
 """NumPy refuses larger views. Maps lie within 2^47 bytes, so only windows of 65,536 tokens and more
 get there; those cost nothing more when they are copied one by one."""
 
-_COLD_SECONDS_PER_WINDOW = 20e-6
-_COLD_SECONDS_PER_BYTE = 1e-9
-"""Copying resident windows takes a twentieth of this; reading one from a fast disk 50 us and more."""
+_SAMPLE_WINDOWS = 16
+"""Looked at before all windows are asked for in vain."""
 
 
 class MappedShard(Protocol):
@@ -55,18 +50,30 @@ class MappedShard(Protocol):
     def check_unchanged(self) -> None:
         """Raise if the file was truncated or written to since it was opened, or a page was unreadable."""
 
+    def is_resident(self, token: int) -> bool:
+        """Tell whether the page cache holds a token; False where it cannot be known."""
+
 
 class Gatherer:
     """Gathers windows of a fixed list of open shards; safe to use from several threads.
 
-    Where the last windows had to be read from disk, the next ones are asked for all at once first.
+    The shards must stay open for as long as the gatherer and its selections are used.
 
-    The shards must stay open for as long as the gatherer is used.
+    Args:
+        shards: numbered as in locations.
+        reads_ahead: once a window had to be read from disk, the windows that follow are asked for all at
+            once; without, each is read when the copy reaches it.
+
+    Attributes:
+        cold: the disk was waited for, and the windows since were not found resident.
+        num_faults: how often it was waited for, for a page that nobody had asked for.
     """
 
-    def __init__(self, shards: Sequence[MappedShard]) -> None:
+    def __init__(self, shards: Sequence[MappedShard], *, reads_ahead: bool = True) -> None:
         self._shards = shards
-        self._addresses = np.array([shard.address for shard in shards], dtype=np.uint64)
+        self.reads_ahead = reads_ahead
+        self.cold = False
+        self.num_faults = 0
         self._num_tokens = np.array([shard.num_tokens for shard in shards], dtype=np.int64)
         # One view steps by whole tokens, so it reaches only shards of one type and one alignment.
         kinds = [(shard.dtype.str, shard.address % shard.dtype.itemsize) for shard in shards]
@@ -76,80 +83,184 @@ class Gatherer:
             _Span([shard for shard, its in zip(shards, kinds, strict=True) if its == kind])
             for kind in distinct
         ]
-        self._cold = False
+        # In tokens from the lowest map of its span.
+        self._first_token = np.array(
+            [
+                max(0, shard.address - self._spans[span].lowest) // shard.dtype.itemsize
+                for shard, span in zip(shards, self._span_of_shard.tolist(), strict=True)
+            ],
+            dtype=np.int64,
+        )
 
-    def gather(self, locations: NDArray[np.int64], out: NDArray[np.integer]) -> None:
-        """Copy windows into a buffer.
-
-        Blocks while pages are read from disk: never call it in an event loop's thread.
+    def select(self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]) -> Selection:
+        """Choose windows, to be read as a whole or in pieces.
 
         Args:
             locations: `(k, 2) int64`: shard number, start token; every window inside its shard.
-            out: `(k, length)`, C order, of a type that holds the shards' tokens; filled.
+            length: tokens of a window.
+            dtype: of what is read; one that holds the shards' tokens.
 
         Raises:
-            CorpusChanged: a shard was truncated or written to; `out` then holds nothing of worth.
-            ReadFailed: the disk did not deliver.
+            CorpusChanged: a shard was truncated or written to.
         """
-        num_windows, length = out.shape
-        if num_windows == 0:
-            return
         shard_numbers, starts = locations[:, 0], locations[:, 1]
-        # The addresses below are trusted to be inside a map: this is the line that makes them so.
+        # The indices below are trusted to be inside a map: this is the line that makes them so.
         if (starts < 0).any() or (starts + length > self._num_tokens[shard_numbers]).any():
             raise IndexError(f"a window of {length} tokens lies outside its shard")
-        touched = [self._shards[number] for number in np.unique(shard_numbers).tolist()]
-        for shard in touched:
-            shard.check_unchanged()
-        cold = self._cold
-        began = time.perf_counter()
+        touched = self.touched(shard_numbers)
+        self.check_unchanged(touched)
+        return Selection(
+            self,
+            locations,
+            touched,
+            self._span_of_shard[shard_numbers],
+            self._first_token[shard_numbers] + starts,
+            [_Windows(span, length) for span in self._spans],
+            dtype,
+        )
+
+    def gather(
+        self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]
+    ) -> NDArray[np.integer]:
+        """Return windows, `(k, length)`: `select` and `read` in one."""
+        return self.select(locations, length, dtype).read(0, len(locations))
+
+    def touched(self, shard_numbers: NDArray[np.int64]) -> set[int]:
+        """Return the different ones among shard numbers."""
+        if len(self._shards) == 1:
+            return {0} if len(shard_numbers) else set()
+        return set(shard_numbers.tolist())
+
+    def check_unchanged(self, shard_numbers: Iterable[int]) -> None:
+        """Raise `CorpusChanged` or `ReadFailed` if one of the shards is not what was opened."""
+        for number in shard_numbers:
+            self._shards[number].check_unchanged()
+
+    def read_ahead(self, locations: NDArray[np.int64], length: int) -> None:
+        """Start to read windows of `length` tokens from disk; waits only while the disk's queue is full."""
+        shard_numbers, starts = locations[:, 0], locations[:, 1]
+        numbers, spans = self._first_token[shard_numbers] + starts, self._span_of_shard[shard_numbers]
         for number, span in enumerate(self._spans):
-            if len(self._spans) == 1:
-                rows: slice | NDArray[np.intp] = slice(None)
-            else:
-                rows = np.flatnonzero(self._span_of_shard[shard_numbers] == number)
-            offsets = starts[rows].astype(np.uint64) * np.uint64(span.itemsize)
-            addresses = self._addresses[shard_numbers[rows]] + offsets
-            if addresses.size:
-                if cold:
-                    read_ahead(addresses, length * span.itemsize)
-                span.copy(addresses, out, rows)
-        limit = num_windows * (_COLD_SECONDS_PER_WINDOW + out.itemsize * length * _COLD_SECONDS_PER_BYTE)
-        self._cold = time.perf_counter() - began > limit
+            here = numbers[spans == number]
+            if here.size:
+                read_ahead(span.addresses(here), length * span.dtype.itemsize)
+
+    def are_resident(self, locations: NDArray[np.int64]) -> bool:
+        """Tell whether the page cache holds the first token of every window; ends at one it does not."""
+        return all(self._shards[number].is_resident(start) for number, start in locations.tolist())
+
+
+class Selection:
+    """Windows that are known to lie inside their shards; for one thread at a time.
+
+    Where windows had to be read from disk one after another, the rest is asked for all at once.
+
+    Args:
+        locations: as in `Gatherer.select`.
+        touched: the shards that windows lie in.
+        spans, numbers: `(k,)`: each window's span, its number there.
+        windows: of each span.
+        dtype: of what is read.
+    """
+
+    def __init__(
+        self,
+        gatherer: Gatherer,
+        locations: NDArray[np.int64],
+        touched: set[int],
+        spans: NDArray[np.intp],
+        numbers: NDArray[np.int64],
+        windows: Sequence[_Windows],
+        dtype: np.dtype[np.integer],
+    ) -> None:
+        self._gatherer = gatherer
+        self.touched = touched
+        self._locations = locations
+        self._spans = spans
+        self._numbers = numbers
+        self._windows = windows
+        self._dtype = dtype
+        self._asked_ahead = not gatherer.reads_ahead
+
+    def read(self, first: int, num_windows: int) -> NDArray[np.integer]:
+        """Return windows from `first` on: `(num_windows, length)`, C order, the caller's own.
+
+        Blocks while pages are read from disk: never call it in an event loop's thread.
+
+        Raises:
+            CorpusChanged: a shard was truncated or written to.
+            ReadFailed: the disk did not deliver.
+        """
+        if self._gatherer.cold and not self._asked_ahead:
+            self._ask_ahead(first)
+        part = slice(first, first + num_windows)
+        before = num_major_faults()
+        tokens = self._copy(part)
+        if (num_faults := num_major_faults() - before) > 0:
+            self._gatherer.num_faults += num_faults
+            self._gatherer.cold = True
         # A file cut during the copy reads as zeros: only now is it known that every token copied was
         # the file's own.
-        for shard in touched:
-            shard.check_unchanged()
+        self._gatherer.check_unchanged(self._gatherer.touched(self._locations[part, 0]))
+        return tokens
+
+    def _copy(self, part: slice) -> NDArray[np.integer]:
+        numbers, windows = self._numbers[part], self._windows
+        if len(windows) == 1 and windows[0].span.dtype == self._dtype:
+            return windows[0].copy(numbers)
+        spans = self._spans[part]
+        tokens = np.empty((len(numbers), windows[0].length), dtype=self._dtype)
+        for span in np.unique(spans).tolist():
+            rows = np.flatnonzero(spans == span)
+            tokens[rows] = windows[span].copy(numbers[rows])
+        return tokens
+
+    def _ask_ahead(self, first: int) -> None:
+        """Start reading all windows from `first` on, unless they are resident."""
+        self._asked_ahead = True
+        rest = self._locations[first:]
+        if self._gatherer.are_resident(rest[:: max(1, len(rest) // _SAMPLE_WINDOWS)]):
+            self._gatherer.cold = False
+        else:
+            self._gatherer.read_ahead(rest, self._windows[0].length)
 
 
 class _Span:
     """The stretch of address space that holds shards of one token type and alignment."""
 
     def __init__(self, shards: Sequence[MappedShard]) -> None:
-        self._dtype = shards[0].dtype
-        self.itemsize = self._dtype.itemsize
+        self.dtype = shards[0].dtype
+        itemsize = self.dtype.itemsize
         mapped = [shard for shard in shards if shard.num_tokens]
-        self._lowest = min((shard.address for shard in mapped), default=0)
-        self._end = max((shard.address + shard.num_tokens * self.itemsize for shard in mapped), default=0)
+        self.lowest = min((shard.address for shard in mapped), default=0)
+        self.end = max((shard.address + shard.num_tokens * itemsize for shard in mapped), default=0)
 
-    def copy(
-        self,
-        addresses: NDArray[np.uint64],
-        out: NDArray[np.integer],
-        rows: slice | NDArray[np.intp],
-    ) -> None:
-        """Copy the windows at some addresses to some rows of `out`."""
-        length = out.shape[1]
-        if (self._end - self._lowest) * length >= _MAX_VIEW_BYTES:
-            for row, address in zip(np.arange(len(out))[rows].tolist(), addresses.tolist(), strict=True):
-                out[row] = _strided(address, address + length * self.itemsize, self._dtype, length)[0]
-            return
-        view = _strided(self._lowest, self._end, self._dtype, length)
-        indices = ((addresses - np.uint64(self._lowest)) // np.uint64(self.itemsize)).astype(np.intp)
-        step = max(1, _CHUNK_BYTES // (length * self.itemsize))
-        for first in range(0, len(indices), step):
-            part = slice(first, first + step)
-            out[part if isinstance(rows, slice) else rows[part]] = view[indices[part]]
+    def addresses(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return byte addresses of tokens, numbered from the lowest map."""
+        return np.uint64(self.lowest) + numbers.astype(np.uint64) * np.uint64(self.dtype.itemsize)
+
+
+class _Windows:
+    """All windows of `length` tokens in a span: number k begins k tokens after its lowest map."""
+
+    def __init__(self, span: _Span, length: int) -> None:
+        self.span = span
+        self.length = length
+        self._view: NDArray[np.integer] | None = None
+
+    def copy(self, numbers: NDArray[np.int64]) -> NDArray[np.integer]:
+        """Return windows, `(k, length)`; every one of them inside a map."""
+        span, length = self.span, self.length
+        if (span.end - span.lowest) * length >= _MAX_VIEW_BYTES:
+            starts = span.addresses(numbers).tolist()
+            stops = [start + length * span.dtype.itemsize for start in starts]
+            return np.concatenate(
+                [_strided(*ends, span.dtype, length) for ends in zip(starts, stops, strict=True)]
+            )
+        if self._view is None:
+            self._view = _strided(span.lowest, span.end, span.dtype, length)
+        tokens: NDArray[np.integer] = self._view[numbers]
+        return tokens
 
 
 class _AddressSpace:

@@ -88,6 +88,17 @@ class OpenFile:
                 )
             done += count
 
+    def is_resident(self, offset: int) -> bool:
+        """Tell whether the page cache holds the byte at `offset`; False where it cannot be known.
+
+        Not by mincore, which tells only the file's owner, nor cachestat, which is the same since Linux 6.14.
+        A page that is missing is on its way after the question.
+        """
+        try:
+            return os.preadv(self.fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except (OSError, AttributeError):  # no such flag on this system, or this file system
+            return False
+
     def check_unchanged(self) -> None:
         """Raise CorpusChanged if size or modification time differ from opening."""
         try:

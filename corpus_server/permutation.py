@@ -13,8 +13,10 @@ Generators" (2014), for the mixing function (splitmix64, Stafford's variant 13).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import isqrt
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +29,16 @@ MAX_SIZE = 2**63
 NUM_ROUNDS = 8
 """Luby and Rackoff prove four rounds strong on large domains; twice as many also serve small ones."""
 
-_Stir = Callable[[UInt64Array, UInt64Array, UInt64Array, UInt64Array], UInt64Array]
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_8, _27, _30 = np.uint64(8), np.uint64(27), np.uint64(30)
+_FLAT_SIZE = 2**60
+"""Up to here coordinates stay below 2^30."""
+_MANY = 512
+"""Values from which on a pass over them costs more than its call."""
+# Arrays without dimensions: of a scalar NumPy makes one in every call, which costs half a call more.
+_MIX_1, _MIX_2, _8, _27, _30, _31 = (
+    np.array(number, dtype=np.uint64) for number in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 8, 27, 30, 31)
+)
 
 
 def mix64(values: UInt64Array) -> UInt64Array:
@@ -40,8 +47,43 @@ def mix64(values: UInt64Array) -> UInt64Array:
     mixed *= _MIX_1
     mixed ^= mixed >> _27
     mixed *= _MIX_2
-    mixed ^= mixed >> np.uint64(31)
+    mixed ^= mixed >> _31
     return mixed
+
+
+class Grid(NamedTuple):
+    """Of one domain [0, n), or of several, the smallest near-square grid of at least n cells.
+
+    Args:
+        size: n: `() uint64` of one domain, `(k,) uint64` of several.
+        height, width: of the grid, likewise.
+        flat: whether all coordinates are below 2^30.
+    """
+
+    size: UInt64Array
+    height: UInt64Array
+    width: UInt64Array
+    flat: bool
+
+    @classmethod
+    def over(cls, sizes: Sequence[int]) -> Grid:
+        """Return the grids of several domains."""
+        grids = [_grid(size) for size in sizes]
+        return cls(
+            size=np.array([grid.size for grid in grids], dtype=np.uint64),
+            height=np.array([grid.height for grid in grids], dtype=np.uint64),
+            width=np.array([grid.width for grid in grids], dtype=np.uint64),
+            flat=all(grid.flat for grid in grids),
+        )
+
+    def take(self, which: NDArray[np.intp]) -> Grid:
+        """Return the grid of one domain as it is, of several those of these numbers: `(k,)`."""
+        if not self.size.ndim:
+            return self
+        return Grid(self.size[which], self.height[which], self.width[which], self.flat)
+
+
+_Stir = Callable[[UInt64Array, Grid, Sequence[UInt64Array]], UInt64Array]
 
 
 def stream_key(purpose: str, seed: int, source: str) -> int:
@@ -62,15 +104,17 @@ def round_keys(key: int | UInt64Array, epochs: UInt64Array) -> UInt64Array:
     """
     rounds = np.arange(1, NUM_ROUNDS + 1, dtype=np.uint64)[:, None]
     per_epoch = mix64(np.asarray(key, dtype=np.uint64) + (epochs + np.uint64(1)) * np.uint64(_GOLDEN))
-    return mix64(per_epoch[None, :] + rounds * np.uint64(_GOLDEN))
+    keys = mix64(per_epoch[None, :] + rounds * np.uint64(_GOLDEN))
+    keys ^= keys >> _30  # see `_hash`
+    return keys
 
 
-def permute(positions: UInt64Array, size: int | UInt64Array, keys: UInt64Array) -> UInt64Array:
+def permute(positions: UInt64Array, size: int | Grid, keys: UInt64Array) -> UInt64Array:
     """Map positions of [0, size) one to one onto [0, size).
 
     Args:
         positions: `(k,) uint64`, each below its `size`.
-        size: n, in [1, MAX_SIZE], one for all or `(k,) uint64`.
+        size: n, in [1, MAX_SIZE], for all, or the grid of one n for each.
         keys: `(NUM_ROUNDS, k)` or `(NUM_ROUNDS, 1) uint64` from `round_keys`.
 
     Returns:
@@ -79,7 +123,7 @@ def permute(positions: UInt64Array, size: int | UInt64Array, keys: UInt64Array) 
     return _walk(_forward, positions, size, keys)
 
 
-def invert(values: UInt64Array, size: int | UInt64Array, keys: UInt64Array) -> UInt64Array:
+def invert(values: UInt64Array, size: int | Grid, keys: UInt64Array) -> UInt64Array:
     """Undo `permute`: `invert(permute(p, n, k), n, k) == p`."""
     return _walk(_backward, values, size, keys)
 
@@ -108,66 +152,77 @@ def uniform(key: int | UInt64Array, counters: UInt64Array, bound: int | UInt64Ar
     return draws
 
 
-def _grid(size: int | UInt64Array) -> tuple[UInt64Array, UInt64Array]:
-    """Return (height, width) of the smallest near-square grids of at least `size` cells."""
-    if isinstance(size, int):
-        height = isqrt(size - 1) + 1
-        return np.array(height, dtype=np.uint64), np.array(-(-size // height), dtype=np.uint64)
-    # There are as many sizes as sources: exact integer roots cost nothing.
-    sizes, which = np.unique(size, return_inverse=True)
-    heights, widths = zip(*(_grid(each) for each in sizes.tolist()), strict=True)
-    return np.array(heights)[which], np.array(widths)[which]
+@lru_cache(maxsize=1024)
+def _grid(size: int) -> Grid:
+    height = isqrt(size - 1) + 1
+    return Grid(
+        size=np.array(size, dtype=np.uint64),
+        height=np.array(height, dtype=np.uint64),
+        width=np.array(-(-size // height), dtype=np.uint64),
+        flat=size <= _FLAT_SIZE,
+    )
 
 
-def _walk(stir: _Stir, values: UInt64Array, size: int | UInt64Array, keys: UInt64Array) -> UInt64Array:
+def _walk(stir: _Stir, values: UInt64Array, size: int | Grid, keys: UInt64Array) -> UInt64Array:
     if not values.size:
         return values.copy()
-    height, width = _grid(size)
-    sizes = np.asarray(size, dtype=np.uint64)
-    cells = stir(values, height, width, keys)
-    outside = np.flatnonzero(cells >= sizes)
+    grid = _grid(size) if isinstance(size, int) else size
+    rounds = list(keys[:, 0] if keys.shape[1] == 1 else keys)
+    cells = stir(values, grid, rounds)
+    (outside,) = (cells >= grid.size).nonzero()
     while outside.size:
-        walked = stir(
-            cells[outside],
-            height if height.ndim == 0 else height[outside],
-            width if width.ndim == 0 else width[outside],
-            keys if keys.shape[1] == 1 else keys[:, outside],
-        )
+        its = grid.take(outside)
+        walked = stir(cells[outside], its, [key[outside] if key.ndim else key for key in rounds])
         cells[outside] = walked
-        outside = outside[walked >= (sizes if sizes.ndim == 0 else sizes[outside])]
+        outside = outside[walked >= its.size]
     return cells
 
 
-def _forward(values: UInt64Array, height: UInt64Array, width: UInt64Array, keys: UInt64Array) -> UInt64Array:
-    row, column = np.divmod(values, width)
+def _forward(values: UInt64Array, grid: Grid, keys: Sequence[UInt64Array]) -> UInt64Array:
+    row, column = np.divmod(values, grid.width)
     for even, odd in zip(keys[0::2], keys[1::2], strict=True):
-        row = _hash(column, even, plus=row) % height
-        column = _hash(row, odd, plus=column) % width
-    return row * width + column
+        row += _hash(column, even, grid)
+        _reduce(row, grid.height)
+        column += _hash(row, odd, grid)
+        _reduce(column, grid.width)
+    row *= grid.width
+    row += column
+    return row
 
 
-def _backward(values: UInt64Array, height: UInt64Array, width: UInt64Array, keys: UInt64Array) -> UInt64Array:
-    row, column = np.divmod(values, width)
+def _backward(values: UInt64Array, grid: Grid, keys: Sequence[UInt64Array]) -> UInt64Array:
+    row, column = np.divmod(values, grid.width)
     for even, odd in zip(keys[-2::-2], keys[-1::-2], strict=True):
-        column = (column + (width - _hash(row, odd) % width)) % width
-        row = (row + (height - _hash(column, even) % height)) % height
-    return row * width + column
+        column += grid.width - _reduce(_hash(row, odd, grid), grid.width)
+        _reduce(column, grid.width)
+        row += grid.height - _reduce(_hash(column, even, grid), grid.height)
+        _reduce(row, grid.height)
+    row *= grid.width
+    row += column
+    return row
 
 
-def _hash(values: UInt64Array, key: UInt64Array, plus: UInt64Array | None = None) -> UInt64Array:
-    """Return a keyed hash of 56 bits, plus values below 2^32: the sum cannot overflow.
+def _reduce(values: UInt64Array, side: UInt64Array) -> UInt64Array:
+    """Bring values below a side, in place."""
+    # NumPy divides many values by one number a vector at a time, but takes remainders one by one.
+    if side.ndim or values.size < _MANY:
+        values %= side
+    else:
+        values -= values // side * side
+    return values
 
-    It is `mix64(values ^ key)` without its last step, whose upper bits are as good: fewer passes over
-    the array, in place, because for the few hundred rows of a step each pass costs a call and no more.
+
+def _hash(values: UInt64Array, key: UInt64Array, grid: Grid) -> UInt64Array:
+    """Return a keyed hash of 56 bits: a value below 2^32 can be added without overflow.
+
+    It is `mix64(values ^ key)` without its last step, whose upper bits are as good. The first step,
+    x ^ (x >> 30), can be taken of key and values apart: `round_keys` has taken it of the key, and it
+    leaves values below 2^30 as they are. Few passes over the array, for the few hundred rows of a step
+    each costs a call and no more.
     """
-    hashed = values ^ key
-    shifted = hashed >> _30
-    hashed ^= shifted
+    hashed = (values if grid.flat else values ^ (values >> _30)) ^ key
     hashed *= _MIX_1
-    np.right_shift(hashed, _27, out=shifted)
-    hashed ^= shifted
+    hashed ^= hashed >> _27
     hashed *= _MIX_2
     hashed >>= _8
-    if plus is not None:
-        hashed += plus
     return hashed

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import mmap
 import os
+import resource
 import sys
 from collections.abc import Iterator
 
@@ -51,6 +52,13 @@ def read_ahead(addresses: NDArray[np.uint64], num_bytes: int) -> None:
             if done < 0:
                 for address, length in part.tolist():
                     libc.madvise(address, length, _MADV_WILLNEED)
+
+
+def num_major_faults() -> int:
+    """Return how often this thread has waited for a page that it was the first to ask the disk for."""
+    if sys.platform != "linux":
+        return 0
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 @contextlib.contextmanager

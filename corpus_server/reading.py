@@ -1,15 +1,14 @@
-"""What a token answer is made of, readable piece by piece into any buffer.
+"""What a token answer is made of, readable piece by piece.
 
 A reading is a sequence of units of equal size (rows of a batch, tokens of a range). It is decided
 in full before a byte is read, so its size can be checked first, and any part of it can be read
-again: large answers are hashed in one pass and sent in another, through one small buffer.
+again: large answers are hashed in one pass and sent in another, a small piece at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -17,9 +16,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from corpus_server.corpus import Corpus
-from corpus_server.gather import Gatherer
+from corpus_server.gather import Gatherer, Selection
 
-ByteArray = NDArray[np.uint8]
+MAX_LOCATED_ROWS = 4096
+"""Of an answer, at a time: 40 bytes each, more than windows of a few tokens have themselves."""
 
 
 class Reading(Protocol):
@@ -41,53 +41,74 @@ class Reading(Protocol):
     def unit_tokens(self) -> int:
         """Tokens of a unit."""
 
-    def fill(self, first: int, tokens: NDArray[np.integer]) -> None:
-        """Read units from `first` on into `(num_units * unit_tokens,)`; blocks, and may raise."""
+    def read(self, first: int, num_units: int) -> NDArray[np.integer]:
+        """Return the tokens of units from `first` on, in C order; blocks, and may raise."""
+
+    def check_unchanged(self) -> None:
+        """Raise if what was read must not be used any more, because a file has changed since."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Rows of batches.
+    """Rows of batches; for one thread at a time.
 
     Args:
         gatherer: over the shards that locations number.
-        locate: computes `(count, rows, 2) int64`: shard number, start token; called once, when the
-            first row is read, in the thread that reads.
+        locate: of (first, number) of the answer's steps, computes `(number, rows, 2) int64`: shard number,
+            start token. It is asked when rows are read, by the thread that reads, for a few steps at a time.
         count, rows, length: steps, rows of a step, tokens of a window.
         dtype: type of the answer.
     """
 
-    gatherer: Gatherer
-    locate: Callable[[], NDArray[np.int64]]
-    count: int
-    rows: int
-    length: int
-    dtype: np.dtype[np.integer]
+    def __init__(
+        self,
+        *,
+        gatherer: Gatherer,
+        locate: Callable[[int, int], NDArray[np.int64]],
+        count: int,
+        rows: int,
+        length: int,
+        dtype: np.dtype[np.integer],
+    ) -> None:
+        self._gatherer = gatherer
+        self._locate = locate
+        self.shape = (count, rows, length)
+        self.num_units = count * rows
+        self.unit_tokens = length
+        self.dtype = dtype
+        # Rows are located in groups of whole steps; the group read last is kept.
+        self._group_rows = max(1, MAX_LOCATED_ROWS // rows) * rows
+        self._group: tuple[int, Selection] | None = None
+        self._touched: set[int] = set()
 
-    @cached_property
     def locations(self) -> NDArray[np.int64]:
-        """Where the rows lie: `(count, rows, 2) int64`."""
-        return self.locate()
+        """Return where the rows lie: `(count, rows, 2) int64`."""
+        return self._locate(0, self.shape[0])
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(count, rows, length)`."""
-        return (self.count, self.rows, self.length)
+    def read(self, first: int, num_units: int) -> NDArray[np.integer]:
+        """Return rows from `first` on: `(num_units, length)`."""
+        parts, stop = [], first + num_units
+        while first < stop:
+            start, selection = self._group_of(first)
+            until = min(stop, start + self._group_rows)
+            parts.append(selection.read(first - start, until - first))
+            first = until
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    @property
-    def num_units(self) -> int:
-        """Rows of all steps."""
-        return self.count * self.rows
+    def check_unchanged(self) -> None:
+        """Raise if a shard that was read from is not what was opened: what was read must not be used."""
+        self._gatherer.check_unchanged(self._touched)
 
-    @property
-    def unit_tokens(self) -> int:
-        """Tokens of a row."""
-        return self.length
-
-    def fill(self, first: int, tokens: NDArray[np.integer]) -> None:
-        """Gather rows from `first` on."""
-        out = tokens.reshape(-1, self.length)
-        self.gatherer.gather(self.locations.reshape(-1, 2)[first : first + len(out)], out)
+    def _group_of(self, row: int) -> tuple[int, Selection]:
+        """Return the group that holds a row, and its first row."""
+        start = row - row % self._group_rows
+        if self._group is None or self._group[0] != start:
+            count, rows, length = self.shape
+            steps = min(self._group_rows // rows, count - start // rows)
+            locations = self._locate(start // rows, steps).reshape(-1, 2)
+            selection = self._gatherer.select(locations, length, self.dtype)
+            self._group = (start, selection)
+            self._touched |= selection.touched
+        return self._group
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,13 +145,18 @@ class TokenRange:
         """One."""
         return 1
 
-    def fill(self, first: int, tokens: NDArray[np.integer]) -> None:
-        """Copy tokens from `first` on."""
-        filled = 0
-        for shard, start, stop in self.corpus.locate_range(self.start + first, len(tokens)):
-            part = tokens[filled : filled + stop - start].reshape(1, -1)
-            self.gatherer.gather(np.array([[shard, start]], dtype=np.int64), part)
-            filled += stop - start
+    def read(self, first: int, num_units: int) -> NDArray[np.integer]:
+        """Return tokens from `first` on: `(num_units,)`."""
+        parts = [
+            self.gatherer.gather(np.array([[shard, start]], dtype=np.int64), stop - start, self.dtype)[0]
+            for shard, start, stop in self.corpus.locate_range(self.start + first, num_units)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, self.dtype)])
+
+    def check_unchanged(self) -> None:
+        """Raise if a shard of the range is not what was opened."""
+        for shard, _, _ in self.corpus.locate_range(self.start, self.stop - self.start):
+            self.corpus.shards[shard].check_unchanged()
 
 
 def num_bytes(reading: Reading) -> int:
@@ -139,30 +165,25 @@ def num_bytes(reading: Reading) -> int:
 
 
 def read_all(reading: Reading) -> NDArray[np.integer]:
-    """Return the whole array in fresh memory."""
-    tokens = np.empty(reading.num_units * reading.unit_tokens, dtype=reading.dtype)
-    reading.fill(0, tokens)
-    return tokens.reshape(reading.shape)
+    """Return the whole array."""
+    return reading.read(0, reading.num_units).reshape(reading.shape)
 
 
-def pieces(reading: Reading, buffer_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield (first unit, number of units) of the pieces that fit a buffer."""
-    units = max(1, buffer_bytes // (reading.unit_tokens * reading.dtype.itemsize))
-    for first in range(0, reading.num_units, units):
-        yield first, min(units, reading.num_units - first)
+def pieces(reading: Reading, piece_bytes: int) -> list[tuple[int, int]]:
+    """Return (first unit, number of units) of pieces of about `piece_bytes`, one unit at least."""
+    units = max(1, piece_bytes // (reading.unit_tokens * reading.dtype.itemsize))
+    starts = range(0, reading.num_units, units)
+    return [(first, min(units, reading.num_units - first)) for first in starts]
 
 
-def read_piece(reading: Reading, piece: tuple[int, int], buffer: ByteArray) -> memoryview:
-    """Read one piece to the front of a buffer and return its bytes, little-endian, as a view."""
-    first, num_units = piece
-    size = num_units * reading.unit_tokens * reading.dtype.itemsize
-    reading.fill(first, buffer[:size].view(reading.dtype))
-    return buffer.data[:size]
+def read_piece(reading: Reading, piece: tuple[int, int]) -> memoryview:
+    """Read one piece; return its bytes, little-endian."""
+    return reading.read(*piece).reshape(-1).view(np.uint8).data
 
 
-def checksum(reading: Reading, buffer: ByteArray, prefix: bytes = b"") -> xxhash.xxh3_64:
-    """Hash a prefix and the whole array through a buffer, which holds the last piece afterwards."""
+def checksum(reading: Reading, piece_bytes: int, prefix: bytes = b"") -> xxhash.xxh3_64:
+    """Hash a prefix and the whole array, a piece at a time."""
     digest = xxhash.xxh3_64(prefix)
-    for piece in pieces(reading, buffer.nbytes):
-        digest.update(read_piece(reading, piece, buffer))
+    for piece in pieces(reading, piece_bytes):
+        digest.update(read_piece(reading, piece))
     return digest

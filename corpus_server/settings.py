@@ -14,8 +14,13 @@ from typing import Any
 from corpus_server.errors import InvalidParameter
 
 MIB = 2**20
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+MAX_SOCKET_PATH_BYTES = 107
+"""What a `sockaddr_un` holds, but for the NUL at its end (unix(7))."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_TEXTS = {"path", "dtype", "tokenizer", "host", "state_dir"}
+_TEXTS = {"path", "dtype", "tokenizer", "host", "uds", "state_dir"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,28 +70,31 @@ class Settings:
 
     Args:
         corpora: what is served.
-        host, port: where; loopback by default, since the API has no authentication of its own.
+        host, port: where; port 8000 of loopback by default, since the API has no authentication of its own.
+        uds: path of a Unix socket; without a host and a port beside it, the only place to listen.
         workers: processes over one page cache.
         state_dir: keeps the plans that were seen; losing it loses no training run.
         max_answer_bytes: largest body; 64 MiB is 32 steps of 512 x 2,049 uint16 tokens.
         max_text_tokens: largest JSON or text answer; those cost about a microsecond per token.
         max_concurrent_answers: token answers under way per process; more get 503 and `Retry-After`.
-        buffer_bytes: memory per process for answers that are gathered whole before they are sent.
         gather_threads: threads that touch the maps; they wait for the disk so that the loop never does.
+        read_ahead_bytes: page cache per process for windows that are read before they are asked for, shared
+            by all ranks that read; 0: none are, nor those of one answer all at once.
         send_timeout_seconds: a reader that takes nothing for so long is dropped.
         keep_alive_seconds: idle connections; longer than usual client pools keep theirs.
     """
 
     corpora: tuple[CorpusSpec, ...]
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str | None = None
+    port: int | None = None
+    uds: Path | None = None
     workers: int = 1
     state_dir: Path = field(default_factory=default_state_dir)
     max_answer_bytes: int = 64 * MIB
     max_text_tokens: int = MIB
     max_concurrent_answers: int = 64
-    buffer_bytes: int = 64 * MIB
     gather_threads: int = 4
+    read_ahead_bytes: int = 256 * MIB
     send_timeout_seconds: float = 30.0
     keep_alive_seconds: int = 75
 
@@ -103,12 +111,14 @@ class Settings:
             ("max_answer_bytes", 1, 2**40),
             ("max_text_tokens", 1, 2**40),
             ("max_concurrent_answers", 1, 2**20),
-            ("buffer_bytes", MIB, 2**50),
             ("gather_threads", 1, 256),
+            ("read_ahead_bytes", 0, 2**50),
             ("send_timeout_seconds", 0.1, 86400),
             ("keep_alive_seconds", 1, 86400),
         ):
             value = getattr(self, name)
+            if name == "port" and value is None:
+                continue
             expected = float if name == "send_timeout_seconds" else int
             if isinstance(value, bool) or not isinstance(value, expected | int) or not low <= value <= high:
                 raise InvalidParameter(
@@ -117,6 +127,23 @@ class Settings:
                     received=value,
                     accepted=f"[{low}, {high}]",
                 )
+
+        if self.uds is not None and (length := len(os.fsencode(self.uds))) > MAX_SOCKET_PATH_BYTES:
+            raise InvalidParameter(
+                f"uds must be a path of at most {MAX_SOCKET_PATH_BYTES} bytes, which is all that the system "
+                f"takes for a socket, got {length}: {self.uds}",
+                parameter="uds",
+                received=str(self.uds),
+                accepted=f"at most {MAX_SOCKET_PATH_BYTES} bytes",
+            )
+
+    @property
+    def tcp_address(self) -> tuple[str, int] | None:
+        """Host and port to listen on; None: only on the Unix socket."""
+        if self.uds is not None and self.host is None and self.port is None:
+            return None
+        host = DEFAULT_HOST if self.host is None else self.host
+        return host, DEFAULT_PORT if self.port is None else self.port
 
     def to_json(self) -> str:
         """Return the settings as one line for a worker process."""
@@ -127,7 +154,8 @@ class Settings:
         """Read what `to_json` wrote."""
         values = json.loads(text)
         specs = tuple(CorpusSpec(**{**spec, "path": Path(spec["path"])}) for spec in values.pop("corpora"))
-        return cls(**{**values, "corpora": specs, "state_dir": Path(values["state_dir"])})
+        uds = None if values["uds"] is None else Path(values["uds"])
+        return cls(**{**values, "corpora": specs, "state_dir": Path(values["state_dir"]), "uds": uds})
 
     @classmethod
     def from_toml(cls, path: Path, *, corpora: tuple[CorpusSpec, ...] = (), **overrides: Any) -> Settings:
@@ -160,6 +188,8 @@ class Settings:
                 raise InvalidParameter(f"{where}: path is missing", parameter="config")
             resolved = (path.parent / Path(table["path"]).expanduser()).resolve()
             specs.append(CorpusSpec(**{**table, "name": name, "path": resolved}))
+        if "uds" in server:
+            server["uds"] = (path.parent / Path(server["uds"]).expanduser()).absolute()
         merged = {**server, **{name: value for name, value in overrides.items() if value is not None}}
         if "state_dir" in merged:
             merged["state_dir"] = Path(merged["state_dir"])

@@ -122,6 +122,10 @@ class Shard:
         """Fill `buffer` with the tokens from byte `offset` of them, read from the file, not the map."""
         self._file.read_into(self.data_offset + offset, buffer)
 
+    def is_resident(self, token: int) -> bool:
+        """Tell whether the page cache holds a token; False where it cannot be known."""
+        return self._file.is_resident(self.data_offset + token * self.dtype.itemsize)
+
     def content_digest(self) -> bytes:
         """Return 32 bytes that follow the content, from a few blocks of it."""
         return bytes.fromhex(sampled_fingerprint([self], samples=_DIGEST_SAMPLES).partition("-")[2])

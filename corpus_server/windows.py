@@ -85,7 +85,7 @@ class WindowIndex:
         Returns:
             `(k, 2) int64`: shard number and start token inside that shard.
         """
-        shards = np.searchsorted(self._first_window, sample_ids, side="right") - 1
+        shards = self._first_window.searchsorted(sample_ids, side="right") - 1
         located = np.empty((len(sample_ids), 2), dtype=np.int64)
         located[:, 0] = shards
         located[:, 1] = (sample_ids - self._first_window[shards]) * np.uint64(self.stride)

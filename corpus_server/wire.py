@@ -19,7 +19,14 @@ PLAN = "Corpus-Plan"
 PLAN_STEP = "Corpus-Plan-Step"
 CHECKSUM = "Corpus-Checksum"
 RANGE = "Corpus-Range"
+TIMING = "Server-Timing"
 
+TAIL = "xxh3-64=tail"
+"""Value of the checksum header where the checksum follows the array: 8 bytes, the last of the body."""
+
+TAIL_BYTES = 8
+
+ChecksumPlace = Literal["true", "tail", "false"]
 Format = Literal["raw", "npy", "json", "text"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
@@ -48,9 +55,14 @@ def checksum_value(digest: xxhash.xxh3_64) -> str:
     return f"xxh3-64={digest.hexdigest()}"
 
 
-def checksum_of(content: bytes) -> str:
-    """Return the checksum header's value for a whole body."""
-    return checksum_value(xxhash.xxh3_64(content))
+def checksum_tail(digest: xxhash.xxh3_64) -> bytes:
+    """Return the same 16 hex digits as bytes, which end a body whose header says `TAIL`."""
+    return digest.digest()
+
+
+def timing_value(seconds: float) -> str:
+    """Return the value of `Server-Timing` (W3C): `answer;dur=` and milliseconds."""
+    return f"answer;dur={seconds * 1e3:.3f}"
 
 
 def npy_header(shape: Sequence[int], dtype: np.dtype[np.integer]) -> bytes:

@@ -1,4 +1,4 @@
-# A training worker: corpus-client with torch, and the small GPT of the quick start. From the root of the repository:
+# A training worker: corpus-client with torch, and the training example. From the root of the repository:
 #   docker build -f docker/worker.Dockerfile -t corpus-worker .
 #   docker run --gpus all corpus-worker http://data:8000 --corpus web --vocab-size 50304
 ARG BASE=docker.io/library/python:3.12-slim
@@ -28,9 +28,9 @@ ENV PATH=/opt/corpus-client/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE
 ENV OMP_WAIT_POLICY=PASSIVE
 RUN install -d -o 10001 -g 10001 /var/lib/corpus-worker
 COPY --from=build /opt/corpus-client /opt/corpus-client
-COPY scripts/quickstart_lib /opt/worker/quickstart_lib
-WORKDIR /opt/worker
+COPY client/examples/train.py /opt/worker/
+WORKDIR /var/lib/corpus-worker
 USER 10001:10001
 VOLUME /var/lib/corpus-worker
-ENTRYPOINT ["python", "-m", "quickstart_lib.worker"]
+ENTRYPOINT ["python", "/opt/worker/train.py"]
 CMD ["--help"]

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from email.message import Message
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 import psutil
@@ -59,7 +60,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 class RunningServer:
-    """`python -m corpus_server serve` on a port of loopback, from entering to leaving.
+    """`python -m corpus_server serve` on a port of loopback or a Unix socket, from entering to leaving.
 
     The first start takes a free port, later ones the same. Nothing that it started outlives it.
 
@@ -67,6 +68,7 @@ class RunningServer:
         corpora: path by name.
         folder: for the state, the log and the configuration.
         workers: processes.
+        uds: path of the Unix socket to listen on instead of a port.
         config: text of a corpus.toml.
         arguments: more of the command line.
     """
@@ -77,12 +79,14 @@ class RunningServer:
         folder: Path,
         *,
         workers: int = 1,
+        uds: Path | None = None,
         config: str | None = None,
         arguments: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.state_dir = folder / "state"
         self.workers = workers
+        self.uds = uds
         self.port = 0
         self._log_path = folder / "server.log"
         self._log_start = 0
@@ -103,8 +107,8 @@ class RunningServer:
 
     @property
     def url(self) -> str:
-        """`http://127.0.0.1:PORT`."""
-        return f"http://127.0.0.1:{self.port}"
+        """`http://127.0.0.1:PORT` or `uds:///PATH`."""
+        return f"uds://{quote(str(self.uds))}" if self.uds else f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -130,7 +134,8 @@ class RunningServer:
     def start(self) -> None:
         """Start, and wait until every worker is ready."""
         self._log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
-        options = ("--port", str(self.port), "--workers", str(self.workers), "--state-dir", self.state_dir)
+        place = ("--uds", self.uds) if self.uds else ("--port", str(self.port))
+        options = (*place, "--workers", str(self.workers), "--state-dir", self.state_dir)
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 command("serve", *self._arguments, *options),
@@ -152,10 +157,10 @@ class RunningServer:
 
     def _ready(self) -> bool:
         log = self.log()
-        found = re.search(r"running on http://127\.0\.0\.1:(\d+)", log)
+        found = re.search(r"running on (?:uds|http://127\.0\.0\.1:(\d+))", log)
         if found is None or log.count("Application startup complete") < self.workers:
             return False
-        self.port = int(found[1])
+        self.port = int(found[1] or 0)
         try:
             return self.get("/readyz").status == 200
         except OSError:
@@ -186,7 +191,16 @@ class RunningServer:
 
     def connect(self, timeout: float = 30.0) -> http.client.HTTPConnection:
         """Return a new connection, to be closed by the caller."""
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        if self.uds:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(timeout)
+            try:
+                connection.sock.connect(str(self.uds))
+            except OSError:
+                connection.close()
+                raise
+        return connection
 
     def get(
         self,

@@ -10,25 +10,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from corpus_client.attribution import LoaderStats as LoaderStats
     from corpus_client.batch import RemoteCorpus as RemoteCorpus
     from corpus_client.batch import get_batch as get_batch
+    from corpus_client.dataset import CorpusIterableDataset as CorpusIterableDataset
     from corpus_client.errors import CorpusClientError as CorpusClientError
     from corpus_client.loader import CorpusLoader as CorpusLoader
     from corpus_client.yielded import Batch as Batch
-    from corpus_client.yielded import LoaderStats as LoaderStats
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Batch": "yielded",
     "CorpusClientError": "errors",
+    "CorpusIterableDataset": "dataset",
     "CorpusLoader": "loader",
-    "LoaderStats": "yielded",
+    "LoaderStats": "attribution",
     "RemoteCorpus": "batch",
     "get_batch": "batch",
 }
 
-__all__ = ["Batch", "CorpusClientError", "CorpusLoader", "LoaderStats", "RemoteCorpus", "get_batch"]
+__all__ = [
+    "Batch",
+    "CorpusClientError",
+    "CorpusIterableDataset",
+    "CorpusLoader",
+    "LoaderStats",
+    "RemoteCorpus",
+    "get_batch",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ class RemoteCorpus:
     """A corpus of a server, as `data` of `get_batch`.
 
     Args:
-        url: base URL of the server.
+        url: base URL of the server, `http://host:port` or `uds:///path/of.sock`.
         name: of the corpus.
         headers: sent with every request.
         deadline_seconds: how long one request may be retried.
@@ -45,10 +45,12 @@ class RemoteCorpus:
 
     @classmethod
     def from_url(cls, url: str) -> RemoteCorpus:
-        """The corpus at `http://host:port/name`."""
+        """The corpus at `http://host:port/name`, or at `uds:///path/of.sock/name`."""
         base, _, name = url.rstrip("/").rpartition("/")
         if base.endswith(("/", ":")) or not name:
-            raise errors.InvalidArgument(f"a remote corpus must be http://host:port/name, got {url!r}")
+            raise errors.InvalidArgument(
+                f"a remote corpus must be http://host:port/name or uds:///path/of.sock/name, got {url!r}"
+            )
         return cls(base, unquote(name))
 
     def __len__(self) -> int:
@@ -91,8 +93,8 @@ def get_batch(
     the server's `random` order. A CUDA device is reached through page-locked memory, without blocking.
 
     Args:
-        data: 1-D integer array or memmap, a `RemoteCorpus`, or `http://host:port/name` of one (which is
-            looked up at every call: keep a `RemoteCorpus` for more than a try).
+        data: 1-D integer array or memmap, a `RemoteCorpus`, or the URL of one as `from_url` takes it
+            (which is looked up at every call: keep a `RemoteCorpus` for more than a try).
 
     Returns:
         x, y: `(batch_size, sequence_length) int64` on the device, y one token further than x; views of

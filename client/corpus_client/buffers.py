@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import mmap
+import os
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from corpus_client import errors
 
-REQUEST_BYTES = 8 << 20
-"""Large enough that what a request costs by itself hardly counts: 2 MiB delivered a quarter less."""
+REQUEST_BYTES = 16 << 20
+"""Large enough that what a request costs by itself hardly counts; half of it costs a tenth more CPU."""
 
 MAX_STEPS_PER_REQUEST = 256
 MAX_SLOTS = 1024
+
+Pin = Callable[[int, int], Callable[[], None]]
+"""(address, bytes) -> what unlocks them again; raises `PinningFailed`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,10 +36,11 @@ class Slot:
     view: memoryview
     storage: torch.Tensor
 
-    def batch(self, index: int, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """Batch `index` of the slot: `(rows, seq_len + 1)` as stored; a view of slot memory."""
+    def batches(self, first: int, count: int, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """Batches `[first, first + count)`: `(count, rows, seq_len + 1)` as stored; a view of slot memory."""
         num_bytes = shape[0] * shape[1] * dtype.itemsize
-        return self.storage[index * num_bytes : (index + 1) * num_bytes].view(dtype).view(shape)
+        part = self.storage[first * num_bytes : (first + count) * num_bytes]
+        return part.view(dtype).view(count, *shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,18 +62,20 @@ class RingSize:
         return -(-self.request_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int) -> RingSize:
-    """The largest ring within `prefetch_bytes` and half of the host's memory.
+def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int, ranks_on_host: int = 1) -> RingSize:
+    """The largest ring within `prefetch_bytes` and this rank's part of half of the host's memory.
 
     There is a slot for each request in flight, one being copied from and one that is ready, unless
     batches are so large that only two fit: one is filled while the other is used.
     """
-    budget = min(prefetch_bytes, host_memory_bytes() // 2)
+    most = host_memory_bytes() // 2 // ranks_on_host
+    budget = min(prefetch_bytes, most)
     least = RingSize(num_slots=2, steps_per_request=1, batch_bytes=batch_bytes)
     if budget < 2 * least.slot_bytes:
         raise errors.InvalidArgument(
-            f"prefetch_bytes must hold two slots of {least.slot_bytes:,} bytes in half of the host's memory, "
-            f"got {prefetch_bytes:,} of {host_memory_bytes():,}; raise it or lower global_batch_size"
+            f"prefetch_bytes must hold two slots of {least.slot_bytes:,} bytes, got {prefetch_bytes:,}, and "
+            f"half of the host's memory gives each of {ranks_on_host} ranks {most:,}; "
+            "raise it or lower global_batch_size"
         )
     share = budget // (in_flight + 2) // mmap.PAGESIZE * mmap.PAGESIZE  # slots are whole pages
     steps = min(min(REQUEST_BYTES, share) // batch_bytes, MAX_STEPS_PER_REQUEST)
@@ -74,21 +84,51 @@ def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int) -> RingS
     return RingSize(num_slots=num_slots, steps_per_request=one.steps_per_request, batch_bytes=batch_bytes)
 
 
-def allocate_slots(size: RingSize, *, pinned: bool) -> list[Slot]:
-    """All slots of a ring in one page-aligned piece of memory.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Ring:
+    """The slots of a loader: one piece of page-aligned memory.
 
-    The memory lives as long as any slot or any tensor made from one. Pages of pageable memory cost
-    nothing until they are written.
+    It lives as long as any slot or any tensor made from one; page-locking ends with it.
+    """
+
+    size: RingSize
+    slots: tuple[Slot, ...]
+    pinned: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all slots together."""
+        return self.size.num_slots * self.size.slot_bytes
+
+
+def allocate_ring(size: RingSize, pin: Pin | None = None) -> Ring:
+    """All slots at once, page-locked by `pin`; pageable memory costs nothing until it is written.
+
+    Not `torch.empty(pin_memory=True)`: its allocator takes the next power of two, which would break
+    the budget, and keeps the memory when it is freed.
+
+    Raises:
+        PinningFailed: the device's driver does not lock so much.
     """
     total = size.num_slots * size.slot_bytes
-    if pinned:
-        storage = torch.empty(total, dtype=torch.uint8, pin_memory=True)
-        view = memoryview(storage.numpy().data)
-    else:
-        view = memoryview(mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        storage = torch.frombuffer(view, dtype=torch.uint8)
+    memory = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # The array is what views hold on to: its end is the moment to unpin, before the map's own.
+    owner = np.frombuffer(memory, np.uint8)
+    if pin is not None:
+        # In a forked child these pages would be copied on write, and the parent's then no longer the
+        # ones that the device reads.
+        memory.madvise(mmap.MADV_DONTFORK)
+        weakref.finalize(owner, _unpin_here, os.getpid(), pin(owner.ctypes.data, total))
+    view = memoryview(owner.data)
+    storage = torch.frombuffer(view, dtype=torch.uint8)
     cuts = range(0, total, size.slot_bytes)
-    return [Slot(view[at : at + size.slot_bytes], storage[at : at + size.slot_bytes]) for at in cuts]
+    slots = tuple(Slot(view[at : at + size.slot_bytes], storage[at : at + size.slot_bytes]) for at in cuts)
+    return Ring(size=size, slots=slots, pinned=pin is not None)
+
+
+def _unpin_here(pid: int, unpin: Callable[[], None]) -> None:
+    if os.getpid() == pid:
+        unpin()
 
 
 def host_memory_bytes() -> int:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import httpcore  # noqa: F401 - httpx does so when a client is made: 20 ms of the wait for a first batch
 import httpx
 
 from corpus_client import errors, wire
-from corpus_client.transport import Endpoint
+from corpus_client.endpoint import Endpoint
+from corpus_client.unix import UnixTransport
 
 TIMEOUT_SECONDS = 10.0
 """Bounds a wait that `close` cannot interrupt; descriptions are computed in milliseconds."""
@@ -78,13 +80,17 @@ class ControlPlane:
     ) -> None:
         self.endpoint = endpoint
         self._timeout_seconds = timeout_seconds
+        transport = None
+        if endpoint.socket_path is not None:
+            transport = UnixTransport(endpoint.socket_path, timeout_seconds=timeout_seconds)
         self._http = httpx.Client(
-            base_url=endpoint.url,
+            base_url=endpoint.http_url,
             headers=dict(headers or {}),
             timeout=timeout_seconds,
             trust_env=False,
             # Plain HTTP has nothing to verify (redirects are not followed); reading certificates costs 25 ms.
             verify=endpoint.tls if endpoint.tls is not None else False,
+            transport=transport,
         )
 
     def __enter__(self) -> ControlPlane:
@@ -98,6 +104,19 @@ class ControlPlane:
     def close(self) -> None:
         """Close the pool of connections."""
         self._http.close()
+
+    def check_alive(self) -> None:
+        """Raise unless a server's process answers."""
+        if self._json("GET", "/healthz").get("status") != "alive":
+            raise errors.AnswerCorrupt(f"{self.endpoint.url}/healthz: not the answer of a corpus-server")
+
+    def check_ready(self) -> None:
+        """Raise `ServerError`, which says why, unless corpora are unchanged and plans can be kept."""
+        self._json("GET", "/readyz")
+
+    def version(self) -> str:
+        """Of the server."""
+        return str(self._json("GET", "/openapi.json").get("info", {}).get("version", "unknown"))
 
     def corpus(self, name: str) -> dict[str, Any]:
         """Description of one corpus."""
@@ -153,9 +172,8 @@ class ControlPlane:
 
     def places(self, plan_id: str, step: int) -> bytes:
         """Where the rows of a training step lie: raw `(rows, 2) int64`, shard number and start token."""
-        response = self._request("GET", wire.array_path("/v1/indices", verify=True, plan=plan_id, step=step))
-        wire.check_body(response.headers, memoryview(response.content))
-        return response.content
+        path = wire.array_path("/v1/indices", verify=True, plan=plan_id, step=step)
+        return wire.checked_array(self._request("GET", path).content)
 
     def tokens(self, corpus: str, start: int, count: int) -> tuple[str, bytes]:
         """A raw range of the corpus: (numpy name of the dtype, little-endian bytes)."""
@@ -167,8 +185,7 @@ class ControlPlane:
         if request.dtype not in wire.ITEM_BYTES:
             raise errors.AnswerCorrupt(f"{self.endpoint.url}: unknown {wire.DTYPE_HEADER} {request.dtype!r}")
         wire.check_headers(response.headers, request)
-        wire.check_body(response.headers, memoryview(response.content))
-        return request.dtype, response.content
+        return request.dtype, wire.checked_array(response.content)
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         response = self._request(method, path, body)

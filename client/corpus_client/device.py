@@ -1,23 +1,25 @@
-"""Where batches go: the device owns its stream and its events.
+"""Where batches go: which device is meant, what the pipeline asks of it, and the devices without streams.
 
-    slot (host, pinned) --copy, as stored--> device --widened to int64--> tokens
-    `------------------ one stream of its own ------------------'  event --> the consumer's stream
+    slot (host) --copy, as stored--> device --widened to int64--> tokens; inputs and targets are views
 
-How the allocator is told: `tokens` is allocated on the transfer stream and read on the consumer's
-stream, so `claim` calls `record_stream`: memory that is dropped in Python is not reused before the
-work that is queued on the consumer's stream at that moment has run. A consumer that reads a batch on
-a further stream of its own must call `record_stream` for that one. The copy as stored is allocated,
-read and freed on the transfer stream alone, whose order protects it.
+Everything here is called by the training loop's thread alone. Another thread must not even ask whether a
+copy is done: while a CUDA graph is captured, an event query anywhere in the process breaks the capture.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from corpus_client import errors
+from corpus_client.buffers import Pin
+from corpus_client.groups import Group, Transfer
+from corpus_client.streams import StreamDevice
 
 STORED_DTYPES: dict[str, torch.dtype] = {
     "uint8": torch.uint8,
@@ -29,26 +31,12 @@ STORED_DTYPES: dict[str, torch.dtype] = {
 """Tensor types of tokens as answered, by their numpy name; int64 where shards are uint32 and int32."""
 
 
-class Transfer(Protocol):
-    """One batch on its way from a slot to the device."""
-
-    def claim(self) -> torch.Tensor:
-        """The batch, `(rows, seq_len + 1)`, safe to use on the caller's current stream.
-
-        Once: the transfer then forgets it, so that a batch the consumer drops is freed at that moment
-        and not when its slot comes round.
-        """
-
-    def done(self) -> bool:
-        """Whether the slot is not read any more; never blocks."""
-
-
 class Device(Protocol):
-    """A place for batches."""
+    """A place for batches; used by one thread."""
 
     @property
-    def pinned(self) -> bool:
-        """Whether slots should be page-locked."""
+    def pin(self) -> Pin | None:
+        """What page-locks the slots; None: they stay pageable."""
 
     @property
     def borrows(self) -> bool:
@@ -58,17 +46,91 @@ class Device(Protocol):
     def lookahead(self) -> int:
         """How many batches are put on their way before they are asked for."""
 
+    @property
+    def group_bytes(self) -> int:
+        """Batches, as stored, are grouped up to this; one goes alone whatever its size."""
+
+    @property
+    def copies_on_host(self) -> bool:
+        """Whether `upload` copies by this CPU, rather than ask a device to."""
+
+    def pace(self) -> None:
+        """Wait while the device is too far behind the training loop.
+
+        Raises:
+            InvalidArgument: batches cannot be moved at this moment.
+        """
+
     def upload(self, stored: torch.Tensor) -> Transfer:
-        """Put a batch on its way. stored: `(rows, seq_len + 1)`, a view of slot memory."""
+        """Put batches on their way. stored: `(batches, rows, seq_len + 1)`, a view of slot memory."""
+
+    def drain(self) -> None:
+        """Wait until no slot is read any more."""
+
+    def seconds(self) -> tuple[float, float]:
+        """(of copies on the device, of the consumer's stream standing still for them), where measured."""
 
 
-def open_device(device: torch.device, dtype: torch.dtype | None) -> Device:
-    """The device's implementation. dtype: of the batches; None: as stored."""
+def open_device(device: torch.device, dtype: torch.dtype | None, *, timed: bool = False) -> Device:
+    """The device's implementation.
+
+    Args:
+        dtype: of the batches; None: as stored.
+        timed: measure copies, and stalls of the consumer's stream.
+
+    Raises:
+        InvalidArgument: torch sees no such device.
+    """
+    device = find_device(device)
+    runtime = getattr(torch, device.type)
+    if device.type == "cpu" or not hasattr(runtime, "Stream"):
+        return HostDevice(device, dtype, timed=timed)
+    return StreamDevice(device, dtype, runtime, timed=timed)
+
+
+def default_device() -> torch.device:
+    """CUDA where there is one, else another accelerator, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
+    if accelerator is not None and accelerator.is_available():
+        return torch.device(accelerator.current_accelerator())
+    return torch.device("cpu")
+
+
+def find_device(device: torch.device, environ: Mapping[str, str] = os.environ) -> torch.device:
+    """The device with its index, checked to exist.
+
+    Without an index it is the current device if that is not the first, so somebody set it; else the one
+    of LOCAL_RANK, which torchrun sets: eight ranks that all forgot `set_device` do not share one GPU.
+    """
     if device.type == "cpu":
-        return CpuDevice(dtype)
-    if device.type == "cuda":
-        return CudaDevice(device, dtype)
-    raise errors.InvalidArgument(f"device must be a 'cpu' or 'cuda' device, got {str(device)!r}")
+        return device
+    runtime: Any = getattr(torch, device.type, None)
+    count = int(runtime.device_count()) if hasattr(runtime, "device_count") else 0
+    if count == 0:
+        raise errors.InvalidArgument(
+            f"device must be 'cpu' or an accelerator that torch sees here, got {str(device)!r}; "
+            f"the one it sees is {str(default_device())!r}"
+        )
+    index = device.index
+    if index is None:
+        current = int(runtime.current_device()) if hasattr(runtime, "current_device") else 0
+        index = device_index(current, count, environ)
+    if not index < count:
+        raise errors.InvalidArgument(
+            f"device must be {device.type}:0 to {device.type}:{count - 1}, got {str(device)!r}; "
+            "does CUDA_VISIBLE_DEVICES hide it?"
+        )
+    return torch.device(device.type, index)
+
+
+def device_index(current: int, count: int, environ: Mapping[str, str]) -> int:
+    """Which of `count` devices a rank means that names none: with LOCAL_RANK=3, `current` 0 of 8: 3."""
+    local_rank = environ.get("LOCAL_RANK", "")
+    if current == 0 and local_rank.isdecimal() and int(local_rank) < count:
+        return int(local_rank)
+    return current
 
 
 def widened(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -82,67 +144,58 @@ def widened(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tokens
 
 
-class CpuDevice:
-    """Host memory: a fresh widened copy, or with `dtype=None` the slot itself."""
+class HostDevice:
+    """Host memory, or an accelerator without streams (mps): every copy is over when `upload` returns.
 
-    pinned = False
+    On the CPU a batch is a fresh widened copy, or with `dtype=None` the slot itself. An accelerator is
+    sent what was widened here, as some have no unsigned types.
+    """
+
+    pin = None
     lookahead = 0
+    group_bytes = 0
+    copies_on_host = True
 
-    def __init__(self, dtype: torch.dtype | None) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype | None, *, timed: bool = False) -> None:
+        self._device = device
         self._dtype = dtype
-        self.borrows = dtype is None
+        self._timed = timed
+        self._seconds = 0.0
+        self.borrows = dtype is None and device.type == "cpu"
+
+    def pace(self) -> None:
+        """Never too far ahead."""
 
     def upload(self, stored: torch.Tensor) -> Transfer:
-        """Copy at once; with `dtype=None` nothing is copied."""
-        return _HostTransfer(stored if self._dtype is None else widened(stored, self._dtype))
+        """Copy at once; on the CPU with `dtype=None` nothing is copied."""
+        started = time.perf_counter()
+        tokens = stored if self._dtype is None else widened(stored, self._dtype)
+        if self._device.type != "cpu":
+            tokens = tokens.to(self._device)
+        if not self._timed:
+            return _Copied(tokens, None)
+        ended = time.perf_counter()
+        self._seconds += ended - started
+        return _Copied(tokens, (started, ended))
+
+    def drain(self) -> None:
+        """Nothing is under way."""
+
+    def seconds(self) -> tuple[float, float]:
+        """Seconds of copies."""
+        return self._seconds, 0.0
 
 
-class _HostTransfer:
-    def __init__(self, tokens: torch.Tensor) -> None:
-        self._unclaimed = [tokens]
+class _Copied:
+    def __init__(self, tokens: torch.Tensor, interval: tuple[float, float] | None) -> None:
+        self._group = Group(tokens)
+        self._interval = interval
 
     def claim(self) -> torch.Tensor:
-        return self._unclaimed.pop()
+        return self._group.take()[1]
 
     def done(self) -> bool:
         return True
 
-
-class CudaDevice:
-    """A GPU: one non-blocking copy per batch on a stream of its own, widened on that same stream."""
-
-    pinned = True
-    borrows = False
-    lookahead = 2  # one being copied while one waits to be claimed
-
-    def __init__(self, device: torch.device, dtype: torch.dtype | None) -> None:
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        self._device = torch.device("cuda", index)
-        self._dtype = dtype
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-
-    def upload(self, stored: torch.Tensor) -> Transfer:
-        """Queue copy, widening and event; returns before any of them has run."""
-        with torch.cuda.stream(self._stream):
-            tokens = stored.to(self._device, non_blocking=True)
-            if self._dtype is not None:
-                tokens = tokens.to(self._dtype)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        return _CudaTransfer(tokens, event)
-
-
-class _CudaTransfer:
-    def __init__(self, tokens: torch.Tensor, event: torch.cuda.Event) -> None:
-        self._unclaimed = [tokens]
-        self._event = event
-
-    def claim(self) -> torch.Tensor:
-        tokens = self._unclaimed.pop()
-        current = torch.cuda.current_stream(tokens.device)
-        current.wait_event(self._event)
-        tokens.record_stream(current)
-        return tokens
-
-    def done(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+    def interval(self) -> tuple[float, float] | None:
+        return self._interval

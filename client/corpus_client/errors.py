@@ -7,6 +7,7 @@ CorpusClientError
 |- HistoryChanged                 a successor plan gives other tokens for a step before its new stage
 |- LocalCopyMismatch              the local shards are not the corpus that is served
 |- LoaderClosed                   a batch was asked of a closed loader
+|- PinningFailed                  the slots' memory could not be page-locked
 |- ForkedLoader                   a loader was used in a process that did not make it
 |- ReplicaRefused                 a replica serves another plan or another corpus
 |- DeadlineExceeded               no good answer in time; chained from the last failure
@@ -54,6 +55,10 @@ class LoaderClosed(CorpusClientError):
 
 class ForkedLoader(CorpusClientError):
     """Threads and sockets do not survive a fork."""
+
+
+class PinningFailed(CorpusClientError):
+    """The slots' memory could not be page-locked."""
 
 
 class ReplicaRefused(CorpusClientError):

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from corpus_client import errors, local
-from corpus_client.buffers import RingSize, allocate_slots, ring_size
+from corpus_client.attribution import Meter
+from corpus_client.buffers import Ring, RingSize, ring_size
 from corpus_client.control import BoundPlan
 from corpus_client.device import STORED_DTYPES, Device
-from corpus_client.pipeline import Filler, Pipeline, Span
+from corpus_client.fetcher import Filler, Span
+from corpus_client.pipeline import Pipeline
 from corpus_client.remote import BatchFiller
 from corpus_client.replicas import Replicas
 from corpus_client.schedule import Stretch, rank_rows
-from corpus_client.world import Place
+from corpus_client.world import Place, ranks_on_host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +67,7 @@ class Feed:
                 batch_bytes=most_rows * (seq_len + 1) * stored.itemsize,
                 prefetch_bytes=options.prefetch_bytes,
                 in_flight=options.in_flight,
+                ranks_on_host=ranks_on_host(),
             )
             if options.local_root is not None:
                 _check_local_copy(replicas, bound, options.local_root)
@@ -73,20 +76,24 @@ class Feed:
         )
 
     def start(
-        self, connect: partial[Replicas], device: Device, start_step: int, end_step: int | None
+        self,
+        connect: partial[Replicas],
+        ring: Ring,
+        device: Device,
+        meter: Meter,
+        start_step: int,
+        end_step: int | None,
+        step_stride: int,
     ) -> tuple[Pipeline, Replicas]:
-        """A pipeline from a step on, and the connections it uses.
-
-        Its slots are new: copies out of an earlier pipeline's may still be under way.
-        """
+        """A pipeline from a step on, and the connections it uses. ring: nothing reads or writes it."""
         options, part = self.options, self.options.place.part
         filler: Filler
         if options.local_root is None:
-            replicas = connect(plan=self.plan)
+            replicas = connect(plan=self.plan, stopwatch=meter.fetcher)
             filler = BatchFiller(replicas, self.plan, part, seq_len=self.seq_len, verify=options.verify)
         else:
             shards = local.open_shards(self.plan, options.local_root)
-            replicas = connect(plan=self.plan)
+            replicas = connect(plan=self.plan, stopwatch=meter.fetcher)
             filler = local.IndexFiller(
                 replicas, self.plan, part, shards, seq_len=self.seq_len, verify=options.verify
             )
@@ -98,9 +105,9 @@ class Feed:
             end_step=end_step,
             request_bytes=self.ring.request_bytes,
             in_flight=options.in_flight,
+            step_stride=step_stride,
         )
-        slots = allocate_slots(self.ring, pinned=device.pinned)
-        return Pipeline(filler, slots, device, span), replicas
+        return Pipeline(filler, ring.slots, device, span, meter), replicas
 
 
 def _check(plan: BoundPlan, seq_len: int, options: FeedOptions) -> None:

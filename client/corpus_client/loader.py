@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,16 +13,19 @@ from typing import Any, Literal
 
 import torch
 
-from corpus_client import errors, receipts
-from corpus_client.device import open_device
+from corpus_client import errors, progress, receipts
+from corpus_client.attribution import LoaderStats, Meter
+from corpus_client.buffers import Ring, allocate_ring
+from corpus_client.device import default_device, open_device
 from corpus_client.feed import Feed, FeedOptions
 from corpus_client.local import LocalRoot
 from corpus_client.pipeline import Pipeline
-from corpus_client.plan import PlanArgument, integer, make_plan, read_plan, successor
+from corpus_client.plan import PlanArgument, integer, requested_plan, successor
 from corpus_client.replicas import Replicas
 from corpus_client.state import check_state, make_state
+from corpus_client.trace import Nvtx, Tracer
 from corpus_client.world import Mesh, find_place
-from corpus_client.yielded import Batch, LoaderStats
+from corpus_client.yielded import Batch
 
 PREFETCH_BYTES = 256 << 20
 
@@ -33,10 +37,11 @@ class CorpusLoader:
     with the next step. `close` it, use it as a context manager, or drop it.
 
     Args:
-        urls: `http://host:port` of the server, or several of replicas.
+        urls: `http://host:port` of the server, `uds:///path/of.sock` on its own host, or several of replicas.
         corpus, seq_len, global_batch_size, seed, order, stride: the plan; see the server's documentation.
         plan: a whole plan document instead of these, or the path of its JSON file.
-        device: default `cuda` where there is one, else `cpu`.
+        device: default `cuda` where there is one, else another accelerator, else `cpu`. Without an index,
+            the current device if one was set, else the one of LOCAL_RANK.
         dtype: of the batches, `torch.int64` or `torch.int32`; None: as stored (see `Batch`).
         rank, world_size: default torch.distributed, then RANK and WORLD_SIZE, then 0 and 1.
         dp_rank, dp_world_size: other names of these.
@@ -48,6 +53,8 @@ class CorpusLoader:
         eot_id: the token that ends a document; needed for a batch's document structure only.
         start_step: first step to yield.
         num_steps: stop before step `start_step + num_steps`, also after a resume.
+        step_stride: yield every so many steps one, for processes that take turns in feeding a rank (see
+            `CorpusIterableDataset`); above 1 each step is a request of its own.
         source: `batches` receives tokens; `indices` only where they lie, and reads them from `local_root`.
         local_root: folder with a copy of the corpus's shards (or a mapping from corpus to folder).
         prefetch_bytes: bound of the memory for what is fetched ahead.
@@ -55,6 +62,8 @@ class CorpusLoader:
         deadline_seconds: how long one request may be retried; a restart of the server is ridden out.
         verify: check each answer's checksum.
         headers: sent with every request.
+        trace_steps: keep what happened in so many last steps for `trace`, and measure copies on the device.
+        nvtx: mark `fetch`, `receive`, `transfer` and `wait` for Nsight Systems; needs CUDA.
     """
 
     def __init__(
@@ -81,6 +90,7 @@ class CorpusLoader:
         eot_id: int | None = None,
         start_step: int = 0,
         num_steps: int | None = None,
+        step_stride: int = 1,
         source: Literal["batches", "indices"] = "batches",
         local_root: LocalRoot | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
@@ -88,24 +98,23 @@ class CorpusLoader:
         deadline_seconds: float = 300.0,
         verify: bool = True,
         headers: Mapping[str, str] | None = None,
+        trace_steps: int = 0,
+        nvtx: bool = False,
     ) -> None:
-        if plan is None:
-            document: Mapping[str, Any] = make_plan(
-                corpus=corpus,
-                seq_len=seq_len,
-                global_batch_size=global_batch_size,
-                seed=seed,
-                order=order,
-                stride=stride,
-            )
-        elif (corpus, seq_len, global_batch_size, stride, seed, order) != (*4 * (None,), 0, "shuffle"):
-            raise errors.InvalidArgument("plan= must come without the arguments that stand in a plan")
-        else:
-            document = read_plan(plan)
+        document = requested_plan(
+            plan,
+            corpus=corpus,
+            seq_len=seq_len,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            order=order,
+            stride=stride,
+        )
         urls = (urls,) if isinstance(urls, str) else tuple(urls)
         _check_choices(urls, dtype, source, local_root, deadline_seconds)
         self._connect = partial(Replicas, urls, headers=headers, deadline_seconds=deadline_seconds)
         self._step = integer("start_step", start_step, 0, 2**40)
+        self._step_stride = integer("step_stride", step_stride, 1, 2**40)
         self._end_step = None
         if num_steps is not None:
             self._end_step = start_step + integer("num_steps", num_steps, 0, 2**40)
@@ -127,14 +136,17 @@ class CorpusLoader:
             in_flight=integer("in_flight", in_flight, 1, 64),
             verify=verify,
         )
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._device = open_device(torch.device(device), dtype)
+        trace_steps = integer("trace_steps", trace_steps, 0, 2**16)
+        place = default_device() if device is None else torch.device(device)
+        self._device = open_device(place, dtype, timed=trace_steps > 0)
+        self._meter = Meter(Tracer(trace_steps, _nvtx() if nvtx else None))
         self._pid = os.getpid()
         self._pipeline: Pipeline | None = None
         self._replicas: Replicas | None = None
+        self._ring: Ring | None = None
         self._closed = False
-        self._done = LoaderStats()
+        self._num_batches = self._num_tokens = 0
+        self._received_bytes = self._num_retries = 0  # of pipelines that are over
         self._feed = Feed.bind(self._connect, document, options)
 
     def __enter__(self) -> CorpusLoader:
@@ -156,21 +168,18 @@ class CorpusLoader:
                 lost: calling again starts over from it.
         """
         self._check_usable()
-        if self._pipeline is None:
-            self._pipeline, self._replicas = self._feed.start(
-                self._connect, self._device, self._step, self._end_step
-            )
+        self._device.pace()
+        pipeline = self._pipeline or self._start()
         try:
-            step, tokens = next(self._pipeline)
+            step, tokens = next(pipeline)
         except errors.CorpusClientError:
             self._stop()
             raise
-        self._step = step + 1
+        self._step = step + self._step_stride
         options = self._feed.options
         batch = Batch(step, tokens, options.eot_id, options.place.context)
-        self._done = replace(
-            self._done, batches=self._done.batches + 1, tokens=self._done.tokens + batch.inputs.numel()
-        )
+        self._num_batches += 1
+        self._num_tokens += batch.inputs.numel()
         return batch
 
     @property
@@ -253,36 +262,85 @@ class CorpusLoader:
             self._step = step
 
     def stats(self) -> LoaderStats:
-        """Counters since the loader was made."""
-        pipeline, replicas = self._pipeline, self._replicas
-        if pipeline is None or replicas is None:
-            return self._done
+        """Counters since the loader was made, and the state of its slots."""
+        pipeline, replicas, ring = self._pipeline, self._replicas, self._ring
+        times = self._meter.stats(copies_on_host=self._device.copies_on_host)
+        transfer_seconds, stall_seconds = self._device.seconds()
         return replace(
-            self._done,
-            wait_seconds=self._done.wait_seconds + pipeline.wait_seconds,
-            received_bytes=self._done.received_bytes + replicas.received_bytes,
-            retries=self._done.retries + replicas.num_retries,
+            times,
+            batches=self._num_batches,
+            tokens=self._num_tokens,
+            transfer_seconds=transfer_seconds,
+            stall_seconds=stall_seconds,
+            received_bytes=self._received_bytes + (replicas.received_bytes if replicas else 0),
+            retries=self._num_retries + (replicas.num_retries if replicas else 0),
+            ready_slots=pipeline.num_ready if pipeline else 0,
+            num_slots=ring.size.num_slots if ring else 0,
+            ring_bytes=ring.num_bytes if ring else 0,
+            pinned_bytes=ring.num_bytes if ring and ring.pinned else 0,
         )
+
+    def progress(self) -> Iterator[Batch]:
+        """The same batches, with one line about the loader on stderr: by tqdm if it is installed."""
+        total = None if self._end_step is None else self._end_step - self._step
+        return progress.shown(self, self.stats, total)
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what happened in the last `trace_steps` steps, for ui.perfetto.dev or chrome://tracing."""
+        if not self._meter.tracer.num_steps:
+            raise errors.InvalidArgument(
+                "trace needs the last steps, and trace_steps is 0; pass trace_steps=200 to CorpusLoader"
+            )
+        self._meter.tracer.export(path)
 
     def close(self) -> None:
         """Stop fetching and release everything; idempotent."""
         self._closed = True
         self._stop()
+        self._ring = None
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise errors.ForkedLoader(
                 "a loader was used in a forked process, where its thread and sockets do not exist; "
-                "make it there (with a DataLoader: num_workers=0, it prefetches by itself)"
+                "make it there (it prefetches by itself; if it must be a DataLoader: CorpusIterableDataset)"
             )
         if self._closed:
             raise errors.LoaderClosed("the loader is closed; make a new one and load its state")
 
+    def _start(self) -> Pipeline:
+        started = time.perf_counter()
+        if self._ring is None or self._ring.size != self._feed.ring:
+            self._ring = None  # its memory goes before the new one comes
+            self._ring = allocate_ring(self._feed.ring, self._device.pin)
+        self._pipeline, self._replicas = self._feed.start(
+            self._connect,
+            self._ring,
+            self._device,
+            self._meter,
+            self._step,
+            self._end_step,
+            self._step_stride,
+        )
+        self._meter.prepared(started)
+        return self._pipeline
+
     def _stop(self) -> None:
-        if self._pipeline is not None:
-            self._pipeline.close()
-            self._done = self.stats()
-        self._pipeline = self._replicas = None
+        # Taken at once: a `close` from another thread meets the error it causes in the training loop.
+        pipeline, self._pipeline = self._pipeline, None
+        replicas, self._replicas = self._replicas, None
+        if pipeline is None or replicas is None:
+            return
+        if not pipeline.close():
+            self._ring = None  # whoever still uses it keeps it alive; the next pipeline has its own
+        self._received_bytes += replicas.received_bytes
+        self._num_retries += replicas.num_retries
+
+
+def _nvtx() -> Nvtx:
+    if not torch.cuda.is_available():
+        raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
+    return torch.cuda.nvtx
 
 
 def _check_choices(

@@ -10,21 +10,17 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from corpus_client import errors
 from corpus_client.control import BoundPlan, ControlPlane, ShardDescription
+from corpus_client.gather import Gatherer, Tokens
 from corpus_client.remote import RankSlice, steps_request
 from corpus_client.replicas import Exchange, Replicas
-
-GATHER_BYTES = 256 << 10
-"""Rows are gathered in pieces of this size: NumPy's temporary copy of a piece stays in the cache."""
 
 PROBE_TOKENS = 2048
 PROBE_SHARDS = 8
 
 LocalRoot = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
-Tokens = npt.NDArray[np.integer]
 
 
 class LocalShard:
@@ -128,40 +124,6 @@ def _local_path(local_root: LocalRoot, described: ShardDescription) -> Path:
     return path
 
 
-def gather(
-    shards: Sequence[LocalShard],
-    indices: npt.NDArray[np.int64],
-    out: Tokens,
-) -> None:
-    """Copy windows into `out`.
-
-    Args:
-        shards: what column 0 of `indices` counts.
-        indices: `(rows, 2) int64`: shard number, start token in that shard.
-        out: `(rows, seq_len + 1)`, C order; any integer dtype that holds the shards' tokens.
-    """
-    window = out.shape[1]
-    touched = {int(number) for number in np.unique(indices[:, 0])}
-    if not touched <= set(range(len(shards))):
-        raise errors.AnswerCorrupt(f"shard numbers must be in [0, {len(shards)}), got {sorted(touched)}")
-    for number in touched:
-        shards[number].check_unchanged()
-    rows_at_once = max(1, GATHER_BYTES // (window * out.itemsize))
-    for number in touched:
-        shard = shards[number]
-        (rows,) = np.nonzero(indices[:, 0] == number)
-        starts = indices[rows, 1]
-        if starts.min() < 0 or starts.max() > len(shard.tokens) - window:
-            raise errors.AnswerCorrupt(f"a start lies outside {shard.path}: {starts.min()}, {starts.max()}")
-        windows = np.lib.stride_tricks.sliding_window_view(shard.tokens, window)
-        for at in range(0, len(rows), rows_at_once):
-            piece = slice(at, at + rows_at_once)
-            out[rows[piece]] = windows[starts[piece]]
-    for number in touched:
-        # After the copy: a file that was truncated under it reads zeros, not an error.
-        shards[number].check_unchanged()
-
-
 class IndexFiller:
     """Receives indices and gathers the tokens from local shards, which it owns."""
 
@@ -180,6 +142,7 @@ class IndexFiller:
         self._part = part
         self._shards = shards
         self._window = seq_len + 1
+        self._gatherer = Gatherer(shards, self._window)
         self._verify = verify
         self._received = bytearray()
 
@@ -202,7 +165,7 @@ class IndexFiller:
         indices = np.frombuffer(self._received, "<i8", count=2 * num_rows).reshape(num_rows, 2)
         dtype = np.dtype(self._plan.dtype)
         out = np.frombuffer(view, dtype, count=num_rows * self._window)
-        gather(self._shards, indices, out.reshape(num_rows, self._window))
+        self._gatherer.gather(indices, out.reshape(num_rows, self._window))
 
     def stop(self) -> None:
         """Wake the fetcher thread."""

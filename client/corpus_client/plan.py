@@ -17,6 +17,31 @@ STAGE_FIELDS = ("mixture", "global_batch_size", "exclude")
 PlanArgument = Mapping[str, Any] | str | os.PathLike[str]
 
 
+def requested_plan(
+    plan: PlanArgument | None,
+    *,
+    corpus: str | None,
+    seq_len: int | None,
+    global_batch_size: int | None,
+    seed: int,
+    order: str,
+    stride: int | None,
+) -> Mapping[str, Any]:
+    """The plan document that a loader's arguments ask for: `plan`, or else what the others make."""
+    if plan is None:
+        return make_plan(
+            corpus=corpus,
+            seq_len=seq_len,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            order=order,
+            stride=stride,
+        )
+    if (corpus, seq_len, global_batch_size, stride, seed, order) != (*4 * (None,), 0, "shuffle"):
+        raise errors.InvalidArgument("plan= must come without the arguments that stand in a plan")
+    return read_plan(plan)
+
+
 def make_plan(
     *,
     corpus: str | None,

@@ -17,8 +17,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from corpus_client import errors
+from corpus_client.attribution import Stopwatch
 from corpus_client.control import TIMEOUT_SECONDS, BoundPlan, ControlPlane
-from corpus_client.transport import Connection, Endpoint
+from corpus_client.endpoint import Endpoint
+from corpus_client.transport import Connection
 from corpus_client.wire import ArrayRequest
 
 BACKOFF_FIRST_SECONDS = 0.05
@@ -78,6 +80,7 @@ class Replicas:
         deadline_seconds: for each request, counted from when its answer is awaited.
         progress_timeout_seconds: longest wait for the next byte before the request is repeated.
         plan: what `bind` returned for the same URLs; posted to each replica before its first request.
+        stopwatch: of the thread that uses them; told what it does.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class Replicas:
         deadline_seconds: float = 300.0,
         progress_timeout_seconds: float = 30.0,
         plan: BoundPlan | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
+        self._stopwatch = stopwatch if stopwatch is not None else Stopwatch()
         endpoints = [Endpoint.parse(url) for url in urls]
         self._headers = dict(headers or {})
         self._deadline_seconds = deadline_seconds
@@ -225,6 +230,7 @@ class Replicas:
         live = self._live()
         now = time.monotonic()
         replica = min(live, key=self._preference(now))
+        self._stopwatch.enter("retry")
         if self._stop.wait(max(0.0, min(replica.retry_at, deadline) - now)):
             raise Stopped
         if time.monotonic() >= deadline:
@@ -254,6 +260,7 @@ class Replicas:
         return errors.ReplicaRefused("; ".join(each.refused for each in self._replicas if each.refused))
 
     def _send(self, exchange: Exchange, replica: Replica, deadline: float) -> None:
+        self._stopwatch.enter("send")
         self._introduce_plan(replica)
         connection = replica.idle.pop() if replica.idle else self._connect(replica)
         try:
@@ -283,7 +290,10 @@ class Replicas:
 
     def _connect(self, replica: Replica) -> Connection:
         connection = Connection(
-            replica.endpoint, headers=self._headers, progress_timeout_seconds=self._progress_timeout
+            replica.endpoint,
+            headers=self._headers,
+            progress_timeout_seconds=self._progress_timeout,
+            stopwatch=self._stopwatch,
         )
         with self._lock:
             self._connections.add(connection)

@@ -3,8 +3,10 @@
 An array answer is the little-endian C-order body alone; what it is stands in its headers:
 
     Corpus-Shape: 4,64,1025          Corpus-Dtype: uint16
-    Corpus-Plan: <64 hex>            Corpus-Checksum: xxh3-64=<16 hex>     (over the body)
+    Corpus-Plan: <64 hex>            Corpus-Checksum: xxh3-64=tail
     Content-Length: exact, never chunked
+
+`tail` says that 8 bytes follow the array, its checksum: so the server sends each piece as it reads it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import math
 import re
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, quote_plus
 
 import xxhash
 
@@ -24,11 +26,16 @@ SHAPE_HEADER = "Corpus-Shape"
 DTYPE_HEADER = "Corpus-Dtype"
 PLAN_HEADER = "Corpus-Plan"
 CHECKSUM_HEADER = "Corpus-Checksum"
-CHECKSUM_PREFIX = "xxh3-64="
+CHECKSUM_TAIL = "xxh3-64=tail"
+TAIL_BYTES = 8
+TIMING_HEADER = "Server-Timing"
 PROBLEM_TYPE = "application/problem+json"
 
 DIGEST = re.compile(r"xxh3-64=[0-9a-f]{16}")
 """A receipt: the checksum of a whole global batch's raw tokens."""
+
+SERVER_SECONDS = re.compile(r"\banswer;dur=(\d+(?:\.\d+)?)")
+"""In `Server-Timing` (W3C): milliseconds from the request's arrival to the answer's first byte."""
 
 ITEM_BYTES: dict[str, int] = {"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
 """Bytes of one item, by the name in `Corpus-Dtype`."""
@@ -82,16 +89,18 @@ class ArrayRequest:
 
     @property
     def num_bytes(self) -> int:
-        """Exact length of the body."""
+        """Exact length of the array in the body."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 def array_path(route: str, *, verify: bool, **parameters: int | str) -> str:
-    """Path of a raw array answer; `verify=False` asks the server to leave the checksum out."""
-    parameters["format"] = "raw"
-    if not verify:
-        parameters["checksum"] = "false"
-    return f"{route}?{urlencode(parameters)}"
+    """Path of a raw array answer, with a checksum at its end or without one."""
+    parameters |= {"format": "raw", "checksum": "tail" if verify else "false"}
+    pairs = [
+        f"{name}={value if isinstance(value, int) else quote_plus(value)}"
+        for name, value in parameters.items()
+    ]
+    return f"{route}?{'&'.join(pairs)}"
 
 
 def corpus_path(name: str) -> str:
@@ -107,27 +116,36 @@ def plan_path(plan_id: str, question: str, *, step: int) -> str:
 def check_headers(headers: Headers, request: ArrayRequest) -> None:
     """Raise `AnswerCorrupt` unless the headers announce exactly the array that was asked for."""
     expected = {
-        "Content-Length": str(request.num_bytes),
+        "Content-Length": str(request.num_bytes + (TAIL_BYTES if request.verify else 0)),
         SHAPE_HEADER: ",".join(map(str, request.shape)),
         DTYPE_HEADER: request.dtype,
     }
     if request.plan_id is not None:
         expected[PLAN_HEADER] = request.plan_id
+    if request.verify:
+        expected[CHECKSUM_HEADER] = CHECKSUM_TAIL
     for name, value in expected.items():
         if headers.get(name) != value:
             raise errors.AnswerCorrupt(f"{name} must be {value!r}, got {headers.get(name)!r}")
-    if request.verify and not (headers.get(CHECKSUM_HEADER) or "").startswith(CHECKSUM_PREFIX):
-        raise errors.AnswerCorrupt(
-            f"{CHECKSUM_HEADER} must be {CHECKSUM_PREFIX}<16 hex>, got {headers.get(CHECKSUM_HEADER)!r}"
-        )
 
 
-def check_body(headers: Headers, body: memoryview) -> None:
-    """Raise `AnswerCorrupt` unless the body has the announced checksum."""
-    expected = (headers.get(CHECKSUM_HEADER) or "").removeprefix(CHECKSUM_PREFIX)
-    received = xxhash.xxh3_64_hexdigest(body)
-    if received != expected:
-        raise errors.AnswerCorrupt(f"the body's checksum must be {expected}, got {received}")
+def check_tail(digest: xxhash.xxh3_64, tail: bytes) -> None:
+    """Raise `AnswerCorrupt` unless the array received has the checksum that followed it."""
+    if digest.digest() != tail:
+        raise errors.AnswerCorrupt(f"the array's checksum must be {tail.hex()}, got {digest.hexdigest()}")
+
+
+def checked_array(body: bytes) -> bytes:
+    """Return the array of a whole body that ends with a checksum."""
+    array, tail = body[:-TAIL_BYTES], body[-TAIL_BYTES:]
+    check_tail(xxhash.xxh3_64(array), tail)
+    return array
+
+
+def server_seconds(headers: Headers) -> float:
+    """How long the server says it took to begin its answer; 0 where it does not say."""
+    found = SERVER_SECONDS.search(headers.get(TIMING_HEADER) or "")
+    return float(found[1]) / 1e3 if found else 0.0
 
 
 def error_from_answer(status: int, headers: Headers, body: bytes) -> errors.ServerError:

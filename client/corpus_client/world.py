@@ -107,6 +107,12 @@ def find_rank(rank: int | None, world_size: int | None, prefix: str = "") -> tup
     return _checked(rank, world_size, prefix)
 
 
+def ranks_on_host() -> int:
+    """How many ranks share this host's memory: LOCAL_WORLD_SIZE, which torchrun sets, else 1."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
 def mesh_rank(mesh: Mesh, dims: Sequence[str]) -> tuple[int, int]:
     """(rank, size) along some dimensions taken as one, the first varying slowest.
 

@@ -1,8 +1,8 @@
-"""What a loader yields, and counts: tokens, their two views, their document structure when asked for."""
+"""What a loader yields: tokens, their two views, their document structure when asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -31,6 +31,20 @@ class Batch:
     tokens: torch.Tensor
     eot_id: int | None = None
     context: tuple[int, int] = (0, 1)
+
+    def pin_memory(self) -> Batch:
+        """The same in page-locked memory of its own; what a DataLoader's `pin_memory=True` calls."""
+        return replace(self, tokens=self.tokens.pin_memory())
+
+    def to(
+        self, device: str | torch.device, *, dtype: torch.dtype | None = None, non_blocking: bool = False
+    ) -> Batch:
+        """The same on a device, by one transfer, and widened to `dtype` there: tokens travel as they are.
+
+        Does not wait for the transfer only with `non_blocking` and out of page-locked memory.
+        """
+        tokens = self.tokens.to(device, non_blocking=non_blocking)
+        return replace(self, tokens=tokens if dtype is None else tokens.to(dtype))
 
     @cached_property
     def inputs(self) -> torch.Tensor:
@@ -94,21 +108,3 @@ class Batch:
         rank, size = self.context
         width = (self.tokens.shape[1] - 1) // size
         return slice(rank * width, (rank + 1) * width)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderStats:
-    """What a loader has done since it was made.
-
-    Args:
-        tokens: inputs yielded: batches x rows x seq_len.
-        wait_seconds: time the training loop stood still for data.
-        received_bytes: of right answers.
-        retries: requests that were repeated.
-    """
-
-    batches: int = 0
-    tokens: int = 0
-    wait_seconds: float = 0.0
-    received_bytes: int = 0
-    retries: int = 0

@@ -31,6 +31,10 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 picks a free one. [default: 8000]")] = None,
+    uds: Annotated[
+        Path | None,
+        typer.Option(help="Unix socket to listen on, instead of a port, or beside a --host or --port given."),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. [default: 1]")] = None,
     state_dir: Annotated[
         Path | None,
@@ -44,6 +48,10 @@ def serve(
     max_concurrent_answers: Annotated[
         int | None, typer.Option(help="Token answers under way per process; more get 503. [default: 64]")
     ] = None,
+    read_ahead_bytes: Annotated[
+        int | None,
+        typer.Option(help="Page cache per process for reading ahead; 0 turns it off. [default: 256 MiB]"),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="critical, error, warning, info or debug.")] = "info",
 ) -> None:
     """Serve corpora over HTTP until SIGTERM."""
@@ -54,10 +62,12 @@ def serve(
     given = {
         "host": host,
         "port": port,
+        "uds": None if uds is None else uds.expanduser().absolute(),
         "workers": workers,
         "state_dir": state_dir,
         "max_answer_bytes": max_answer_bytes,
         "max_concurrent_answers": max_concurrent_answers,
+        "read_ahead_bytes": read_ahead_bytes,
     }
     if config is not None:
         settings = Settings.from_toml(config, corpora=specs, **given)

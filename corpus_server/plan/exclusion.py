@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.permutation import invert, permute, round_keys
+from corpus_server.permutation import Grid, invert, permute, round_keys
 from corpus_server.plan.ranges import Ranges
 
 UInt64Array = NDArray[np.uint64]
@@ -52,6 +52,8 @@ class Exclusion:
         self._outside_before = first[:-1] - inside_before[:-1]
         self.num_excluded = np.diff(inside_before)
         self.num_left = np.diff(first) - self.num_excluded
+        # Of a source that the stage does not use nothing may be left: no grid, but nothing is asked of it.
+        self._grids = Grid.over([max(1, left) for left in self.num_left.tolist()])
         for source in used:
             if self.num_left[source] == 0:
                 raise InvalidPlan(
@@ -75,13 +77,14 @@ class Exclusion:
             return windows
         its = sources if isinstance(sources, int) else sources[rows]
         ranks = self.windows.num_inside_below(windows[rows]) - self._inside_before[its]
-        left = np.broadcast_to(self.num_left[its], ranks.shape)
+        left = self.num_left[its]
+        grid = int(left) if isinstance(its, int) else self._grids.take(its)
         laps = ranks // left
         lap_epochs: UInt64Array = epochs[rows] + laps.astype(np.uint64) * _GOLDEN
         keys = round_keys(np.broadcast_to(self._keys[its], ranks.shape), lap_epochs)
         replaced = windows.copy()
         replaced[rows] = self.windows.nth_outside(
-            permute(ranks % left, left, keys) + self._outside_before[its]
+            permute(ranks % left, grid, keys) + self._outside_before[its]
         )
         return replaced
 

@@ -26,6 +26,7 @@ from corpus_server.errors import InvalidPlan
 from corpus_server.permutation import invert, permute, round_keys
 
 BLOCK_ROWS = 65_536
+_BLOCK_ROWS = np.array(BLOCK_ROWS, dtype=np.uint64)
 _CACHED_BLOCKS = 64
 """256 kB each."""
 
@@ -93,14 +94,18 @@ class Mixture:
         """Return for rows of the stage their source and which of its rows in the stage they are.
 
         Args:
-            rows: `(k,) uint64`, numbered from the stage's start.
+            rows: `(k,) uint64`, ascending, at least one, numbered from the stage's start.
 
         Returns:
             `(k,)` indices into `names` (one number for all where there is one source) and `(k,) uint64`.
         """
         if len(self.names) == 1:
             return 0, rows
-        numbers, offsets = np.divmod(rows, np.uint64(BLOCK_ROWS))
+        numbers, offsets = np.divmod(rows, _BLOCK_ROWS)
+        if numbers[0] == numbers[-1]:
+            block = self.block(int(numbers[0]))
+            sources = block.sources[offsets].astype(np.intp)
+            return sources, numbers[0] * self.units[sources] + block.ranks[offsets]
         sources = np.empty(rows.shape, dtype=np.intp)
         ranks = np.empty(rows.shape, dtype=np.uint64)
         for number in np.unique(numbers).tolist():

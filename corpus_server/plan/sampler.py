@@ -16,21 +16,24 @@ Nothing is stored but a block of the mixture, so step 10^8 costs what step 0 cos
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
-from corpus_server.permutation import MAX_SIZE, invert, permute, round_keys, stream_key, uniform
+from corpus_server.permutation import MAX_SIZE, Grid, invert, permute, round_keys, stream_key, uniform
 from corpus_server.plan.document import MAX_STEP, Plan
 from corpus_server.plan.exclusion import Exclusion, excluded_windows
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.timeline import Timeline
+from corpus_server.plan.timeline import PlacedStage, Timeline
 from corpus_server.windows import WindowIndex
 
 UInt64Array = NDArray[np.uint64]
+
+_MANY_KEYS = 512
+"""Of sources and epochs together, beyond which keys are not kept; of so many they have 32 kB."""
 
 
 class Sampler:
@@ -66,6 +69,7 @@ class Sampler:
         for name, num_windows in zip(plan.sources, self.num_windows.tolist(), strict=True):
             if num_windows == 0:
                 raise _no_window(name, plan.seq_len, max(shard_tokens[name], default=0))
+        self._grids = Grid.over(self.num_windows.tolist())
         self._keys = self._source_keys(plan.order)
         self._token_ranges = {
             name: (self.windows.first_token(first), sum(shard_tokens[name]))
@@ -132,14 +136,20 @@ class Sampler:
             InvalidParameter: a value is outside its range.
         """
         rows = self.check_part(step, count=count, rank=rank, world_size=world_size)
+        return self.locate_part(step, rows, count=count, rank=rank)
+
+    def locate_part(self, step: int, rows: int, *, count: int = 1, rank: int = 0) -> NDArray[np.int64]:
+        """Return what `locate` does, for a part that has been checked.
+
+        Args:
+            step, count, rank: as `check_part` was given them.
+            rows: per step, as it returned them.
+        """
         plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
-        numbers = self.timeline.stage_numbers(plan_steps)
         within = np.arange(rank * rows, (rank + 1) * rows, dtype=np.uint64)
-        located = np.empty((count, rows, 2), dtype=np.int64)
-        for number in range(int(numbers[0]), int(numbers[-1]) + 1):
-            here = numbers == number
-            located[here] = self._locate_in_stage(number, plan_steps[here], within).reshape(-1, rows, 2)
-        return located
+        parts = [self._locate_in_stage(*part, within) for part in self.timeline.by_stage(plan_steps)]
+        located = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return located.reshape(count, rows, 2)
 
     def windows_at(
         self, source: NDArray[np.intp] | int, positions: UInt64Array
@@ -148,24 +158,17 @@ class Sampler:
 
         Args:
             source: `(k,)` source of each position, or one for all.
-            positions: `(k,) uint64`.
+            positions: `(k,) uint64`, at least one.
         """
-        sizes = self.num_windows[source] if not isinstance(source, int) else int(self.num_windows[source])
-        first = self.first_window[source]
+        sizes, first = self.num_windows[source], self.first_window[source]
         if self.plan.order == "random":
-            keys = self._keys[source] if not isinstance(source, int) else int(self._keys[source])
-            return first + uniform(keys, positions, sizes), np.zeros(positions.shape, dtype=np.uint64)
-        epochs, offsets = np.divmod(positions, np.asarray(sizes, dtype=np.uint64))
-        if self.plan.order == "sequential":
-            return first + offsets, epochs
-        if isinstance(source, int):
-            # A step seldom holds more than two epochs: derive each one's keys once.
-            used, which = np.unique(epochs, return_inverse=True)
-            round_key = round_keys(int(self._keys[source]), used)
-            round_key = round_key if used.size == 1 else round_key[:, which]
-        else:
-            round_key = round_keys(self._keys[source], epochs)
-        return first + permute(offsets, sizes, round_key), epochs
+            return first + uniform(self._keys[source], positions, sizes), np.zeros_like(positions)
+        epochs, offsets = np.divmod(positions, sizes)
+        if self.plan.order == "shuffle":
+            size = int(sizes) if isinstance(source, int) else self._grids.take(source)
+            offsets = permute(offsets, size, self._round_keys(source, epochs))
+        offsets += first
+        return offsets, epochs
 
     def positions_of(self, source: int, windows: UInt64Array, epoch: int) -> UInt64Array:
         """Return the positions that hold windows of a source in an epoch: the inverse of `windows_at`.
@@ -196,18 +199,32 @@ class Sampler:
         return low, high
 
     def _locate_in_stage(
-        self, number: int, plan_steps: UInt64Array, within: UInt64Array
+        self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array
     ) -> NDArray[np.int64]:
-        placed = self.timeline.stages[number]
         first = (plan_steps - np.uint64(placed.stage.from_step)) * np.uint64(placed.stage.global_batch_size)
         rows = (first[:, None] + within[None, :]).reshape(-1)
         members, given = placed.mixture.place(rows)
         source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
         windows, epochs = self.windows_at(source, given + placed.positions[source])
-        exclusion = self.exclusions[number]
+        exclusion = self.exclusions[placed.number]
         if exclusion is not None:
             windows = exclusion.substitute(source, windows, epochs)
         return self.windows.locate(windows)
+
+    def _round_keys(self, source: NDArray[np.intp] | int, epochs: UInt64Array) -> UInt64Array:
+        """Return the round keys of rows: `(NUM_ROUNDS, k)`, or `(NUM_ROUNDS, 1)` where all have the same.
+
+        A step seldom holds more than two epochs of a source, and the next step holds the same.
+        """
+        lowest, highest = int(epochs.min()), int(epochs.max())
+        streams = self._keys[source : source + 1] if isinstance(source, int) else self._keys
+        if (highest - lowest + 1) * streams.size > _MANY_KEYS:
+            return round_keys(self._keys[source], epochs)
+        keys = _epoch_keys(tuple(streams.tolist()), lowest, highest)
+        if keys.shape[1] == 1:
+            return keys
+        stream = 0 if isinstance(source, int) else source
+        return keys[:, (epochs - np.uint64(lowest)).astype(np.intp) * streams.size + stream]
 
     def _exclusions(self) -> list[Exclusion | None]:
         found: list[Exclusion | None] = []
@@ -249,6 +266,15 @@ class Sampler:
                     received=count,
                     accepted=f"at most {until - step}",
                 )
+
+
+@lru_cache(maxsize=128)
+def _epoch_keys(streams: tuple[int, ...], lowest: int, highest: int) -> UInt64Array:
+    """Return the round keys of epochs [lowest, highest] of some streams: `(NUM_ROUNDS, epochs * streams)`."""
+    epochs = np.arange(lowest, highest + 1, dtype=np.uint64)
+    keys = round_keys(np.tile(np.array(streams, dtype=np.uint64), epochs.size), epochs.repeat(len(streams)))
+    keys.setflags(write=False)  # shared by all that ask
+    return keys
 
 
 def _not_divisible(batch_size: int, world_size: int) -> InvalidParameter:

@@ -42,6 +42,8 @@ class PlanStore:
                 "CREATE TABLE IF NOT EXISTS plans "
                 "(id TEXT PRIMARY KEY, document TEXT NOT NULL, seen REAL NOT NULL) WITHOUT ROWID"
             )
+            # For the list of the newest, which would otherwise read and sort every document there is.
+            self._connection.execute("CREATE INDEX IF NOT EXISTS plans_seen ON plans (seen DESC, id)")
         except (OSError, sqlite3.Error) as error:
             raise InvalidParameter(
                 f"state_dir {state_dir} cannot be written: {error}; give another with --state-dir",

@@ -10,6 +10,7 @@ over from stage to stage; a source that is new starts at 0.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +50,7 @@ class Timeline:
     def __init__(self, plan: Plan) -> None:
         self.names = plan.sources
         self.skips = plan.skip_steps
-        self._from_steps = np.array([stage.from_step for stage in plan.stages], dtype=np.uint64)
+        self._from_steps = [stage.from_step for stage in plan.stages]
         self.stages: list[PlacedStage] = []
         positions = [0] * len(self.names)
         for number, stage in enumerate(plan.stages):
@@ -68,11 +69,11 @@ class Timeline:
 
     def plan_steps(self, steps: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the plan steps of training steps."""
-        return self.skips.nth_outside(steps)
+        return self.skips.nth_outside(steps) if self.skips else steps
 
     def plan_step(self, step: int) -> int:
         """Return the plan step of a training step."""
-        return int(self.plan_steps(np.array([step], dtype=np.uint64))[0])
+        return int(self.plan_steps(np.array([step], dtype=np.uint64))[0]) if self.skips else step
 
     def training_step(self, plan_step: int) -> int | None:
         """Return the training step of a plan step, or None if training never sees it."""
@@ -87,13 +88,19 @@ class Timeline:
         stop = self.stages[number + 1].stage.from_step if number + 1 < len(self.stages) else None
         return step if stop is None or self.plan_step(step) < stop else None
 
-    def stage_numbers(self, plan_steps: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """Return the stage of each plan step."""
-        return np.searchsorted(self._from_steps, plan_steps, side="right") - 1
+    def by_stage(self, plan_steps: NDArray[np.uint64]) -> list[tuple[PlacedStage, NDArray[np.uint64]]]:
+        """Return ascending plan steps, at least one, those of each stage together."""
+        first, last = (self.stage_at(int(end)).number for end in (plan_steps[0], plan_steps[-1]))
+        if first == last:
+            return [(self.stages[first], plan_steps)]
+        begins = np.array(self._from_steps[first + 1 : last + 1], dtype=np.uint64)
+        parts = np.split(plan_steps, plan_steps.searchsorted(begins))
+        staged = zip(self.stages[first : last + 1], parts, strict=True)
+        return [(placed, part) for placed, part in staged if part.size]
 
     def stage_at(self, plan_step: int) -> PlacedStage:
         """Return the stage of a plan step."""
-        return self.stages[int(self.stage_numbers(np.array([plan_step], dtype=np.uint64))[0])]
+        return self.stages[bisect_right(self._from_steps, plan_step) - 1]
 
     def rows_before(self, plan_step: int) -> list[int]:
         """Return the rows that each source of the plan has given before a plan step, skipped ones too."""

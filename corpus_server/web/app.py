@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -41,11 +42,12 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         mapguard.install()
-        opened = catalog or Catalog.open(settings.corpora)
+        opened = catalog or Catalog.open(settings.corpora, reads_ahead=settings.read_ahead_bytes > 0)
         try:
             with PlanStore(settings.state_dir) as store:
                 service = Service(opened, store, settings)
                 app.state.service = service
+                gc.freeze()  # what is there now stays: collecting garbage need not look at it again
                 try:
                     yield
                 finally:

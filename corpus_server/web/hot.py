@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corpus_server.errors import CorpusServerError, InvalidParameter
+from corpus_server.web.answers import TokenResponse
+from corpus_server.web.lane import PATH, Lane
 from corpus_server.web.problems import core_error, problem, validation_error
 from corpus_server.web.routes.steps import batches
 from corpus_server.web.schemas import BatchesQuery
-
-PATH = "/v1/batches"
 
 _log = logging.getLogger("corpus_server")
 _ROUTE = SimpleNamespace(path=PATH)
@@ -34,6 +34,8 @@ class HotPath:
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
+        self.lane: Lane | None = None
+        """The short way past this one, once there is a request to learn from."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or pass on."""
@@ -42,13 +44,18 @@ class HotPath:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        answer: ASGIApp = self._app
+        answer: ASGIApp
         try:
             parameters = _parameters(scope["query_string"])
             if scope["path"] == PATH and scope["method"] in ("GET", "HEAD"):
                 scope["route"] = _ROUTE  # as the router would, for the metrics
                 query = BatchesQuery.model_validate(parameters)
                 answer = await batches(request, query, self._app.state.service)
+                if isinstance(answer, TokenResponse):
+                    self._lane().learn(scope["query_string"], query, answer)
+                await answer(scope, receive, send)  # it reads now, and raises only while it has not sent
+                return
+            answer = self._app
         except ValidationError as error:
             answer = validation_error(request, RequestValidationError(error.errors()))
         except CorpusServerError as error:
@@ -57,6 +64,11 @@ class HotPath:
             _log.exception("%s failed", PATH)
             answer = problem(500, "internal-error", "the server failed; its log says why")
         await answer(scope, receive, send)
+
+    def _lane(self) -> Lane:
+        if self.lane is None:
+            self.lane = Lane(self._app.state.service)
+        return self.lane
 
 
 def _parameters(query_string: bytes) -> dict[str, str]:

@@ -1,31 +1,33 @@
-"""uvicorn's HTTP protocol with the socket settings that token answers need, and a limit on heads.
+"""uvicorn's HTTP protocol, with a way past it for token answers and a limit on heads.
 
-With both water marks at zero the transport is "paused" as long as one byte is unsent, and uvicorn's
-`send` waits while it is: so a `send` that returns means that everything sent before has left, and
-the buffer it was sent from may be reused.
+With both water marks at zero the transport is "paused" as long as one byte is unsent: who waits for it
+knows that everything has left for the kernel.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import cast
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from corpus_server.web.connection import Connection, widen
+from corpus_server.web.lane import Lane
 
 MAX_HEAD_BYTES = 64 * 1024
 """What uvicorn's other parser takes; this one has no limit, and would keep whatever comes."""
-
-_EXTENSION = "corpus_server.transport"
 
 
 class CorpusProtocol(HttpToolsProtocol):
     """`uvicorn --http corpus_server.web.protocol:CorpusProtocol`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Set the water marks of a new connection."""
+        """Set up a new connection."""
         transport.set_write_buffer_limits(high=0, low=0)
+        widen(transport.get_extra_info("socket"))
         super().connection_made(transport)
         self._in_head = False
         self._head_bytes = 0
@@ -39,11 +41,9 @@ class CorpusProtocol(HttpToolsProtocol):
             self._refuse_head()
 
     def on_message_begin(self) -> None:
-        """Let the application find the transport."""
+        """Begin a head."""
         super().on_message_begin()
         self._in_head = True
-        scope: Any = self.scope
-        scope["extensions"] = {_EXTENSION: self.transport}
 
     def on_headers_complete(self) -> None:
         """Start the application."""
@@ -55,9 +55,38 @@ class CorpusProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Answer the short way, or let the application do it, which finds the connection in its scope."""
+        connection = Connection(self, cycle)
+        connection.attach()
+        lane: Lane | None = getattr(app, "lane", None)
+        asked = None if lane is None else lane.recognise(cast("Scope", cycle.scope))
+        if lane is None or asked is None:
+            super()._start_asgi_task(cycle, app)
+            return
+
+        async def answer() -> None:
+            if not await lane.answer(asked, connection):
+                await cycle.run_asgi(app)
+
+        task = self.loop.create_task(answer())
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        if self._answer_under_way():
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
+
+    def _answer_under_way(self) -> bool:
+        """Whether something is being sent, into whose midst nothing may come."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _refuse_head(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # another answer is under way: nothing may come into its midst
+        if self._answer_under_way():
+            self.transport.abort()
             return
         title = "Request header fields too large"
         document = {"type": "head-too-large", "title": title, "status": 431}
@@ -67,16 +96,3 @@ class CorpusProtocol(HttpToolsProtocol):
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
         )
         self.transport.close()
-
-
-def drains_fully(scope: Scope) -> bool:
-    """Tell whether a send that returns means that everything before it has left."""
-    return _EXTENSION in (scope.get("extensions") or {})
-
-
-async def abort_connection(scope: Scope) -> None:
-    """Cut the connection, whatever its reader does; without our protocol, do nothing."""
-    transport = (scope.get("extensions") or {}).get(_EXTENSION)
-    if transport is not None:
-        transport.abort()
-        await asyncio.sleep(0)  # now uvicorn has heard of it, and misses no rest of the answer

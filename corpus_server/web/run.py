@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -13,9 +15,12 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
 
 from corpus_server.errors import InvalidParameter
 from corpus_server.settings import Settings
+from corpus_server.web.listening import BACKLOG, listening, url
 
 _WORKER_HEALTH_SECONDS = 60
 """uvicorn kills a worker that does not answer its supervisor for so long; a slow disk is no reason."""
@@ -32,21 +37,19 @@ def run(settings: Settings, *, log_level: str = "info") -> None:
     # uvicorn raises the signal that ended it once more: by default it would kill this process
     # before the metrics folder is removed, and with an exit code that looks like a failure.
     signal.signal(signal.SIGTERM, _exit)
-    _check_address(settings.host, settings.port)
-    with _metrics_folder(settings):
+    with listening(settings) as sockets, _metrics_folder(settings):
         # Imported here: prometheus-client reads its folder from the environment at import.
         from corpus_server.web.app import SETTINGS_VARIABLE
 
         os.environ[SETTINGS_VARIABLE] = settings.to_json()
-        uvicorn.run(
+        config = uvicorn.Config(
             "corpus_server.web.app:create_app_from_environment",
             factory=True,
-            host=settings.host,
-            port=settings.port,
             workers=settings.workers,
             loop="uvloop",
             http="corpus_server.web.protocol:CorpusProtocol",
             ws="none",
+            backlog=BACKLOG,
             log_level=log_level,
             access_log=False,
             server_header=False,
@@ -55,20 +58,21 @@ def run(settings: Settings, *, log_level: str = "info") -> None:
             timeout_graceful_shutdown=30,
             timeout_worker_healthcheck=_WORKER_HEALTH_SECONDS,
         )
+        # By uvicorn's logger, which is set up by now and names only one of several addresses itself.
+        log = logging.getLogger("uvicorn.error")
+        log.info("Uvicorn running on %s (Press CTRL+C to quit)", " and ".join(map(url, sockets)))
+        with contextlib.suppress(KeyboardInterrupt):
+            _serve(config, sockets)
 
 
-def _check_address(host: str, port: int) -> None:
-    """Bind once before anything starts: uvicorn's own message names neither host nor port."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise InvalidParameter(
-            f"cannot listen on host {host}, port {port}: {error.strerror}; give others with --host, --port",
-            parameter="port",
-        ) from error
+def _serve(config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+    if config.workers > 1:
+        Multiprocess(config, sockets=sockets).run()
+        return
+    server = uvicorn.Server(config)
+    server.run(sockets=sockets)
+    if not server.started:
+        sys.exit(STARTUP_FAILURE)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

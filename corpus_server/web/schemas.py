@@ -20,7 +20,7 @@ from corpus_server.plan.document import (
     MAX_STRIDE,
     Order,
 )
-from corpus_server.wire import Format
+from corpus_server.wire import ChecksumPlace, Format
 
 MAX_COUNT = 4096
 MAX_EPOCHS = 10_000
@@ -73,7 +73,11 @@ class FormatQuery(_Query):
 
     format: FormatChoice = None
     checksum: Annotated[
-        Literal["true", "false"], Field(description="Whether `Corpus-Checksum` is computed.")
+        ChecksumPlace,
+        Field(
+            description="Where the checksum stands: `true`, in `Corpus-Checksum`, for which everything is "
+            "read before it is sent; `tail`, as the last 8 bytes of the body (raw only); `false`, nowhere."
+        ),
     ] = "true"
 
 

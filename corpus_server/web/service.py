@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -20,10 +19,11 @@ from corpus_server.errors import CorpusServerError, InvalidParameter, UnknownPla
 from corpus_server.plan import Plan, Stage
 from corpus_server.plan.document import Order
 from corpus_server.plan.store import PlanStore
+from corpus_server.prefetch import Prefetcher
 from corpus_server.reading import Reading, Windows, checksum, read_all
 from corpus_server.settings import Settings
-from corpus_server.web.answers import Answering
-from corpus_server.web.buffers import PIECE_BYTES
+from corpus_server.web import metrics
+from corpus_server.web.answers import PIECE_BYTES, Answering
 from corpus_server.web.schemas import PlanQuery, StepsQuery
 
 _Key = TypeVar("_Key")
@@ -56,12 +56,14 @@ class Service:
         self.catalog = catalog
         self.store = store
         self.answering = Answering(settings)
+        self.prefetcher = Prefetcher(settings.read_ahead_bytes, on_asked=metrics.READ_AHEAD.inc)
         # Both map to the same objects: by id, and by the inline spelling that was seen.
         self._by_id: OrderedDict[str, BoundPlan] = OrderedDict()
         self._by_spelling: OrderedDict[Spelling, BoundPlan] = OrderedDict()
 
     def close(self) -> None:
-        """Stop the gather threads; idempotent."""
+        """Stop the threads that touch the maps; idempotent."""
+        self.prefetcher.close()
         self.answering.close()
 
     def why_not_ready(self) -> str | None:
@@ -83,6 +85,12 @@ class Service:
         self.store.add(bound.plan)
         return bound
 
+    def read_ahead(self, bound: BoundPlan, query: StepsQuery, rows: int, *, step: int) -> None:
+        """Let the disk know of a request for the steps of a query from `step` on; waits for nothing."""
+        self.prefetcher.note(
+            bound, step=step, count=query.count, rows=rows, rank=query.rank, world_size=query.world_size
+        )
+
     async def tokens_as_json(
         self, reading: Reading, fields: Mapping[str, object], headers: Mapping[str, str]
     ) -> Response:
@@ -99,9 +107,15 @@ class Service:
         """Return the checksum of a step's raw tokens over all ranks, read piece by piece."""
         query = StepsQuery.model_construct(step=step, count=1, rank=0, world_size=1)
         reading = windows_reading(bound, query, rows)
-        piece = np.empty(max(PIECE_BYTES, reading.length * reading.dtype.itemsize), dtype=np.uint8)
-        digest = await self.answering.run_admitted(lambda: checksum(reading, piece))
+        digest = await self.answering.run_admitted(lambda: checksum(reading, PIECE_BYTES))
         return wire.checksum_value(digest)
+
+    def known(self, plan_id: str | None) -> BoundPlan | None:
+        """Return a plan that is in memory."""
+        bound = self._by_id.get(plan_id) if plan_id is not None else None
+        if bound is not None:
+            self._by_id.move_to_end(bound.plan.id)
+        return bound
 
     async def by_id(self, plan_id: str) -> BoundPlan:
         """Return a plan that this server, or a worker beside it, has seen.
@@ -109,8 +123,7 @@ class Service:
         Raises:
             UnknownPlan: nobody here has; post it and go on.
         """
-        if (bound := self._by_id.get(plan_id)) is not None:
-            self._by_id.move_to_end(plan_id)
+        if (bound := self.known(plan_id)) is not None:
             return bound
         plan = await run_in_threadpool(self.store.get, plan_id)
         if plan is None:
@@ -154,11 +167,21 @@ class Service:
         return bound
 
 
-def windows_reading(bound: BoundPlan, query: StepsQuery, rows: int) -> Windows:
-    """Return the tokens that a query asks for, to be read; `rows` as `check_part` says."""
+def windows_reading(bound: BoundPlan, query: StepsQuery, rows: int, *, step: int | None = None) -> Windows:
+    """Return the tokens that a query asks for, to be read.
+
+    Args:
+        rows: as `check_part` says.
+        step: instead of the query's.
+    """
+    first = query.step if step is None else step
+
+    def locate(offset: int, count: int) -> NDArray[np.int64]:
+        return bound.sampler.locate_part(first + offset, rows, count=count, rank=query.rank)
+
     return Windows(
         gatherer=bound.gatherer,
-        locate=partial(locate, bound, query),
+        locate=locate,
         count=query.count,
         rows=rows,
         length=bound.plan.seq_len + 1,
@@ -171,11 +194,6 @@ def check_part(bound: BoundPlan, query: StepsQuery) -> int:
     return bound.sampler.check_part(
         query.step, count=query.count, rank=query.rank, world_size=query.world_size
     )
-
-
-def locate(bound: BoundPlan, query: StepsQuery) -> NDArray[np.int64]:
-    """Return the windows that a query asks for: `(count, rows, 2) int64`."""
-    return bound.sampler.locate(query.step, count=query.count, rank=query.rank, world_size=query.world_size)
 
 
 def _inline_plan(spelled: Spelling) -> Plan:

@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+
+NAME = "bench"
+"""Of the corpus on our servers."""
 
 VOCABULARY = 50_257
 _PIECE = 1 << 24
@@ -42,3 +46,10 @@ def sparse(folder: Path, num_tokens: int) -> Path:
     with path.open("ab") as file:
         os.truncate(file.fileno(), 2 * num_tokens)
     return path
+
+
+def windows_at(
+    tokens: npt.NDArray[np.uint16], starts: npt.NDArray[np.int64], length: int
+) -> npt.NDArray[np.uint16]:
+    """Copy windows of `length` tokens, `(len(starts), length)`, C order."""
+    return np.stack([tokens[start : start + length] for start in starts.tolist()])

@@ -62,3 +62,12 @@ def test_error_is_one_line_and_exit_code_1(server: ReferenceServer) -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("error: no corpus is named 'webb'")
     assert "Traceback" not in done.stderr
+
+
+def test_brackets_in_an_error_are_no_markup(server: ReferenceServer) -> None:
+    """And a long one is one line, however narrow the terminal."""
+    name = "[red]" + "b" * 150
+    done = bench(server.url, "--corpus", name)
+    assert done.returncode == 1
+    assert repr(name) in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from corpus_client import Batch, CorpusLoader, errors
 from corpus_client.world import find_rank
 from tests.client.conftest import make_corpus, num_descriptors
+from tests.client.delayed import EngineDevice
 from tests.client.reference_server import (
     Fault,
     ReferenceCorpus,
@@ -357,6 +358,30 @@ def test_dropped_loader_leaves_neither_thread_nor_descriptor(server: ReferenceSe
     time.sleep(0.05)
     assert not [thread for thread in threading.enumerate() if thread.name == "corpus-fetcher"]
     assert num_descriptors() <= descriptors + 1
+
+
+@pytest.mark.parametrize(("seed", "group_bytes", "lookahead"), [(1, 0, 2), (2, 1 << 11, 5)])
+def test_ten_thousand_steps_over_a_slow_and_disorderly_copy_engine_are_exact(
+    make_loader: MakeLoader,
+    corpus: ReferenceCorpus,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    group_bytes: int,
+    lookahead: int,
+) -> None:
+    """Its twin on a real device is in cuda/; every batch is kept, and read when all copies are over."""
+    device = EngineDevice(seed, 3e-4, group_bytes=group_bytes, lookahead=lookahead)
+    monkeypatch.setattr("corpus_client.loader.open_device", lambda *_, **__: device)
+    try:
+        loader = make_loader(num_steps=10_000, prefetch_bytes=1 << 15, order="shuffle")
+        batches = list(loader)
+        loader.close()
+    finally:
+        device.close()
+    for step, batch in enumerate(batches):
+        assert batch.step == step
+        assert np.array_equal(batch.tokens.numpy(), tokens_of_step(corpus, loader.plan, step))
+    assert device.threads == {threading.get_ident()}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork with threads is what is tested

@@ -10,7 +10,6 @@ import pytest
 
 from corpus_client import CorpusLoader, errors
 from corpus_client.control import ShardDescription
-from corpus_client.local import GATHER_BYTES, LocalShard, gather
 from tests.client.conftest import make_corpus
 from tests.client.reference_server import ReferenceCorpus, ReferenceServer
 
@@ -93,41 +92,6 @@ def test_change_under_the_run_is_found(make_loader: MakeLoader, local_root: Path
             file.truncate(path.stat().st_size - 2)
     with pytest.raises(errors.LocalCopyMismatch, match="changed while it was in use"):
         list(loader)
-
-
-def shard_of(tokens: np.ndarray, path: Path) -> LocalShard:
-    path.write_bytes(tokens.tobytes())
-    described = ShardDescription(
-        corpus="c",
-        name=path.name,
-        num_tokens=len(tokens),
-        dtype=tokens.dtype.name,
-        data_offset=0,
-        size_bytes=tokens.nbytes,
-    )
-    return LocalShard(path, described)
-
-
-def test_gather_over_many_pieces_and_shards(tmp_path: Path) -> None:
-    arrays = [np.arange(n, dtype="uint16") + n for n in (5000, 3000)]
-    shards = [shard_of(array, tmp_path / f"{number}.bin") for number, array in enumerate(arrays)]
-    draw = np.random.default_rng(0)
-    indices = np.stack([draw.integers(0, 2, 3000), draw.integers(0, 2900, 3000)], axis=1)
-    out = np.zeros((3000, 101), "uint16")
-    assert out.nbytes > 2 * GATHER_BYTES
-    gather(shards, indices, out)
-    for (number, start), row in zip(indices, out, strict=True):
-        assert np.array_equal(row, arrays[number][start : start + 101])
-    for shard in shards:
-        shard.close()
-
-
-@pytest.mark.parametrize("index", [(0, -1), (0, 91), (1, 0), (-1, 0)])
-def test_index_outside_is_refused(tmp_path: Path, index: tuple[int, int]) -> None:
-    shard = shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")
-    with pytest.raises(errors.AnswerCorrupt):
-        gather([shard], np.array([index]), np.zeros((1, 10), "uint16"))
-    shard.close()
 
 
 def test_shard_name_cannot_leave_the_folder(make_loader: MakeLoader, local_root: Path) -> None:

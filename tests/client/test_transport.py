@@ -7,26 +7,30 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import xxhash
 
 from corpus_client import errors, wire
-from corpus_client.transport import Connection, Endpoint
+from corpus_client.endpoint import Endpoint
+from corpus_client.transport import Connection
 
 BODY = bytes(range(256)) * 4096  # 1 MiB
+TAIL = xxhash.xxh3_64_digest(BODY)
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
 REQUEST = wire.ArrayRequest(path="/x", shape=(len(BODY),), dtype="uint8", plan_id="ab")
 
 
 def head(**changes: str) -> bytes:
     headers = {
-        "Content-Length": str(len(BODY)),
+        "Content-Length": str(len(BODY) + len(TAIL)),
         "Corpus-Shape": str(len(BODY)),
         "Corpus-Dtype": "uint8",
         "Corpus-Plan": "ab",
-        "Corpus-Checksum": f"xxh3-64={xxhash.xxh3_64_hexdigest(BODY)}",
+        "Corpus-Checksum": "xxh3-64=tail",
         **{name.replace("_", "-"): value for name, value in changes.items()},
     }
     return "\r\n".join(["HTTP/1.1 200 OK", *(f"{k}: {v}" for k, v in headers.items()), "", ""]).encode()
@@ -100,7 +104,9 @@ def receive(connection: Connection, buffer: memoryview, seconds: float = 10) -> 
 
 
 def test_body_lies_at_the_start_of_the_buffer_and_nowhere_else(buffer: memoryview, connect: Connect) -> None:
-    server, connection = connect([head() + BODY], [head(), 0.01, BODY[:7], 0.01, BODY[7:]])
+    server, connection = connect(
+        [head() + BODY + TAIL], [head(), 0.01, BODY[:7], 0.01, BODY[7:] + TAIL[:3], 0.01, TAIL[3:]]
+    )
     for _ in range(2):
         buffer[:] = bytes(len(buffer))
         receive(connection, buffer)
@@ -115,7 +121,9 @@ def test_body_lies_at_the_start_of_the_buffer_and_nowhere_else(buffer: memoryvie
     ("script", "kind", "message"),
     [
         ([head(), BODY[:-1], "close"], errors.AnswerCorrupt, "it ended after 1048575"),
-        ([head() + BODY[:-1] + b"\0"], errors.AnswerCorrupt, "checksum"),
+        ([head() + BODY[:-1] + b"\0" + TAIL], errors.AnswerCorrupt, "checksum"),
+        ([head() + BODY + bytes(8)], errors.AnswerCorrupt, "checksum"),
+        ([head() + BODY + TAIL[:5], "close"], errors.AnswerCorrupt, "it ended after 5"),
         ([head(Content_Length="7") + BODY], errors.AnswerCorrupt, "Content-Length"),
         ([head(Corpus_Shape="1")], errors.AnswerCorrupt, "Corpus-Shape"),
         ([head(Corpus_Plan="cd")], errors.AnswerCorrupt, "Corpus-Plan"),
@@ -126,7 +134,8 @@ def test_body_lies_at_the_start_of_the_buffer_and_nowhere_else(buffer: memoryvie
         ),
         ([b"nonsense\r\n\r\n"], errors.ConnectionFailed, "BadStatusLine"),
         (["close"], errors.ConnectionFailed, "closed connection"),
-        ([head()[:40], "close"], errors.AnswerCorrupt, "must be"),
+        ([head()[:40], "close"], errors.ConnectionFailed, "after 40 bytes"),
+        ([head(Padding="x" * 70_000)], errors.AnswerCorrupt, "the head must have at most"),
         ([0.7], errors.NoProgress, "nothing came in time"),
         ([head() + BODY[:9], 0.7], errors.NoProgress, "nothing came in time"),
     ],
@@ -155,7 +164,7 @@ def test_problem_keeps_the_connection(buffer: memoryview, connect: Connect) -> N
         b"HTTP/1.1 503 Busy\r\nContent-Type: application/problem+json\r\nRetry-After: 2\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(problem), problem)
     )
-    _, connection = connect([answer], [head() + BODY])
+    _, connection = connect([answer], [head() + BODY + TAIL])
     with pytest.raises(errors.Overloaded, match="full") as caught:
         receive(connection, buffer)
     assert caught.value.retry_after_seconds == 2
@@ -164,7 +173,7 @@ def test_problem_keeps_the_connection(buffer: memoryview, connect: Connect) -> N
 
 
 def test_idle_connection_closed_by_the_server_is_stale(buffer: memoryview, connect: Connect) -> None:
-    _, connection = connect([head() + BODY, "close"], [head() + BODY])
+    _, connection = connect([head() + BODY + TAIL, "close"], [head() + BODY + TAIL])
     receive(connection, buffer)
     time.sleep(0.05)
     with pytest.raises(errors.ConnectionFailed) as caught:
@@ -227,6 +236,64 @@ def test_endpoint(url: str, host: str, port: int, prefix: str) -> None:
     endpoint = Endpoint.parse(url)
     assert (endpoint.host, endpoint.port, endpoint.prefix) == (host, port, prefix)
     assert (endpoint.tls is not None) == url.startswith("https")
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("uds:///run/corpus.sock", "/run/corpus.sock"),
+        ("uds:///run/corpus.sock/", "/run/corpus.sock"),
+        ("UDS:///run/a%20b%3F%23%25.sock", "/run/a b?#%.sock"),
+        ("uds:///run/a b.sock", "/run/a b.sock"),
+        ("uds:///run/gr%C3%B6\u00dfer", "/run/gr\u00f6\u00dfer"),
+        ("uds:///" + "x" * 106, "/" + "x" * 106),
+    ],
+)
+def test_endpoint_of_a_unix_socket(url: str, path: str) -> None:
+    endpoint = Endpoint.parse(url)
+    assert (endpoint.socket_path, endpoint.prefix, endpoint.tls) == (path, "", None)
+    assert endpoint.http_url == "http://localhost"
+    assert endpoint.url == url.rstrip("/")
+    assert [(family, address) for family, *_, address in endpoint.addresses()] == [(socket.AF_UNIX, path)]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("uds://run/corpus.sock", "three slashes"),
+        ("uds:/run/corpus.sock", "three slashes"),
+        ("uds:corpus.sock", "three slashes"),
+        ("uds://", "three slashes"),
+        ("uds:///", "three slashes"),
+        ("uds:///a?b", "%3F"),
+        ("uds:///a#b", "three slashes"),
+        ("uds:///a%00b", "three slashes"),
+        ("uds:///" + "x" * 107, "at most 107 bytes.*got 108"),
+        ("uds:///" + "%C3%9F" * 54, "got 109"),
+        ("unix:///run/corpus.sock", "uds:///path/of.sock"),
+    ],
+)
+def test_wrong_url_of_a_unix_socket_is_refused(url: str, message: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=message):
+        Endpoint.parse(url)
+
+
+def test_a_unix_socket_is_connected_to_by_its_url(tmp_path: Path, buffer: memoryview) -> None:
+    path = tmp_path / "a?b.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        connection = Connection(Endpoint.parse(f"uds://{quote(str(path))}"))
+        connection.send(REQUEST.path, deadline=time.monotonic() + 10)
+        peer, _ = listener.accept()
+        with peer:
+            assert peer.recv(65536).startswith(b"GET /x HTTP/1.1\r\nHost: localhost\r\n")
+            threading.Thread(target=peer.sendall, args=(head() + BODY + TAIL,)).start()
+            connection.receive_into(buffer, REQUEST, deadline=time.monotonic() + 10)
+        assert buffer[: len(BODY)] == BODY
+        connection.close()
+    with pytest.raises(errors.ConnectionFailed, match=r"uds://.*a%3Fb.sock: ConnectionRefusedError"):
+        connection.send(REQUEST.path, deadline=time.monotonic() + 10)
 
 
 @pytest.mark.parametrize(

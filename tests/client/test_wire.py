@@ -10,11 +10,11 @@ from corpus_client import errors, wire
 
 REQUEST = wire.ArrayRequest(path="/", shape=(2, 3, 5), dtype="uint16", plan_id="ab")
 GOOD = {
-    "Content-Length": "60",
+    "Content-Length": "68",
     "Corpus-Shape": "2,3,5",
     "Corpus-Dtype": "uint16",
     "Corpus-Plan": "ab",
-    "Corpus-Checksum": "xxh3-64=2d06800538d394c2",
+    "Corpus-Checksum": "xxh3-64=tail",
 }
 
 
@@ -31,14 +31,17 @@ def test_each_wrong_header_is_named(name: str, value: str | None) -> None:
 
 
 def test_checksum_is_that_of_xxh3_64() -> None:
-    """The empty body's published digest, and one bit further."""
-    wire.check_body(GOOD, memoryview(b""))
+    """The empty array's published digest, and one bit further."""
+    tail = bytes.fromhex("2d06800538d394c2")
+    assert wire.checked_array(tail) == b""
     with pytest.raises(errors.AnswerCorrupt, match="checksum must be 2d06800538d394c2"):
-        wire.check_body(GOOD, memoryview(b"\0"))
+        wire.checked_array(b"\0" + tail)
 
 
 def test_path_says_raw_and_leaves_the_checksum_out_on_request() -> None:
-    assert wire.array_path("/v1/batches", verify=True, step=3) == "/v1/batches?step=3&format=raw"
+    assert (
+        wire.array_path("/v1/batches", verify=True, step=3) == "/v1/batches?step=3&format=raw&checksum=tail"
+    )
     assert wire.array_path("/r", verify=False, c="a b&c") == "/r?c=a+b%26c&format=raw&checksum=false"
     assert wire.corpus_path("a/b c") == "/v1/corpora/a%2Fb%20c"
 

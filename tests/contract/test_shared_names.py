@@ -15,13 +15,21 @@ def _subclasses(kind: type) -> list[type]:
 
 
 def test_header_names_are_the_same() -> None:
-    assert (server.SHAPE, server.DTYPE, server.PLAN, server.CHECKSUM) == (
+    assert (server.SHAPE, server.DTYPE, server.PLAN, server.CHECKSUM, server.TIMING) == (
         client.SHAPE_HEADER,
         client.DTYPE_HEADER,
         client.PLAN_HEADER,
         client.CHECKSUM_HEADER,
+        client.TIMING_HEADER,
     )
-    assert server.checksum_of(b"").startswith(client.CHECKSUM_PREFIX)
+    assert (server.TAIL, server.TAIL_BYTES) == (client.CHECKSUM_TAIL, client.TAIL_BYTES)
+
+
+def test_the_client_reads_how_long_the_server_took() -> None:
+    assert client.server_seconds({server.TIMING: server.timing_value(0.0123456)}) == 0.012346
+    assert client.server_seconds({server.TIMING: "cache;desc=hit, " + server.timing_value(2)}) == 2.0
+    assert client.server_seconds({server.TIMING: "answer"}) == 0.0
+    assert client.server_seconds({}) == 0.0
 
 
 def test_the_client_knows_every_error_of_the_server() -> None:

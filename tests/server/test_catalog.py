@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
@@ -34,8 +33,7 @@ def test_a_bound_plan_gathers_what_the_reference_slices(
         ("mixed", name) for name in ("0.bin", "1.npy", "2.npy", "3.bin")
     ]
     locations = bound.sampler.locate(17, count=2)
-    out = np.empty((16, 33), bound.dtype)
-    bound.gatherer.gather(locations.reshape(-1, 2), out)
+    out = bound.gatherer.gather(locations.reshape(-1, 2), 33, bound.dtype)
     expected = batch(document, corpora["mixed"].shards, 17, count=2)
     assert bound.dtype.name == "uint32"
     assert (out.reshape(2, 8, 33) == expected).all()

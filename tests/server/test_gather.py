@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import sliding_window_view
 
 from corpus_server import gather, mapguard
 from corpus_server.errors import CorpusChanged, ReadFailed
@@ -21,6 +23,7 @@ from corpus_server.formats import TokenDtype
 from corpus_server.gather import Gatherer
 from corpus_server.shard import Shard
 from tests.corpora import some_tokens, write_llmc, write_npy, write_raw
+from tests.pages import drop, resident_of
 from tests.serving import environment
 
 
@@ -33,6 +36,9 @@ def write_odd_npy(path: Path, tokens: np.ndarray) -> Path:
     )
     assert (10 + len(header)) % 2
     return path
+
+
+UINT16, UINT32 = np.dtype("uint16"), np.dtype("uint32")
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +61,14 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Shard]]:
         yield [opened.enter_context(Shard.open(path)) for path in paths]
 
 
-def naive(shards: list[Shard], locations: np.ndarray, out: np.ndarray) -> np.ndarray:
+def naive(shards: list[Shard], locations: np.ndarray, length: int, dtype: str) -> np.ndarray:
     """Read the files once more and slice."""
     rows = []
     for number, start in locations.tolist():
         shard = shards[number]
         content = shard.path.read_bytes()[shard.data_offset :]
-        rows.append(np.frombuffer(content, shard.dtype)[start : start + out.shape[1]])
-    return np.array(rows).astype(out.dtype).reshape(out.shape)
+        rows.append(np.frombuffer(content, shard.dtype)[start : start + length])
+    return np.array(rows).astype(dtype).reshape(-1, length)
 
 
 def locate_any(shards: list[Shard], length: int, count: int, seed: int) -> np.ndarray:
@@ -80,11 +86,10 @@ def locate_any(shards: list[Shard], length: int, count: int, seed: int) -> np.nd
     ("length", "count"), [(1, 1), (1, 3000), (2, 7), (64, 300), (65, 1025), (513, 512), (5000, 3)]
 )
 def test_equals_slicing(shards: list[Shard], length: int, count: int) -> None:
-    gatherer = Gatherer(shards)
     locations = locate_any(shards, length, count, seed=length)
-    out = np.full((count, length), 0xAAAAAAAA, "uint32")
-    gatherer.gather(locations, out)
-    assert (out == naive(shards, locations, out)).all()
+    tokens = Gatherer(shards).gather(locations, length, UINT32)
+    assert (tokens.dtype, tokens.flags.c_contiguous, tokens.flags.owndata) == (UINT32, True, True)
+    assert (tokens == naive(shards, locations, length, "uint32")).all()
 
 
 @settings(max_examples=60)
@@ -96,21 +101,17 @@ def test_equals_slicing_over_any_list_of_shards(
     if not any(shard.num_tokens >= length for shard in chosen):
         chosen.append(shards[0])
     locations = locate_any(chosen, length, count, seed)
-    out = np.full((count, length), 7, "int64")
-    Gatherer(chosen).gather(locations, out)
-    assert (out == naive(chosen, locations, out)).all()
-
-
-def test_fills_a_row_range_of_a_larger_buffer_and_nothing_else(shards: list[Shard]) -> None:
-    buffer = np.full((6, 10), 9, "uint32")
-    locations = np.array([[0, 3], [4, 5]])
-    Gatherer(shards).gather(locations, buffer[2:4])
-    assert (buffer[2:4] == naive(shards, locations, buffer[2:4])).all()
-    assert (buffer[[0, 1, 4, 5]] == 9).all()
+    expected = naive(chosen, locations, length, "int64")
+    selection = Gatherer(chosen).select(locations, length, np.dtype("int64"))
+    assert (selection.read(0, count) == expected).all()
+    first = data.draw(st.integers(0, count))
+    num = data.draw(st.integers(0, count - first))
+    assert (selection.read(first, num) == expected[first : first + num]).all()
 
 
 def test_no_window_is_no_work(shards: list[Shard]) -> None:
-    Gatherer(shards).gather(np.empty((0, 2), np.int64), np.empty((0, 5), "uint16"))
+    tokens = Gatherer(shards).gather(np.empty((0, 2), np.int64), 5, UINT16)
+    assert (tokens.shape, tokens.dtype) == ((0, 5), UINT16)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_window_outside_its_shard_is_never_read(shards: list[Shard], shard: in
     """The address would lie in the memory of something else."""
     locations = np.array([[0, 0], [shard, start]], np.int64)
     with pytest.raises(IndexError, match="a window of 10 tokens lies outside its shard"):
-        Gatherer(shards).gather(locations, np.empty((2, 10), "uint16"))
+        Gatherer(shards).gather(locations, 10, UINT32)
 
 
 def test_a_window_as_long_as_the_longest_reaches_over_a_large_corpus(tmp_path: Path) -> None:
@@ -137,8 +138,7 @@ def test_a_window_as_long_as_the_longest_reaches_over_a_large_corpus(tmp_path: P
         file.seek(2 * num_tokens - 4)
         file.write(b"\x01\x00\x02\x00")
     with Shard.open(path) as shard:
-        out = np.empty((1, 2**20 + 1), "uint16")
-        Gatherer([shard]).gather(np.array([[0, num_tokens - 2**20 - 1]]), out)
+        out = Gatherer([shard]).gather(np.array([[0, num_tokens - 2**20 - 1]]), 2**20 + 1, UINT16)
     assert (out[0, :-2] == 0).all()
     assert out[0, -2:].tolist() == [1, 2]
 
@@ -169,15 +169,14 @@ class CutAfterCheck:
 armed = False
 with Shard.open(path) as shard:
     gatherer = Gatherer([CutAfterCheck(shard)])
-    out = np.full((2, 100), 7, "uint16")
     locations = np.array([[0, start], [0, 0]])
     if memory == "warm":
-        gatherer.gather(locations, out)
+        gatherer.gather(locations, 100, np.dtype("uint16"))
     armed = True
     if when == "before":
         os.truncate(path, keep)
     try:
-        gatherer.gather(locations, out)
+        gatherer.gather(locations, 100, np.dtype("uint16"))
     except CorpusChanged as error:
         print(error.detail)
 """
@@ -212,11 +211,10 @@ def test_only_the_shards_that_are_touched_are_checked(tmp_path: Path) -> None:
     with Shard.open(paths[0]) as first, Shard.open(paths[1]) as second:
         gatherer = Gatherer([first, second])
         os.truncate(paths[1], 100)
-        out = np.empty((1, 10), "uint16")
-        gatherer.gather(np.array([[0, 4990]]), out)
+        out = gatherer.gather(np.array([[0, 4990]]), 10, UINT16)
         assert (out[0] == some_tokens(5000, seed=0)[-10:]).all()
         with pytest.raises(CorpusChanged, match=r"1\.bin"):
-            gatherer.gather(np.array([[1, 4990]]), out)
+            gatherer.gather(np.array([[1, 4990]]), 10, UINT16)
 
 
 class Watched:
@@ -240,7 +238,6 @@ class Watched:
 def test_a_change_during_the_copy_is_found_after_it(tmp_path: Path, change: str) -> None:
     """Within the last page, where no page is missing: the copy holds zeros or new tokens, and is refused."""
     path = write_raw(tmp_path / "a.bin", some_tokens(3000))
-    out = np.empty((1, 100), "uint16")
 
     def change_it() -> None:
         if change == "cut":
@@ -252,16 +249,15 @@ def test_a_change_during_the_copy_is_found_after_it(tmp_path: Path, change: str)
     with Shard.open(path) as shard:
         watched = Watched(shard, change_it)
         with pytest.raises(CorpusChanged, match="5000 now" if change == "cut" else "written to since"):
-            Gatherer([watched]).gather(np.array([[0, 2900]]), out)
+            Gatherer([watched]).gather(np.array([[0, 2900]]), 100, UINT16)
         assert watched.num_checks == 1
-        assert not out.any()
 
 
 def test_every_shard_touched_is_checked_once_before_and_once_after(tmp_path: Path) -> None:
     opened = [Shard.open(write_raw(tmp_path / f"{k}.bin", some_tokens(500, seed=k))) for k in range(3)]
     watched = [Watched(shard) for shard in opened]
     locations = np.array([[2, 0], [0, 5], [2, 9]])
-    Gatherer(watched).gather(locations, np.empty((3, 50), "uint16"))
+    Gatherer(watched).gather(locations, 50, UINT16)
     assert [shard.num_checks for shard in watched] == [2, 0, 2]
     for shard in opened:
         shard.close()
@@ -286,45 +282,103 @@ def test_a_page_that_the_disk_did_not_deliver_is_an_error(
         gatherer = Gatherer([Watched(shard, fault)])
         for _ in range(2):  # until the shard is opened anew
             with pytest.raises(ReadFailed, match=r"a\.bin: the disk did not deliver 1 pages"):
-                gatherer.gather(np.array([[0, 0]]), np.empty((1, 10), "uint16"))
+                gatherer.gather(np.array([[0, 0]]), 10, UINT16)
 
 
-class SlowClock:
-    """Lets every gather appear to take as long as set."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._calls = 0
-
-    def __call__(self) -> float:
-        self._calls += 1
-        return 1000.0 * self._calls + (self.seconds if self._calls % 2 == 0 else 1000.0)
+@pytest.fixture
+def cold(tmp_path: Path) -> Iterator[Shard]:
+    """A shard of 4 MB of which nothing is in memory."""
+    path = write_raw(tmp_path / "cold.bin", some_tokens(2_000_000))
+    drop(path)
+    with Shard.open(path) as shard:
+        yield shard
 
 
-@pytest.mark.parametrize("length", [10, 2000])
-def test_windows_are_asked_for_ahead_while_the_last_ones_came_slowly(
-    shards: list[Shard], monkeypatch: pytest.MonkeyPatch, length: int
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
+    """What was asked for ahead: the addresses and the bytes of each call."""
+    calls: list[tuple[list[int], int]] = []
+    read_ahead = gather.read_ahead
+
+    def record(addresses: np.ndarray, num_bytes: int) -> None:
+        calls.append((addresses.tolist(), num_bytes))
+        read_ahead(addresses, num_bytes)
+
+    monkeypatch.setattr(gather, "read_ahead", record)
+    return calls
+
+
+def scattered(count: int, *, seed: int) -> np.ndarray:
+    """Return windows of 1,000 tokens all over the cold shard."""
+    starts = np.random.default_rng(seed).permutation(2000)[:count] * 1000
+    return np.stack((np.zeros_like(starts), starts), axis=1)
+
+
+def test_once_a_window_came_from_disk_the_rest_are_asked_for_at_once(
+    cold: Shard, asked: list[tuple[list[int], int]]
 ) -> None:
-    """Slow, fast, slow again: the gather after a slow one asks, with all of its windows at once."""
-    asked: list[tuple[list[int], int]] = []
-    clock = SlowClock()
-    monkeypatch.setattr(gather.time, "perf_counter", clock)
-    monkeypatch.setattr(
-        gather, "read_ahead", lambda addresses, num_bytes: asked.append((addresses.tolist(), num_bytes))
-    )
-    gatherer = Gatherer([shards[0]])
-    locations = np.array([[0, 7], [0, 2900], [0, 100]])
-    out = np.empty((3, length), "uint16")
-    expected = ([shards[0].address + 2 * start for start in locations[:, 1].tolist()], 2 * length)
-    limit = 3 * (20e-6 + 2e-9 * length)
-    history = []
-    for seconds in (limit * 2, limit * 2, limit / 2, limit / 2, limit * 2, limit / 2):
-        clock.seconds = seconds
-        gatherer.gather(locations, out)
-        history.append(len(asked))
-        assert (out == naive(shards, locations, out)).all()
-    assert history == [0, 1, 2, 2, 2, 3]
-    assert asked == [expected] * 3
+    """After the first piece of a selection; of the next one before it."""
+    gatherer = Gatherer([cold])
+    for seed, first_piece in ((0, 40), (1, 0)):
+        locations = scattered(200, seed=seed)
+        selection = gatherer.select(locations, 1000, UINT16)
+        pieces = [selection.read(first, 40) for first in range(0, 200, 40)]
+        written = sliding_window_view(some_tokens(2_000_000), 1000)  # the file, read again, would be warm
+        assert (np.concatenate(pieces) == written[locations[:, 1]]).all()
+        addresses = [cold.address + 2 * start for start in locations[first_piece:, 1].tolist()]
+        assert asked.pop() == (addresses, 2000)
+        assert asked == []
+        assert gatherer.cold
+    assert 1 <= gatherer.num_faults <= 2 * 40
+
+
+def test_what_is_resident_is_not_asked_for(cold: Shard, asked: list[tuple[list[int], int]]) -> None:
+    """Neither at all, nor once it is seen that the disk is no longer waited for."""
+    cold.path.read_bytes()
+    gatherer = Gatherer([cold])
+    gatherer.gather(scattered(200, seed=0), 1000, UINT16)
+    assert (asked, gatherer.cold, gatherer.num_faults) == ([], False, 0)
+    gatherer.cold = True
+    for seed in range(3):
+        gatherer.gather(scattered(200, seed=seed), 1000, UINT16)
+        assert (asked, gatherer.cold) == ([], False)
+
+
+def test_without_reading_ahead_nothing_is_asked_for(cold: Shard, asked: list[tuple[list[int], int]]) -> None:
+    gatherer = Gatherer([cold], reads_ahead=False)
+    for seed in range(3):
+        locations = scattered(20, seed=seed)
+        tokens = gatherer.gather(locations, 1000, UINT16)
+        assert (tokens == sliding_window_view(some_tokens(2_000_000), 1000)[locations[:, 1]]).all()
+    assert asked == []
+    assert gatherer.num_faults >= 3
+
+
+def test_reading_ahead_brings_the_windows_of_all_shards(tmp_path: Path) -> None:
+    """Of two types and alignments, each by its own addresses and its own size."""
+    wide = some_tokens(200_000, dtype="uint32", vocabulary=2**32)
+    paths = [
+        write_raw(tmp_path / "0.bin", some_tokens(400_000)),
+        write_npy(tmp_path / "1.npy", wide, dtype="uint32"),
+        write_odd_npy(tmp_path / "2.npy", some_tokens(400_000, seed=2)),
+    ]
+    with ExitStack() as opened:
+        shards = [opened.enter_context(Shard.open(path)) for path in paths]
+        gatherer = Gatherer(shards)
+        locations = np.array([[0, 300_000], [1, 150_000], [2, 300_000], [0, 200_000]])
+        for path in paths:
+            drop(path)
+        assert not any(gatherer.are_resident(locations[k : k + 1]) for k in range(4))
+        for path in paths:
+            drop(path)
+        gatherer.read_ahead(locations, 2000)
+        deadline = time.monotonic() + 20
+        while sum(resident_of(path).sum() for path in paths) < 2 + 3 + 2 + 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert gatherer.are_resident(locations)
+        last = locations + np.array([0, 1999])
+        assert gatherer.are_resident(last)
 
 
 def test_threads_may_share_it(shards: list[Shard]) -> None:
@@ -334,9 +388,8 @@ def test_threads_may_share_it(shards: list[Shard]) -> None:
     def work(seed: int) -> None:
         for turn in range(20):
             locations = locate_any(shards, 65, 64, seed * 1000 + turn)
-            out = np.empty((64, 65), "uint32")
-            gatherer.gather(locations, out)
-            if not (out == naive(shards, locations, out)).all():
+            out = gatherer.gather(locations, 65, UINT32)
+            if not (out == naive(shards, locations, 65, "uint32")).all():
                 wrong.append(seed)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corpus_server.permutation import MAX_SIZE, invert, mix64, permute, round_keys, stream_key, uniform
-from tests.arithmetic import chi_square_p_value
+from corpus_server.permutation import MAX_SIZE, Grid, invert, mix64, permute, round_keys, stream_key, uniform
+from tests.arithmetic import chi_square_p_value, shuffled
 
 SIZES = st.one_of(
     st.integers(1, 5000),
@@ -96,6 +96,28 @@ def test_a_position_has_the_same_image_alone_and_among_others() -> None:
 )
 def test_streams_differ(first: tuple[str, int, str], second: tuple[str, int, str]) -> None:
     assert stream_key(*first) != stream_key(*second)
+
+
+@pytest.mark.parametrize("num_positions", [1, 64, 2000])
+@pytest.mark.parametrize("size", [5000, 2**60 - 1, 2**60, 2**60 + 1, MAX_SIZE], ids=str)
+def test_few_and_many_positions_get_what_plain_integers_give(size: int, num_positions: int) -> None:
+    """Coordinates reach 2^30 beyond a size of 2^60."""
+    key = stream_key("shuffle", 5, "web")
+    positions = np.linspace(0, size - 1, num_positions).astype("uint64") % np.uint64(size)
+    images = permute(positions, size, keys_of(5, 3))
+    assert images.tolist() == [shuffled(position, size, key, 3) for position in positions.tolist()]
+    assert (invert(images, size, keys_of(5, 3)) == positions).all()
+
+
+@pytest.mark.parametrize("sizes", [(3, 1000, 2**60), (3, 2**60 + 1, MAX_SIZE)], ids=["flat", "not-flat"])
+def test_positions_of_several_domains_get_what_each_gives_alone(sizes: tuple[int, ...]) -> None:
+    which = np.arange(1000) % len(sizes)
+    positions = np.arange(1000, dtype="uint64") % np.array(sizes, "uint64")[which]
+    grids = Grid.over(sizes).take(which)
+    together = permute(positions, grids, keys_of(5))
+    for k, size in enumerate(sizes):
+        assert (together[which == k] == permute(positions[which == k], size, keys_of(5))).all()
+    assert (invert(together, grids, keys_of(5)) == positions).all()
 
 
 def test_epochs_have_orders_of_their_own() -> None:

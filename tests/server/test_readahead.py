@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import sys
@@ -17,6 +16,7 @@ import pytest
 from corpus_server import readahead
 from corpus_server.readahead import read_ahead
 from tests.corpora import open_descriptors
+from tests.pages import drop, resident
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it does nothing")
 
@@ -49,26 +49,11 @@ def cold(tmp_path: Path) -> np.ndarray:
     """A view of 6,000 mapped pages, `(NUM_PAGES * PAGE,) uint8`, none of which is in memory."""
     path = tmp_path / "cold"
     path.write_bytes(os.urandom(NUM_PAGES * PAGE))
+    drop(path)
     with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     mapped.madvise(mmap.MADV_RANDOM)  # as shards are: nothing comes along by itself
-    view = np.frombuffer(mapped, np.uint8)
-    if resident(view).any():
-        pytest.skip("this file system keeps its pages in memory")
-    return view
-
-
-def resident(view: np.ndarray) -> np.ndarray:
-    """Return for each page of a map whether the page cache holds it."""
-    pages = np.empty(-(-view.nbytes // PAGE), np.uint8)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    assert libc.mincore(view.ctypes.data, view.nbytes, pages.ctypes.data) == 0, os.strerror(
-        ctypes.get_errno()
-    )
-    return (pages & 1).astype(bool)
+    return np.frombuffer(mapped, np.uint8)
 
 
 def wait_until_resident(view: np.ndarray, expected: np.ndarray) -> None:

@@ -37,7 +37,12 @@ def windows(opened: tuple[Corpus, Gatherer]) -> Windows:
     corpus, gatherer = opened
     locations = np.array([[[0, k], [2, 10 * k], [3, 7 * k]] for k in range(5)], np.int64)
     return Windows(
-        gatherer=gatherer, locate=lambda: locations, count=5, rows=3, length=33, dtype=corpus.dtype
+        gatherer=gatherer,
+        locate=lambda first, number: locations[first : first + number],
+        count=5,
+        rows=3,
+        length=33,
+        dtype=corpus.dtype,
     )
 
 
@@ -53,24 +58,35 @@ def test_a_batch_has_the_shape_of_its_rows(
     tokens = read_all(reading)
     assert (reading.shape, reading.dtype.name, num_bytes(reading)) == ((5, 3, 33), "uint32", 5 * 3 * 33 * 4)
     shards = corpora["mixed"].shards
-    expected = [[shards[s][a : a + 33].tolist() for s, a in step] for step in reading.locations.tolist()]
+    expected = [[shards[s][a : a + 33].tolist() for s, a in step] for step in reading.locations().tolist()]
     assert tokens.tolist() == expected
 
 
-def test_windows_are_located_once_and_not_before_they_are_read(opened: tuple[Corpus, Gatherer]) -> None:
-    """Sizes are checked without it, and two passes over an answer locate once."""
+def test_windows_are_located_when_they_are_read_a_few_steps_at_a_time(
+    opened: tuple[Corpus, Gatherer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes are checked without it; groups are of whole steps, one at least, and the last one is kept."""
     corpus, gatherer = opened
-    calls = []
+    asked: list[tuple[int, int]] = []
+    places = np.array([[[0, 3 + k], [2, 1 + k]] for k in range(5)], np.int64)
 
-    def locate() -> np.ndarray:
-        calls.append(None)
-        return np.array([[[0, 3], [2, 1]]], np.int64)
+    def locate(first: int, number: int) -> np.ndarray:
+        asked.append((first, number))
+        return places[first : first + number]
 
-    reading = Windows(gatherer=gatherer, locate=locate, count=1, rows=2, length=9, dtype=corpus.dtype)
-    assert (num_bytes(reading), len(list(pieces(reading, 40)))) == (72, 2)
-    assert calls == []
-    assert (read_all(reading) == read_all(reading)).all()
-    assert len(calls) == 1
+    monkeypatch.setattr("corpus_server.reading.MAX_LOCATED_ROWS", 5)
+    reading = Windows(gatherer=gatherer, locate=locate, count=5, rows=2, length=9, dtype=corpus.dtype)
+    assert (num_bytes(reading), len(pieces(reading, 40))) == (360, 10)
+    assert asked == []
+    whole = read_all(reading).reshape(10, 9)
+    assert asked == [(0, 2), (2, 2), (4, 1)]
+    assert (np.concatenate([reading.read(row, 1) for row in range(10)]) == whole).all()
+    assert asked[3:] == [(0, 2), (2, 2), (4, 1)]
+    assert (reading.read(3, 4) == whole[3:7]).all()
+    monkeypatch.setattr("corpus_server.reading.MAX_LOCATED_ROWS", 1)
+    small = Windows(gatherer=gatherer, locate=locate, count=5, rows=2, length=9, dtype=corpus.dtype)
+    assert (read_all(small).reshape(10, 9) == whole).all()
+    assert asked[-5:] == [(k, 1) for k in range(5)]
 
 
 @given(data=st.data())
@@ -90,19 +106,17 @@ def test_any_range_is_the_slice_of_all_tokens(
 
 @given(kind=st.sampled_from([windows, whole_range]), units=st.integers(1, 3000), spare=st.integers(0, 3))
 @settings(max_examples=60)
-def test_pieces_through_any_buffer_are_the_whole(
+def test_pieces_of_any_size_are_the_whole(
     opened: tuple[Corpus, Gatherer], kind: object, units: int, spare: int
 ) -> None:
     reading: Reading = kind(opened)  # type: ignore[operator]
-    buffer = np.empty(units * reading.unit_tokens * 4 + spare, np.uint8)
+    piece_bytes = units * reading.unit_tokens * 4 + spare
     whole = read_all(reading).tobytes()
-    parts = list(pieces(reading, buffer.nbytes))
+    parts = list(pieces(reading, piece_bytes))
     assert [first for first, _ in parts] == list(range(0, reading.num_units, units))
     assert sum(count for _, count in parts) == reading.num_units
-    assert b"".join(bytes(read_piece(reading, part, buffer)) for part in parts) == whole
-    assert checksum(reading, buffer, b"prefix").digest() == xxhash.xxh3_64(b"prefix" + whole).digest()
-    last = parts[-1][1] * reading.unit_tokens * 4
-    assert bytes(buffer[:last]) == whole[-last:]
+    assert b"".join(bytes(read_piece(reading, part)) for part in parts) == whole
+    assert checksum(reading, piece_bytes, b"prefix").digest() == xxhash.xxh3_64(b"prefix" + whole).digest()
 
 
 def test_nothing_has_no_pieces(opened: tuple[Corpus, Gatherer]) -> None:
@@ -110,7 +124,7 @@ def test_nothing_has_no_pieces(opened: tuple[Corpus, Gatherer]) -> None:
     nothing = TokenRange(corpus=corpus, gatherer=gatherer, start=5, stop=5)
     assert list(pieces(nothing, 100)) == []
     assert read_all(nothing).shape == (0,)
-    digest = checksum(nothing, np.empty(8, np.uint8))
+    digest = checksum(nothing, 8)
     assert digest.digest() == xxhash.xxh3_64(b"").digest()
 
 

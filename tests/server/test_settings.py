@@ -53,7 +53,6 @@ def test_names_that_would_not_survive_a_url_are_refused(name: str) -> None:
         ({"workers": 0}, r"workers must be in \[1, 256\]"),
         ({"max_answer_bytes": 0}, "max_answer_bytes"),
         ({"max_concurrent_answers": 0}, "max_concurrent_answers"),
-        ({"buffer_bytes": 1000}, "buffer_bytes"),
         ({"send_timeout_seconds": 0}, "send_timeout_seconds"),
         ({"send_timeout_seconds": float("nan")}, "got nan"),
         ({"keep_alive_seconds": "75"}, "got '75'"),

@@ -19,6 +19,7 @@ from corpus_server.web.routes.shared import (
     make_router,
     not_modified,
     read_route,
+    representation,
 )
 from corpus_server.web.schemas import CorporaAnswer, CorpusAnswer, FormatQuery, TokensQuery
 from corpus_server.web.service import Service
@@ -91,7 +92,8 @@ async def _range(
         service.answering.check_text_size(stop - start, "count")
     if chosen == "text":
         text.check_available(corpus)
-    headers = immutable(f"{corpus.fingerprint}.{start}.{stop}.{chosen}", varies=query.format is None)
+    identity = f"{corpus.fingerprint}.{start}.{stop}.{representation(query, chosen)}"
+    headers = immutable(identity, varies=query.format is None)
     headers[wire.RANGE] = f"{start}-{stop}"
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
@@ -109,6 +111,6 @@ async def _range(
             lambda: text.decode(corpus, read_all(reading).tolist())
         )
         return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["text"])
-    return await service.answering.tokens(
-        request, reading, npy=chosen == "npy", checksummed=query.checksum == "true", headers=headers
+    return service.answering.tokens(
+        request, reading, npy=chosen == "npy", checksum=query.checksum, headers=headers
     )

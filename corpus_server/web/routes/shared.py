@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from corpus_server import wire
 from corpus_server.catalog import BoundPlan
+from corpus_server.errors import InvalidParameter
 from corpus_server.web.schemas import FormatQuery, NoQuery, Problem
 from corpus_server.web.service import Service
 
@@ -58,6 +59,24 @@ Nothing = Annotated[NoQuery, Query()]  # probes and scrapers may add parameters,
 def choose_format(request: Request, query: FormatQuery, default: wire.Format) -> wire.Format:
     """Return the format asked for, by parameter or by `Accept`."""
     return query.format or wire.negotiate(request.headers.get("accept"), default)
+
+
+def representation(query: FormatQuery, chosen: wire.Format) -> str:
+    """Return the part of an answer's identity that its form decides.
+
+    Raises:
+        InvalidParameter: the form does not exist.
+    """
+    if query.checksum != "tail":
+        return chosen
+    if chosen != "raw":
+        raise InvalidParameter(
+            f"checksum=tail needs format raw, got {chosen}",
+            parameter="checksum",
+            received="tail",
+            accepted="'true' or 'false' with this format",
+        )
+    return "raw+tail"
 
 
 def immutable(identity: str, *, varies: bool = False) -> dict[str, str]:

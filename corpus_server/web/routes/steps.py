@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
+import xxhash
 from fastapi import Query, Request
 from starlette.responses import Response
 
@@ -20,9 +20,10 @@ from corpus_server.web.routes.shared import (
     not_modified,
     plan_headers,
     read_route,
+    representation,
 )
 from corpus_server.web.schemas import BatchesQuery, StepsQuery
-from corpus_server.web.service import check_part, locate, windows_reading
+from corpus_server.web.service import check_part, windows_reading
 
 router = make_router("training")
 
@@ -45,7 +46,7 @@ async def indices(
     headers = _headers(bound, query, "indices", chosen)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    locations = await service.answering.run(partial(locate, bound, query))
+    locations = await service.answering.run(windows_reading(bound, query, rows).locations)
     if chosen == "json":
         shards = [{"corpus": name, "name": shard.name} for name, shard in bound.shards]
         return json_response(
@@ -54,8 +55,12 @@ async def indices(
     prefix = wire.npy_header(locations.shape, locations.dtype) if chosen == "npy" else b""
     content = prefix + locations.astype("<i8", copy=False).tobytes()
     headers |= wire.array_headers(locations.shape, locations.dtype)
-    if query.checksum == "true":
-        headers[wire.CHECKSUM] = wire.checksum_of(content)
+    digest = xxhash.xxh3_64(content)
+    if query.checksum == "tail":
+        headers[wire.CHECKSUM] = wire.TAIL
+        content += wire.checksum_tail(digest)
+    elif query.checksum == "true":
+        headers[wire.CHECKSUM] = wire.checksum_value(digest)
     return Response(content, headers=headers, media_type=wire.MEDIA_TYPES[chosen])
 
 
@@ -77,6 +82,7 @@ async def batches(
     headers = _headers(bound, query, "batches", chosen)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
+    service.read_ahead(bound, query, rows, step=query.step)
     reading = windows_reading(bound, query, rows)
     if chosen == "json":
         fields = {**_fields(bound, query), "dtype": bound.dtype.name}
@@ -84,9 +90,8 @@ async def batches(
     if chosen == "text":
         content = await service.answering.run_admitted(lambda: _batches_as_text(bound, reading, query))
         return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["text"])
-    checksummed = query.checksum == "true"
-    return await service.answering.tokens(
-        request, reading, npy=chosen == "npy", checksummed=checksummed, headers=headers
+    return service.answering.tokens(
+        request, reading, npy=chosen == "npy", checksum=query.checksum, headers=headers
     )
 
 
@@ -94,20 +99,22 @@ def _batches_as_text(bound: BoundPlan, reading: Windows, query: StepsQuery) -> s
     """Return every row of a batch as text under a line that says where it lies; blocks."""
     tokens = read_all(reading)
     lines = []
-    for k, (step_tokens, step_locations) in enumerate(zip(tokens, reading.locations.tolist(), strict=True)):
+    for k, (step_tokens, step_locations) in enumerate(zip(tokens, reading.locations().tolist(), strict=True)):
         first_row = query.rank * len(step_locations)
         for row, (row_tokens, (shard, start)) in enumerate(zip(step_tokens, step_locations, strict=True)):
             name, at = bound.shards[shard]
             lines.append(
                 f"=== step {query.step + k} row {first_row + row}: corpus {name}, shard {at.name}, "
-                f"tokens {start} to {start + reading.length} ==="
+                f"tokens {start} to {start + reading.unit_tokens} ==="
             )
             lines.append(text.decode(bound.corpora[name], row_tokens.tolist()))
     return "\n".join(lines) + "\n"
 
 
 def _headers(bound: BoundPlan, query: BatchesQuery, what: str, chosen: wire.Format) -> dict[str, str]:
-    identity = f"{what}.{query.step}.{query.count}.{query.rank}.{query.world_size}.{chosen}"
+    identity = (
+        f"{what}.{query.step}.{query.count}.{query.rank}.{query.world_size}.{representation(query, chosen)}"
+    )
     headers = plan_headers(bound, identity, varies=query.format is None)
     plan_step = bound.sampler.timeline.plan_step(query.step)
     if plan_step != query.step:

@@ -23,7 +23,7 @@ MakeLoader = Callable[..., CorpusLoader]
 @pytest.mark.parametrize("name", STORED_DTYPES)
 @pytest.mark.parametrize("dtype", [torch.int64, None])
 def test_values_at_the_edges_survive_the_way(name: str, dtype: torch.dtype | None) -> None:
-    stored = torch.tensor([EDGES[name]], dtype=torch.int64).to(STORED_DTYPES[name]).pin_memory()
+    stored = torch.tensor([[EDGES[name]]], dtype=torch.int64).to(STORED_DTYPES[name]).pin_memory()
     transfer = open_device(torch.device("cuda"), dtype).upload(stored)
     tokens = transfer.claim()
     assert tokens.is_cuda

@@ -99,6 +99,15 @@ def test_ranks_of_a_mixture_are_slices_of_the_global_batch() -> None:
             assert (part == whole[:, rank * rows : (rank + 1) * rows]).all()
 
 
+@pytest.mark.parametrize("web_windows", [1, 5, 300])
+def test_sources_in_epochs_far_apart_agree_with_the_reference(web_windows: int) -> None:
+    stage = {"from_step": 0, "global_batch_size": 2048, "mixture": {"web": 1, "code": 1}}
+    tokens = {"web": [4 * web_windows + 1], "code": [40_001]}
+    case = Case({"seq_len": 4, "stages": [stage]}, tokens)
+    reference = case.reference()
+    assert case.sampler().locate(31)[0].tolist() == [reference.located(31, row) for row in range(2048)]
+
+
 def test_steps_one_by_one_and_together_are_the_same() -> None:
     """Across the border of two blocks."""
     case = mixed(WEIGHTS["sixteen"])

@@ -71,6 +71,23 @@ def test_several_steps_at_once_are_the_steps_one_by_one(step: int, count: int, o
         assert (subject.locate(step + k)[0] == together[k]).all()
 
 
+@pytest.mark.parametrize("num_windows", [1, 3, 7, 1000])
+def test_a_step_of_any_number_of_epochs_agrees_with_the_reference(num_windows: int) -> None:
+    """From 2,400 epochs in a step to a fraction of one."""
+    document, shard_tokens = one_source("web", 4, 2400), [4 * num_windows + 1]
+    expected = [list(window_of_row(document, shard_tokens, 1, row)) for row in range(2400)]
+    assert sampler(document, shard_tokens).locate(1)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_a_part_that_was_checked_lies_where_locate_says(world_size: int) -> None:
+    subject = sampler(one_source("web", 8, 24), [300, 169])
+    for rank in range(world_size):
+        rows = subject.check_part(3, count=5, rank=rank, world_size=world_size)
+        located = subject.locate_part(3, rows, count=5, rank=rank)
+        assert (located == subject.locate(3, count=5, rank=rank, world_size=world_size)).all()
+
+
 @pytest.mark.parametrize("order", ["shuffle", "sequential"])
 @pytest.mark.parametrize("batch_size", [1, 5, 34, 35, 36, 100], ids=lambda size: f"batch-{size}")
 def test_every_epoch_holds_every_window_once(order: str, batch_size: int) -> None:

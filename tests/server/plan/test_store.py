@@ -46,6 +46,31 @@ def test_the_newest_come_first(tmp_path: Path) -> None:
         assert store.count() == 5
 
 
+def test_listing_the_newest_costs_the_same_however_many_there_are(tmp_path: Path) -> None:
+    """Counted in instructions of SQLite's virtual machine; without an index they grow 20-fold here."""
+    with PlanStore(tmp_path) as store:
+        counts = []
+        for number in (10, 200):
+            for seed in range(store.count(), number):
+                store.add(bound(seed))
+            instructions: list[None] = []
+            store._connection.set_progress_handler(lambda seen=instructions: seen.append(None), 1)
+            assert [plan.seed for plan, _ in store.newest(3)] == [number - 1, number - 2, number - 3]
+            store._connection.set_progress_handler(None, 1)
+            counts.append(len(instructions))
+        assert counts[1] <= counts[0] * 1.5
+
+
+def test_a_database_of_an_older_server_is_listed_as_fast(tmp_path: Path) -> None:
+    with PlanStore(tmp_path) as store:
+        store.add(bound(1))
+        store._connection.execute("DROP INDEX plans_seen")
+    with PlanStore(tmp_path) as store:
+        assert [plan.seed for plan, _ in store.newest(3)] == [1]
+        (found,) = store._connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'").fetchall()
+        assert found == ("plans_seen",)
+
+
 def test_a_list_of_large_plans_is_cut_but_never_empty(tmp_path: Path) -> None:
     with PlanStore(tmp_path) as store:
         for seed in range(3):

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import xxhash
 
-from corpus_server.web.buffers import MAX_WHOLE_BYTES
+from corpus_server.web.answers import PIECE_BYTES
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
 from tests.reference import batch, one_source
@@ -26,7 +26,6 @@ SEND_TIMEOUT_SECONDS = 1.5
 MAX_ANSWERS = 3
 CONFIG = f"""
 [server]
-buffer_bytes = 1048576
 max_concurrent_answers = {MAX_ANSWERS}
 send_timeout_seconds = {SEND_TIMEOUT_SECONDS}
 """
@@ -53,7 +52,7 @@ def roomy(big: ServedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def tight(big: ServedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with 1 MiB for buffers, three answers at a time, and little patience."""
+    """A server with three answers at a time, and little patience."""
     with RunningServer({"big": big.path}, tmp_path_factory.mktemp("tight"), config=CONFIG) as running:
         yield running
 
@@ -65,7 +64,7 @@ def test_a_large_answer_is_the_small_ones_joined(
     """150 steps at once, 20 MB in pieces, against the steps one by one and the reference."""
     server: RunningServer = request.getfixturevalue(memory)
     answer = server.get("/v1/batches", **LARGE)
-    assert int(answer.headers["Content-Length"]) == len(answer.body) == 150 * 64 * 1025 * 2 > MAX_WHOLE_BYTES
+    assert int(answer.headers["Content-Length"]) == len(answer.body) == 150 * 64 * 1025 * 2 > PIECE_BYTES
     assert answer.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(answer.body).hexdigest()}"
     assert server.get("/v1/batches", **LARGE, checksum="false").body == answer.body
     size = 64 * 1025 * 2
@@ -87,7 +86,7 @@ def test_a_large_range_is_the_files_joined(
 
 
 def test_a_reader_in_sips_gets_the_same_bytes(roomy: RunningServer) -> None:
-    """Reused memory must not change under bytes that the kernel has not taken yet."""
+    """Threads and the loop send by turns, as the reader falls behind and catches up."""
     expected = roomy.get("/v1/batches", **LARGE).body
     others = [roomy.connect() for _ in range(3)]
     responses = []
@@ -107,7 +106,7 @@ def test_a_reader_in_sips_gets_the_same_bytes(roomy: RunningServer) -> None:
 
 
 def test_parallel_readers_of_different_steps_never_mix(tight: RunningServer, big: ServedCorpus) -> None:
-    """Two at a time through a budget that holds neither."""
+    """Two at a time."""
     plan = one_source("big", 1024, 64, seed=3)
     wrong: list[int] = []
 

@@ -30,7 +30,7 @@ STEP = {**WEB, "step": 0}
         ({"step": 2**40, "count": 2}, "step", f"[0, {2**40}]"),
         ({"order": "Shuffle"}, "order", "'shuffle', 'sequential' or 'random'"),
         ({"format": "csv"}, "format", "'raw', 'npy', 'json' or 'text'"),
-        ({"checksum": "1"}, "checksum", "'true' or 'false'"),
+        ({"checksum": "1"}, "checksum", "'true', 'tail' or 'false'"),
         ({"plan": "xyz"}, "plan", "^[0-9a-f]{64}$"),
     ],
     ids=lambda value: str(value)[:40],

@@ -1,0 +1,1 @@
+"""Instruments of the `corpus-client` command: why a GPU waits for data, on this machine."""

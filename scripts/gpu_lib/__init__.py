@@ -1,0 +1,1 @@
+"""`scripts/gpu`: what can only be shown with a GPU."""

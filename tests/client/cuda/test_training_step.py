@@ -1,0 +1,125 @@
+"""What a training step is made of meets the loader: graphs, compiled code, measurements."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from corpus_client import CorpusLoader, errors
+from tests.client.reference_server import ReferenceCorpus, tokens_of_step
+
+pytestmark = pytest.mark.needs_cuda
+MakeLoader = Callable[..., CorpusLoader]
+
+
+def score(tokens: torch.Tensor) -> torch.Tensor:
+    """`(rows,)`: depends on every token and its place."""
+    places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    return (tokens * places).sum(dim=1)
+
+
+def expected_score(corpus: ReferenceCorpus, loader: CorpusLoader, step: int) -> list[int]:
+    tokens = tokens_of_step(corpus, loader.plan, step).astype(np.int64)
+    return (tokens * np.arange(1, tokens.shape[1] + 1)).sum(axis=1).tolist()
+
+
+def test_captured_step_reads_a_tensor_of_its_own(make_loader: MakeLoader, corpus: ReferenceCorpus) -> None:
+    """Captured in mid-run, with the fetcher busy: it must not touch the device, the mode is global."""
+    loader = make_loader(device="cuda", order="shuffle", prefetch_bytes=1 << 13, num_steps=300)
+    first = next(loader)
+    static = torch.empty_like(first.tokens)
+    warm_up = torch.cuda.Stream()
+    warm_up.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up):
+        for _ in range(3):
+            score(static)
+    torch.cuda.current_stream().wait_stream(warm_up)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = score(static)
+        time.sleep(0.2)  # the fetcher goes on meanwhile
+    results = []
+    for batch in itertools.chain([first], loader):
+        static.copy_(batch.tokens, non_blocking=True)
+        graph.replay()
+        results.append((batch.step, result.clone()))
+    assert len(results) == 300
+    for step, found in results:
+        assert found.tolist() == expected_score(corpus, loader, step)
+
+
+def test_batch_asked_for_during_a_capture_is_refused_and_the_capture_goes_on(
+    make_loader: MakeLoader, corpus: ReferenceCorpus
+) -> None:
+    loader = make_loader(device="cuda")
+    static = torch.zeros_like(next(loader).tokens)
+    score(static)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(errors.InvalidArgument, match="while a CUDA graph is being captured"):
+            next(loader)
+        result = score(static)
+    batch = next(loader)
+    assert batch.step == 1
+    static.copy_(batch.tokens)
+    graph.replay()
+    assert result.tolist() == expected_score(corpus, loader, 1)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_step_gets_the_same_tokens(
+    make_loader: MakeLoader, corpus: ReferenceCorpus, mode: str
+) -> None:
+    """`reduce-overhead` captures graphs by itself, in the first steps, between two batches."""
+    pytest.importorskip("triton")
+    torch.compiler.reset()
+    compiled = torch.compile(score, mode=mode, fullgraph=True)
+    loader = make_loader(device="cuda", order="shuffle", num_steps=60, prefetch_bytes=1 << 14)
+    for batch in loader:
+        assert compiled(batch.tokens).tolist() == expected_score(corpus, loader, batch.step)
+
+
+def test_copies_are_measured_on_the_device(make_loader: MakeLoader, tmp_path: Path) -> None:
+    loader = make_loader(device="cuda", trace_steps=50, num_steps=100)
+    started = time.perf_counter()
+    for _ in loader:
+        torch.cuda._sleep(100_000)
+    torch.cuda.synchronize()
+    ended = time.perf_counter()
+    stats = loader.stats()
+    assert 0 < stats.transfer_seconds < ended - started
+    assert 0 <= stats.stall_seconds < ended - started
+    loader.trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    transfers = [event for event in events if event["name"] == "transfer"]
+    assert transfers
+    for event in transfers:
+        assert started - 0.01 < event["ts"] / 1e6
+        assert (event["ts"] + event["dur"]) / 1e6 < ended + 0.01
+
+
+def test_ranges_for_nsight_are_accepted(make_loader: MakeLoader, corpus: ReferenceCorpus) -> None:
+    loader = make_loader(device="cuda", nvtx=True, num_steps=20)
+    for batch in loader:
+        expected = tokens_of_step(corpus, loader.plan, batch.step)
+        assert np.array_equal(batch.tokens.cpu().numpy(), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_nothing_in_the_way_of_a_batch_waits_for_the_device(make_loader: MakeLoader) -> None:
+    loader = make_loader(device="cuda", num_steps=50)
+    next(loader)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(40):
+            next(loader)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

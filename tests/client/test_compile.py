@@ -1,0 +1,35 @@
+"""Compiled code sees batches of one kind: whichever place of a group they are views of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from corpus_client import CorpusLoader
+from tests.client.delayed import DelayedDevice
+
+MakeLoader = Callable[..., CorpusLoader]
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("grouped", [False, True])
+def test_step_is_compiled_once(
+    make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch, grouped: bool
+) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    if grouped:
+        device = DelayedDevice(group_bytes=1 << 12)
+        monkeypatch.setattr("corpus_client.loader.open_device", lambda *_, **__: device)
+    torch.compiler.reset()
+    counter = CompileCounter()
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (inputs.long() * 3 - targets.long()).sum()
+
+    compiled = torch.compile(step, backend=counter, fullgraph=True)
+    for batch in make_loader(num_steps=40):
+        assert compiled(batch.inputs, batch.targets) == step(batch.inputs, batch.targets)
+    assert counter.frame_count == 1

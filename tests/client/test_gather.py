@@ -1,0 +1,81 @@
+"""Gathering equals slicing, whatever the local shards look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corpus_client import errors
+from corpus_client.control import ShardDescription
+from corpus_client.gather import PIECE_BYTES, Gatherer
+from corpus_client.local import LocalShard
+
+
+def shard_of(tokens: np.ndarray, path: Path, offset: int = 0) -> LocalShard:
+    path.write_bytes(bytes(offset) + tokens.tobytes())
+    described = ShardDescription(
+        corpus="c",
+        name=path.name,
+        num_tokens=len(tokens),
+        dtype=tokens.dtype.name,
+        data_offset=offset,
+        size_bytes=offset + tokens.nbytes,
+    )
+    return LocalShard(path, described)
+
+
+SHARDS = {
+    "one": [("uint16", 5000, 0)],
+    "several": [("uint16", 5000, 0), ("uint16", 3000, 8), ("uint16", 101, 0)],
+    "bytes": [("uint8", 4000, 0), ("uint8", 3000, 3)],
+    "four-bytes": [("uint32", 4000, 0), ("uint32", 3000, 4)],
+    "signed": [("int32", 4000, 0)],
+    "odd-offset": [("uint16", 5000, 0), ("uint16", 3000, 3)],
+    "two-types": [("uint16", 5000, 0), ("uint32", 3000, 0)],
+    "an-empty-one": [("uint16", 0, 0), ("uint16", 3000, 0)],
+}
+
+
+@pytest.mark.parametrize("window", [1, 101])
+@pytest.mark.parametrize("kinds", SHARDS.values(), ids=SHARDS)
+def test_equals_slicing(tmp_path: Path, kinds: Sequence[tuple[str, int, int]], window: int) -> None:
+    """The last windows of every shard among them, and more than one piece of them."""
+    draw = np.random.default_rng(0)
+    arrays = [draw.integers(0, np.iinfo(dtype).max, n, dtype, endpoint=True) for dtype, n, _ in kinds]
+    with ExitStack() as opened:
+        shards = [
+            opened.enter_context(closing(shard_of(array, tmp_path / f"{number}.bin", offset)))
+            for number, (array, (_, _, offset)) in enumerate(zip(arrays, kinds, strict=True))
+        ]
+        fitting = [number for number, array in enumerate(arrays) if len(array) >= window]
+        numbers = draw.choice(fitting, 3000)
+        last = np.array([len(arrays[number]) - window for number in numbers])
+        starts = draw.integers(0, last + 1)
+        starts[:200] = last[:200]
+        dtype = np.result_type(*(array.dtype for array in arrays))
+        out = np.zeros((3000, window), dtype)
+        Gatherer(shards, window).gather(np.stack([numbers, starts], axis=1), out)
+        assert window == 1 or out.nbytes > PIECE_BYTES
+        for number, start, row in zip(numbers, starts, out, strict=True):
+            assert np.array_equal(row, arrays[number][start : start + window])
+
+
+@pytest.mark.parametrize("index", [(0, -1), (0, 91), (1, 0), (-1, 0), (0, 2**62)])
+def test_an_index_outside_is_refused(tmp_path: Path, index: tuple[int, int]) -> None:
+    with closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard:
+        out = np.zeros((2, 10), "uint16")
+        with pytest.raises(errors.AnswerCorrupt):
+            Gatherer([shard], 10).gather(np.array([(0, 0), index]), out)
+        assert not out.any()
+
+
+def test_a_shard_that_changed_is_refused(tmp_path: Path) -> None:
+    with closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard:
+        gatherer = Gatherer([shard], 10)
+        (tmp_path / "a.bin").write_bytes(bytes(202))
+        with pytest.raises(errors.LocalCopyMismatch, match=r"a\.bin changed"):
+            gatherer.gather(np.array([(0, 0)]), np.zeros((1, 10), "uint16"))

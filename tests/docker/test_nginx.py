@@ -1,0 +1,282 @@
+"""The shipped proxy configuration, run by a real nginx over two real replicas."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.benchmarks.proxy import CONFIGURATION, find_nginx
+from tests.conftest import ServedCorpus
+from tests.contract.conftest import make_loader, take
+from tests.corpora import some_tokens, write_raw
+from tests.docker.proxy import RunningProxy
+from tests.serving import Answer, RunningServer, check_problem
+
+pytestmark = pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed here")
+
+INLINE = "/v1/batches?corpus=web&seq_len=16&batch_size=8"
+
+
+def start(stack: ExitStack, path: Path, folder: Path) -> RunningServer:
+    folder.mkdir()
+    return stack.enter_context(RunningServer({"web": path}, folder))
+
+
+@pytest.fixture(scope="module")
+def web(corpora: dict[str, ServedCorpus]) -> Path:
+    return corpora["web"].path
+
+
+@pytest.fixture(scope="module")
+def replicas(web: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningServer]]:
+    """Two replicas that nobody kills."""
+    folder = tmp_path_factory.mktemp("replicas")
+    with ExitStack() as stack:
+        yield [start(stack, web, folder / name) for name in "ab"]
+
+
+@pytest.fixture
+def proxy(replicas: list[RunningServer], tmp_path: Path) -> Iterator[RunningProxy]:
+    """A proxy with an empty cache."""
+    with RunningProxy(replicas, tmp_path) as proxy:
+        yield proxy
+
+
+def batches(*servers: RunningServer, rows: int = 8, seq_len: int = 16) -> str:
+    """Post a plan to servers; return the URL of its batches, which lacks the step."""
+    plan = {"seq_len": seq_len, "stages": [{"global_batch_size": rows, "mixture": {"web": 1}}]}
+    (identity,) = {server.post_plan(plan).json()["id"] for server in servers}
+    return f"/v1/batches?plan={identity}"
+
+
+def num_answers(replicas: list[RunningServer], route: str = "/v1/batches") -> int:
+    """How often the replicas answered, by their own count."""
+    pattern = rf'^corpus_requests_total{{route="{route}",status="\d+"}} (\S+)$'
+    pages = [replica.get("/metrics").body.decode() for replica in replicas]
+    return int(sum(float(count) for page in pages for count in re.findall(pattern, page, re.MULTILINE)))
+
+
+def test_the_same_bytes_and_headers_from_the_cache_too(
+    proxy: RunningProxy, replicas: list[RunningServer]
+) -> None:
+    """A small answer, and one of 16 MiB."""
+    for rows, seq_len, count in ((8, 16, 1), (512, 1024, 16)):
+        num_bytes = count * rows * (seq_len + 1) * 2
+        target = f"{batches(*replicas, rows=rows, seq_len=seq_len)}&step=1&count={count}"
+        direct = replicas[0].get(target)
+        answers = [proxy.get(target) for _ in range(3)]
+        assert [answer.headers["X-Cache"] for answer in answers] == ["MISS", "HIT", "HIT"]
+        for answer in answers:
+            assert (answer.status, len(answer.body)) == (200, num_bytes)
+            assert answer.body == direct.body
+            for name in ("ETag", "Cache-Control", "Corpus-Shape", "Corpus-Checksum", "Content-Length"):
+                assert answer.headers[name] == direct.headers[name]
+        assert all("Server-Timing" not in answer.headers for answer in answers[1:])
+
+
+def test_a_condition_is_answered_from_the_cache(proxy: RunningProxy, replicas: list[RunningServer]) -> None:
+    target = f"{batches(*replicas)}&step=2"
+    tag = proxy.get(target).headers["ETag"]
+    before = num_answers(replicas)
+    again = proxy.get(target, headers={"If-None-Match": tag})
+    assert (again.status, again.body, again.headers["X-Cache"]) == (304, b"", "HIT")
+    assert num_answers(replicas) == before
+
+
+def test_formats_by_accept_do_not_mix(proxy: RunningProxy, replicas: list[RunningServer]) -> None:
+    target = f"{batches(*replicas)}&step=3"
+    for _ in range(2):
+        assert proxy.get(target).headers["Content-Type"] == "application/octet-stream"
+        as_json = proxy.get(target, headers={"Accept": "application/json"})
+        assert as_json.headers["Content-Type"] == "application/json"
+        json.loads(as_json.body)
+
+
+def test_peers_that_ask_at_the_same_time_cost_the_replicas_once(
+    proxy: RunningProxy, replicas: list[RunningServer]
+) -> None:
+    """Eight tensor-parallel peers, ten steps: ten answers."""
+    url = batches(*replicas, rows=512, seq_len=1024)
+    targets = [f"{url}&step={1000 + 16 * number}&count=16" for number in range(10)]
+    expected = [replicas[0].get(target).body for target in targets]
+    before = num_answers(replicas)
+
+    def peer(_: int) -> list[bytes]:
+        return [proxy.get(target).body for target in targets]
+
+    with ThreadPoolExecutor(8) as pool:
+        for received in pool.map(peer, range(8)):
+            assert received == expected
+    assert num_answers(replicas) - before == len(targets)
+
+
+def test_errors_are_passed_on_and_not_kept(proxy: RunningProxy, replicas: list[RunningServer]) -> None:
+    for target, status, slug in (
+        (f"{batches(*replicas)}&step=-1", 422, "invalid-parameter"),
+        ("/v1/batches?step=0&plan=" + "0" * 64, 404, "unknown-plan"),
+    ):
+        for _ in range(2):
+            answer = proxy.get(target)
+            check_problem(answer, status, slug)
+            assert answer.headers["X-Cache"] == "MISS"
+
+
+def test_an_answer_that_failed_once_is_asked_for_again(web: Path, tmp_path: Path) -> None:
+    """A shard was cut and is whole again: the 503 in between is nobody's answer afterwards."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    shard = write_raw(folder / "0.bin", some_tokens(4000))
+    whole = shard.read_bytes()
+    with ExitStack() as stack:
+        replicas = [start(stack, folder, tmp_path / name) for name in "ab"]
+        proxy = stack.enter_context(RunningProxy(replicas, tmp_path))
+        target = f"{batches(*replicas)}&step=0"
+        shard.write_bytes(whole[:100])
+        check_problem(proxy.get(target), 503, "corpus-changed")
+        assert proxy.get("/readyz").status == 503
+        shard.write_bytes(whole)
+        for replica in replicas:
+            replica.restart()
+        assert wait_for(proxy, target, 200).headers["X-Cache"] == "MISS"
+        assert proxy.get(target).headers["X-Cache"] == "HIT"
+
+
+def test_what_names_a_corpus_and_no_plan_is_not_kept(proxy: RunningProxy) -> None:
+    """Another corpus may have the name tomorrow."""
+    for target in (f"{INLINE}&step=1", "/v1/corpora", "/v1/corpora/web/tokens?start=0&count=9"):
+        assert [proxy.get(target).headers["X-Cache"] for _ in range(2)] == ["BYPASS", "BYPASS"]
+
+
+def test_operation_is_never_cached(proxy: RunningProxy, replicas: list[RunningServer]) -> None:
+    for route in ("/healthz", "/readyz", "/metrics"):
+        before = num_answers(replicas, route)
+        scrapes = len(replicas) if route == "/metrics" else 0  # counting is asking for this one
+        answers = [proxy.get(route) for _ in range(3)]
+        assert all("X-Cache" not in answer.headers and answer.status == 200 for answer in answers)
+        assert num_answers(replicas, route) - before - scrapes == 3
+
+
+def test_a_plan_posted_once_is_known_to_every_replica(
+    proxy: RunningProxy, replicas: list[RunningServer]
+) -> None:
+    target = f"{batches(proxy, rows=7)}&step=0"
+    for replica in replicas:
+        wait_for(replica, target, 200)
+
+
+def test_a_plan_that_only_one_replica_has_seen_is_known_behind_the_proxy(
+    proxy: RunningProxy, replicas: list[RunningServer]
+) -> None:
+    """Whichever is asked first, the answer comes from the one that has."""
+    target = batches(replicas[0], rows=6)
+    for step in range(20):
+        assert proxy.get(f"{target}&step={step}").status == 200
+    assert replicas[1].get(f"{target}&step=0").status == 404
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_replica_killed_under_load_is_no_failure(web: Path, tmp_path: Path, killed: int) -> None:
+    """Four ranks train through the proxy until a replica was killed and started again, twice."""
+    over = threading.Event()
+    with ExitStack() as stack:
+        replicas = [start(stack, web, tmp_path / name) for name in "ab"]
+        proxy = stack.enter_context(RunningProxy(replicas, tmp_path))
+        pool = stack.enter_context(ThreadPoolExecutor(4))
+        stack.callback(over.set)
+
+        def train(rank: int) -> list[tuple[int, np.ndarray]]:
+            received = []
+            with make_loader(proxy.url, rank=rank, world_size=4, prefetch_bytes=16_384) as loader:
+                while not over.wait(0.02):
+                    received += take(loader, 10)
+            return received
+
+        ranks = [pool.submit(train, rank) for rank in range(4)]
+        for _ in range(2):
+            time.sleep(0.3)
+            replicas[killed].kill()
+            time.sleep(0.3)
+            replicas[killed].start()
+        over.set()
+        with make_loader(replicas[1 - killed].url) as reference:
+            expected = take(reference, max(len(each.result()) for each in ranks))
+        for rank, received in enumerate(each.result() for each in ranks):
+            assert len(received) >= 20
+            for (step, tokens), (expected_step, whole) in zip(received, expected, strict=False):
+                assert step == expected_step
+                np.testing.assert_array_equal(tokens, whole[6 * rank : 6 * rank + 6])
+
+
+def test_no_replica_is_a_problem_that_says_so(web: Path, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        replicas = [start(stack, web, tmp_path / name) for name in "ab"]
+        proxy = stack.enter_context(RunningProxy(replicas, tmp_path))
+        target = f"{batches(*replicas)}&step=0"
+        for replica in replicas:
+            replica.kill()
+        answer = proxy.get(target)
+        check_problem(answer, 502, "no-replica")
+        assert answer.headers["Retry-After"] == "1"
+        for replica in replicas:
+            replica.start()
+        assert wait_for(proxy, target, 200).headers["X-Cache"] == "MISS"
+
+
+def wait_for(server: RunningServer, target: str, status: int) -> Answer:
+    """Ask until the answer has a status; a replica that failed is asked again after two seconds."""
+    deadline = time.monotonic() + 30
+    while (answer := server.get(target)).status != status and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert answer.status == status
+    return answer
+
+
+def test_heads_that_come_byte_by_byte_are_cut_off(proxy: RunningProxy) -> None:
+    """Some drip, some say nothing; meanwhile others are answered."""
+    with ExitStack() as stack:
+        address = ("127.0.0.1", proxy.port)
+        slow = {stack.enter_context(socket.create_connection(address)) for _ in range(40)}
+        dripping = set(list(slow)[::2])
+        for peer in dripping:
+            peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        deadline = time.monotonic() + 30
+        while slow and time.monotonic() < deadline:
+            assert proxy.get(f"{INLINE}&step=7").status == 200
+            slow -= {peer for peer in slow if was_closed(peer, drip=peer in dripping)}
+            time.sleep(0.5)
+        assert not slow
+
+
+def was_closed(peer: socket.socket, *, drip: bool) -> bool:
+    """Look whether the other side has ended the connection; `drip`: after one more byte of the head."""
+    peer.setblocking(False)
+    try:
+        if drip:
+            peer.sendall(b"x")
+        assert peer.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_the_shipped_file_is_valid_as_it_is(tmp_path: Path) -> None:
+    """But for the names of its replicas, which only a deployment can resolve."""
+    text = CONFIGURATION.read_text().replace("server-1:", "127.0.0.1:").replace("server-2:", "127.0.0.1:")
+    (tmp_path / "nginx.conf").write_text(text)
+    command = [str(find_nginx()), "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf", "-e", "stderr"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert "warn" not in said.stderr

@@ -1,0 +1,431 @@
+"""The example trains the same run on any number of ranks, and goes on with it after whatever ended it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from corpus_client import Batch, errors
+from tests.corpora import some_tokens, write_raw
+from tests.serving import ROOT, RunningServer
+
+EXAMPLE = ROOT / "client" / "examples" / "train.py"
+VOCABULARY = 64
+SMALL = ["--vocab-size", str(VOCABULARY), "--seq-len", "16", "--layers", "1", "--heads", "2", "--width", "16"]
+NUM_STEPS, SAVE_EVERY, EVAL_EVERY, EVAL_STEPS = 12, 3, 6, 2
+RUN = [
+    *("--corpus", "train", "--eval-corpus", "other", *SMALL, "--global-batch-size", "8", "--log-every", "1"),
+    *("--warmup-steps", "2", "--steps", str(NUM_STEPS), "--save-every", str(SAVE_EVERY)),
+    *("--eval-every", str(EVAL_EVERY), "--eval-steps", str(EVAL_STEPS), "--device", "cpu"),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def train() -> ModuleType:
+    """The example as a module."""
+    spec = importlib.util.spec_from_file_location("example_train", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("examples")
+    paths = {
+        name: write_raw(folder / f"{name}.bin", some_tokens(20_000, vocabulary=VOCABULARY, seed=seed))
+        for seed, name in enumerate(("train", "other"))
+    }
+    with RunningServer(paths, folder) as server:
+        yield server.url
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run of the example that has ended.
+
+    Args:
+        batches: row checksums of each step's global batch that was trained on, by step.
+        evaluated: (step, row checksums of the global batch) in the order that evaluations saw them.
+        losses, other_losses: printed, by step: of training and of evaluation.
+    """
+
+    code: int
+    output: str
+    errors: str
+    batches: dict[int, list[str]] = field(default_factory=dict)
+    evaluated: list[tuple[int, list[str]]] = field(default_factory=list)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return self._printed(r"tokens/s")
+
+    @property
+    def other_losses(self) -> dict[int, float]:
+        return self._printed(r"on other")
+
+    def _printed(self, behind: str) -> dict[int, float]:
+        found = re.findall(rf"^step +(\d+) +loss +([\d.]+) .*{behind}", self.output, re.MULTILINE)
+        return {int(step): float(loss) for step, loss in found}
+
+
+def command(url: str, folder: Path, *flags: str, ranks: int) -> list[str]:
+    driver = str(Path(__file__).with_name("recorded.py"))
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    )
+    return [
+        sys.executable,
+        *launcher,
+        driver,
+        url,
+        *RUN,
+        "--checkpoint",
+        str(folder / "checkpoint.pt"),
+        *flags,
+    ]
+
+
+def environment(record: Path, **variables: str) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "client")])
+    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": path}
+    return {**os.environ, **quiet, "RECORD": str(record), **variables}
+
+
+def run(url: str, folder: Path, *flags: str, ranks: int = 1, **variables: str) -> Finished:
+    """Run the example with its checkpoint in `folder`, to its end."""
+    record = folder / f"record-{len(list(folder.iterdir()))}"
+    record.mkdir(parents=True)
+    done = subprocess.run(
+        command(url, folder, *flags, ranks=ranks),
+        env=environment(record, **variables),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    finished = Finished(done.returncode, done.stdout, done.stderr)
+    by_rank = [
+        [json.loads(line) for line in (record / f"{rank}.jsonl").read_text().splitlines()]
+        for rank in range(ranks)
+    ]
+    for parts in zip(*by_rank, strict=False):  # a killed rank has fewer
+        assert len({part["step"] for part in parts}) == 1
+        rows = [row for part in parts for row in part["rows"]]
+        if parts[0]["corpora"] == ["train"]:
+            finished.batches[parts[0]["step"]] = rows
+        else:
+            finished.evaluated.append((parts[0]["step"], rows))
+    return finished
+
+
+@pytest.fixture(scope="module")
+def undisturbed(url: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The whole run by one process."""
+    finished = run(url, tmp_path_factory.mktemp("undisturbed"))
+    assert finished.code == 0, finished.errors
+    assert list(finished.batches) == list(finished.losses) == list(range(NUM_STEPS))
+    return finished
+
+
+def test_every_evaluation_sees_the_same_batches(undisturbed: Finished) -> None:
+    first, second = undisturbed.evaluated[:EVAL_STEPS], undisturbed.evaluated[EVAL_STEPS:]
+    assert first == second
+    assert [step for step, _ in first] == list(range(EVAL_STEPS))
+    assert list(undisturbed.other_losses) == [EVAL_EVERY - 1, NUM_STEPS - 1]
+
+
+@pytest.mark.timeout(300)  # eight starts of Python with torch
+def test_a_killed_rank_ends_four_and_two_go_on_with_the_same_run(
+    url: str, undisturbed: Finished, tmp_path: Path
+) -> None:
+    """SIGKILL in step 8 of a run that saved before step 6; the second run accumulates gradients, too."""
+    killed = run(url, tmp_path, ranks=4, KILL_AT="2 8")
+    assert killed.code != 0
+    assert killed.batches == {step: undisturbed.batches[step] for step in range(9)}
+    assert killed.losses == pytest.approx({step: undisturbed.losses[step] for step in range(8)}, abs=2e-4)
+
+    resumed = run(url, tmp_path, "--accumulate", "2", ranks=2)
+    assert resumed.code == 0, resumed.errors
+    assert "at step 6" in resumed.output
+    assert resumed.batches == {step: undisturbed.batches[step] for step in range(6, NUM_STEPS)}
+    assert resumed.losses == pytest.approx(
+        {step: undisturbed.losses[step] for step in range(6, NUM_STEPS)}, abs=2e-4
+    )
+    assert resumed.evaluated == undisturbed.evaluated[EVAL_STEPS:]
+    last = NUM_STEPS - 1
+    assert resumed.other_losses[last] == pytest.approx(undisturbed.other_losses[last], abs=2e-4)
+
+
+def test_sigterm_stops_all_ranks_after_the_same_step_with_a_checkpoint(
+    url: str, undisturbed: Finished, tmp_path: Path
+) -> None:
+    flags = ("--steps", "1000000", "--save-every", "1000000", "--eval-every", "1000000")
+    (tmp_path / "record").mkdir()
+    with subprocess.Popen(
+        command(url, tmp_path, *flags, ranks=2),
+        env=environment(tmp_path / "record"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if len(lines) == 3:
+                    process.send_signal(signal.SIGTERM)
+            assert process.wait(60) != 0
+        finally:
+            if process.poll() is None:
+                for each in (*psutil.Process(process.pid).children(recursive=True), process):
+                    each.kill()
+    stopped = re.fullmatch(r"stopped: the next step is ([\d,]+), the checkpoint .*\n", lines[-1])
+    assert stopped
+    next_step = int(stopped[1].replace(",", ""))
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert state["data"]["next_step"] == next_step
+    for rank in range(2):
+        assert len((tmp_path / "record" / f"{rank}.jsonl").read_text().splitlines()) == next_step
+
+
+def test_a_full_gpu_is_met_with_the_flag_to_change_and_that_flag_goes_on_with_the_run(
+    train: ModuleType,
+    url: str,
+    undisturbed: Finished,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whole batches do not fit from step 4 on, halves do."""
+    small_enough = train.Trainer.train_step
+
+    def train_step(self: Any, batch: Batch) -> torch.Tensor:
+        if batch.step >= 4 and self.args.accumulate == 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        step_loss: torch.Tensor = small_enough(self, batch)
+        return step_loss
+
+    monkeypatch.setattr(train.Trainer, "train_step", train_step)
+    monkeypatch.setattr(train, "catch_signals", list)
+    arguments = ["train.py", url, *RUN, "--checkpoint", str(tmp_path / "checkpoint.pt")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit, match=r"--accumulate 2 [\s\S]*Tried to allocate 2.00 GiB") as full:
+        train.main()
+    advice = re.search(r"--accumulate \d+", str(full.value))
+    assert advice
+    monkeypatch.setattr(sys, "argv", [*arguments, *advice[0].split()])
+    capsys.readouterr()
+    train.main()
+    helped = Finished(0, capsys.readouterr().out, "")
+    assert helped.losses == pytest.approx(
+        {step: undisturbed.losses[step] for step in range(SAVE_EVERY, NUM_STEPS)}, abs=2e-4
+    )
+
+
+def make_trainer(
+    train: ModuleType, *flags: str, url: str = "http://127.0.0.1:9", checkpoint: Path | None = None
+) -> Any:
+    more = [] if checkpoint is None else ["--checkpoint", str(checkpoint)]
+    args = train.parse_arguments([url, *RUN, *more, *flags])
+    return train.Trainer(args, torch.device("cpu"), 0, 1)
+
+
+def some_batch(step: int = 0) -> Batch:
+    draw = torch.Generator().manual_seed(step)
+    return Batch(step, torch.randint(VOCABULARY, (8, 17), generator=draw))
+
+
+def gradients(trainer: Any) -> tuple[float, list[torch.Tensor]]:
+    """Loss and gradients of one step, as the optimizer gets them."""
+    found: list[torch.Tensor] = []
+
+    def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        found.extend(p.grad.clone() for group in optimizer.param_groups for p in group["params"])
+
+    with trainer.optimizer.register_step_pre_hook(keep):
+        loss = trainer.train_step(some_batch())
+    return loss.item(), found
+
+
+@pytest.mark.parametrize(
+    "flags", [["--accumulate", "4"], ["--recompute"], ["--accumulate", "8", "--recompute"]]
+)
+def test_accumulation_and_recomputation_change_no_gradient(train: ModuleType, flags: list[str]) -> None:
+    whole_loss, whole = gradients(make_trainer(train))
+    loss, found = gradients(make_trainer(train, *flags))
+    assert loss == pytest.approx(whole_loss, abs=1e-5)
+    torch.testing.assert_close(found, whole, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_trains_to_about_the_same_loss(train: ModuleType, precision: str) -> None:
+    """fp16 with a gradient scaler, whose scale is not left in the gradients."""
+    full, mixed = make_trainer(train), make_trainer(train, "--precision", precision)
+    assert mixed.scaler.is_enabled() == (precision == "fp16")
+    expected = [full.train_step(some_batch(step)).item() for step in range(8)]
+    found = [mixed.train_step(some_batch(step)).item() for step in range(8)]
+    assert found != expected
+    assert found == pytest.approx(expected, abs=0.01)
+    assert all(parameter.dtype == torch.float32 for parameter in mixed.model.parameters())
+
+
+def test_an_overflow_leaves_the_step_out_and_lowers_the_scale(train: ModuleType) -> None:
+    trainer = make_trainer(train, "--precision", "fp16")
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.train_step(some_batch())
+    torch.testing.assert_close(list(trainer.model.parameters()), before, atol=0, rtol=0)
+    assert trainer.scaler.get_scale() == 2.0**39
+
+
+def test_gradients_are_clipped_after_they_were_unscaled(train: ModuleType) -> None:
+    for flags in ([], ["--precision", "fp16"]):
+        _, found = gradients(make_trainer(train, "--clip", "0.01", *flags))
+        norm = torch.linalg.vector_norm(torch.cat([each.flatten() for each in found]))
+        assert norm.item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(
+    train: ModuleType, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+    trainer = make_trainer(train, url=url, checkpoint=path)
+    with trainer.open_loader("train", num_steps=5) as loader:
+        trainer.save(loader)
+        before = path.read_bytes()
+
+        def fill_disk(state: object, file: Any) -> None:
+            file.write(b"half of it")
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(torch, "save", fill_disk)
+        with pytest.raises(OSError, match="No space left"):
+            trainer.save(loader)
+        assert path.read_bytes() == before
+        trainer.restore(loader)
+
+
+def test_a_checkpoint_of_another_model_or_order_is_refused(
+    train: ModuleType, url: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+    trainer = make_trainer(train, url=url, checkpoint=path)
+    with trainer.open_loader("train", seed=1) as loader:
+        trainer.save(loader)
+    with (
+        trainer.open_loader("train", seed=2) as loader,
+        pytest.raises(ValueError, match="seed: the state has 1"),
+    ):
+        trainer.restore(loader)
+    wider = make_trainer(train, "--width", "32", url=url, checkpoint=path)
+    with wider.open_loader("train", seed=1) as loader, pytest.raises(SystemExit, match="'width': 16"):
+        wider.restore(loader)
+
+
+def test_a_wrong_name_of_the_other_corpus_shows_at_the_start(
+    train: ModuleType, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "catch_signals", list)
+    trainer = make_trainer(train, "--eval-corpus", "othre", url=url, checkpoint=tmp_path / "new" / "c.pt")
+    with pytest.raises(errors.UnknownCorpus, match="othre"):
+        train.run(trainer)
+
+
+@pytest.mark.parametrize(
+    ("flags", "world_size", "advice"),
+    [
+        ([], 1, "--accumulate 2 (it was 1): 4 rows at a time"),
+        (["--accumulate", "2"], 2, "--accumulate 4 (it was 2): 1 rows at a time"),
+        (["--global-batch-size", "9"], 1, "--accumulate 3 (it was 1): 3 rows at a time"),
+        (["--accumulate", "8"], 1, "--precision bf16"),
+        (["--accumulate", "8", "--precision", "fp16"], 1, "--recompute"),
+        (["--accumulate", "8", "--precision", "bf16", "--recompute"], 1, "smaller --seq-len"),
+    ],
+)
+def test_the_advice_names_what_is_left_to_change(
+    train: ModuleType, flags: list[str], world_size: int, advice: str
+) -> None:
+    args = train.parse_arguments(["http://127.0.0.1:9", *RUN, *flags])
+    assert advice in train.out_of_memory_advice(args, world_size)
+
+
+@pytest.mark.parametrize(
+    ("flags", "world_size", "message"),
+    [
+        (["--data-parallel"], "1", "torch.nn.DataParallel is refused.*torchrun --standalone"),
+        (["--accumulate", "3"], "2", r"must be one of \[1, 2, 4\], the divisors of a rank's 4 rows"),
+        ([], "3", "8 does not divide over 3 ranks"),
+        (["--heads", "3"], "1", "--width must be divisible by --heads, got 16 and 3"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused_before_anything_starts(
+    train: ModuleType,
+    flags: list[str],
+    world_size: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(SystemExit, match="2"):
+        train.parse_arguments(["http://127.0.0.1:9", *RUN, *flags])
+    assert re.search(message, capsys.readouterr().err, re.DOTALL)
+
+
+def test_the_model_learns_a_batch_by_heart(train: ModuleType) -> None:
+    trainer = make_trainer(train, "--learning-rate", "3e-3", "--steps", "300")
+    losses = [trainer.train_step(some_batch()).item() for _ in range(250)]
+    assert losses[0] == pytest.approx(4.16, abs=0.3)  # log(64)
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_the_model_does_not_look_ahead(train: ModuleType) -> None:
+    """The first positions come out the same whatever follows them, and the last ones do not."""
+    model = make_trainer(train).model
+    inputs = some_batch().inputs.clone()
+    heads, tails = [], []
+    for following in (0, 1):
+        inputs[:, 9:] = following
+        hidden: list[torch.Tensor] = []
+        with model.norm.register_forward_hook(lambda module, args, out, kept=hidden: kept.append(out)):
+            model(inputs, inputs)
+        heads.append(hidden[0][:, :9])
+        tails.append(hidden[0][:, 9:])
+    torch.testing.assert_close(*heads)
+    assert not torch.equal(*tails)
+
+
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_a_tenth(train: ModuleType) -> None:
+    flags = ["--learning-rate", "1", "--warmup-steps", "5", "--steps", "100"]
+    args = train.parse_arguments(["http://127.0.0.1:9", *RUN, *flags])
+    rates = [train.learning_rate_at(step, args) for step in range(101)]
+    assert rates[:6] == sorted(rates[:6])
+    assert max(rates) == rates[5] == pytest.approx(1.0)
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1)

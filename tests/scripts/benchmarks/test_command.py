@@ -1,0 +1,227 @@
+"""The bench's command: axes found, reports shown and saved, servers ended."""
+
+import contextlib
+import importlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+from matplotlib.figure import Figure
+
+from scripts.benchmarks import __main__ as command
+from scripts.benchmarks import axes, corpus, rendering
+from scripts.benchmarks.contender import Shape, check
+from scripts.benchmarks.peers.bare import MAX_SLICES, Bare
+from scripts.benchmarks.registry import find_axes
+from scripts.benchmarks.report import Options, Plot, Report, Table, Target
+from scripts.benchmarks.servers import spawn_peer
+from scripts.processes import ServerFailed, running
+
+OPTIONS = Options(cache=Path("unused"))
+
+
+def draw(figure: Figure) -> None:
+    figure.subplots().plot([1, 2])
+
+
+REPORT = Report(
+    data={"answer": 42},
+    tables=[Table(title="some", columns=["a", "b"], rows=[["x|y", "[red]2"]])],
+    targets=[
+        Target(figure="fast", reached=2.0, bound="at least", wanted=1.0),
+        Target(figure="small", reached=2.0, bound="at most", wanted=1.0, unit="ms"),
+    ],
+    plots=[Plot(name="curve", draw=draw)],
+    notes=["A note."],
+)
+
+
+class Axis:
+    HELP = "an axis of the test"
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self._error = error
+
+    def measure(self, options: Options) -> Report:
+        if self._error:
+            raise self._error
+        return REPORT
+
+
+@pytest.fixture
+def run() -> rendering.Run:
+    return rendering.Run(
+        date="2026-01-02",
+        command="scripts/bench --save",
+        machine={"cpu": "2 x some"},
+        reports={"one": REPORT, "two": REPORT},
+        failures={"three": "RuntimeError: broken"},
+    )
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """An importable package with one axis in it."""
+    folder = tmp_path / "some_axes"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "good.py").write_text("HELP = 'good'\ndef measure(options): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("some_axes")
+    for name in [name for name in sys.modules if name.startswith("some_axes")]:
+        del sys.modules[name]
+
+
+def test_the_axes_are_the_modules_of_their_folder() -> None:
+    assert set(find_axes(axes)) == {path.stem for path in Path(axes.__path__[0]).glob("[!_]*.py")}
+    assert {"throughput", "latency", "concurrency"} <= set(find_axes(axes))
+
+
+def test_an_axis_that_lacks_a_part_is_named(package: ModuleType) -> None:
+    assert list(find_axes(package)) == ["good"]
+    Path(package.__path__[0], "bad.py").write_text("HELP = 'bad'\n")
+    with pytest.raises(TypeError, match=r"some_axes\.bad must have HELP and measure.*lacks \['measure'\]"):
+        find_axes(package)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["speed"], "AXIS must be of .*throughput.*, got speed"),
+        (["plans", "--rounds", "0"], "rounds must be at least 1"),
+        (["plans", "--seconds", "0"], "seconds above 0"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def await_end(processes: Sequence[psutil.Process]) -> None:
+    """Killed processes take a moment to go; some machines keep them as zombies."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.02)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), SystemExit("did not start")], ids=repr)
+def test_an_axis_that_fails_does_not_take_the_others_along(
+    error: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports, failures = command.measure_all({"bad": Axis(error), "good": Axis()}, OPTIONS)
+    assert reports == {"good": REPORT}
+    assert failures == {"bad": f"{type(error).__name__}: {error}"}
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_whole_run_is_saved_as_one_page_with_its_plots(run: rendering.Run, tmp_path: Path) -> None:
+    (page,) = command.save(run, tmp_path, whole=True)
+    assert page.name == "2026-01-02-bench.md"
+    text = page.read_text()
+    for line in (
+        "    scripts/bench --save",
+        "- cpu: 2 x some",
+        "## one",
+        "## two",
+        "A note.",
+        "| a | b |",
+        "| x\\|y | [red]2 |",
+        "| fast | 2 | at least 1 | yes |",
+        "| small | 2 ms | at most 1 ms | NO |",
+        "![one: 2026-01-02-curve](2026-01-02-curve.png)",
+        "It failed: RuntimeError: broken",
+    ):
+        assert line in text.splitlines()
+    assert (tmp_path / "2026-01-02-curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_some_axes_are_saved_as_a_page_each(run: rendering.Run, tmp_path: Path) -> None:
+    pages = command.save(run, tmp_path, whole=False)
+    assert [page.name for page in pages] == ["2026-01-02-bench-one.md", "2026-01-02-bench-two.md"]
+    assert "## two" not in pages[0].read_text()
+
+
+def test_json_holds_the_data_and_the_targets(run: rendering.Run) -> None:
+    found = json.loads(rendering.to_json(run))
+    assert found["axes"]["one"]["data"] == {"answer": 42}
+    assert [target["met"] for target in found["axes"]["one"]["targets"]] == [True, False]
+    assert found["failures"] == {"three": "RuntimeError: broken"}
+
+
+def test_the_command_prints_what_the_chosen_axes_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "find_axes", lambda package: {"one": Axis(), "two": Axis()})
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert command.main(["two", "--json", "--save", "--plots", str(tmp_path / "plots")]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["axes"]) == ["two"]
+    assert found["command"].startswith("scripts/bench two --json")
+    assert "numpy" in found["machine"]
+    assert (tmp_path / "plots" / "curve.png").exists()
+    assert [path.name for path in (tmp_path / "results").glob("*.md")] == [f"{found['date']}-bench-two.md"]
+
+
+def test_a_bench_that_is_told_to_end_leaves_no_server_behind() -> None:
+    words = [sys.executable, "-m", "scripts.benchmarks", "plans", "--smoke"]
+    with running(words, stop_seconds=60) as process:
+        bench = psutil.Process(process.pid)
+        while not (servers := bench.children(recursive=True)):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert process.returncode not in (0, None)
+    await_end(servers)
+
+
+def test_a_process_and_its_children_are_gone_after_the_block() -> None:
+    script = (
+        "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        "print(child.pid, flush=True); child.wait()"
+    )
+    with running([sys.executable, "-c", script], stdout=subprocess.PIPE, stop_seconds=0.2) as process:
+        assert process.stdout
+        child = psutil.Process(int(process.stdout.readline()))
+    assert process.returncode is not None
+    await_end([child])
+
+
+def test_a_peer_that_does_not_start_fails_with_its_last_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        pytest.raises(ServerFailed, match="ended with exit code 1"),
+        spawn_peer("bare", tmp_path / "absent.bin", "tcp", "gather"),
+    ):
+        pytest.fail("it never was ready")
+    assert "No such file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("transport", ["tcp", "unix"])
+def test_sendmsg_sends_batches_of_more_slices_than_one_call_takes(tmp_path: Path, transport: str) -> None:
+    """And of more bytes than a socket buffers."""
+    path, num_tokens = corpus.make(tmp_path, 100_000), 100_000
+    shape = Shape(rows=2 * MAX_SLICES + 1, length=1025)
+    with spawn_peer("bare", path, transport, "sendmsg") as (address, pids):
+        bare = Bare("bare", address, pids, shape, num_tokens)
+        check(bare, path, shape)
+        bare.close()
