@@ -24,16 +24,18 @@ def publishing(path: Path) -> Iterator[BinaryIO]:
             is what it was before.
     """
     temporary = _temporary(path)
-    with _open_locked(temporary) as file:
-        try:
+    try:
+        with _open_locked(temporary) as file:
             file.truncate()
             yield file
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    except BaseException:
+        # An interrupt may come as soon as the file exists. What another process writes is locked, and stays.
+        with suppress(OSError):
+            remove_stale(path)
+        raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

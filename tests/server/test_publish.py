@@ -6,6 +6,7 @@ import fcntl
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -37,6 +38,26 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: ty
         file.write(b"new")
         raise error
     assert (names(tmp_path), path.read_bytes()) == (["a"], b"old")
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_an_interrupt_before_the_first_byte_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, locked: bool
+) -> None:
+    lock = fcntl.flock
+
+    def interrupted(file: IO[bytes], operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        if locked:
+            lock(file, operation)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcntl, "flock", interrupted)
+    before = open_descriptors()
+    with pytest.raises(KeyboardInterrupt), publishing(tmp_path / "a"):
+        pass
+    assert names(tmp_path) == []
     assert open_descriptors() == before
 
 
