@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
@@ -41,7 +42,7 @@ class Replica:
     """One server.
 
     Args:
-        idle: open connections without a request on them.
+        connections: open ones; requests are sent on the last, an older one is closed behind its last answer.
         retry_at: `time.monotonic` seconds before which it is left alone.
         probe_at: before it, replicas that work are preferred.
         knows_plan: whether the bound plan was accepted there.
@@ -50,7 +51,7 @@ class Replica:
 
     endpoint: Endpoint
     control: ControlPlane
-    idle: list[Connection] = field(default_factory=list)
+    connections: list[Connection] = field(default_factory=list)
     num_in_flight: int = 0
     num_failures: int = 0
     retry_at: float = 0.0
@@ -173,9 +174,12 @@ class Replicas:
 
         def attempt(replica: Replica, deadline: float) -> None:
             if exchange.connection is None:
-                self._send(exchange, replica, deadline)
+                self._send(exchange, replica, deadline, next_to_come=True)
             self._receive(exchange, buffer, deadline)
 
+        if exchange.connection is not None and not exchange.connection.usable:
+            self._recall(exchange)  # what was asked before it on that connection has failed
+            self.num_retries += 1
         sent_to = exchange.replica if exchange.connection is not None else None
         self._persist(attempt, first=sent_to)
 
@@ -195,7 +199,7 @@ class Replicas:
         for connection in connections:
             connection.close()
         for replica in self._replicas:
-            replica.idle.clear()
+            replica.connections.clear()
             replica.control.close()
 
     def _persist(self, attempt: Callable[[Replica, float], T], first: Replica | None = None) -> T:
@@ -259,14 +263,19 @@ class Replicas:
     def _refusal(self) -> errors.ReplicaRefused:
         return errors.ReplicaRefused("; ".join(each.refused for each in self._replicas if each.refused))
 
-    def _send(self, exchange: Exchange, replica: Replica, deadline: float) -> None:
+    def _send(
+        self, exchange: Exchange, replica: Replica, deadline: float, *, next_to_come: bool = False
+    ) -> None:
+        """Put the request on the wire. next_to_come: no other answer may come before its own."""
         self._stopwatch.enter("send")
         self._introduce_plan(replica)
-        connection = replica.idle.pop() if replica.idle else self._connect(replica)
+        connection = replica.connections[-1] if replica.connections else self._connect(replica)
+        if next_to_come and connection.num_waiting:
+            connection = self._connect(replica)
         try:
             connection.send(exchange.request.path, deadline=deadline)
         except BaseException:
-            self._discard(connection)
+            self._discard(replica, connection)
             raise
         self._num_sent += 1
         replica.last_used = self._num_sent
@@ -274,19 +283,23 @@ class Replicas:
         exchange.replica, exchange.connection = replica, connection
 
     def _receive(self, exchange: Exchange, buffer: memoryview, deadline: float) -> None:
+        replica, connection = self._recall(exchange)
+        try:
+            connection.receive_into(buffer, exchange.request, deadline=deadline)
+        finally:
+            superseded = not connection.num_waiting and connection is not replica.connections[-1]
+            if superseded or not connection.usable:
+                self._discard(replica, connection)
+        self.received_bytes += exchange.request.num_bytes
+
+    def _recall(self, exchange: Exchange) -> tuple[Replica, Connection]:
+        """Take an exchange off its connection."""
         replica, connection = exchange.replica, exchange.connection
         assert replica is not None
         assert connection is not None
         exchange.connection = None
         replica.num_in_flight -= 1
-        try:
-            connection.receive_into(buffer, exchange.request, deadline=deadline)
-        finally:
-            if connection.usable:
-                replica.idle.append(connection)
-            else:
-                self._discard(connection)
-        self.received_bytes += exchange.request.num_bytes
+        return replica, connection
 
     def _connect(self, replica: Replica) -> Connection:
         connection = Connection(
@@ -299,10 +312,13 @@ class Replicas:
             self._connections.add(connection)
         # After the lock: `stop` either sees the connection or is seen here.
         self._raise_if_stopped()
+        replica.connections.append(connection)
         return connection
 
-    def _discard(self, connection: Connection) -> None:
+    def _discard(self, replica: Replica, connection: Connection) -> None:
         connection.close()
+        with suppress(ValueError):
+            replica.connections.remove(connection)
         with self._lock:
             self._connections.discard(connection)
 
@@ -327,9 +343,9 @@ class Replicas:
 
     def _penalise(self, replica: Replica, error: errors.TransportError | errors.ServerError) -> None:
         """Leave the replica alone for a while that grows with its failures."""
-        for connection in replica.idle:
-            self._discard(connection)  # the same restart broke them, in all likelihood
-        replica.idle.clear()
+        for connection in list(replica.connections):
+            if not connection.num_waiting:
+                self._discard(replica, connection)  # the same restart broke it, in all likelihood
         if isinstance(error, errors.ConnectionFailed) and error.stale:
             return
         if isinstance(error, errors.UnknownPlan | errors.AnswerCorrupt):

@@ -1,7 +1,8 @@
 """One HTTP connection that fills a buffer it is handed: no copy in Python, no torch.
 
-Sending and receiving are two calls, so that one thread keeps several requests on the wire: it sends
-on B before it reads A.
+Sending and receiving are two calls, so that one thread keeps several requests on the wire: it sends the
+next one before it reads the answer to the one before it (pipelining, RFC 9112, 9.3.2). The server
+answers them in order, each from end to end, and is never without work.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ PIECE_BYTES = 512 * 1024
 
 
 class Connection:
-    """One keep-alive connection with at most one request on it.
+    """One keep-alive connection; answers come in the order of the requests.
 
     Everything but `abort` belongs to one thread. After any error but `ServerError` the connection is
-    closed; `usable` says whether it can carry another request.
+    closed, for good, and what else was on it is lost.
+
+    Attributes:
+        num_waiting: requests whose answers were not received yet.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class Connection:
         self._wait_seconds = 0.0
         self._socket: socket.socket | None = None
         self._num_answers = 0
-        self._aborted = False
+        self._surplus = b""  # of the next answer: it came with the end of the one before
+        self._closed = False
+        self.num_waiting = 0
 
     @property
     def usable(self) -> bool:
-        """Whether the connection is open and free."""
-        return self._socket is not None and not self._aborted
+        """Whether it can carry requests, and their answers; it is opened by the first one."""
+        return not self._closed
 
     def send(self, path: str, *, deadline: float) -> None:
         """Put a GET for `path` on the wire; `deadline` is in `time.monotonic` seconds."""
@@ -75,11 +81,12 @@ class Connection:
             self._open_socket.sendall(request)
         except OSError as error:
             raise self._failed(error) from error
+        self.num_waiting += 1
 
     def receive_into(
         self, buffer: memoryview, request: wire.ArrayRequest, *, deadline: float
     ) -> wire.Headers:
-        """Receive the answer to what was sent.
+        """Receive the answer to the oldest request that has none.
 
         Args:
             buffer: at least `request.num_bytes` writable bytes; the array lies at its start afterwards.
@@ -91,6 +98,7 @@ class Connection:
             The answer's headers.
         """
         self._stopwatch.enter("answer")
+        self.num_waiting -= 1
         head = b""
         try:
             head, rest = self._receive_head(deadline)
@@ -99,6 +107,10 @@ class Connection:
                 raise self._error_answer(head + rest)
             self._stopwatch.enter("receive", server_seconds=wire.server_seconds(headers))
             wire.check_headers(headers, request)
+            length = request.num_bytes + (wire.TAIL_BYTES if request.verify else 0)
+            rest, self._surplus = rest[:length], rest[length:]
+            if self._surplus and not self.num_waiting:
+                raise errors.AnswerCorrupt(f"the body must end after {length} bytes, more came")
             self._receive_body(buffer[: request.num_bytes], rest, deadline, verify=request.verify)
             self._stopwatch.enter("host")
         except errors.AnswerCorrupt as error:
@@ -114,18 +126,21 @@ class Connection:
 
     def abort(self) -> None:
         """Wake the thread that uses the connection; from any thread, for good."""
-        self._aborted = True
+        self._closed = True
         if (sock := self._socket) is not None:
             with contextlib.suppress(OSError):  # it may not be connected any more
                 # The base class's method: SSLSocket.shutdown takes the TLS state from under the reader.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket; sending opens a new one."""
+        """Close it; idempotent."""
+        self._closed = True
+        self._close_socket()
+
+    def _close_socket(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self._num_answers = 0
 
     def _open(self, deadline: float) -> None:
         """Connect, with the socket in reach of `abort` from its first moment."""
@@ -135,7 +150,7 @@ class Connection:
             self._socket = socket.socket(family, kind, protocol)
             try:
                 self._socket.settimeout(timeout)
-                if self._aborted:
+                if self._closed:
                     raise ConnectionAbortedError("closed")
                 self._socket.connect(address)
                 if family != socket.AF_UNIX:
@@ -145,10 +160,9 @@ class Connection:
                         self._socket, server_hostname=self.endpoint.host
                     )
             except OSError as error:
-                self.close()
+                self._close_socket()
                 last = error
             else:
-                self._wait_seconds = 0.0
                 return
         raise last
 
@@ -190,7 +204,7 @@ class Connection:
 
     def _receive_head(self, deadline: float) -> tuple[bytes, bytes]:
         """The head of an answer, and what came with it of the body."""
-        received = bytearray()
+        received, self._surplus = bytearray(self._surplus), b""
         part = memoryview(bytearray(HEAD_PIECE_BYTES))
         while (end := received.find(heads.END)) < 0:
             if len(received) > heads.MAX_BYTES:
@@ -208,8 +222,6 @@ class Connection:
     def _receive_body(self, array: memoryview, rest: bytes, deadline: float, *, verify: bool) -> None:
         """Receive exactly `len(array)` bytes, of which `rest` came already, and their checksum."""
         size = len(array)
-        if len(rest) > size + (wire.TAIL_BYTES if verify else 0):
-            raise errors.AnswerCorrupt(f"the body must end after {size} bytes, more came")
         array[: min(len(rest), size)] = rest[:size]
         digest = xxhash.xxh3_64(rest[:size])
         self._fill(array, len(rest[:size]), deadline, digest if verify else None)
@@ -235,11 +247,11 @@ class Connection:
             received += num_bytes
 
     def _error_answer(self, received: bytes) -> errors.ServerError:
-        """What an answer other than 200 says, read to its end by the standard library."""
+        """What an answer other than 200 says, read to its end by the standard library, or farther."""
         with http.client.HTTPResponse(_Replayed(received, self._open_socket), method="GET") as response:  # type: ignore[arg-type]
             response.begin()
             body = response.read(MAX_ERROR_BYTES)
-            if not response.isclosed() or response.will_close:
+            if not response.isclosed() or response.will_close or self.num_waiting:
                 self.close()
         return wire.error_from_answer(response.status, response.headers, body)
 

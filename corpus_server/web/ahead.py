@@ -18,10 +18,10 @@ from typing import Literal
 
 from corpus_server.errors import CorpusServerError
 from corpus_server.reading import Windows, num_bytes
-from corpus_server.web.answers import PIECE_BYTES, Answering, Delivery
+from corpus_server.web.answers import Answering, Delivery
 from corpus_server.wire import ChecksumPlace
 
-MAX_ANSWER_BYTES = PIECE_BYTES // 2
+MAX_ANSWER_BYTES = 256 * 1024
 MAX_BYTES = 16 * 2**20
 """Of all that a process keeps: 64 streams of the largest answers, or 128 of 64 x 1,025 uint16 tokens."""
 

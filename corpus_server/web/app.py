@@ -15,7 +15,7 @@ from corpus_server import __version__, mapguard
 from corpus_server.catalog import Catalog
 from corpus_server.plan.store import PlanStore
 from corpus_server.settings import Settings
-from corpus_server.web import metrics, problems
+from corpus_server.web import heap, metrics, problems
 from corpus_server.web.hot import HotPath
 from corpus_server.web.routes import ROUTERS
 from corpus_server.web.service import Service
@@ -42,6 +42,7 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         mapguard.install()
+        heap.keep_freed()
         opened = catalog or Catalog.open(settings.corpora, reads_ahead=settings.read_ahead_bytes > 0)
         try:
             with PlanStore(settings.state_dir) as store:

@@ -31,7 +31,7 @@ class Fault:
     """What to do to one array answer.
 
     kind: cut | reset | checksum | shape | length | flip | busy | error | bad-request | slow | hole |
-        unknown-plan | header-plan
+        unknown-plan | header-plan | answer-late (once the next request has come on the same connection)
     at: where (bytes into the body) or for how long (seconds), by kind.
     """
 
@@ -492,6 +492,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise Problem(422, "answer-too-large", "too large", remedy="ask for less")
         elif kind == "slow":
             time.sleep(at)
+        elif kind == "answer-late":
+            self.rfile.peek(1)
         elif kind == "hole":
             self.ref._release.wait(60)
             raise ConnectionAbortedError

@@ -179,7 +179,37 @@ def test_idle_connection_closed_by_the_server_is_stale(buffer: memoryview, conne
     with pytest.raises(errors.ConnectionFailed) as caught:
         receive(connection, buffer)
     assert caught.value.stale
-    receive(connection, buffer)
+    assert not connection.usable
+    with pytest.raises(errors.ConnectionFailed, match="closed"):
+        receive(connection, buffer)
+
+
+def test_answers_come_in_the_order_of_the_requests(buffer: memoryview, connect: Connect) -> None:
+    small = wire.ArrayRequest(path="x", shape=(3, 4), dtype="uint8", plan_id="ab")
+    answer = head(Corpus_Shape="3,4", Content_Length="20")
+    first, second = bytes(range(12)), bytes(range(12, 24))
+    together = answer + first + xxhash.xxh3_64_digest(first) + answer + second
+    _, connection = connect([0.2, together, 0.05, xxhash.xxh3_64_digest(second)], [])
+    deadline = time.monotonic() + 10
+    for _ in range(2):
+        connection.send(small.path, deadline=deadline)
+    for body in (first, second):
+        connection.receive_into(buffer, small, deadline=deadline)
+        assert buffer[:12] == body
+    assert (connection.num_waiting, connection.usable) == (0, True)
+
+
+def test_an_error_ends_a_connection_with_another_answer_to_come(buffer: memoryview, connect: Connect) -> None:
+    problem = b'{"type": "overloaded"}'
+    answer = b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n" % len(problem)
+    answer += b"Content-Type: application/problem+json\r\n\r\n" + problem
+    _, connection = connect([0.2, answer + b"HTTP/1.1 200"], [])
+    deadline = time.monotonic() + 10
+    for _ in range(2):
+        connection.send(REQUEST.path, deadline=deadline)
+    with pytest.raises(errors.Overloaded):
+        connection.receive_into(buffer, REQUEST, deadline=deadline)
+    assert not connection.usable
 
 
 def test_abort_wakes_a_blocked_reader(buffer: memoryview, connect: Connect) -> None:
@@ -292,6 +322,7 @@ def test_a_unix_socket_is_connected_to_by_its_url(tmp_path: Path, buffer: memory
             connection.receive_into(buffer, REQUEST, deadline=time.monotonic() + 10)
         assert buffer[: len(BODY)] == BODY
         connection.close()
+    connection = Connection(Endpoint.parse(f"uds://{quote(str(path))}"))
     with pytest.raises(errors.ConnectionFailed, match=r"uds://.*a%3Fb.sock: ConnectionRefusedError"):
         connection.send(REQUEST.path, deadline=time.monotonic() + 10)
 
