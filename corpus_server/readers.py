@@ -81,11 +81,12 @@ class Reader:
         Returns:
             Whether it is to be asked for: not if it is resident, or a request has changed what is wanted.
         """
-        if self.first != block.first:
-            return False
-        self.warm = warm
-        self.asked = self.wanted if warm else after
-        return not warm
+        if warm and block.first <= self.first <= block.stop:
+            self.warm, self.asked = True, self.wanted
+        elif self.first == block.first:
+            self.asked = after
+            return True
+        return False
 
 
 class Block(NamedTuple):

@@ -78,7 +78,7 @@ class Windows:
         # Rows are located in groups of whole steps; the group read last is kept.
         self._group_rows = max(1, MAX_LOCATED_ROWS // rows) * rows
         self._group: tuple[int, Selection] | None = None
-        self._touched: set[int] = set()
+        self._touched: frozenset[int] = frozenset()
 
     def locations(self) -> NDArray[np.int64]:
         """Return where the rows lie: `(count, rows, 2) int64`."""
@@ -98,6 +98,20 @@ class Windows:
         """Raise if a shard that was read from is not what was opened: what was read must not be used."""
         self._gatherer.check_unchanged(self._touched)
 
+    def read_parts(self, number: int) -> list[Part]:
+        """Read everything at once, and return it in `number` equal parts, each of whole steps."""
+        count, rows, length = self.shape
+        steps, rest = divmod(count, number)
+        if rest:
+            raise ValueError(f"{count} steps cannot be cut into {number} equal parts")
+        locations = self.locations().reshape(-1, 2)
+        tokens = self._gatherer.gather(locations, length, self.dtype).reshape(number, -1, length)
+        shards = locations[:, 0].reshape(number, -1)
+        return [
+            Part(self._gatherer, self._gatherer.touched(its), part, (steps, rows, length))
+            for its, part in zip(shards, tokens, strict=True)
+        ]
+
     def _group_of(self, row: int) -> tuple[int, Selection]:
         """Return the group that holds a row, and its first row."""
         start = row - row % self._group_rows
@@ -107,8 +121,37 @@ class Windows:
             locations = self._locate(start // rows, steps).reshape(-1, 2)
             selection = self._gatherer.select(locations, length, self.dtype)
             self._group = (start, selection)
-            self._touched |= selection.touched
+            self._touched = self._touched.union(selection.touched)
         return self._group
+
+
+class Part:
+    """Rows that were read already.
+
+    Args:
+        gatherer: that read them.
+        touched: shards that they come from.
+        tokens: `(rows, length)`, C order.
+        shape: of the answer, `(steps, rows of a step, length)`.
+    """
+
+    def __init__(
+        self, gatherer: Gatherer, touched: set[int], tokens: NDArray[np.integer], shape: tuple[int, ...]
+    ) -> None:
+        self._gatherer = gatherer
+        self._touched = touched
+        self._tokens = tokens
+        self.shape = shape
+        self.dtype = tokens.dtype
+        self.num_units, self.unit_tokens = tokens.shape
+
+    def read(self, first: int, num_units: int) -> NDArray[np.integer]:
+        """Return rows from `first` on: `(num_units, length)`."""
+        return self._tokens[first : first + num_units]
+
+    def check_unchanged(self) -> None:
+        """Raise if a shard that was read from is not what was opened."""
+        self._gatherer.check_unchanged(self._touched)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,15 @@
-"""The next small answer of a stream of steps, made while nobody waits for it.
+"""The next small answers of a stream of steps, made while nobody waits for them.
 
-Whoever asked for steps 7 to 9 will ask for 10 to 12, and which tokens those are is known. So when a small
-answer has left, the next one is read and hashed by a thread that has nothing else to do; once it is asked
-for it only has to be sent. What is kept is the value of a pure function: to drop it, or to be asked for
-another step, costs nothing but the work. Before it is sent it is checked again that no shard has changed.
+Whoever asked for steps 7 to 9 will ask for 10 to 12, and which tokens those are is known. So while small
+answers leave, the next ones are read and hashed by a thread that has nothing else to do, several at a time:
+for a single one, finding its windows costs as much as reading them. Once asked for they only have to be sent.
+
+    asked for      |
+    run being sent |--#--|     |     |
+    run being made                   |-----|-----|-----|
+
+What is kept is the value of a pure function: to drop it, or to be asked for another step, costs nothing but
+the work. Before it is sent it is checked again that no shard has changed.
 """
 
 from __future__ import annotations
@@ -13,19 +19,42 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from corpus_server.errors import CorpusServerError
-from corpus_server.reading import Windows, num_bytes
+from corpus_server.reading import Windows
 from corpus_server.web.answers import Answering, Delivery
 from corpus_server.wire import ChecksumPlace
 
 MAX_ANSWER_BYTES = 256 * 1024
+RUN_BYTES = 512 * 1024
+"""Read at a time, and still in the processor's cache when it is hashed and sent."""
+
 MAX_BYTES = 16 * 2**20
-"""Of all that a process keeps: 64 streams of the largest answers, or 128 of 64 x 1,025 uint16 tokens."""
+"""Of all that a process keeps, two runs a stream: 61 streams of 64 x 1,025 uint16 tokens one by one."""
 
 _log = logging.getLogger("corpus_server")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """Answers that follow one another.
+
+    Args:
+        key: says which stream it is.
+        count: steps of an answer.
+        num_bytes: of an answer.
+        checksum: where it stands.
+        windows: returns what (first step, steps) are made of; None where they are not like the others.
+    """
+
+    key: Hashable
+    count: int
+    num_bytes: int
+    checksum: ChecksumPlace
+    windows: Callable[[int, int], Windows | None]
 
 
 class Ahead:
@@ -33,55 +62,91 @@ class Ahead:
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
-        self._next: OrderedDict[Hashable, _Making] = OrderedDict()
+        self._runs: OrderedDict[Hashable, tuple[_Run, ...]] = OrderedDict()  # the stream asked last is last
         self._num_bytes = 0
 
-    async def take(self, stream: Hashable, step: int) -> Delivery | None:
-        """Return the answer of a step if it was made, or wait for it if that has begun."""
-        making = self._next.get(stream)
-        if making is None or making.step != step:
-            return None
-        if await making.made():
-            try:
-                return making.delivery.again()
-            except CorpusServerError:
-                pass  # whoever asks goes the whole way, and hears of it there
-        if self._next.get(stream) is making:
-            self._drop(stream)
+    def take(self, key: Hashable, step: int) -> Delivery | None:
+        """Return the answer from a step on if it was made."""
+        run = self._run_of(key, step)
+        return run.answer(step) if run is not None and run.is_made else None
+
+    async def await_begun(self, key: Hashable, step: int) -> Delivery | None:
+        """Return the answer from a step on if it was made, and wait for it if that has begun."""
+        run = self._run_of(key, step)
+        return run.answer(step) if run is not None and await run.made() else None
+
+    def follow(self, stream: Stream, step: int) -> None:
+        """Have the answers made that follow the one from a step on; drop the stream's others."""
+        if stream.num_bytes > MAX_ANSWER_BYTES:
+            return
+        runs = self._runs.pop(stream.key, ())
+        current = next((run for run in runs if run.holds(step)), None)
+        stop = step + stream.count if current is None else current.stop
+        following = next((run for run in runs if run.first == stop), None) or self._new_run(stream, stop)
+        kept = tuple(run for run in (current, following) if run is not None)
+        for run in runs:
+            if run not in kept:
+                self._forget(run)
+        if kept:
+            self._runs[stream.key] = kept
+        while self._num_bytes > MAX_BYTES:
+            for run in self._runs.popitem(last=False)[1]:
+                self._forget(run)
+
+    def _run_of(self, key: Hashable, step: int) -> _Run | None:
+        return next((run for run in self._runs.get(key, ()) if run.holds(step)), None)
+
+    def _new_run(self, stream: Stream, first: int) -> _Run | None:
+        """Begin as many answers as fit, or one."""
+        fair_bytes = MAX_BYTES // (2 * len(self._runs) + 2)
+        most = max(1, min(RUN_BYTES, fair_bytes) // stream.num_bytes)
+        for number in (most, 1):
+            windows = stream.windows(first, number * stream.count)
+            if windows is not None:
+                run = _Run(stream, first, number, windows)
+                self._num_bytes += run.num_bytes
+                self._answering.run_later(run.make)
+                return run
         return None
 
-    def make(self, stream: Hashable, step: int, reading: Windows, checksum: ChecksumPlace) -> None:
-        """Make the answer of a step soon, unless it is there, or is large."""
-        making, size = self._next.get(stream), num_bytes(reading)
-        if size > MAX_ANSWER_BYTES or (making is not None and making.step == step):
-            return
-        self._drop(stream)
-        self._next[stream] = _Making(self._answering, step, size, Delivery(reading, b"", checksum))
-        self._num_bytes += size
-        while self._num_bytes > MAX_BYTES:
-            self._drop(next(iter(self._next)))
-
-    def _drop(self, stream: Hashable) -> None:
-        making = self._next.pop(stream, None)
-        if making is not None:
-            self._num_bytes -= making.num_bytes
-            making.cancel()
+    def _forget(self, run: _Run) -> None:
+        self._num_bytes -= run.num_bytes
+        run.cancel()
 
 
-class _Making:
-    """An answer on its way into memory; a thread makes it, which tells only those who wait already."""
+class _Run:
+    """Answers on their way into memory; a thread makes them, which tells only those who wait already.
 
-    def __init__(self, answering: Answering, step: int, size: int, delivery: Delivery) -> None:
-        self.step = step
-        self.num_bytes = size
-        self.delivery = delivery
+    Args:
+        stream: that they belong to.
+        first: step of the first one.
+        number: of answers.
+        windows: of all their steps.
+    """
+
+    def __init__(self, stream: Stream, first: int, number: int, windows: Windows) -> None:
+        self.first = first
+        self.stop = first + number * stream.count
+        self.num_bytes = number * stream.num_bytes
+        self._stream = stream
+        self._number = number
+        self._windows = windows
+        self._answers: Sequence[Delivery] = ()
         self._lock = threading.Lock()  # guards what follows
         self._state: Literal["queued", "begun", "made", "none"] = "queued"
         self._waiting: list[asyncio.Future[None]] = []
-        answering.run_later(self._make)
+
+    def holds(self, step: int) -> bool:
+        """Whether an answer begins with a step."""
+        return self.first <= step < self.stop and (step - self.first) % self._stream.count == 0
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the answers are there."""
+        return self._state == "made"
 
     async def made(self) -> bool:
-        """Tell whether the answer is there, once that is decided; one that was not begun will not be."""
+        """Tell whether the answers are there, once that is decided; if not begun, they will not be."""
         with self._lock:
             if self._state == "queued":
                 self._state = "none"
@@ -92,24 +157,35 @@ class _Making:
             await waiting
         return self._state == "made"
 
+    def answer(self, step: int) -> Delivery | None:
+        """Return the answer from a step on, unless it must not be sent any more."""
+        try:
+            return self._answers[(step - self.first) // self._stream.count].again()
+        except CorpusServerError:  # whoever asks goes the whole way, and hears of it there
+            return None
+
     def cancel(self) -> None:
-        """Leave it out if it was not begun."""
+        """Leave them out if they were not begun."""
         with self._lock:
             if self._state == "queued":
                 self._state = "none"
 
-    def _make(self) -> None:
+    def make(self) -> None:
+        """Make them; blocks."""
         with self._lock:
             if self._state != "queued":
                 return
             self._state = "begun"
         try:
-            self.delivery.prepare()
+            parts = self._windows.read_parts(self._number)
+            self._answers = [Delivery(part, b"", self._stream.checksum) for part in parts]
+            for answer in self._answers:
+                answer.prepare()
         except CorpusServerError:
             self._end("none")
         except BaseException:  # noqa: BLE001 - whoever asks goes the whole way, and meets it there
             self._end("none")
-            _log.exception("an answer could not be made ahead")
+            _log.exception("answers could not be made ahead")
         else:
             self._end("made")
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -61,6 +61,11 @@ class Answering:
     def close(self) -> None:
         """Stop the threads; idempotent."""
         self._threads.close()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another answer may begin."""
+        return self.num_active < self._settings.max_concurrent_answers
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run blocking work in a gather thread."""
@@ -118,8 +123,8 @@ class Answering:
         Raises:
             Overloaded: at `max_concurrent_answers`.
         """
-        limit = self._settings.max_concurrent_answers
-        if self.num_active >= limit:
+        if not self.has_room:
+            limit = self._settings.max_concurrent_answers
             raise Overloaded(f"{limit} answers are under way in this process")
         self.num_active += 1
         try:
@@ -142,7 +147,7 @@ class Answering:
         timeout = self._settings.send_timeout_seconds
         delivery.asked_at = time.perf_counter()
         with self.admitted():
-            try:
+            async with _cut_on_failure(delivery, connection):
                 await connection.push((), timeout)  # what an earlier answer may have left
                 if delivery.at_hand:
                     rest = delivery.start(connection.open(), head, patience_seconds=0.0)
@@ -152,21 +157,36 @@ class Answering:
                 while not delivery.done:
                     rest = await self._threads.run(partial(delivery.go_on, connection.open()))
                     await connection.push(rest, timeout)
-            except CorpusServerError as error:
-                if not delivery.started:
-                    raise
-                _log.error("%s: %s; an answer under way was cut", error.slug, error.detail)
-                await connection.abort()
-            except ReaderGone as gone:
-                _log.log(logging.WARNING if gone.stalled else logging.DEBUG, "dropped a reader that %s", gone)
-                await connection.abort()
-            except BaseException:
-                await connection.abort()
-                raise
-            else:
-                connection.complete()
-            finally:
-                connection.sent_bytes = max(delivery.sent_bytes, 0)
+
+    def deliver_at_once(
+        self, delivery: Delivery, connection: Connection, head: Head
+    ) -> Coroutine[None, None, None] | None:
+        """Send an answer that is at hand, waiting for nothing; return what sends what was not taken.
+
+        Args:
+            delivery, connection, head: as for `deliver`; nothing is on its way to the connection.
+        """
+        delivery.asked_at = time.perf_counter()
+        try:
+            rest = delivery.start(connection.open(), head, patience_seconds=0.0)
+        except ReaderGone:
+            connection.cut()
+            return None
+        if rest:
+            return self._deliver_rest(delivery, connection, rest)
+        connection.sent_bytes = delivery.sent_bytes
+        connection.complete()
+        return None
+
+    async def _deliver_rest(
+        self, delivery: Delivery, connection: Connection, rest: Sequence[bytes | memoryview]
+    ) -> None:
+        self.num_active += 1  # it has begun, whatever the limit
+        try:
+            async with _cut_on_failure(delivery, connection):
+                await connection.push(rest, self._settings.send_timeout_seconds)
+        finally:
+            self.num_active -= 1
 
     def tokens(
         self,
@@ -197,6 +217,28 @@ class Answering:
         if request.method == "HEAD":
             return Response(headers=headers)
         return TokenResponse(self, Delivery(reading, prefix, checksum), headers)
+
+
+@asynccontextmanager
+async def _cut_on_failure(delivery: Delivery, connection: Connection) -> AsyncIterator[None]:
+    """End an answer: whole, refused before anything of it was sent, or by cutting the connection."""
+    try:
+        yield
+    except CorpusServerError as error:
+        if not delivery.started:
+            raise
+        _log.error("%s: %s; an answer under way was cut", error.slug, error.detail)
+        await connection.abort()
+    except ReaderGone as gone:
+        _log.log(logging.WARNING if gone.stalled else logging.DEBUG, "dropped a reader that %s", gone)
+        await connection.abort()
+    except BaseException:
+        await connection.abort()
+        raise
+    else:
+        connection.complete()
+    finally:
+        connection.sent_bytes = max(delivery.sent_bytes, 0)
 
 
 class Delivery:

@@ -19,7 +19,6 @@ import select
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -73,20 +72,23 @@ class Connection:
     """One answer's use of its connection.
 
     Args:
-        protocol, cycle: uvicorn's, of the connection and of the request.
+        protocol: uvicorn's, of the connection.
+        text: the head of the request as it came; something else if it did not come in one piece.
 
     Attributes:
+        text: as given.
+        cycle: uvicorn's, of the request; None while one that was recognised by its text needs none.
         sent_bytes: of an answer's body that went past uvicorn.
     """
 
-    def __init__(self, protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> None:
+    def __init__(self, protocol: HttpToolsProtocol, text: bytes) -> None:
         self._protocol = protocol
-        self._cycle = cycle
+        self.text = text
+        self.cycle: RequestResponseCycle | None = None
         self.sent_bytes = 0
 
-    def attach(self) -> None:
+    def attach(self, scope: Scope) -> None:
         """Let the application find it."""
-        scope: Any = self._cycle.scope
         scope["extensions"] = {_EXTENSION: self}
 
     def head(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -95,8 +97,10 @@ class Connection:
 
     def head_of(self, lines: bytes) -> bytes:
         """Return the same for headers that are lines already."""
-        more = b"".join([name + b": " + value + b"\r\n" for name, value in self._cycle.default_headers])
-        end = b"\r\n" if self._cycle.keep_alive else b"connection: close\r\n\r\n"
+        headers = self._protocol.server_state.default_headers
+        more = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
+        stays = self.cycle is None or self.cycle.keep_alive
+        end = b"\r\n" if stays else b"connection: close\r\n\r\n"
         return b"HTTP/1.1 200 OK\r\n" + more + lines + end
 
     def open(self) -> Descriptor:
@@ -133,12 +137,16 @@ class Connection:
             self._check_open()
 
     def _check_open(self) -> None:
-        if self._cycle.disconnected or self._protocol.transport.is_closing():
+        gone = self.cycle is not None and self.cycle.disconnected
+        if gone or self._protocol.transport.is_closing():
             raise ReaderGone("hung up")
 
     def complete(self) -> None:
         """Do what uvicorn does after the last byte of an answer: go on to the next request."""
-        cycle = self._cycle
+        cycle = self.cycle
+        if cycle is None:
+            self._protocol.on_response_complete()
+            return
         if cycle.disconnected:
             return
         cycle.response_started = cycle.response_complete = True
@@ -147,10 +155,14 @@ class Connection:
             self._protocol.transport.close()
         cycle.on_response()
 
-    async def abort(self) -> None:
+    def cut(self) -> None:
         """Cut the connection, whatever its reader does."""
         self._protocol.transport.abort()
-        await asyncio.sleep(0)  # now uvicorn has heard of it, and misses no rest of the answer
+
+    async def abort(self) -> None:
+        """Cut it, and return when uvicorn has heard of that, and misses no rest of the answer."""
+        self.cut()
+        await asyncio.sleep(0)
 
 
 def widen(connection: socket.socket) -> None:

@@ -52,7 +52,7 @@ class HotPath:
                 query = BatchesQuery.model_validate(parameters)
                 answer = await batches(request, query, self._app.state.service)
                 if isinstance(answer, TokenResponse):
-                    self._lane().learn(scope["query_string"], query, answer)
+                    self._lane().learn(scope, query, answer)
                 await answer(scope, receive, send)  # it reads now, and raises only while it has not sent
                 return
             answer = self._app

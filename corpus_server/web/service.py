@@ -167,12 +167,14 @@ class Service:
         return bound
 
 
-def windows_reading(bound: BoundPlan, query: StepsQuery, rows: int, *, step: int | None = None) -> Windows:
+def windows_reading(
+    bound: BoundPlan, query: StepsQuery, rows: int, *, step: int | None = None, count: int | None = None
+) -> Windows:
     """Return the tokens that a query asks for, to be read.
 
     Args:
         rows: as `check_part` says.
-        step: instead of the query's.
+        step, count: instead of the query's.
     """
     first = query.step if step is None else step
 
@@ -182,7 +184,7 @@ def windows_reading(bound: BoundPlan, query: StepsQuery, rows: int, *, step: int
     return Windows(
         gatherer=bound.gatherer,
         locate=locate,
-        count=query.count,
+        count=query.count if count is None else count,
         rows=rows,
         length=bound.plan.seq_len + 1,
         dtype=bound.dtype,

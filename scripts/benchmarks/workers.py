@@ -76,6 +76,7 @@ class Worker:
     Attributes:
         requests: (when sent, seconds) of each.
         waits: seconds that each `next` took.
+        num_late: how often no batch was there when one was due.
         last: (step, SHA-256 of the tokens) of the last batch.
     """
 
@@ -84,6 +85,7 @@ class Worker:
         self.rank = rank
         self.requests: list[tuple[float, float]] = []
         self.waits: list[float] = []
+        self.num_late = 0
         self.last = (-1, "")
         slot_bytes = -(-2 * job.rows * job.length // mmap.PAGESIZE) * mmap.PAGESIZE
         # The loader has no seam for it: its requests are timed where it makes its connections.
@@ -108,6 +110,7 @@ class Worker:
         for number in range(self._job.num_batches):
             due = start + self._offset + number * self._job.period_seconds
             time.sleep(max(0.0, due - time.monotonic()))
+            self.num_late += self.loader.stats().ready_slots == 0
             asked = time.perf_counter()
             batch = next(self.loader)
             self.waits.append(time.perf_counter() - asked)
@@ -121,6 +124,7 @@ class Worker:
             "rank": self.rank,
             "request_seconds": [seconds for sent, seconds in self.requests if sent >= start],
             "wait_seconds": self.waits,
+            "late": self.num_late,
             "retries": stats.retries,
             "last": self.last,
         }
