@@ -1,7 +1,7 @@
 """The next small answers of a stream of steps, made while nobody waits for them.
 
 Whoever asked for steps 7 to 9 will ask for 10 to 12, and which tokens those are is known. So while small
-answers leave, the next ones are read and hashed by a thread that has nothing else to do, several at a time:
+answers leave, the next ones are read and hashed by a thread of their own, several at a time:
 for a single one, finding its windows costs as much as reading them. Once asked for they only have to be sent.
 
     asked for      |
@@ -105,7 +105,7 @@ class Ahead:
             if windows is not None:
                 run = _Run(stream, first, number, windows)
                 self._num_bytes += run.num_bytes
-                self._answering.run_later(run.make)
+                self._answering.run_ahead(run.make)
                 return run
         return None
 

@@ -56,11 +56,13 @@ class Answering:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._threads = Threads(settings.gather_threads, "gather")
+        self._ahead = Threads(1, "ahead")
         self.num_active = 0
 
     def close(self) -> None:
         """Stop the threads; idempotent."""
         self._threads.close()
+        self._ahead.close()
 
     @property
     def has_room(self) -> bool:
@@ -71,9 +73,12 @@ class Answering:
         """Run blocking work in a gather thread."""
         return await self._threads.run(work)
 
-    def run_later(self, job: Callable[[], None]) -> None:
-        """Run a job, which must not raise, in a gather thread that has nothing else to do."""
-        self._threads.run_later(job)
+    def run_ahead(self, job: Callable[[], None]) -> None:
+        """Run a job that nobody waits for, and which must not raise, in a thread for such jobs.
+
+        One is enough: they compute more than they wait, and two would wait for the interpreter's lock.
+        """
+        self._ahead.put(job)
 
     async def run_admitted(self, work: Callable[[], T]) -> T:
         """Run the blocking work of an answer that is made whole; it counts as one under way.

@@ -21,18 +21,13 @@ _Job = Callable[[], None]
 class Threads:
     """Threads that work for an event loop; jobs are begun in order.
 
-    Jobs for later are begun one at a time, when there are no others: they compute more than they wait, and
-    several of them would only wait for the interpreter's lock.
-
     The thread that became idle last is woken first: the processor's cache still holds what it needs.
     """
 
     def __init__(self, number: int, name: str) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[_Job] = deque()
-        self._later: deque[_Job] = deque()
         self._idle: list[_Thread] = []
-        self._patient: _Thread | None = None  # the one that has a job for later
         self._closed = False
         self._threads = [_Thread(self._next, f"{name}-{k}") for k in range(number)]
         for thread in self._threads:
@@ -45,21 +40,11 @@ class Threads:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._put(partial(_report, work, future, loop))
+        self.put(partial(_report, work, future, loop))
         return future
 
-    def run_later(self, job: Callable[[], None]) -> None:
-        """Run a job, which must not raise, when there is no other; nobody is told of its end."""
-        with self._lock:
-            thread = self._idle.pop() if self._idle and self._patient is None else None
-            if thread is None:
-                self._later.append(job)
-            else:
-                self._patient = thread
-        if thread is not None:
-            thread.wake(job)
-
-    def _put(self, job: _Job) -> None:
+    def put(self, job: Callable[[], None]) -> None:
+        """Run a job, which must not raise; nobody is told of its end."""
         with self._lock:
             thread = self._idle.pop() if self._idle else None
             if thread is None:
@@ -80,13 +65,8 @@ class Threads:
     def _next(self, thread: _Thread) -> tuple[_Job | None, bool]:
         """Return the next job, and whether the thread goes on; without a job it is idle from here on."""
         with self._lock:
-            if thread is self._patient:
-                self._patient = None
             if self._waiting:
                 return self._waiting.popleft(), True
-            if self._later and self._patient is None:
-                self._patient = thread
-                return self._later.popleft(), True
             if self._closed:
                 return None, False
             self._idle.append(thread)

@@ -1,4 +1,4 @@
-"""Requests that are known by their text: in any company, cut anywhere, to slow readers, and when they fail."""
+"""Requests known by their text: in any company, cut anywhere, to slow readers, and when they fail."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def test_in_any_company_and_cut_anywhere(
             wanted.append((200, b""))
         else:
             body = json.dumps(PLAN).encode()
-            requests.append(b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            requests.append(
+                b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            )
             wanted.append((200, plan_id.encode()))
     sent = b"".join(requests)
 

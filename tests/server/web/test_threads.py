@@ -28,21 +28,21 @@ def test_results_and_errors_come_to_the_loop(one: Threads) -> None:
     asyncio.run(work())
 
 
-def test_jobs_begin_in_order_and_those_for_later_when_there_are_no_others(one: Threads) -> None:
+def test_jobs_begin_in_order(one: Threads) -> None:
     begun: list[str] = []
     hold = threading.Event()
 
     async def work() -> None:
         first = one.run(hold.wait)
-        one.run_later(lambda: begun.append("later 1"))
-        one.run_later(lambda: begun.append("later 2"))
-        jobs = [one.run(lambda name=name: begun.append(name)) for name in ("a", "b", "c")]
+        one.put(lambda: begun.append("a"))
+        jobs = [one.run(lambda name=name: begun.append(name)) for name in ("b", "c")]
+        one.put(lambda: begun.append("d"))
         hold.set()
         await asyncio.gather(first, *jobs)
 
     asyncio.run(work())
     one.close()
-    assert begun == ["a", "b", "c", "later 1", "later 2"]
+    assert begun == ["a", "b", "c", "d"]
 
 
 def test_work_that_was_cancelled_before_it_began_is_left_out(one: Threads) -> None:
@@ -78,6 +78,6 @@ def test_closing_finishes_what_was_asked_for() -> None:
     threads = Threads(2, "test")
     done: list[int] = []
     for k in range(100):
-        threads.run_later(lambda k=k: done.append(k))
+        threads.put(lambda k=k: done.append(k))
     threads.close()
     assert sorted(done) == list(range(100))
