@@ -9,6 +9,7 @@ copy is done: while a CUDA graph is captured, an event query anywhere in the pro
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -153,7 +154,6 @@ class HostDevice:
 
     pin = None
     lookahead = 0
-    group_bytes = 0
     copies_on_host = True
 
     def __init__(self, device: torch.device, dtype: torch.dtype | None, *, timed: bool = False) -> None:
@@ -162,6 +162,7 @@ class HostDevice:
         self._timed = timed
         self._seconds = 0.0
         self.borrows = dtype is None and device.type == "cpu"
+        self.group_bytes = sys.maxsize if self.borrows else 0  # what is not copied is ready all at once
 
     def pace(self) -> None:
         """Never too far ahead."""

@@ -78,7 +78,7 @@ class Pipeline:
         self._meter.ask()
         step = None
         try:
-            if self._borrowed is not None:
+            if self._borrowed is not None and not self._uploaded:
                 self._belt.put_free(self._borrowed.filled.slot)
                 self._borrowed = None
             self._reclaim()
