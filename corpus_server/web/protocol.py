@@ -21,7 +21,6 @@ from corpus_server.web.lane import Lane
 MAX_HEAD_BYTES = 64 * 1024
 """What uvicorn's other parser takes; this one has no limit, and would keep whatever comes."""
 
-
 MAX_TOGETHER_BYTES = 16 * 1024
 """Requests that come together in more than this are left to the parser."""
 
