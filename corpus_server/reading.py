@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from corpus_server.corpus import Corpus
 from corpus_server.gather import Gatherer, Selection
 
-MAX_LOCATED_ROWS = 4096
+MAX_LOCATED_ROWS = 1024
 """Of an answer, at a time: 40 bytes each, more than windows of a few tokens have themselves."""
 
 
@@ -53,8 +53,9 @@ class Windows:
 
     Args:
         gatherer: over the shards that locations number.
-        locate: of (first, number) of the answer's steps, computes `(number, rows, 2) int64`: shard number,
-            start token. It is asked when rows are read, by the thread that reads, for a few steps at a time.
+        locate: of (first step, number of steps, first row, number of rows) of the answer, computes
+            `(steps, rows, 2) int64`: shard number, start token. It is asked when rows are read, by the thread
+            that reads, for a few at a time.
         count, rows, length: steps, rows of a step, tokens of a window.
         dtype: type of the answer.
     """
@@ -63,7 +64,7 @@ class Windows:
         self,
         *,
         gatherer: Gatherer,
-        locate: Callable[[int, int], NDArray[np.int64]],
+        locate: Callable[[int, int, int, int], NDArray[np.int64]],
         count: int,
         rows: int,
         length: int,
@@ -75,22 +76,20 @@ class Windows:
         self.num_units = count * rows
         self.unit_tokens = length
         self.dtype = dtype
-        # Rows are located in groups of whole steps; the group read last is kept.
-        self._group_rows = max(1, MAX_LOCATED_ROWS // rows) * rows
-        self._group: tuple[int, Selection] | None = None
+        self._group: tuple[range, Selection] | None = None  # rows that were located, those read last
         self._touched: frozenset[int] = frozenset()
 
     def locations(self) -> NDArray[np.int64]:
         """Return where the rows lie: `(count, rows, 2) int64`."""
-        return self._locate(0, self.shape[0])
+        return self._locate(0, self.shape[0], 0, self.shape[1])
 
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return rows from `first` on: `(num_units, length)`."""
         parts, stop = [], first + num_units
         while first < stop:
-            start, selection = self._group_of(first)
-            until = min(stop, start + self._group_rows)
-            parts.append(selection.read(first - start, until - first))
+            group, selection = self._group_of(first)
+            until = min(stop, group.stop)
+            parts.append(selection.read(first - group.start, until - first))
             first = until
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -112,15 +111,18 @@ class Windows:
             for its, part in zip(shards, tokens, strict=True)
         ]
 
-    def _group_of(self, row: int) -> tuple[int, Selection]:
-        """Return the group that holds a row, and its first row."""
-        start = row - row % self._group_rows
-        if self._group is None or self._group[0] != start:
+    def _group_of(self, row: int) -> tuple[range, Selection]:
+        """Return the rows that are located together with a row: of whole steps, or of a part of one."""
+        if self._group is None or row not in self._group[0]:
             count, rows, length = self.shape
-            steps = min(self._group_rows // rows, count - start // rows)
-            locations = self._locate(start // rows, steps).reshape(-1, 2)
+            step, within = divmod(row, rows)
+            steps = min(max(1, MAX_LOCATED_ROWS // rows), count - step)
+            first = within - within % MAX_LOCATED_ROWS
+            number = min(MAX_LOCATED_ROWS, rows - first)
+            locations = self._locate(step, steps, first, number).reshape(-1, 2)
             selection = self._gatherer.select(locations, length, self.dtype)
-            self._group = (start, selection)
+            start = step * rows + first
+            self._group = (range(start, start + len(locations)), selection)
             self._touched = self._touched.union(selection.touched)
         return self._group
 

@@ -136,20 +136,23 @@ class Sampler:
             InvalidParameter: a value is outside its range.
         """
         rows = self.check_part(step, count=count, rank=rank, world_size=world_size)
-        return self.locate_part(step, rows, count=count, rank=rank)
+        return self.locate_rows(step, range(rank * rows, (rank + 1) * rows), count=count)
 
-    def locate_part(self, step: int, rows: int, *, count: int = 1, rank: int = 0) -> NDArray[np.int64]:
-        """Return what `locate` does, for a part that has been checked.
+    def locate_rows(self, step: int, rows: range, *, count: int = 1) -> NDArray[np.int64]:
+        """Return the windows of the same rows of consecutive steps.
 
         Args:
-            step, count, rank: as `check_part` was given them.
-            rows: per step, as it returned them.
+            step, count: as `check_part` has allowed them.
+            rows: consecutive ones of the global batch.
+
+        Returns:
+            `(count, len(rows), 2) int64`, as `locate` does.
         """
         plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
-        within = np.arange(rank * rows, (rank + 1) * rows, dtype=np.uint64)
+        within = np.arange(rows.start, rows.stop, dtype=np.uint64)
         parts = [self._locate_in_stage(*part, within) for part in self.timeline.by_stage(plan_steps)]
         located = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return located.reshape(count, rows, 2)
+        return located.reshape(count, len(rows), 2)
 
     def windows_at(
         self, source: NDArray[np.intp] | int, positions: UInt64Array

@@ -178,8 +178,9 @@ def windows_reading(
     """
     first = query.step if step is None else step
 
-    def locate(offset: int, count: int) -> NDArray[np.int64]:
-        return bound.sampler.locate_part(first + offset, rows, count=count, rank=query.rank)
+    def locate(offset: int, count: int, row: int, number: int) -> NDArray[np.int64]:
+        start = query.rank * rows + row
+        return bound.sampler.locate_rows(first + offset, range(start, start + number), count=count)
 
     return Windows(
         gatherer=bound.gatherer,

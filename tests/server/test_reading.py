@@ -38,7 +38,7 @@ def windows(opened: tuple[Corpus, Gatherer]) -> Windows:
     locations = np.array([[[0, k], [2, 10 * k], [3, 7 * k]] for k in range(5)], np.int64)
     return Windows(
         gatherer=gatherer,
-        locate=lambda first, number: locations[first : first + number],
+        locate=lambda step, steps, row, rows: locations[step : step + steps, row : row + rows],
         count=5,
         rows=3,
         length=33,
@@ -62,31 +62,31 @@ def test_a_batch_has_the_shape_of_its_rows(
     assert tokens.tolist() == expected
 
 
-def test_windows_are_located_when_they_are_read_a_few_steps_at_a_time(
+def test_windows_are_located_when_they_are_read_a_few_at_a_time(
     opened: tuple[Corpus, Gatherer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sizes are checked without it; groups are of whole steps, one at least, and the last one is kept."""
+    """Sizes are checked without it; groups are of whole steps or within one, and the last one is kept."""
     corpus, gatherer = opened
-    asked: list[tuple[int, int]] = []
+    asked: list[tuple[int, int, int, int]] = []
     places = np.array([[[0, 3 + k], [2, 1 + k]] for k in range(5)], np.int64)
 
-    def locate(first: int, number: int) -> np.ndarray:
-        asked.append((first, number))
-        return places[first : first + number]
+    def locate(step: int, steps: int, row: int, rows: int) -> np.ndarray:
+        asked.append((step, steps, row, rows))
+        return places[step : step + steps, row : row + rows]
 
     monkeypatch.setattr("corpus_server.reading.MAX_LOCATED_ROWS", 5)
     reading = Windows(gatherer=gatherer, locate=locate, count=5, rows=2, length=9, dtype=corpus.dtype)
     assert (num_bytes(reading), len(pieces(reading, 40))) == (360, 10)
     assert asked == []
     whole = read_all(reading).reshape(10, 9)
-    assert asked == [(0, 2), (2, 2), (4, 1)]
+    assert asked == [(0, 2, 0, 2), (2, 2, 0, 2), (4, 1, 0, 2)]
     assert (np.concatenate([reading.read(row, 1) for row in range(10)]) == whole).all()
-    assert asked[3:] == [(0, 2), (2, 2), (4, 1)]
+    assert asked[3:] == asked[:3]
     assert (reading.read(3, 4) == whole[3:7]).all()
     monkeypatch.setattr("corpus_server.reading.MAX_LOCATED_ROWS", 1)
     small = Windows(gatherer=gatherer, locate=locate, count=5, rows=2, length=9, dtype=corpus.dtype)
     assert (read_all(small).reshape(10, 9) == whole).all()
-    assert asked[-5:] == [(k, 1) for k in range(5)]
+    assert asked[-10:] == [(step, 1, row, 1) for step in range(5) for row in range(2)]
 
 
 @given(data=st.data())

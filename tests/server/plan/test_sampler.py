@@ -84,8 +84,10 @@ def test_a_part_that_was_checked_lies_where_locate_says(world_size: int) -> None
     subject = sampler(one_source("web", 8, 24), [300, 169])
     for rank in range(world_size):
         rows = subject.check_part(3, count=5, rank=rank, world_size=world_size)
-        located = subject.locate_part(3, rows, count=5, rank=rank)
+        located = subject.locate_rows(3, range(rank * rows, (rank + 1) * rows), count=5)
         assert (located == subject.locate(3, count=5, rank=rank, world_size=world_size)).all()
+        some = range(rank * rows + 1, rank * rows + 4)
+        assert (subject.locate_rows(3, some, count=5) == located[:, 1:4]).all()
 
 
 @pytest.mark.parametrize("order", ["shuffle", "sequential"])
