@@ -19,7 +19,7 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +34,8 @@ RUN_BYTES = 512 * 1024
 
 MAX_BYTES = 16 * 2**20
 """Of all that a process keeps, two runs a stream: 61 streams of 64 x 1,025 uint16 tokens one by one."""
+
+MAX_STREAMS = 1024
 
 _log = logging.getLogger("corpus_server")
 
@@ -62,7 +64,7 @@ class Ahead:
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
-        self._runs: OrderedDict[Hashable, tuple[_Run, ...]] = OrderedDict()  # the stream asked last is last
+        self._followed: OrderedDict[Hashable, _Followed] = OrderedDict()  # the stream asked last is last
         self._num_bytes = 0
 
     def take(self, key: Hashable, step: int) -> Delivery | None:
@@ -76,29 +78,33 @@ class Ahead:
         return run.answer(step) if run is not None and await run.made() else None
 
     def follow(self, stream: Stream, step: int) -> None:
-        """Have the answers made that follow the one from a step on; drop the stream's others."""
+        """Have the answers made that follow the one from a step on, and drop the stream's others.
+
+        Only once steps were asked for one after another: many clients may be at many places of one plan.
+        """
         if stream.num_bytes > MAX_ANSWER_BYTES:
             return
-        runs = self._runs.pop(stream.key, ())
-        current = next((run for run in runs if run.holds(step)), None)
-        stop = step + stream.count if current is None else current.stop
-        following = next((run for run in runs if run.first == stop), None) or self._new_run(stream, stop)
-        kept = tuple(run for run in (current, following) if run is not None)
-        for run in runs:
-            if run not in kept:
-                self._forget(run)
-        if kept:
-            self._runs[stream.key] = kept
-        while self._num_bytes > MAX_BYTES:
-            for run in self._runs.popitem(last=False)[1]:
-                self._forget(run)
+        current = self._run_of(stream.key, step)
+        followed = self._followed.pop(stream.key, None) or _Followed()
+        self._followed[stream.key] = followed
+        expected, followed.next_step = followed.next_step, step + stream.count
+        if current is not None or step == expected:
+            stop = followed.next_step if current is None else current.stop
+            following = next((run for run in followed.runs if run.first == stop), None)
+            following = following or self._new_run(stream, stop)
+            kept = tuple(run for run in (current, following) if run is not None)
+            self._forget(run for run in followed.runs if run not in kept)
+            followed.runs = kept
+        while self._num_bytes > MAX_BYTES or len(self._followed) > MAX_STREAMS:
+            self._forget(self._followed.popitem(last=False)[1].runs)
 
     def _run_of(self, key: Hashable, step: int) -> _Run | None:
-        return next((run for run in self._runs.get(key, ()) if run.holds(step)), None)
+        followed = self._followed.get(key)
+        return None if followed is None else next((run for run in followed.runs if run.holds(step)), None)
 
     def _new_run(self, stream: Stream, first: int) -> _Run | None:
         """Begin as many answers as fit, or one."""
-        fair_bytes = MAX_BYTES // (2 * len(self._runs) + 2)
+        fair_bytes = MAX_BYTES // (2 * len(self._followed))
         most = max(1, min(RUN_BYTES, fair_bytes) // stream.num_bytes)
         for number in (most, 1):
             windows = stream.windows(first, number * stream.count)
@@ -109,9 +115,23 @@ class Ahead:
                 return run
         return None
 
-    def _forget(self, run: _Run) -> None:
-        self._num_bytes -= run.num_bytes
-        run.cancel()
+    def _forget(self, runs: Iterable[_Run]) -> None:
+        for run in runs:
+            self._num_bytes -= run.num_bytes
+            run.cancel()
+
+
+@dataclass(slots=True)
+class _Followed:
+    """Where a stream is.
+
+    Args:
+        next_step: that will be asked for if steps are asked for one after another.
+        runs: the one asked from last, and the one behind it.
+    """
+
+    next_step: int = -1
+    runs: tuple[_Run, ...] = ()
 
 
 class _Run:
