@@ -35,7 +35,7 @@ RUN_BYTES = 512 * 1024
 MAX_BYTES = 16 * 2**20
 """Of all that a process keeps, two runs a stream: 61 streams of 64 x 1,025 uint16 tokens one by one."""
 
-MAX_STREAMS = 1024
+MAX_STREAMS = 4096
 
 _log = logging.getLogger("corpus_server")
 

@@ -40,7 +40,8 @@ _ONE_HEAD = re.compile(rb"(?:[^\r\n]+\r\n)+\r\n")
 _TELLING = {b"if-none-match", b"connection", b"upgrade", b"expect", b"content-length", b"transfer-encoding"}
 """Headers that make the answer another one, or say that more of the request will come."""
 
-_MAX_KINDS = 1024
+_MAX_KINDS = 4096
+"""Every rank of every plan is one; of 1 kB each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,9 @@ def test_all_is_well(server: RunningServer, path: Path) -> None:
 
 
 def test_a_table_for_people(server: RunningServer) -> None:
-    done = doctor(server.url, *SMALL, "--step-seconds", "60", "--world-size", "4")
+    # Larger than what is made ahead: only such answers say how fast a server gathers.
+    larger = ("--seq-len", "128", "--batch-size", "64")
+    done = doctor(server.url, *SMALL, *larger, "--step-seconds", "60", "--world-size", "4")
     assert (done.returncode, done.stderr) == (0, "")
     for line in (
         f"ok    server        {server.url}: ready, version 0.1.0, corpora: web",
@@ -94,7 +96,7 @@ def test_a_table_for_people(server: RunningServer) -> None:
         "ok    bottleneck    data is not: a rank needs ",
         "ok    all ranks     4 ranks need ",
     ):
-        assert line in done.stdout
+        assert line in done.stdout, done.stdout
 
 
 def test_data_that_comes_too_slowly_fails_with_a_cause_and_a_fix(server: RunningServer) -> None:

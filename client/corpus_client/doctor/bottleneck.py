@@ -116,7 +116,10 @@ def diagnose(delivered: float, stages: Stages, demand: Demand) -> Check:
 
 
 def servers_for_all(stages: Stages, demand: Demand, num_servers: int) -> Check | None:
-    """What all ranks together ask of the servers; None where that cannot be said."""
+    """What all ranks together ask of the servers; None where that cannot be said.
+
+    As where batches are so small that the server has them ready when they are asked for.
+    """
     if demand.step_seconds is None or demand.world_size == 1 or not stages.server:
         return None
     needed = demand.tokens_per_step / demand.step_seconds
