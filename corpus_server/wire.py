@@ -37,7 +37,11 @@ MEDIA_TYPES: Mapping[Format, str] = {
     "text": "text/plain; charset=utf-8",
 }
 
-CACHE_CONTROL = "public, max-age=31536000, immutable"
+IMMUTABLE = "public, max-age=31536000, immutable"
+"""`Cache-Control` where a plan's id stands for the content of its corpora."""
+
+REVALIDATED = "public, no-cache"
+"""`Cache-Control` where a corpus is named, which another corpus may be called tomorrow: a 304 says if not."""
 
 
 def array_headers(

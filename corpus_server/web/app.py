@@ -23,8 +23,9 @@ from corpus_server.web.service import Service
 SETTINGS_VARIABLE = "CORPUS_SERVER_SETTINGS"
 
 _DESCRIPTION = """
-Which tokens a training step sees is a pure function of a small plan. Every answer under `/v1` that
-names a step or a token range is immutable: cache it, retry it, ask any replica.
+Which tokens a training step sees is a pure function of a small plan. Every answer that names a step of
+`plan=ID` is immutable: cache it, retry it, ask any replica. Where a corpus is named instead, another one
+may take the name, so a cache asks again, by the `ETag`.
 
 Token answers carry `Corpus-Shape`, `Corpus-Dtype`, `Corpus-Plan` and `Corpus-Checksum`
 (`xxh3-64=HEX` over the body) and an exact `Content-Length`. Errors are problem documents (RFC 9457).

@@ -14,8 +14,8 @@ from corpus_server.web.routes.shared import (
     CorpusName,
     Nothing,
     ServiceHere,
+    caching,
     choose_format,
-    immutable,
     make_router,
     not_modified,
     read_route,
@@ -93,7 +93,7 @@ async def _range(
     if chosen == "text":
         text.check_available(corpus)
     identity = f"{corpus.fingerprint}.{start}.{stop}.{representation(query, chosen)}"
-    headers = immutable(identity, varies=query.format is None)
+    headers = caching(identity, immutable=False, varies=query.format is None)
     headers[wire.RANGE] = f"{start}-{stop}"
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged

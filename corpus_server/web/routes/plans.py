@@ -111,7 +111,7 @@ async def lookup(request: Request, query: Annotated[LookupQuery, Query()], servi
     name = _looked_up_corpus(query, bound.plan.sources)
     start, stop = _looked_up_range(query, bound.corpora[name])
     identity = f"lookup.{name}.{start}.{stop}.{query.epochs}.{query.limit}"
-    headers = plan_headers(bound, identity)
+    headers = plan_headers(bound, identity, by_id=query.plan is not None)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     found = await service.answering.run_admitted(

@@ -79,22 +79,31 @@ def representation(query: FormatQuery, chosen: wire.Format) -> str:
     return "raw+tail"
 
 
-def immutable(identity: str, *, varies: bool = False) -> dict[str, str]:
-    """Return the headers that make an answer immutable.
+def caching(identity: str, *, immutable: bool, varies: bool = False) -> dict[str, str]:
+    """Return the headers by which an answer may be kept.
 
     Args:
         identity: decides every byte of the answer.
+        immutable: whether the URL will mean the same identity for ever.
         varies: whether `Accept` decided its format.
     """
-    headers = {"ETag": f'"{identity}"', "Cache-Control": wire.CACHE_CONTROL}
+    control = wire.IMMUTABLE if immutable else wire.REVALIDATED
+    headers = {"ETag": f'"{identity}"', "Cache-Control": control}
     if varies:
         headers["Vary"] = "Accept"
     return headers
 
 
-def plan_headers(bound: BoundPlan, identity: str, *, varies: bool = False) -> dict[str, str]:
-    """Return the headers of an immutable answer that follows from a plan."""
-    return {**immutable(f"{bound.plan.id}.{identity}", varies=varies), wire.PLAN: bound.plan.id}
+def plan_headers(
+    bound: BoundPlan, identity: str, *, by_id: bool = True, varies: bool = False
+) -> dict[str, str]:
+    """Return the headers of an answer that follows from a plan.
+
+    Args:
+        by_id: whether the URL names the plan by its id, and is not spelled with names of corpora.
+    """
+    headers = caching(f"{bound.plan.id}.{identity}", immutable=by_id, varies=varies)
+    return {**headers, wire.PLAN: bound.plan.id}
 
 
 def not_modified(request: Request, headers: Mapping[str, str]) -> Response | None:

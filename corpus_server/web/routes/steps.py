@@ -115,7 +115,7 @@ def _headers(bound: BoundPlan, query: BatchesQuery, what: str, chosen: wire.Form
     identity = (
         f"{what}.{query.step}.{query.count}.{query.rank}.{query.world_size}.{representation(query, chosen)}"
     )
-    headers = plan_headers(bound, identity, varies=query.format is None)
+    headers = plan_headers(bound, identity, by_id=query.plan is not None, varies=query.format is None)
     plan_step = bound.sampler.timeline.plan_step(query.step)
     if plan_step != query.step:
         headers[wire.PLAN_STEP] = str(plan_step)
