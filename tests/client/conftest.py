@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from corpus_client import CorpusLoader
-from tests.client.reference_server import ReferenceCorpus, ReferenceServer
+from tests.client.reference_plan import ReferenceCorpus
+from tests.client.reference_server import ReferenceServer
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from corpus_client import RemoteCorpus, errors, get_batch
 from tests.client.conftest import make_corpus
-from tests.client.reference_server import ReferenceCorpus, ReferenceServer
+from tests.client.reference_plan import ReferenceCorpus
+from tests.client.reference_server import ReferenceServer
 
 
 def familiar_get_batch(data: np.ndarray, batch_size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

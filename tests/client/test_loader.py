@@ -20,13 +20,8 @@ from corpus_client import Batch, CorpusLoader, errors
 from corpus_client.world import find_rank
 from tests.client.conftest import make_corpus, num_descriptors
 from tests.client.delayed import EngineDevice
-from tests.client.reference_server import (
-    Fault,
-    ReferenceCorpus,
-    ReferenceServer,
-    receipt_of,
-    tokens_of_step,
-)
+from tests.client.reference_plan import ReferenceCorpus, receipt_of, tokens_of_step
+from tests.client.reference_server import Fault, ReferenceServer
 
 MakeLoader = Callable[..., CorpusLoader]
 

@@ -11,7 +11,8 @@ import pytest
 from corpus_client import CorpusLoader, errors
 from corpus_client.control import ShardDescription
 from tests.client.conftest import make_corpus
-from tests.client.reference_server import ReferenceCorpus, ReferenceServer
+from tests.client.reference_plan import ReferenceCorpus
+from tests.client.reference_server import ReferenceServer
 
 MakeLoader = Callable[..., CorpusLoader]
 

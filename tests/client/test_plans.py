@@ -19,7 +19,8 @@ from corpus_client import CorpusLoader, errors
 from corpus_client.control import StageDescription
 from corpus_client.schedule import rank_rows
 from tests.client.conftest import make_corpus
-from tests.client.reference_server import ReferenceServer, receipt_of, tokens_of_step
+from tests.client.reference_plan import receipt_of, tokens_of_step
+from tests.client.reference_server import ReferenceServer
 
 MakeLoader = Callable[..., CorpusLoader]
 WEB, CODE = make_corpus("web", 1), make_corpus("code", 2)

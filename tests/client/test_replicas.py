@@ -17,7 +17,8 @@ import pytest
 
 from corpus_client import CorpusLoader, errors
 from tests.client.conftest import make_corpus, num_descriptors
-from tests.client.reference_server import Fault, ReferenceCorpus, ReferenceServer, tokens_of_step
+from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
+from tests.client.reference_server import Fault, ReferenceServer
 
 MakeLoader = Callable[..., CorpusLoader]
 

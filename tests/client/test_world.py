@@ -17,7 +17,8 @@ import torch
 from corpus_client import CorpusLoader, errors
 from corpus_client.remote import RankSlice
 from corpus_client.world import Place, find_place, mesh_rank
-from tests.client.reference_server import ReferenceCorpus, ReferenceServer, tokens_of_step
+from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
+from tests.client.reference_server import ReferenceServer
 
 MakeLoader = Callable[..., CorpusLoader]
 

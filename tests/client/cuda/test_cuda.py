@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from corpus_client import Batch, CorpusLoader, get_batch
 from corpus_client.device import STORED_DTYPES, open_device
 from tests.client.conftest import make_corpus
-from tests.client.reference_server import ReferenceCorpus, ReferenceServer, tokens_of_step
+from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
+from tests.client.reference_server import ReferenceServer
 from tests.client.test_device import EDGES
 from tests.client.test_structure import by_hand, check, structure_of, windows
 

@@ -20,7 +20,8 @@ from corpus_client.pipeline import Pipeline, _Emptying
 from corpus_client.schedule import Stretch
 from corpus_client.streams import StreamDevice
 from scripts.gpu_lib.soak import mismatches
-from tests.client.reference_server import ReferenceCorpus, ReferenceServer, tokens_of_step
+from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
+from tests.client.reference_server import ReferenceServer
 from tests.client.test_pipeline import SPAN, CountingFiller
 
 pytestmark = pytest.mark.needs_cuda

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from corpus_client import CorpusLoader, errors
-from tests.client.reference_server import ReferenceCorpus, tokens_of_step
+from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 
 pytestmark = pytest.mark.needs_cuda
 MakeLoader = Callable[..., CorpusLoader]
