@@ -111,9 +111,8 @@ class Gatherer:
         self.check_unchanged(touched)
         return Selection(
             self,
-            locations,
             touched,
-            self._span_of_shard[shard_numbers],
+            shard_numbers.astype(np.int32),
             self._first_token[shard_numbers] + starts,
             [_Windows(span, length) for span in self._spans],
             dtype,
@@ -125,7 +124,7 @@ class Gatherer:
         """Return windows, `(k, length)`: `select` and `read` in one."""
         return self.select(locations, length, dtype).read(0, len(locations))
 
-    def touched(self, shard_numbers: NDArray[np.int64]) -> set[int]:
+    def touched(self, shard_numbers: NDArray[np.integer]) -> set[int]:
         """Return the different ones among shard numbers."""
         if len(self._shards) == 1:
             return {0} if len(shard_numbers) else set()
@@ -135,6 +134,14 @@ class Gatherer:
         """Raise `CorpusChanged` or `ReadFailed` if one of the shards is not what was opened."""
         for number in shard_numbers:
             self._shards[number].check_unchanged()
+
+    def spans_of(self, shard_numbers: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Return the numbers of the spans that shards lie in."""
+        return self._span_of_shard[shard_numbers]
+
+    def locations(self, shard_numbers: NDArray[np.int32], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where windows lie, `(k, 2) int64`, of their shards and their numbers in spans."""
+        return np.stack([shard_numbers, numbers - self._first_token[shard_numbers]], axis=1)
 
     def read_ahead(self, locations: NDArray[np.int64], length: int) -> None:
         """Start to read windows of `length` tokens from disk; waits only while the disk's queue is full."""
@@ -156,9 +163,8 @@ class Selection:
     Where windows had to be read from disk one after another, the rest is asked for all at once.
 
     Args:
-        locations: as in `Gatherer.select`.
         touched: the shards that windows lie in.
-        spans, numbers: `(k,)`: each window's span, its number there.
+        shard_numbers, numbers: `(k,)`: each window's shard, its number in the span.
         windows: of each span.
         dtype: of what is read.
     """
@@ -166,17 +172,15 @@ class Selection:
     def __init__(
         self,
         gatherer: Gatherer,
-        locations: NDArray[np.int64],
         touched: set[int],
-        spans: NDArray[np.intp],
+        shard_numbers: NDArray[np.int32],
         numbers: NDArray[np.int64],
         windows: Sequence[_Windows],
         dtype: np.dtype[np.integer],
     ) -> None:
         self._gatherer = gatherer
         self.touched = touched
-        self._locations = locations
-        self._spans = spans
+        self._shard_numbers = shard_numbers
         self._numbers = numbers
         self._windows = windows
         self._dtype = dtype
@@ -201,14 +205,14 @@ class Selection:
             self._gatherer.cold = True
         # A file cut during the copy reads as zeros: only now is it known that every token copied was
         # the file's own.
-        self._gatherer.check_unchanged(self._gatherer.touched(self._locations[part, 0]))
+        self._gatherer.check_unchanged(self._gatherer.touched(self._shard_numbers[part]))
         return tokens
 
     def _copy(self, part: slice) -> NDArray[np.integer]:
         numbers, windows = self._numbers[part], self._windows
         if len(windows) == 1 and windows[0].span.dtype == self._dtype:
             return windows[0].copy(numbers)
-        spans = self._spans[part]
+        spans = self._gatherer.spans_of(self._shard_numbers[part])
         tokens = np.empty((len(numbers), windows[0].length), dtype=self._dtype)
         for span in np.unique(spans).tolist():
             rows = np.flatnonzero(spans == span)
@@ -218,7 +222,7 @@ class Selection:
     def _ask_ahead(self, first: int) -> None:
         """Start reading all windows from `first` on, unless they are resident."""
         self._asked_ahead = True
-        rest = self._locations[first:]
+        rest = self._gatherer.locations(self._shard_numbers[first:], self._numbers[first:])
         if self._gatherer.are_resident(rest[:: max(1, len(rest) // _SAMPLE_WINDOWS)]):
             self._gatherer.cold = False
         else:

@@ -48,18 +48,18 @@ class RingSize:
     """How many slots, and how many steps of the largest batches each holds."""
 
     num_slots: int
-    steps_per_request: int
+    steps_per_slot: int
     batch_bytes: int
 
     @property
-    def request_bytes(self) -> int:
-        """Bytes of the largest answer."""
-        return self.steps_per_request * self.batch_bytes
+    def used_bytes(self) -> int:
+        """Bytes of a full slot's batches."""
+        return self.steps_per_slot * self.batch_bytes
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot, a multiple of the page size."""
-        return -(-self.request_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return -(-self.used_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int, ranks_on_host: int = 1) -> RingSize:
@@ -70,7 +70,7 @@ def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int, ranks_on
     """
     most = host_memory_bytes() // 2 // ranks_on_host
     budget = min(prefetch_bytes, most)
-    least = RingSize(num_slots=2, steps_per_request=1, batch_bytes=batch_bytes)
+    least = RingSize(num_slots=2, steps_per_slot=1, batch_bytes=batch_bytes)
     if budget < 2 * least.slot_bytes:
         raise errors.InvalidArgument(
             f"prefetch_bytes must hold two slots of {least.slot_bytes:,} bytes, got {prefetch_bytes:,}, and "
@@ -79,9 +79,9 @@ def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int, ranks_on
         )
     share = budget // (in_flight + 2) // mmap.PAGESIZE * mmap.PAGESIZE  # slots are whole pages
     steps = min(min(REQUEST_BYTES, share) // batch_bytes, MAX_STEPS_PER_REQUEST)
-    one = RingSize(num_slots=1, steps_per_request=max(1, steps), batch_bytes=batch_bytes)
+    one = RingSize(num_slots=1, steps_per_slot=max(1, steps), batch_bytes=batch_bytes)
     num_slots = max(2, min(budget // one.slot_bytes, MAX_SLOTS))
-    return RingSize(num_slots=num_slots, steps_per_request=one.steps_per_request, batch_bytes=batch_bytes)
+    return RingSize(num_slots=num_slots, steps_per_slot=one.steps_per_slot, batch_bytes=batch_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

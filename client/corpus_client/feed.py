@@ -11,7 +11,12 @@ import torch
 
 from corpus_client import errors, local
 from corpus_client.attribution import Meter
-from corpus_client.buffers import Ring, RingSize, ring_size
+from corpus_client.buffers import (
+    MAX_STEPS_PER_REQUEST,
+    Ring,
+    RingSize,
+    ring_size,
+)
 from corpus_client.control import BoundPlan
 from corpus_client.device import STORED_DTYPES, Device
 from corpus_client.fetcher import Filler, Span
@@ -75,6 +80,11 @@ class Feed:
             options=options, plan=bound, seq_len=seq_len, stored=stored, stretches=stretches, ring=ring
         )
 
+    @property
+    def steps_per_request(self) -> int:
+        """How many steps one request asks for at most, where batches are largest."""
+        return min(self._request_bytes // self.ring.batch_bytes, MAX_STEPS_PER_REQUEST)
+
     def start(
         self,
         connect: partial[Replicas],
@@ -87,6 +97,16 @@ class Feed:
     ) -> tuple[Pipeline, Replicas]:
         """A pipeline from a step on, and the connections it uses. ring: nothing reads or writes it."""
         options, part = self.options, self.options.place.part
+        span = Span(
+            stretches=self.stretches,
+            window=self.seq_len + 1,
+            dtype=self.stored,
+            start_step=start_step,
+            end_step=end_step,
+            slot_bytes=self.ring.used_bytes,
+            in_flight=options.in_flight,
+            step_stride=step_stride,
+        )
         filler: Filler
         if options.local_root is None:
             replicas = connect(plan=self.plan, stopwatch=meter.fetcher)
@@ -94,20 +114,18 @@ class Feed:
         else:
             shards = local.open_shards(self.plan, options.local_root)
             replicas = connect(plan=self.plan, stopwatch=meter.fetcher)
+            pieces = span.pieces(self._request_bytes)
             filler = local.IndexFiller(
-                replicas, self.plan, part, shards, seq_len=self.seq_len, verify=options.verify
+                replicas, self.plan, part, shards, pieces, seq_len=self.seq_len, verify=options.verify
             )
-        span = Span(
-            stretches=self.stretches,
-            window=self.seq_len + 1,
-            dtype=self.stored,
-            start_step=start_step,
-            end_step=end_step,
-            request_bytes=self.ring.request_bytes,
-            in_flight=options.in_flight,
-            step_stride=step_stride,
-        )
         return Pipeline(filler, ring.slots, device, span, meter), replicas
+
+    @property
+    def _request_bytes(self) -> int:
+        """Of the tokens that one request is about, whether they are answered or only where they lie."""
+        if self.options.local_root is None:
+            return self.ring.used_bytes
+        return max(self.ring.used_bytes, local.REQUEST_ROWS * (self.seq_len + 1) * self.stored.itemsize)
 
 
 def _check(plan: BoundPlan, seq_len: int, options: FeedOptions) -> None:

@@ -52,9 +52,8 @@ class Span:
         dtype: of the tokens as stored.
         end_step: where to stop; None: never.
         step_stride: every how many steps one is fetched; above 1 each is a request of its own.
-        request_bytes: bound of one answer, at least one batch of the most rows; the first requests ask
-            for 1, 2, 4... steps so that the first batch comes after one small answer.
-        in_flight: requests on the wire at a time.
+        slot_bytes: of tokens that a slot takes, at least one batch of the most rows.
+        in_flight: slots that are begun at a time, each of which may be a request on the wire.
     """
 
     stretches: tuple[Stretch, ...]
@@ -62,16 +61,19 @@ class Span:
     dtype: torch.dtype
     start_step: int
     end_step: int | None
-    request_bytes: int
+    slot_bytes: int
     in_flight: int
     step_stride: int = 1
 
-    def requests(self) -> Iterator[tuple[int, int, int]]:
-        """(first step, number of steps, rows) of each request, in order; none has steps of two stretches."""
+    def pieces(self, most_bytes: int) -> Iterator[tuple[int, int, int]]:
+        """(first step, number of steps, rows) of pieces of tokens, in order; none is of two stretches.
+
+        The first ones have 1, 2, 4... steps, so that the first batch comes after one small answer.
+        """
         step, count = self.start_step, 1
         for stretch in self.stretches:
             batch_bytes = stretch.num_rows * self.window * self.dtype.itemsize
-            most = min(self.request_bytes // batch_bytes, MAX_STEPS_PER_REQUEST)
+            most = min(most_bytes // batch_bytes, MAX_STEPS_PER_REQUEST)
             if self.step_stride > 1:
                 most = 1
             stops = [stop for stop in (stretch.stop_step, self.end_step) if stop is not None]
@@ -194,7 +196,7 @@ def fetch(belt: Belt, span: Span, tracer: Tracer) -> None:
         belt.put_ready(filled)
 
     try:
-        for start_step, num_steps, num_rows in span.requests():
+        for start_step, num_steps, num_rows in span.pieces(span.slot_bytes):
             # Never sleep on a full ring with answers on the wire: the server would see a stalled reader.
             while (slot := belt.take_free(wait=not on_wire)) is None:
                 receive_oldest()

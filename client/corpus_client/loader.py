@@ -179,7 +179,8 @@ class CorpusLoader:
         options = self._feed.options
         batch = Batch(step, tokens, options.eot_id, options.place.context)
         self._num_batches += 1
-        self._num_tokens += batch.inputs.numel()
+        rows, window = tokens.shape
+        self._num_tokens += rows * ((window - 1) // options.place.context[1])
         return batch
 
     @property
@@ -200,7 +201,7 @@ class CorpusLoader:
     @property
     def steps_per_request(self) -> int:
         """How many steps one request asks for at most, where batches are largest."""
-        return self._feed.ring.steps_per_request
+        return self._feed.steps_per_request
 
     @property
     def stored_itemsize(self) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from corpus_client import errors
 from corpus_client.control import BoundPlan, ControlPlane, ShardDescription
@@ -19,6 +21,11 @@ from corpus_client.replicas import Exchange, Replicas
 
 PROBE_TOKENS = 2048
 PROBE_SHARDS = 8
+
+REQUEST_ROWS = 16_384
+"""Whose indices one request asks for at most, or for as many as a slot holds: 256 KiB."""
+
+REQUESTS_AHEAD = 2
 
 LocalRoot = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 
@@ -125,7 +132,11 @@ def _local_path(local_root: LocalRoot, described: ShardDescription) -> Path:
 
 
 class IndexFiller:
-    """Receives indices and gathers the tokens from local shards, which it owns."""
+    """Receives indices, of many slots at a time, and gathers the tokens from local shards, which it owns.
+
+    pieces: (first step, number of steps, rows) that requests ask for: together what slots are filled with,
+        in the same order.
+    """
 
     def __init__(
         self,
@@ -133,6 +144,7 @@ class IndexFiller:
         plan: BoundPlan,
         part: RankSlice,
         shards: Sequence[LocalShard],
+        pieces: Iterator[tuple[int, int, int]],
         *,
         seq_len: int,
         verify: bool,
@@ -144,28 +156,51 @@ class IndexFiller:
         self._window = seq_len + 1
         self._gatherer = Gatherer(shards, self._window)
         self._verify = verify
+        self._pieces = pieces
+        self._asked: deque[Exchange] = deque()
         self._received = bytearray()
+        self._rows: npt.NDArray[np.int64] = np.empty((0, 2), np.int64)  # received and not gathered yet
 
-    def begin(self, start_step: int, num_steps: int, num_rows: int) -> Exchange:
-        """Ask for the indices of these steps, of `num_rows` rows each."""
-        shape = (num_steps, num_rows, 2)
-        return self._replicas.begin(
-            steps_request(
-                "/v1/indices", self._plan, self._part, start_step, shape, "int64", verify=self._verify
-            )
-        )
+    def begin(self, start_step: int, num_steps: int, num_rows: int) -> tuple[int, int]:
+        """Have requests on the wire for steps of `num_rows` rows each, or for those behind them."""
+        self._ask_ahead()
+        return num_steps, num_rows
 
-    def finish(self, ticket: Exchange, view: memoryview) -> None:
+    def finish(self, ticket: tuple[int, int], view: memoryview) -> None:
         """Gather the steps' tokens: `(num_steps, rows, seq_len + 1)`, C order, as the server sends them."""
-        request = ticket.request
-        if len(self._received) < request.num_bytes:
-            self._received = bytearray(request.num_bytes)
-        self._replicas.finish(ticket, memoryview(self._received))
-        num_rows = request.shape[0] * request.shape[1]
-        indices = np.frombuffer(self._received, "<i8", count=2 * num_rows).reshape(num_rows, 2)
-        dtype = np.dtype(self._plan.dtype)
-        out = np.frombuffer(view, dtype, count=num_rows * self._window)
-        self._gatherer.gather(indices, out.reshape(num_rows, self._window))
+        num_rows = ticket[0] * ticket[1]
+        out = np.frombuffer(view, self._plan.dtype, count=num_rows * self._window)
+        out = out.reshape(num_rows, self._window)
+        while len(out):
+            if not len(self._rows):
+                self._rows = self._receive()
+            count = min(len(self._rows), len(out))
+            self._gatherer.gather(self._rows[:count], out[:count])
+            self._rows, out = self._rows[count:], out[count:]
+
+    def _ask_ahead(self) -> None:
+        while len(self._asked) < REQUESTS_AHEAD and (piece := next(self._pieces, None)) is not None:
+            start_step, num_steps, num_rows = piece
+            request = steps_request(
+                "/v1/indices",
+                self._plan,
+                self._part,
+                start_step,
+                (num_steps, num_rows, 2),
+                "int64",
+                verify=self._verify,
+            )
+            self._asked.append(self._replicas.begin(request))
+
+    def _receive(self) -> npt.NDArray[np.int64]:
+        """The next indices, `(rows, 2)`; those before them are gathered."""
+        self._ask_ahead()
+        exchange = self._asked.popleft()
+        num_bytes = exchange.request.num_bytes
+        if len(self._received) < num_bytes:
+            self._received = bytearray(num_bytes)
+        self._replicas.finish(exchange, memoryview(self._received))
+        return np.frombuffer(self._received, "<i8", count=num_bytes // 8).reshape(-1, 2)
 
     def stop(self) -> None:
         """Wake the fetcher thread."""

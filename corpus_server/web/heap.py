@@ -12,7 +12,10 @@ import ctypes
 KEPT_BYTES = 4 * 2**20
 """Of freed memory at the end of each heap, of which every thread has one; larger blocks are given back."""
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+TRIMMED_FROM_BYTES = 2 * KEPT_BYTES
+"""Of freed memory there: more than pieces come to, which would else wander up to it and begin anew."""
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 
 
 def keep_freed() -> bool:
@@ -20,4 +23,5 @@ def keep_freed() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return all(mallopt(option, KEPT_BYTES) for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD))
+    options = {_M_TRIM_THRESHOLD: TRIMMED_FROM_BYTES, _M_TOP_PAD: KEPT_BYTES, _M_MMAP_THRESHOLD: KEPT_BYTES}
+    return all(mallopt(option, num_bytes) for option, num_bytes in options.items())

@@ -150,7 +150,7 @@ class SlowFiller(CountingFiller):
 
 @pytest.fixture
 def slots() -> Iterator[tuple[buffers.Slot, ...]]:
-    size = buffers.RingSize(num_slots=3, steps_per_request=4, batch_bytes=BATCH_BYTES)
+    size = buffers.RingSize(num_slots=3, steps_per_slot=4, batch_bytes=BATCH_BYTES)
     return buffers.allocate_ring(size).slots
 
 

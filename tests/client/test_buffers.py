@@ -31,9 +31,9 @@ def test_ring_stays_within_its_budget(batch_bytes: int, prefetch_bytes: int, in_
         return
     assert size.num_slots >= 2
     assert size.num_slots * size.slot_bytes <= budget
-    assert size.slot_bytes >= size.steps_per_request * batch_bytes
-    assert 1 <= size.steps_per_request <= 256
-    assert size.steps_per_request == 1 or size.steps_per_request * batch_bytes <= buffers.REQUEST_BYTES
+    assert size.slot_bytes >= size.steps_per_slot * batch_bytes
+    assert 1 <= size.steps_per_slot <= 256
+    assert size.steps_per_slot == 1 or size.steps_per_slot * batch_bytes <= buffers.REQUEST_BYTES
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_ring_stays_within_its_budget(batch_bytes: int, prefetch_bytes: int, in_
 )
 def test_requests_are_about_sixteen_mebibytes(batch_bytes: int, steps: int) -> None:
     size = buffers.ring_size(batch_bytes=batch_bytes, prefetch_bytes=256 << 20, in_flight=2)
-    assert size.steps_per_request == steps
+    assert size.steps_per_slot == steps
 
 
 def test_too_small_a_budget_names_the_batch() -> None:
@@ -65,7 +65,7 @@ def test_limits_of_a_cgroup_and_of_all_above_it_count(tmp_path: Path) -> None:
 
 
 def test_slots_are_page_aligned_and_apart() -> None:
-    size = buffers.RingSize(num_slots=3, steps_per_request=2, batch_bytes=2 * 3 * 2)
+    size = buffers.RingSize(num_slots=3, steps_per_slot=2, batch_bytes=2 * 3 * 2)
     slots = buffers.allocate_ring(size).slots
     for number, slot in enumerate(slots):
         assert slot.storage.data_ptr() % mmap.PAGESIZE == 0
@@ -74,7 +74,7 @@ def test_slots_are_page_aligned_and_apart() -> None:
 
 
 def test_batches_of_a_slot_are_views_in_order() -> None:
-    size = buffers.RingSize(num_slots=2, steps_per_request=2, batch_bytes=2 * 3 * 2)
+    size = buffers.RingSize(num_slots=2, steps_per_slot=2, batch_bytes=2 * 3 * 2)
     (slot, _) = buffers.allocate_ring(size).slots
     slot.view[:24] = np.arange(65500, 65512, dtype="<u2").tobytes()
     batches = slot.batches(0, 2, (2, 3), torch.uint16)
@@ -95,7 +95,7 @@ class Pinning:
         return lambda: self.locked.__delitem__(address)
 
 
-SIZE = buffers.RingSize(num_slots=3, steps_per_request=2, batch_bytes=2 * 3 * 2)
+SIZE = buffers.RingSize(num_slots=3, steps_per_slot=2, batch_bytes=2 * 3 * 2)
 
 
 def test_pinned_slots_are_one_locked_piece_of_whole_pages() -> None:
@@ -129,7 +129,7 @@ def test_what_cannot_be_locked_is_given_back() -> None:
     def refuse(address: int, num_bytes: int) -> Callable[[], None]:
         raise errors.PinningFailed("no")
 
-    size = buffers.RingSize(num_slots=64, steps_per_request=1, batch_bytes=1 << 20)
+    size = buffers.RingSize(num_slots=64, steps_per_slot=1, batch_bytes=1 << 20)
     before = len(Path("/proc/self/maps").read_text().splitlines())
     for _ in range(20):
         with pytest.raises(errors.PinningFailed):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from corpus_client import errors
 from corpus_client.control import ShardDescription
@@ -71,6 +73,31 @@ def test_an_index_outside_is_refused(tmp_path: Path, index: tuple[int, int]) -> 
         with pytest.raises(errors.AnswerCorrupt):
             Gatherer([shard], 10).gather(np.array([(0, 0), index]), out)
         assert not out.any()
+
+
+def test_one_thread_copies_and_nobody_else_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's other threads would spin beside the training loop between two gathers."""
+    select, threads = torch.index_select, {}
+
+    def noted(*arguments: torch.Tensor | int, out: torch.Tensor) -> torch.Tensor:
+        threads["here"] = torch.get_num_threads()
+        other = threading.Thread(target=lambda: threads.update(there=torch.get_num_threads()))
+        other.start()
+        other.join()
+        return select(*arguments, out=out)
+
+    monkeypatch.setattr(torch, "index_select", noted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard:
+            Gatherer([shard], 10).gather(np.array([(0, 5)]), np.zeros((1, 10), "uint16"))
+        assert threads == {"here": 1, "there": 3}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_shard_that_changed_is_refused(tmp_path: Path) -> None:

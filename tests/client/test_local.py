@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corpus_client import CorpusLoader, errors
+from corpus_client import CorpusLoader, errors, local
 from corpus_client.control import ShardDescription
 from tests.client.conftest import make_corpus
 from tests.client.reference_plan import ReferenceCorpus
@@ -103,3 +103,44 @@ def test_shard_name_cannot_leave_the_folder(make_loader: MakeLoader, local_root:
     )
     with pytest.raises(errors.LocalCopyMismatch, match="leads out of"):
         _local_path(local_root, described)
+
+
+@pytest.mark.parametrize("request_rows", [1, 150, 10_000])
+@pytest.mark.parametrize("step_stride", [1, 3])
+def test_one_request_names_the_windows_of_many_slots(
+    make_loader: MakeLoader,
+    server: ReferenceServer,
+    local_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request_rows: int,
+    step_stride: int,
+) -> None:
+    """Slots of three steps, requests of up to 3, 4 or 256 of them: borders fall within either."""
+    monkeypatch.setattr(local, "REQUEST_ROWS", request_rows)
+    options = {"dtype": None, "order": "shuffle", "num_steps": 70, "step_stride": step_stride}
+    slots = {"prefetch_bytes": 4 * 4096, "global_batch_size": 36}  # 1,224 bytes a step
+    here = make_loader(source="indices", local_root=local_root, **options, **slots)
+    there = make_loader(**options, **slots)
+    batches = [(batch.step, batch.tokens.numpy().tobytes()) for batch in here]
+    num_requests = len(server.counts)
+    assert batches == [(batch.step, batch.tokens.numpy().tobytes()) for batch in there]
+    assert [step for step, _ in batches] == list(range(0, 70, step_stride))
+    expected = {1: 25, 150: 19, 10_000: 7}[request_rows] if step_stride == 1 else len(batches)
+    assert num_requests == expected
+    assert sum(server.counts[:num_requests]) == len(batches)
+
+
+def test_requests_for_many_slots_end_where_the_batch_size_changes(
+    make_loader: MakeLoader, local_root: Path
+) -> None:
+    stages = [
+        {"from_step": 0, "global_batch_size": 12, "mixture": {"web": 1.0}},
+        {"from_step": 20, "global_batch_size": 24, "mixture": {"web": 1.0}},
+    ]
+    plan = {"seq_len": 16, "seed": 0, "order": "shuffle", "stages": stages}
+    none = {"corpus": None, "seq_len": None, "global_batch_size": None, "order": "shuffle"}
+    options = {**none, "plan": plan, "dtype": None, "num_steps": 50}
+    here = make_loader(source="indices", local_root=local_root, **options)
+    for ours, theirs in zip(here, make_loader(**options), strict=True):
+        assert ours.tokens.shape == theirs.tokens.shape == (12 if ours.step < 20 else 24, 17)
+        assert ours.tokens.numpy().tobytes() == theirs.tokens.numpy().tobytes()

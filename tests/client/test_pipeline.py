@@ -38,7 +38,7 @@ SPAN = Span(
     dtype=torch.int32,
     start_step=5,
     end_step=None,
-    request_bytes=4 * BATCH_BYTES,
+    slot_bytes=4 * BATCH_BYTES,
     in_flight=2,
 )
 
@@ -92,7 +92,7 @@ def make_pipeline() -> Iterator[MakePipeline]:
         num_slots: int = 3,
         meter: Meter | None = None,
     ) -> Pipeline:
-        size = buffers.RingSize(num_slots=num_slots, steps_per_request=4, batch_bytes=BATCH_BYTES)
+        size = buffers.RingSize(num_slots=num_slots, steps_per_slot=4, batch_bytes=BATCH_BYTES)
         slots = buffers.allocate_ring(size).slots
         pipeline = Pipeline(filler or CountingFiller(), slots, device or on_host(torch.int64), span, meter)
         made.append(weakref.ref(pipeline))
@@ -127,7 +127,7 @@ def test_steps_come_in_order_with_their_own_tokens(
 
 def wrong_steps(device: DelayedDevice, num_slots: int, num_steps: int = 40) -> list[int]:
     """Steps whose tokens are not their own, read when every copy has run at last."""
-    size = buffers.RingSize(num_slots=num_slots, steps_per_request=4, batch_bytes=BATCH_BYTES)
+    size = buffers.RingSize(num_slots=num_slots, steps_per_slot=4, batch_bytes=BATCH_BYTES)
     pipeline = Pipeline(CountingFiller(), buffers.allocate_ring(size).slots, device, SPAN)
     try:
         batches = take(pipeline, num_steps)
@@ -198,7 +198,7 @@ def test_nothing_grows_over_thousands_of_steps(make_pipeline: MakePipeline, grou
 
 def test_two_slots_keep_the_fetcher_busy(make_pipeline: MakePipeline) -> None:
     """Both slots put on their way ahead would leave nothing to fill during a step."""
-    span = replace(SPAN, request_bytes=BATCH_BYTES)
+    span = replace(SPAN, slot_bytes=BATCH_BYTES)
     device = DelayedDevice([NEVER], lookahead=2)
     pipeline = make_pipeline(device=device, span=span, num_slots=2)
     next(pipeline)
@@ -228,7 +228,7 @@ def test_first_requests_are_small_and_the_last_ends_at_the_end(
     end_step: int, requests: list[tuple[int, int]], make_pipeline: MakePipeline
 ) -> None:
     span = replace(SPAN, end_step=end_step)
-    assert list(span.requests()) == [(*request, 2) for request in requests]
+    assert list(span.pieces(span.slot_bytes)) == [(*request, 2) for request in requests]
     assert [step for step, _ in make_pipeline(span=span)] == list(range(5, end_step))
 
 
@@ -252,7 +252,7 @@ def test_no_request_crosses_a_change_of_batch_size(
 ) -> None:
     """Slots hold four batches of two rows, so eight of one."""
     span = replace(SPAN, stretches=STRETCHES, start_step=start_step, end_step=end_step)
-    assert list(span.requests()) == requests
+    assert list(span.pieces(span.slot_bytes)) == requests
     batches = list(make_pipeline(span=span))
     assert [step for step, _ in batches] == list(range(start_step, end_step))
     for step, tokens in batches:
@@ -264,7 +264,8 @@ def test_no_request_crosses_a_change_of_batch_size(
 def test_a_stride_asks_for_single_steps_over_changes_of_batch_size(make_pipeline: MakePipeline) -> None:
     """Step 19, a stretch by itself, is jumped over."""
     span = replace(SPAN, stretches=STRETCHES, start_step=3, end_step=30, step_stride=5)
-    assert list(span.requests()) == [(3, 1, 2), (8, 1, 1), (13, 1, 1), (18, 1, 1), (23, 1, 1), (28, 1, 1)]
+    pieces = [(3, 1, 2), (8, 1, 1), (13, 1, 1), (18, 1, 1), (23, 1, 1), (28, 1, 1)]
+    assert list(span.pieces(span.slot_bytes)) == pieces
     assert [step for step, _ in make_pipeline(span=span)] == [3, 8, 13, 18, 23, 28]
 
 
@@ -335,7 +336,7 @@ def test_interpreter_ends_with_an_open_loader() -> None:
 import sys
 sys.path.insert(0, ".")
 from tests.client.test_pipeline import CountingFiller, Pipeline, SPAN, buffers, on_host
-size = buffers.RingSize(num_slots=3, steps_per_request=4, batch_bytes=24)
+size = buffers.RingSize(num_slots=3, steps_per_slot=4, batch_bytes=24)
 slots = buffers.allocate_ring(size).slots
 pipeline = Pipeline(CountingFiller(block_at=20), slots, on_host(None), SPAN)
 print(next(pipeline)[0])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -204,6 +205,22 @@ def test_a_truncated_file_is_an_error_and_never_a_signal(
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"a.bin: 120000 bytes at opening, {keep} now")
+
+
+def test_a_selection_keeps_few_bytes_of_a_window(shards: list[Shard]) -> None:
+    """An answer to a reader that takes nothing any more keeps it."""
+    gatherer = Gatherer(shards[:1])
+    locations = np.zeros((100_000, 2), np.int64)
+    gatherer.select(locations[:1], 9, UINT16)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        selection = gatherer.select(locations, 9, UINT16)
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert kept <= 12 * len(locations) + 4096
+    assert (selection.read(99_999, 1) == shards[0].tokens[:9]).all()
 
 
 def test_only_the_shards_that_are_touched_are_checked(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def stages(
     endpoint: Endpoint, plan: BoundPlan, part: RankSlice, ring: RingSize, device: torch.device
 ) -> Stages:
     """Where the time of a request of the loader's size goes; medians of a few, one at a time."""
-    count, seq_len = ring.steps_per_request, int(plan.document["seq_len"])
+    count, seq_len = ring.steps_per_slot, int(plan.document["seq_len"])
     rows = plan.stages[0].global_batch_size // part.world_size
     shape, dtype = (count, rows, seq_len + 1), STORED_DTYPES[plan.dtype]
     num_bytes = ring.slot_bytes + wire.TAIL_BYTES

@@ -230,7 +230,7 @@ def full_slots(feed: Feed) -> Batches:
         dtype=sample.dtype,
         start_step=0,
         end_step=None,
-        request_bytes=num_bytes,
+        slot_bytes=num_bytes,
         in_flight=1,
     )
     device = open_device(feed.device, torch.int64)

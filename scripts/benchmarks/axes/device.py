@@ -94,7 +94,7 @@ def measure_shape(where: torch.device, rows: int, window: int, rounds: int, num_
     ring = allocate_ring(
         ring_size(batch_bytes=batch_bytes, prefetch_bytes=RING_BYTES, in_flight=2), widening.pin
     )
-    group = max(1, min(widening.group_bytes // batch_bytes, ring.size.steps_per_request))
+    group = max(1, min(widening.group_bytes // batch_bytes, ring.size.steps_per_slot))
     p50s, p99s, speeds = [], [], []
     for _ in range(rounds):
         held = held_seconds(widening, ring, (rows, window), group, num_groups)

@@ -45,12 +45,12 @@ class SlowDevice(StreamDevice):
 
 def pipeline_on(device: StreamDevice, *, rows: int = 2, num_slots: int = 3, steps: int = 4) -> Pipeline:
     batch_bytes = rows * 3 * 4
-    size = buffers.RingSize(num_slots=num_slots, steps_per_request=steps, batch_bytes=batch_bytes)
+    size = buffers.RingSize(num_slots=num_slots, steps_per_slot=steps, batch_bytes=batch_bytes)
     span = replace(
         SPAN,
         start_step=0,
         stretches=(Stretch(start_step=0, stop_step=None, num_rows=rows),),
-        request_bytes=steps * batch_bytes,
+        slot_bytes=steps * batch_bytes,
     )
     ring = buffers.allocate_ring(size, device.pin)
     assert all(slot.storage.is_pinned() for slot in ring.slots)

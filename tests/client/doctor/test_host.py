@@ -13,7 +13,7 @@ from corpus_client.doctor import host
 from corpus_client.tools.gpus import Bus, Gpu
 
 MIB = 2**20
-RING = RingSize(num_slots=4, steps_per_request=1, batch_bytes=MIB)
+RING = RingSize(num_slots=4, steps_per_slot=1, batch_bytes=MIB)
 GPU = Gpu(name="H100", uuid="GPU-1", driver="550.1", bus=Bus(generation=5, width=16), width_max=16)
 NARROW = replace(GPU, bus=Bus(generation=4, width=8))
 UNKNOWN = replace(GPU, bus=None, width_max=None)
