@@ -50,7 +50,7 @@ class Shard(Protocol):
 
 
 class Gatherer:
-    """Gathers windows of a fixed list of open shards; for one thread.
+    """Gathers windows of a fixed list of open shards; it and its selections are for one thread.
 
     Args:
         shards: what column 0 of indices counts; open for as long as this is used.
@@ -63,43 +63,70 @@ class Gatherer:
         self._last_start = np.array([len(shard.tokens) - window for shard in shards], np.int64)
         self._span = _Span.of(shards, window)
 
-    def gather(self, indices: npt.NDArray[np.int64], out: Tokens) -> None:
-        """Copy windows.
+    def select(self, indices: npt.NDArray[np.int64]) -> Selection:
+        """Choose windows, to be copied as a whole or in pieces.
 
         Args:
-            indices: `(rows, 2) int64`: shard number, start token in that shard.
-            out: `(rows, window)`, C order; any integer dtype that holds the shards' tokens.
+            indices: `(rows, 2) int64`: shard number, start token in that shard; at least one row.
 
         Raises:
             AnswerCorrupt: an index is outside its shard.
-            LocalCopyMismatch: a shard changed.
         """
         numbers, starts = np.ascontiguousarray(indices.T)
         for number in (numbers.min(), numbers.max()):
             if not 0 <= number < len(self._shards):
                 raise errors.AnswerCorrupt(f"shard numbers must be in [0, {len(self._shards)}), got {number}")
-        touched = np.flatnonzero(np.bincount(numbers)).tolist()
         outside = (starts < 0) | (starts > self._last_start[numbers])
         if outside.any():
             number, start = indices[outside][0].tolist()
             raise errors.AnswerCorrupt(f"a start lies outside {self._shards[number].path}: {start}")
+        return Selection(self._shards, self._window, self._span, numbers, starts)
+
+
+class Selection:
+    """Windows that are known to lie inside their shards."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        window: int,
+        span: _Span | None,
+        numbers: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+    ) -> None:
+        self._shards = shards
+        self._window = window
+        self._span = span
+        self._numbers = numbers
+        self._starts = starts
+        self._rows = span.rows(numbers, starts) if span is not None else torch.empty(0)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def gather(self, first: int, out: Tokens) -> None:
+        """Copy windows from `first` on.
+
+        Args:
+            out: `(rows, window)`, C order; any integer dtype that holds the shards' tokens.
+
+        Raises:
+            LocalCopyMismatch: a shard changed.
+        """
+        part = slice(first, first + len(out))
+        touched = np.flatnonzero(np.bincount(self._numbers[part])).tolist()
         for number in touched:
             self._shards[number].check_unchanged()
         if self._span is not None and self._span.dtype == out.dtype:
-            self._span.copy(numbers, starts, out)
+            self._span.copy(self._rows[part], out)
         else:
-            self._copy_by_shard(touched, numbers, starts, out)
+            self._copy_by_shard(touched, part, out)
         for number in touched:
             # After the copy: a file that was truncated under it reads zeros, not an error.
             self._shards[number].check_unchanged()
 
-    def _copy_by_shard(
-        self,
-        touched: Sequence[int],
-        numbers: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-        out: Tokens,
-    ) -> None:
+    def _copy_by_shard(self, touched: Sequence[int], part: slice, out: Tokens) -> None:
+        numbers, starts = self._numbers[part], self._starts[part]
         rows_at_once = max(1, PIECE_BYTES // (self._window * out.itemsize))
         for number in touched:
             windows = np.lib.stride_tricks.sliding_window_view(self._shards[number].tokens, self._window)
@@ -136,9 +163,12 @@ class _Span:
             return None
         return cls(shards, window, lowest, num_tokens)
 
-    def copy(self, numbers: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], out: Tokens) -> None:
-        """Copy windows to the rows of `out`, which has this type."""
-        rows = torch.from_numpy(self._first_token[numbers] + starts)
+    def rows(self, numbers: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Which rows of the view are windows, by their shards and starts there."""
+        return torch.from_numpy(self._first_token[numbers] + starts)
+
+    def copy(self, rows: torch.Tensor, out: Tokens) -> None:
+        """Copy rows of the view to those of `out`, which has this type."""
         into = torch.from_numpy(out.view(_SIGNED[out.itemsize]))
         with self._openmp.limit(limits=1):
             torch.index_select(self._windows, 0, rows, out=into)

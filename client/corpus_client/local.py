@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from corpus_client import errors
 from corpus_client.control import BoundPlan, ControlPlane, ShardDescription
-from corpus_client.gather import Gatherer, Tokens
+from corpus_client.gather import Gatherer, Selection, Tokens
 from corpus_client.remote import RankSlice, steps_request
 from corpus_client.replicas import Exchange, Replicas
 
@@ -159,7 +158,8 @@ class IndexFiller:
         self._pieces = pieces
         self._asked: deque[Exchange] = deque()
         self._received = bytearray()
-        self._rows: npt.NDArray[np.int64] = np.empty((0, 2), np.int64)  # received and not gathered yet
+        self._selection: Selection | None = None  # what was received last
+        self._gathered = 0  # of it
 
     def begin(self, start_step: int, num_steps: int, num_rows: int) -> tuple[int, int]:
         """Have requests on the wire for steps of `num_rows` rows each, or for those behind them."""
@@ -172,11 +172,12 @@ class IndexFiller:
         out = np.frombuffer(view, self._plan.dtype, count=num_rows * self._window)
         out = out.reshape(num_rows, self._window)
         while len(out):
-            if not len(self._rows):
-                self._rows = self._receive()
-            count = min(len(self._rows), len(out))
-            self._gatherer.gather(self._rows[:count], out[:count])
-            self._rows, out = self._rows[count:], out[count:]
+            if self._selection is None or self._gathered == len(self._selection):
+                self._selection, self._gathered = self._receive(), 0
+            count = min(len(self._selection) - self._gathered, len(out))
+            self._selection.gather(self._gathered, out[:count])
+            self._gathered += count
+            out = out[count:]
 
     def _ask_ahead(self) -> None:
         while len(self._asked) < REQUESTS_AHEAD and (piece := next(self._pieces, None)) is not None:
@@ -192,15 +193,16 @@ class IndexFiller:
             )
             self._asked.append(self._replicas.begin(request))
 
-    def _receive(self) -> npt.NDArray[np.int64]:
-        """The next indices, `(rows, 2)`; those before them are gathered."""
+    def _receive(self) -> Selection:
+        """The windows that the next answer names; those before them are gathered."""
         self._ask_ahead()
         exchange = self._asked.popleft()
         num_bytes = exchange.request.num_bytes
         if len(self._received) < num_bytes:
             self._received = bytearray(num_bytes)
         self._replicas.finish(exchange, memoryview(self._received))
-        return np.frombuffer(self._received, "<i8", count=num_bytes // 8).reshape(-1, 2)
+        indices = np.frombuffer(self._received, "<i8", count=num_bytes // 8).reshape(-1, 2)
+        return self._gatherer.select(indices)
 
     def stop(self) -> None:
         """Wake the fetcher thread."""

@@ -60,7 +60,10 @@ def test_equals_slicing(tmp_path: Path, kinds: Sequence[tuple[str, int, int]], w
         starts[:200] = last[:200]
         dtype = np.result_type(*(array.dtype for array in arrays))
         out = np.zeros((3000, window), dtype)
-        Gatherer(shards, window).gather(np.stack([numbers, starts], axis=1), out)
+        selection = Gatherer(shards, window).select(np.stack([numbers, starts], axis=1))
+        assert len(selection) == 3000
+        for first, stop in ((0, 1000), (1000, 3000)):
+            selection.gather(first, out[first:stop])
         assert window == 1 or out.nbytes > PIECE_BYTES
         for number, start, row in zip(numbers, starts, out, strict=True):
             assert np.array_equal(row, arrays[number][start : start + window])
@@ -68,11 +71,11 @@ def test_equals_slicing(tmp_path: Path, kinds: Sequence[tuple[str, int, int]], w
 
 @pytest.mark.parametrize("index", [(0, -1), (0, 91), (1, 0), (-1, 0), (0, 2**62)])
 def test_an_index_outside_is_refused(tmp_path: Path, index: tuple[int, int]) -> None:
-    with closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard:
-        out = np.zeros((2, 10), "uint16")
-        with pytest.raises(errors.AnswerCorrupt):
-            Gatherer([shard], 10).gather(np.array([(0, 0), index]), out)
-        assert not out.any()
+    with (
+        closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard,
+        pytest.raises(errors.AnswerCorrupt),
+    ):
+        Gatherer([shard], 10).select(np.array([(0, 0), index]))
 
 
 def test_one_thread_copies_and_nobody_else_is_limited(
@@ -93,7 +96,7 @@ def test_one_thread_copies_and_nobody_else_is_limited(
     torch.set_num_threads(3)
     try:
         with closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard:
-            Gatherer([shard], 10).gather(np.array([(0, 5)]), np.zeros((1, 10), "uint16"))
+            Gatherer([shard], 10).select(np.array([(0, 5)])).gather(0, np.zeros((1, 10), "uint16"))
         assert threads == {"here": 1, "there": 3}
         assert torch.get_num_threads() == 3
     finally:
@@ -105,4 +108,4 @@ def test_a_shard_that_changed_is_refused(tmp_path: Path) -> None:
         gatherer = Gatherer([shard], 10)
         (tmp_path / "a.bin").write_bytes(bytes(202))
         with pytest.raises(errors.LocalCopyMismatch, match=r"a\.bin changed"):
-            gatherer.gather(np.array([(0, 0)]), np.zeros((1, 10), "uint16"))
+            gatherer.select(np.array([(0, 0)])).gather(0, np.zeros((1, 10), "uint16"))
