@@ -75,6 +75,7 @@ class Gatherer:
         self.cold = False
         self.num_faults = 0
         self._num_tokens = np.array([shard.num_tokens for shard in shards], dtype=np.int64)
+        self._shard_type = np.min_scalar_type(len(shards))  # selections keep a number of each window
         # One view steps by whole tokens, so it reaches only shards of one type and one alignment.
         kinds = [(shard.dtype.str, shard.address % shard.dtype.itemsize) for shard in shards]
         distinct = sorted(set(kinds))
@@ -112,7 +113,7 @@ class Gatherer:
         return Selection(
             self,
             touched,
-            shard_numbers.astype(np.int32),
+            shard_numbers.astype(self._shard_type),
             self._first_token[shard_numbers] + starts,
             [_Windows(span, length) for span in self._spans],
             dtype,
@@ -135,11 +136,14 @@ class Gatherer:
         for number in shard_numbers:
             self._shards[number].check_unchanged()
 
-    def spans_of(self, shard_numbers: NDArray[np.int32]) -> NDArray[np.intp]:
+    def spans_of(self, shard_numbers: NDArray[np.unsignedinteger]) -> NDArray[np.intp]:
         """Return the numbers of the spans that shards lie in."""
-        return self._span_of_shard[shard_numbers]
+        spans: NDArray[np.intp] = self._span_of_shard[shard_numbers]
+        return spans
 
-    def locations(self, shard_numbers: NDArray[np.int32], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def locations(
+        self, shard_numbers: NDArray[np.unsignedinteger], numbers: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Return where windows lie, `(k, 2) int64`, of their shards and their numbers in spans."""
         return np.stack([shard_numbers, numbers - self._first_token[shard_numbers]], axis=1)
 
@@ -173,7 +177,7 @@ class Selection:
         self,
         gatherer: Gatherer,
         touched: set[int],
-        shard_numbers: NDArray[np.int32],
+        shard_numbers: NDArray[np.unsignedinteger],
         numbers: NDArray[np.int64],
         windows: Sequence[_Windows],
         dtype: np.dtype[np.integer],
