@@ -58,9 +58,13 @@ class Server:
 
     def post_plan(self, document: str) -> str:
         """Make a plan known, given as JSON; return its id."""
+        return str(json.loads(self.answer_to_plan(document.encode()))["id"])
+
+    def answer_to_plan(self, document: bytes) -> bytes:
+        """Make a plan known; return what the server says of it, as it came."""
         with closing(self.connect()) as connection:
             connection.request("POST", "/v1/plans", document)
-            return str(json.loads(read(connection))["id"])
+            return read(connection)
 
     def num_requests(self, route: str, *, status: int = 200) -> int:
         """How many requests it has answered so, by its own metrics."""

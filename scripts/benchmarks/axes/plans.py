@@ -137,8 +137,8 @@ def _post(cache: Path, num_tokens: int, exclusions: int) -> Figures:
     path = corpus.sparse(cache, served)
     with serving({corpus.NAME: path}) as server:
         plan = document(served, [corpus.NAME], [10**6, 2 * 10**6, 3 * 10**6], exclusions)
-        bodies = [json.dumps({**plan, "seed": seed}) for seed in range(ROUNDS + 1)]
-        return _timed(lambda k: server.post_plan(bodies[k]))
+        bodies = [json.dumps({**plan, "seed": seed}).encode() for seed in range(ROUNDS + 1)]
+        return _timed(lambda k: server.answer_to_plan(bodies[k]))
 
 
 def _timed(call: Callable[[int], object], *, rounds: int = ROUNDS) -> Figures:
