@@ -348,6 +348,7 @@ class Delivery:
                 patience_seconds -= time.monotonic() - began
                 self.sent_bytes += sum(map(len, parts))
                 if rest:
+                    self.reading.forget()  # locating again is little beside what such a reader takes
                     return rest
             return ()
 

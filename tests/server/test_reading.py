@@ -83,6 +83,12 @@ def test_windows_are_located_when_they_are_read_a_few_at_a_time(
     assert (np.concatenate([reading.read(row, 1) for row in range(10)]) == whole).all()
     assert asked[3:] == asked[:3]
     assert (reading.read(3, 4) == whole[3:7]).all()
+    num_asked = len(asked)
+    reading.read(6, 1)
+    assert len(asked) == num_asked
+    reading.forget()
+    assert (reading.read(6, 1) == whole[6]).all()
+    assert len(asked) == num_asked + 1
     monkeypatch.setattr("corpus_server.reading.MAX_LOCATED_ROWS", 1)
     small = Windows(gatherer=gatherer, locate=locate, count=5, rows=2, length=9, dtype=corpus.dtype)
     assert (read_all(small).reshape(10, 9) == whole).all()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,8 @@ MODES: dict[str, tuple[str, ...]] = {
 OF_MACHINE = "fio, no request of ours"
 """What the disk's work itself costs the neighbours: nobody asks the server for cold data."""
 MACHINE_DEPTH = 32
+OTHER, OTHER_PACED = "another server's, by plan", "another server's, by plan, 20,000 windows/s"
+"""Beside a server process of its own: what the machine's cores cost the warm one, with nothing shared."""
 PACED = "ours, by plan, 20,000 windows/s"
 PACE = 20_000.0
 """20 million tokens a second: what a large run consumes, and a fraction of what the disk can do."""
@@ -195,14 +197,17 @@ def _measure_beside(path: Path, warm: Path, options: Options) -> dict[str, Any]:
     """Measure p99 of resident requests alone and beside a cold reader, round by round."""
     p50: dict[str, list[float]] = {}
     p99: dict[str, list[float]] = {}
-    modes = MODES | {PACED: ()} | ({OF_MACHINE: ()} if disk.has_fio() else {})
+    modes = MODES | dict.fromkeys((PACED, OTHER, OTHER_PACED, *([OF_MACHINE] if disk.has_fio() else [])), ())
     for _ in range(options.rounds):
         for name, arguments in modes.items():
             disk.drop(path)
             corpus.warm(warm)
-            with serving({NAME: path, "warm": warm}, arguments=arguments) as server:
+            with (
+                serving({NAME: path, "warm": warm}, arguments=arguments) as server,
+                serving({NAME: path}) if name in (OTHER, OTHER_PACED) else nullcontext(server) as asked,
+            ):
                 alone = beside.request_seconds(server.url, "warm", options.seconds)
-                with _cold_reads(name, path, server.url):
+                with _cold_reads(name, path, asked.url):
                     together = beside.request_seconds(server.url, "warm", options.seconds)
             for key, taken in ((f"{name}: alone", alone), (name, together)):
                 low, high = np.percentile(taken, [50, 99])
@@ -218,7 +223,7 @@ def _measure_beside(path: Path, warm: Path, options: Options) -> dict[str, Any]:
 def _cold_reads(name: str, path: Path, url: str) -> AbstractContextManager[None]:
     if name == OF_MACHINE:
         return disk.fio_reading(path, 2 * SHAPES[0].length, depth=MACHINE_DEPTH)
-    return beside.cold_reader(url, SHAPES[0], pace=PACE if name == PACED else None)
+    return beside.cold_reader(url, SHAPES[0], pace=PACE if name in (PACED, OTHER_PACED) else None)
 
 
 def _targets(data: Mapping[str, Any]) -> list[Target]:

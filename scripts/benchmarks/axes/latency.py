@@ -148,4 +148,4 @@ def _draw(data: dict[str, Any], figure: Figure) -> None:
         )
     panel.set_title(f"Latency of one request of {data['shape']} uint16 tokens, unloaded", fontsize=14)
     panel.set_ylabel("ms until the last token is there")
-    figure.legend(loc="outside lower center", ncols=6, frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)

@@ -26,7 +26,13 @@ def test_every_way_to_read_is_measured(report: Report) -> None:
     assert set(its["windows_per_second"]) == {*limits, *cold.MODES, cold.WARM}
     assert set(its["depths"]) == limits
     machine = {cold.OF_MACHINE} if disk.has_fio() else set()
-    assert set(report.data["beside"]["p99_of_alone"]) == {*cold.MODES, cold.PACED, *machine}
+    assert set(report.data["beside"]["p99_of_alone"]) == {
+        *cold.MODES,
+        cold.PACED,
+        cold.OTHER,
+        cold.OTHER_PACED,
+        *machine,
+    }
     assert its["limit"] in limits
     assert all(share["lowest"] >= 1 for share in its["read_per_delivered_byte"].values())
 
