@@ -11,12 +11,7 @@ import torch
 
 from corpus_client import errors, local
 from corpus_client.attribution import Meter
-from corpus_client.buffers import (
-    MAX_STEPS_PER_REQUEST,
-    Ring,
-    RingSize,
-    ring_size,
-)
+from corpus_client.buffers import MAX_STEPS_PER_REQUEST, Ring, RingSize, ring_size
 from corpus_client.control import BoundPlan
 from corpus_client.device import STORED_DTYPES, Device
 from corpus_client.fetcher import Filler, Span

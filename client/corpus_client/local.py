@@ -25,6 +25,7 @@ REQUEST_ROWS = 16_384
 """Whose indices one request asks for at most, or for as many as a slot holds: 256 KiB."""
 
 REQUESTS_AHEAD = 2
+"""Their answers wait in the kernel's buffers while no slot is free."""
 
 LocalRoot = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 
