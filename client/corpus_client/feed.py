@@ -111,7 +111,14 @@ class Feed:
             replicas = connect(plan=self.plan, stopwatch=meter.fetcher)
             pieces = span.pieces(self._request_bytes)
             filler = local.IndexFiller(
-                replicas, self.plan, part, shards, pieces, seq_len=self.seq_len, verify=options.verify
+                replicas,
+                self.plan,
+                part,
+                shards,
+                pieces,
+                in_flight=options.in_flight,
+                seq_len=self.seq_len,
+                verify=options.verify,
             )
         return Pipeline(filler, ring.slots, device, span, meter), replicas
 

@@ -24,9 +24,6 @@ PROBE_SHARDS = 8
 REQUEST_ROWS = 16_384
 """Whose indices one request asks for at most, or for as many as a slot holds: 256 KiB."""
 
-REQUESTS_AHEAD = 2
-"""Their answers wait in the kernel's buffers while no slot is free."""
-
 LocalRoot = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 
 
@@ -136,6 +133,8 @@ class IndexFiller:
 
     pieces: (first step, number of steps, rows) that requests ask for: together what slots are filled with,
         in the same order.
+    in_flight: requests on the wire at a time; their answers wait in the kernel's buffers while no slot is
+        free.
     """
 
     def __init__(
@@ -146,6 +145,7 @@ class IndexFiller:
         shards: Sequence[LocalShard],
         pieces: Iterator[tuple[int, int, int]],
         *,
+        in_flight: int,
         seq_len: int,
         verify: bool,
     ) -> None:
@@ -157,6 +157,7 @@ class IndexFiller:
         self._gatherer = Gatherer(shards, self._window)
         self._verify = verify
         self._pieces = pieces
+        self._in_flight = in_flight
         self._asked: deque[Exchange] = deque()
         self._received = bytearray()
         self._selection: Selection | None = None  # what was received last
@@ -181,7 +182,7 @@ class IndexFiller:
             out = out[count:]
 
     def _ask_ahead(self) -> None:
-        while len(self._asked) < REQUESTS_AHEAD and (piece := next(self._pieces, None)) is not None:
+        while len(self._asked) < self._in_flight and (piece := next(self._pieces, None)) is not None:
             start_step, num_steps, num_rows = piece
             request = steps_request(
                 "/v1/indices",

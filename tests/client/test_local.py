@@ -10,6 +10,8 @@ import pytest
 
 from corpus_client import CorpusLoader, errors, local
 from corpus_client.control import ShardDescription
+from corpus_client.replicas import Exchange, Replicas
+from corpus_client.wire import ArrayRequest
 from tests.client.conftest import make_corpus
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
@@ -128,6 +130,31 @@ def test_one_request_names_the_windows_of_many_slots(
     expected = {1: 25, 150: 19, 10_000: 7}[request_rows] if step_stride == 1 else len(batches)
     assert num_requests == expected
     assert sum(server.counts[:num_requests]) == len(batches)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5])
+def test_as_many_requests_are_on_the_wire_as_were_chosen(
+    make_loader: MakeLoader, local_root: Path, monkeypatch: pytest.MonkeyPatch, in_flight: int
+) -> None:
+    begin, finish, on_wire, most = Replicas.begin, Replicas.finish, 0, 0
+
+    def counted_begin(self: Replicas, request: ArrayRequest) -> Exchange:
+        nonlocal on_wire, most
+        on_wire += 1
+        most = max(most, on_wire)
+        return begin(self, request)
+
+    def counted_finish(self: Replicas, exchange: Exchange, buffer: memoryview) -> None:
+        nonlocal on_wire
+        finish(self, exchange, buffer)
+        on_wire -= 1
+
+    monkeypatch.setattr(Replicas, "begin", counted_begin)
+    monkeypatch.setattr(Replicas, "finish", counted_finish)
+    monkeypatch.setattr(local, "REQUEST_ROWS", 1)
+    options = {"in_flight": in_flight, "prefetch_bytes": (in_flight + 2) * 4096, "num_steps": 60}
+    assert len(list(make_loader(source="indices", local_root=local_root, **options))) == 60
+    assert (most, on_wire) == (in_flight, 0)
 
 
 def test_requests_for_many_slots_end_where_the_batch_size_changes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import sys
@@ -127,7 +128,7 @@ def test_a_process_without_pid_descriptors_asks_one_by_one(
     """As a kernel before 5.3 and some sandboxes answer."""
 
     def refuse(pid: int, flags: int = 0) -> int:
-        raise OSError(38, "Function not implemented")
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     addresses = np.array([cold.ctypes.data + 3 * PAGE], np.uint64)
