@@ -2,180 +2,154 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any
+from pathlib import Path
 
-import numpy as np
-
-from corpus_server.corpus import Corpus
-from corpus_server.errors import FingerprintMismatch, UnknownCorpus
-from corpus_server.gather import Gatherer
-from corpus_server.plan import Plan, Sampler
-from corpus_server.settings import CorpusSpec
-from corpus_server.shard import Shard
-
-
-class BoundPlan:
-    """A plan together with the open corpora that hold its tokens.
-
-    Attributes:
-        plan: with its fingerprints.
-        sampler: (step, rank) to windows.
-        gatherer: windows to tokens; its shard numbers are the sampler's.
-        shards: the plan's shard list: (corpus name, shard).
-        dtype: type of the answers, the widest of the sources.
-    """
-
-    def __init__(self, plan: Plan, corpora: Mapping[str, Corpus], *, reads_ahead: bool = True) -> None:
-        self.plan = plan
-        self.corpora = {name: corpora[name] for name in plan.sources}
-        self.shards: list[tuple[str, Shard]] = [
-            (name, shard) for name, corpus in self.corpora.items() for shard in corpus.shards
-        ]
-        self.sampler = Sampler(
-            plan, {name: [shard.num_tokens for shard in c.shards] for name, c in self.corpora.items()}
-        )
-        self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
-        self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
-
-    def describe(self) -> dict[str, Any]:
-        """Return what follows from the plan and the corpora here."""
-        sampler, timeline = self.sampler, self.sampler.timeline
-        return {
-            "sources": {
-                name: {
-                    "num_windows": num_windows,
-                    "steps_per_epoch": sampler.steps_per_epoch(name),
-                    "fingerprint": self.plan.fingerprints[name],
-                }
-                for name, num_windows in zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
-            },
-            "stages": [
-                {
-                    "from_step": placed.stage.from_step,
-                    "first_step": timeline.first_training_step(placed.number),
-                    "global_batch_size": placed.stage.global_batch_size,
-                    "weights_65536": placed.stage.units,
-                    "positions": dict(zip(self.plan.sources, placed.positions.tolist(), strict=True)),
-                    "excluded_windows": {}
-                    if exclusion is None
-                    else dict(zip(self.plan.sources, exclusion.num_excluded.tolist(), strict=True)),
-                }
-                for placed, exclusion in zip(timeline.stages, sampler.exclusions, strict=True)
-            ],
-            "dtype": self.dtype.name,
-            "shards": [{"corpus": name, **shard.describe()} for name, shard in self.shards],
-        }
-
-    def to_json(self) -> bytes:
-        """Return the JSON text of the plan's route: id, plan and description.
-
-        The plan's own text is what its id was made of already; with a million exclusions it is 20 MB.
-        """
-        described = json.dumps(self.describe(), separators=(",", ":"))
-        return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json()},{described[1:]}'.encode()
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.files import Closing
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import FingerprintMismatch, InvalidParameter, UnknownCorpus
+from corpus_server.plan import MegatronOrder, Plan
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.gather import Gatherer
+from corpus_server.read.tables import Tables
+from corpus_server.settings import DEFAULT_CACHE_BYTES, default_cache_dir
+from corpus_server.stores import Cache, Mirror
 
 
-class Catalog:
+class Catalog(Closing):
     """Open corpora by name; a context manager that closes them.
 
     Args:
-        corpora: open.
-        reads_ahead: of the gatherers; see there.
+        reads_ahead: see `Gatherer`.
+        tables: of plans in Megatron's order; without them each is built in memory when the plan is bound.
+
+    Attributes:
+        cache: of shards, if a corpus lies in an object store.
     """
 
-    def __init__(self, corpora: Iterable[Corpus], *, reads_ahead: bool = True) -> None:
+    def __init__(
+        self,
+        corpora: Iterable[Corpus],
+        *,
+        reads_ahead: bool = True,
+        cache: Cache | None = None,
+        tables: Tables | None = None,
+    ) -> None:
+        self.cache = cache
+        self._mirrors = ExitStack()
         self.corpora = {corpus.name: corpus for corpus in corpora}
         self._reads_ahead = reads_ahead
+        self._tables = tables or Tables()
         self._gatherers = {
             name: Gatherer(corpus.shards, reads_ahead=reads_ahead) for name, corpus in self.corpora.items()
         }
 
     @classmethod
-    def open(cls, specs: Iterable[CorpusSpec], *, reads_ahead: bool = True) -> Catalog:
+    def open(
+        cls,
+        specs: Iterable[CorpusSpec],
+        *,
+        reads_ahead: bool = True,
+        cache_dir: Path | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        tables: Tables | None = None,
+    ) -> Catalog:
         """Open every corpus, or none.
 
+        Args:
+            cache_dir, cache_bytes: of the cache, if a corpus lies in an object store; None: the user's.
+
         Raises:
-            UnreadableCorpus: naming the corpus, the file and what is wrong with it.
+            InvalidParameter, UnreadableCorpus, MissingPackage: see `Corpus.open`.
+            StoreFailed: an object store did not answer.
         """
-        with ExitStack() as opened:
-            corpora = [
-                opened.enter_context(
-                    Corpus.open(spec.path, name=spec.name, dtype=spec.dtype, tokenizer=spec.tokenizer)
-                )
-                for spec in specs
-            ]
-            catalog = cls(corpora, reads_ahead=reads_ahead)
+        specs = tuple(specs)
+        with ExitStack() as mirrors, ExitStack() as opened:
+            is_used = any(spec.store for spec in specs)
+            cache = Cache(cache_dir or default_cache_dir(), cache_bytes) if is_used else None
+            served = {spec.name for spec in specs}
+            for spec in specs:
+                if missing := [name for name in spec.earlier if name not in served]:
+                    accepted = f"names of corpora that are served: {', '.join(served)}"
+                    raise InvalidParameter.expected(f"earlier of corpus {spec.name}", accepted, missing[0])
+            corpora = [opened.enter_context(_open(spec, cache, mirrors)) for spec in specs]
+            catalog = cls(corpora, reads_ahead=reads_ahead, cache=cache, tables=tables)
             opened.pop_all()
+            catalog._mirrors = mirrors.pop_all()
         return catalog
 
-    def __enter__(self) -> Catalog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Close every corpus; idempotent."""
+        """Close every corpus."""
         for corpus in self.corpora.values():
             corpus.close()
+        self._mirrors.close()
 
     def corpus(self, name: str) -> Corpus:
         """Return a corpus by name.
 
         Raises:
-            UnknownCorpus: naming those that there are.
+            UnknownCorpus: naming the corpora that are served.
         """
-        try:
-            return self.corpora[name]
-        except KeyError:
+        if name not in self.corpora:
             served = ", ".join(self.corpora)
-            raise UnknownCorpus(
-                f"no corpus {name!r} is served here; there are: {served}",
-                parameter="corpus",
-                received=name,
-                accepted=served,
-            ) from None
+            detail = f"no corpus {name!r} is served here; there are: {served}"
+            raise UnknownCorpus(detail, parameter="corpus", received=name, accepted=served)
+        return self.corpora[name]
 
     def gatherer(self, name: str) -> Gatherer:
         """Return the gatherer over one corpus's shards."""
         return self._gatherers[self.corpus(name).name]
 
     def bind(self, plan: Plan) -> BoundPlan:
-        """Bind a plan to the corpora here: fill in fingerprints it lacks, check those it has.
+        """Bind a plan to the open corpora: add the fingerprints it lacks, check those it has.
+
+        A corpus whose content was exchanged still answers the plans of before, if the old content is served
+        under another name that its `earlier` lists. Who may read the corpus may read that through a plan.
 
         Raises:
             UnknownCorpus: a source is not served here.
-            FingerprintMismatch: a corpus here has other content than the plan was made for.
-            InvalidPlan: a source has no window.
+            FingerprintMismatch: a corpus has other content than the plan was made for.
+            InvalidPlan: the plan does not fit the corpora, see `Sampler`.
         """
+        chosen: dict[str, Corpus] = {}
         fingerprints = {}
         for name in plan.sources:
             corpus = self.corpus(name)
-            wanted = plan.fingerprints.get(name, corpus.fingerprint)
-            if wanted not in corpus.fingerprints.values():
-                kind = wanted.partition("-")[0]
-                have = corpus.fingerprints.get(kind)
-                raise FingerprintMismatch(
-                    f"corpus {name!r} has other content than the plan was made for: the plan says {wanted}, "
-                    + (
-                        f"this server has {have}"
-                        if have
-                        else f"this server knows no {kind!r} fingerprint of it, only {corpus.fingerprint}"
-                    ),
-                    parameter=f"fingerprints.{name}",
-                    received=wanted,
-                    accepted=", ".join(corpus.fingerprints.values()),
-                    remedy=(
-                        "serve the corpus that the plan was made for"
-                        if have
-                        else "run `corpus-server verify --record` on it, or copy its hashes file too"
-                    ),
-                )
-            fingerprints[name] = wanted
-        return BoundPlan(plan.bind(fingerprints), self.corpora, reads_ahead=self._reads_ahead)
+            wanted = fingerprints[name] = plan.fingerprints.get(name, corpus.fingerprint)
+            holders = (corpus, *(self.corpora[each] for each in corpus.earlier))
+            found = next((each for each in holders if wanted in each.fingerprints.values()), None)
+            if found is None:
+                raise _mismatch(corpus, wanted)
+            chosen[name] = found
+        plan, table = plan.bind(fingerprints), None
+        if isinstance(plan.order, MegatronOrder):
+            plan, table = self._tables.bind(plan, chosen)
+        return BoundPlan(plan, chosen, reads_ahead=self._reads_ahead, table=table)
+
+
+def _mismatch(corpus: Corpus, wanted: str) -> FingerprintMismatch:
+    kind = wanted.partition("-")[0]
+    if have := corpus.fingerprints.get(kind):
+        found = f"has {have}"
+        remedy = "serve the corpus that the plan was made for, and name it in `earlier`"
+    else:
+        found = f"knows no {kind!r} fingerprint of it, only {corpus.fingerprint}"
+        remedy = "run `corpus-server verify --record` on it, or copy its hashes file too"
+    return FingerprintMismatch(
+        f"corpus {corpus.name!r} has other content than the plan was made for: the plan says {wanted}, "
+        f"this server {found}",
+        parameter=f"fingerprints.{corpus.name}",
+        received=wanted,
+        accepted=", ".join(corpus.fingerprints.values()),
+        remedy=remedy,
+    )
+
+
+def _open(spec: CorpusSpec, cache: Cache | None, mirrors: ExitStack) -> Corpus:
+    """Open a corpus; one in an object store through a mirror, which must outlive it."""
+    if spec.store is None:
+        return Corpus.open(spec)
+    assert cache is not None
+    return mirrors.enter_context(Mirror(spec, cache)).open_corpus()

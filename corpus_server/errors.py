@@ -1,23 +1,12 @@
-"""The errors of the core, drawn once.
+"""All errors that are raised on purpose.
 
-Every error says what was expected, what came and what to do. `slug` is the stable `type` of the
-problem document that the web layer makes of it (RFC 9457); its HTTP status stands in one table,
-`corpus_server.web.problems`.
-
-    CorpusServerError
-    |- InvalidParameter        a number or a name outside its range
-    |- InvalidPlan             a plan document that contradicts itself or the corpora
-    |- AnswerTooLarge          the product of the sizes exceeds the server's limit
-    |- TextUnavailable         text was asked of a corpus without a tokenizer
-    |- UnknownCorpus | UnknownPlan | UnknownDocument
-    |- FingerprintMismatch     the plan was made for other content
-    |- UnreadableCorpus        files that cannot be opened as a corpus
-    |- CorpusChanged           a shard changed on disk after it was opened
-    |- ReadFailed              the disk did not deliver
-    `- Overloaded              try again after `retry_after_seconds`
+Every error says what was expected, what came and what to do. `slug` is the stable `type` of the problem
+document that an HTTP response makes of it (RFC 9457), `status` the response's status.
 """
 
 from __future__ import annotations
+
+from typing import Self
 
 
 class CorpusServerError(Exception):
@@ -32,6 +21,11 @@ class CorpusServerError(Exception):
     """
 
     slug = "internal-error"
+    status = 500
+    retry_after_seconds: int | None = None  # when it is worth asking again
+
+    def __init_subclass__(cls, *, slug: str, status: int) -> None:
+        cls.slug, cls.status = slug, status
 
     def __init__(
         self,
@@ -49,78 +43,155 @@ class CorpusServerError(Exception):
         self.accepted = accepted
         self.remedy = remedy
 
+    @classmethod
+    def expected(cls, parameter: str, accepted: str, received: object, *, remedy: str | None = None) -> Self:
+        """Return the error for a value that is not what is accepted: `step must be in [0, 9], got 12`."""
+        detail = f"{parameter} must be {accepted}, got {received!r:.200}"
+        accepted = accepted.removeprefix("in ")
+        return cls(detail, parameter=parameter, received=received, accepted=accepted, remedy=remedy)
 
-class InvalidParameter(CorpusServerError):
+
+class InvalidParameter(CorpusServerError, slug="invalid-parameter", status=422):
     """A parameter is missing, unknown or outside its range."""
 
-    slug = "invalid-parameter"
 
-
-class InvalidPlan(CorpusServerError):
+class InvalidPlan(CorpusServerError, slug="invalid-plan", status=422):
     """A plan document contradicts itself or the corpora it names."""
 
-    slug = "invalid-plan"
+
+class AnswerTooLarge(CorpusServerError, slug="answer-too-large", status=422):
+    """The answer would exceed the server's limit.
+
+    Args:
+        what: an answer of this kind has the limit.
+        size: of this one, in `unit`.
+        limit: the largest size.
+    """
+
+    def __init__(self, what: str, size: int, limit: int, unit: str, *, parameter: str, remedy: str) -> None:
+        accepted = f"at most {limit} {unit}"
+        super().__init__(
+            f"{what} holds {accepted}, this one would hold {size}",
+            parameter=parameter,
+            received=size,
+            accepted=accepted,
+            remedy=remedy,
+        )
 
 
-class AnswerTooLarge(CorpusServerError):
-    """The answer would exceed the server's limit."""
-
-    slug = "answer-too-large"
-
-
-class TextUnavailable(CorpusServerError):
+class TextUnavailable(CorpusServerError, slug="text-unavailable", status=422):
     """Text was asked of a corpus that has no tokenizer here."""
 
-    slug = "text-unavailable"
 
-
-class UnknownCorpus(CorpusServerError):
+class UnknownCorpus(CorpusServerError, slug="unknown-corpus", status=404):
     """No corpus of that name is served."""
 
-    slug = "unknown-corpus"
 
-
-class UnknownPlan(CorpusServerError):
+class UnknownPlan(CorpusServerError, slug="unknown-plan", status=404):
     """This replica has not seen the plan; post it and go on."""
 
-    slug = "unknown-plan"
 
-
-class UnknownDocument(CorpusServerError):
+class UnknownDocument(CorpusServerError, slug="unknown-document", status=404):
     """The corpus has no such document."""
 
-    slug = "unknown-document"
 
-
-class FingerprintMismatch(CorpusServerError):
+class FingerprintMismatch(CorpusServerError, slug="fingerprint-mismatch", status=409):
     """The plan was made for a corpus of other content."""
 
-    slug = "fingerprint-mismatch"
 
-
-class UnreadableCorpus(CorpusServerError):
+class UnreadableCorpus(CorpusServerError, slug="unreadable-corpus", status=503):
     """The files cannot be opened as a corpus."""
 
-    slug = "unreadable-corpus"
+
+class MissingPackage(CorpusServerError, slug="missing-package", status=503):
+    """An optional package is not installed."""
 
 
-class CorpusChanged(CorpusServerError):
+class CorpusChanged(CorpusServerError, slug="corpus-changed", status=503):
     """A shard changed on disk after it was opened."""
 
-    slug = "corpus-changed"
 
-
-class ReadFailed(CorpusServerError):
+class ReadFailed(CorpusServerError, slug="read-failed", status=503):
     """The disk did not deliver the tokens."""
 
-    slug = "read-failed"
 
-
-class Overloaded(CorpusServerError):
+class Overloaded(CorpusServerError, slug="overloaded", status=503):
     """The server is at its limit of concurrent answers."""
 
-    slug = "overloaded"
+    retry_after_seconds = 1
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, remedy=f"try again after {self.retry_after_seconds} s")
+
+
+class TooManyRequests(CorpusServerError, slug="too-many-requests", status=429):
+    """The token is at a limit of its own."""
 
     def __init__(self, detail: str, *, retry_after_seconds: int = 1) -> None:
         super().__init__(detail, remedy=f"try again after {retry_after_seconds} s")
         self.retry_after_seconds = retry_after_seconds
+
+
+class NotStaged(CorpusServerError, slug="not-staged", status=503):
+    """Shards of an object store are on their way to this machine."""
+
+    def __init__(self, detail: str, *, retry_after_seconds: int) -> None:
+        super().__init__(detail, remedy=f"try again after {retry_after_seconds} s")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class StoreFailed(CorpusServerError, slug="store-failed", status=503):
+    """An object store did not deliver."""
+
+    retry_after_seconds = 2
+
+
+class CacheFull(CorpusServerError, slug="cache-full", status=503):
+    """The cache of staged shards has no room for another one."""
+
+    retry_after_seconds = 2
+
+
+class CacheTooSmall(CorpusServerError, slug="cache-too-small", status=422):
+    """The order of a plan needs more shards at a time than the cache holds."""
+
+
+class Unauthorized(CorpusServerError, slug="unauthorized", status=401):
+    """No token came, or one that is unknown or expired.
+
+    Args:
+        is_given: whether anything came.
+    """
+
+    def __init__(self, *, is_given: bool) -> None:
+        what = "the token is not valid (any more)" if is_given else "this server asks for a token"
+        super().__init__(what, remedy="send `Authorization: Bearer TOKEN`")
+        self.challenge = 'Bearer error="invalid_token"' if is_given else "Bearer"
+
+
+class Forbidden(CorpusServerError, slug="forbidden", status=403):
+    """The token is valid, and does not allow this."""
+
+
+class NotReady(CorpusServerError, slug="not-ready", status=503):
+    """The process should get no requests at present."""
+
+
+class BadRequest(CorpusServerError, slug="bad-request", status=400):
+    """The bytes that came are no HTTP request, or one that could be read in two ways."""
+
+
+class RequestTimeout(CorpusServerError, slug="request-timeout", status=408):
+    """The request did not arrive in time."""
+
+
+class BodyTooLarge(CorpusServerError, slug="body-too-large", status=413):
+    """The request's body exceeds the limit of its route."""
+
+
+class UrlTooLong(CorpusServerError, slug="url-too-long", status=414):
+    """The request's target exceeds the limit."""
+
+
+class HeadTooLarge(CorpusServerError, slug="head-too-large", status=431):
+    """The request's head exceeds the limit."""

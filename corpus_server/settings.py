@@ -1,61 +1,32 @@
-"""One frozen `Settings`, read at the edge and passed down as plain values."""
+"""One frozen `Settings`, read at the edge and passed down as plain values.
+
+A setting is one field below. Its type, default, help text and accepted range stand there and nowhere else.
+The checks, the keys of the TOML file, the options of `serve` and the table in the docs are derived from it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import os
-import re
 import tomllib
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args, get_type_hints
 
+from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
 
 MIB = 2**20
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
-MAX_SOCKET_PATH_BYTES = 107
-"""What a `sockaddr_un` holds, but for the NUL at its end (unix(7))."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_TEXTS = {"path", "dtype", "tokenizer", "host", "uds", "state_dir"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CorpusSpec:
-    """A corpus to serve: `NAME=PATH` on the command line, `[corpora.NAME]` in the file.
-
-    Args:
-        name: letters, digits, `.`, `_`, `-`; what URLs and plans call it.
-        path: a token file or a folder of shards.
-        dtype: token type of headerless files; None takes the format's default.
-        tokenizer: `bytes`, the path of a tokenizer.json, or None to look beside the shards.
-    """
-
-    name: str
-    path: Path
-    dtype: str | None = None
-    tokenizer: str | None = None
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise InvalidParameter(
-                f"corpus name {self.name!r} must be 1 to 128 letters, digits, '.', '_' or '-', starting with "
-                "a letter or digit; give one with NAME=PATH",
-                parameter="name",
-                received=self.name,
-            )
-
-    @classmethod
-    def parse(cls, text: str, *, dtype: str | None = None, tokenizer: str | None = None) -> CorpusSpec:
-        """Read `NAME=PATH` or `PATH`, whose last part without its extension is then the name."""
-        name, equals, path = text.partition("=")
-        if not equals or "/" in name:
-            name, path = "", text
-        resolved = Path(path).expanduser().resolve()
-        return cls(name=name or resolved.stem, path=resolved, dtype=dtype, tokenizer=tokenizer)
+DEFAULT_CACHE_BYTES = 64 * 2**30
+MAX_SOCKET_PATH_BYTES = 107  # what a `sockaddr_un` holds without the NUL at its end (unix(7))
+ENVIRONMENT_VARIABLE = "CORPUS_SERVER_SETTINGS"  # how a worker process receives its settings, as JSON
 
 
 def default_state_dir() -> Path:
@@ -64,78 +35,172 @@ def default_state_dir() -> Path:
     return Path(base) / "corpus-server"
 
 
+def default_cache_dir() -> Path:
+    """Return the XDG cache folder of the user."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "corpus-server"
+
+
+def _setting(
+    default: Any,
+    help_text: str,
+    *,
+    accepted: tuple[float, float] | tuple[str, ...] | None = None,
+    shown: str | None = None,
+) -> Any:
+    """Declare a setting: see `Setting`; `shown` is the default as people read it, if its value says less."""
+    metadata = {"help": help_text, "accepted": accepted, "shown": shown}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything a server is told.
-
-    Args:
-        corpora: what is served.
-        host, port: where; port 8000 of loopback by default, since the API has no authentication of its own.
-        uds: path of a Unix socket; without a host and a port beside it, the only place to listen.
-        workers: processes over one page cache.
-        state_dir: keeps the plans that were seen; losing it loses no training run.
-        max_answer_bytes: largest body; 64 MiB is 32 steps of 512 x 2,049 uint16 tokens.
-        max_text_tokens: largest JSON or text answer; those cost about a microsecond per token.
-        max_concurrent_answers: token answers under way per process; more get 503 and `Retry-After`.
-        gather_threads: threads that touch the maps; they wait for the disk so that the loop never does.
-        read_ahead_bytes: page cache per process for windows that are read before they are asked for, shared
-            by all ranks that read; 0: none are, nor those of one answer all at once.
-        send_timeout_seconds: a reader that takes nothing for so long is dropped.
-        keep_alive_seconds: idle connections; longer than usual client pools keep theirs.
-    """
+    """Everything a server is told; `corpora` are what it serves, the other fields describe themselves."""
 
     corpora: tuple[CorpusSpec, ...]
-    host: str | None = None
-    port: int | None = None
-    uds: Path | None = None
-    workers: int = 1
-    state_dir: Path = field(default_factory=default_state_dir)
-    max_answer_bytes: int = 64 * MIB
-    max_text_tokens: int = MIB
-    max_concurrent_answers: int = 64
-    gather_threads: int = 4
-    read_ahead_bytes: int = 256 * MIB
-    send_timeout_seconds: float = 30.0
-    keep_alive_seconds: int = 75
+    # Loopback until somebody says otherwise. None: not given, which matters beside `uds`.
+    host: str | None = _setting(None, "Address to listen on.", shown=DEFAULT_HOST)
+    port: int | None = _setting(
+        None, "Port; 0 picks a free one.", accepted=(0, 65535), shown=str(DEFAULT_PORT)
+    )
+    uds: Path | None = _setting(  # noqa: RUF009
+        None, "Unix socket to listen on, instead of a port, or beside a --host or --port given."
+    )
+    workers: int = _setting(1, "Processes, all over one page cache.", accepted=(1, 256))
+    tokens: Path | None = _setting(  # noqa: RUF009
+        None, "TOML file of access tokens; without one, everybody who reaches the server may read everything."
+    )
+    allow_anyone: bool = _setting(
+        False, "Listen beyond loopback without tokens: for a network where everybody may read everything."
+    )
+    exposed: bool = _setting(
+        False, "Strict limits, for a server that strangers reach without a proxy in front; needs tokens."
+    )
+    tls_certificate: Path | None = _setting(None, "PEM file with the certificate chain; turns TLS on.")  # noqa: RUF009
+    tls_key: Path | None = _setting(None, "PEM file with the certificate's key.")  # noqa: RUF009
+    tls_client_ca: Path | None = _setting(  # noqa: RUF009
+        None, "PEM file with authorities; only clients with a certificate of theirs are served."
+    )
+    state_dir: Path = _setting(  # noqa: RUF009  # makes a field
+        default_state_dir,
+        "Keeps the plans that were seen; losing it loses no training run.",
+        shown="~/.local/state/corpus-server",
+    )
+    # 64 MiB are 32 steps of 512 x 2,049 uint16 tokens.
+    max_answer_bytes: int = _setting(64 * MIB, "Largest body.", accepted=(1, 2**40), shown="64 MiB")
+    # JSON and text cost about a microsecond per token.
+    max_text_tokens: int = _setting(MIB, "Most tokens of a JSON or text answer.", accepted=(1, 2**40))
+    # Two requests of each of 1,000 ranks in step. Of large answers, `data.gate.MAX_BYTES` allows fewer.
+    max_concurrent_answers: int = _setting(
+        2048, "Token answers in flight per process; more get 503 and Retry-After.", accepted=(1, 2**20)
+    )
+    gather_threads: int = _setting(
+        4, "Threads per process that read the shards, so that the event loop never does.", accepted=(1, 256)
+    )
+    read_ahead_bytes: int = _setting(
+        256 * MIB,
+        "Page cache per process for prefetching windows, shared by all readers; 0 turns it off.",
+        accepted=(0, 2**50),
+        shown="256 MiB",
+    )
+    send_timeout_seconds: float = _setting(
+        30.0, "A reader that takes nothing for so long is dropped.", accepted=(0.1, 86400)
+    )
+    # Longer than usual client pools keep theirs: the side that closes first should be the client.
+    keep_alive_seconds: int = _setting(75, "Idle timeout of a connection.", accepted=(1, 86400))
+    # A head is one packet; a client that was swapped out meanwhile gets its time.
+    head_timeout_seconds: float = _setting(
+        20.0, "A head that has begun to come and is not complete by then gets 408.", accepted=(0.1, 86400)
+    )
+    # 32 MiB, the largest plan, at 0.5 MB/s.
+    body_timeout_seconds: float = _setting(
+        60.0, "A body that is not complete by then gets 408.", accepted=(0.1, 86400)
+    )
+    # An idle connection takes about 30 kB and one descriptor.
+    max_connections: int = _setting(8192, "Connections per process; more get 503.", accepted=(1, 2**20))
+    # Behind a proxy all connections have one address, so by default this is no limit of its own.
+    max_connections_per_address: int = _setting(
+        8192, "Connections per process and client address; more get 503.", accepted=(1, 2**20)
+    )
+    # One probe of a load balancer that asks every second.
+    drain_seconds: float = _setting(
+        1.0,
+        "At SIGTERM, /readyz answers 503 for so long while requests are still answered.",
+        accepted=(0, 3600),
+    )
+    # Half of the 30 s that Kubernetes waits before SIGKILL.
+    grace_seconds: float = _setting(
+        15.0,
+        "At SIGTERM, answers in flight have so long to complete, drain_seconds included.",
+        accepted=(0, 3600),
+    )
+    cache_dir: Path = _setting(  # noqa: RUF009
+        default_cache_dir,
+        "Holds the shards of object stores that are read or come next; several servers may share it.",
+        shown="~/.cache/corpus-server",
+    )
+    cache_bytes: int = _setting(
+        DEFAULT_CACHE_BYTES, "Most bytes of shards in cache_dir.", accepted=(1, 2**60), shown="64 GiB"
+    )
+    log_level: str = _setting(
+        "info",
+        "Least important messages that are logged.",
+        accepted=("critical", "error", "warning", "info", "debug"),
+    )
+    log_format: str = _setting(
+        "auto",
+        "How the log is written: text on a terminal, else JSON, one object a line.",
+        accepted=("auto", "json", "text"),
+    )
+    access_log: str = _setting(
+        "notable",
+        "Which requests are logged: none, those that failed or took over a second, or all.",
+        accepted=("off", "notable", "all"),
+    )
 
     def __post_init__(self) -> None:
+        if self.exposed and self.tokens is None and not self.allow_anyone:
+            raise InvalidParameter(
+                "exposed is for servers that strangers reach, and no tokens are asked for; name a file with "
+                "--tokens (`corpus-server token` makes it), or say --allow-anyone",
+                parameter="exposed",
+            )
         if not self.corpora:
             raise InvalidParameter("no corpus to serve; give at least one PATH or NAME=PATH")
-        names = [spec.name for spec in self.corpora]
-        for name in names:
-            if names.count(name) > 1:
+        for name, number in Counter(spec.name for spec in self.corpora).items():
+            if number > 1:
                 raise InvalidParameter(f"two corpora are named {name!r}; give each a name with NAME=PATH")
-        for name, low, high in (
-            ("port", 0, 65535),
-            ("workers", 1, 256),
-            ("max_answer_bytes", 1, 2**40),
-            ("max_text_tokens", 1, 2**40),
-            ("max_concurrent_answers", 1, 2**20),
-            ("gather_threads", 1, 256),
-            ("read_ahead_bytes", 0, 2**50),
-            ("send_timeout_seconds", 0.1, 86400),
-            ("keep_alive_seconds", 1, 86400),
-        ):
-            value = getattr(self, name)
-            if name == "port" and value is None:
-                continue
-            expected = float if name == "send_timeout_seconds" else int
-            if isinstance(value, bool) or not isinstance(value, expected | int) or not low <= value <= high:
-                raise InvalidParameter(
-                    f"{name} must be in [{low}, {high}], got {value!r}",
-                    parameter=name,
-                    received=value,
-                    accepted=f"[{low}, {high}]",
-                )
-
+        for setting in all_settings():
+            setting.check(getattr(self, setting.name))
         if self.uds is not None and (length := len(os.fsencode(self.uds))) > MAX_SOCKET_PATH_BYTES:
+            accepted = f"a path of at most {MAX_SOCKET_PATH_BYTES} bytes, as the system demands"
+            detail = f"uds must be {accepted}, got {length}: {self.uds}"
+            raise InvalidParameter(detail, parameter="uds", received=str(self.uds), accepted=accepted)
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidParameter("tls_certificate and tls_key belong together, got one of them")
+        if self.tls_client_ca is not None and self.tls_key is None:
+            raise InvalidParameter("tls_client_ca needs tls_certificate and tls_key, got neither")
+        if self.reaches_beyond_loopback and self.tokens is None and not self.allow_anyone:
             raise InvalidParameter(
-                f"uds must be a path of at most {MAX_SOCKET_PATH_BYTES} bytes, which is all that the system "
-                f"takes for a socket, got {length}: {self.uds}",
-                parameter="uds",
-                received=str(self.uds),
-                accepted=f"at most {MAX_SOCKET_PATH_BYTES} bytes",
+                f"host {self.host} is reached from other machines, and no tokens are asked for; name a file "
+                "with --tokens (`corpus-server token` makes it), or say --allow-anyone",
+                parameter="host",
+                received=self.host,
+                accepted="a loopback address, unless there are tokens",
             )
+
+    @property
+    def reaches_beyond_loopback(self) -> bool:
+        """Whether other machines may connect."""
+        address = self.tcp_address
+        if address is None or address[0] == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(address[0]).is_loopback
+        except ValueError:  # a name, and who knows what it means
+            return True
 
     @property
     def tcp_address(self) -> tuple[str, int] | None:
@@ -153,13 +218,14 @@ class Settings:
     def from_json(cls, text: str) -> Settings:
         """Read what `to_json` wrote."""
         values = json.loads(text)
-        specs = tuple(CorpusSpec(**{**spec, "path": Path(spec["path"])}) for spec in values.pop("corpora"))
-        uds = None if values["uds"] is None else Path(values["uds"])
-        return cls(**{**values, "corpora": specs, "state_dir": Path(values["state_dir"]), "uds": uds})
+        specs = tuple(CorpusSpec.from_json(spec) for spec in values.pop("corpora"))
+        return cls(corpora=specs, **_with_paths(values, Path()))
 
     @classmethod
-    def from_toml(cls, path: Path, *, corpora: tuple[CorpusSpec, ...] = (), **overrides: Any) -> Settings:
-        """Read a configuration file; what the command line says goes before what the file says.
+    def read(
+        cls, path: Path | None = None, *, corpora: tuple[CorpusSpec, ...] = (), **given: Any
+    ) -> Settings:
+        """Read a configuration file, if there is one; the command line has priority over the file.
 
             [server]
             port = 8000
@@ -168,45 +234,117 @@ class Settings:
             path = "/data/web"
             dtype = "uint32"
 
+        Paths of the file are relative to the file, those of the command line to the current folder. Corpora
+        of both are served. A value of None in `given` stands for an option that was left out.
+
         Raises:
-            InvalidParameter: an unknown table, key or value, named.
+            InvalidParameter: the file cannot be read, or a table, key or value is not accepted.
         """
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InvalidParameter(f"cannot read {path}: {error}", parameter="config") from error
-        known = {f.name for f in dataclasses.fields(cls)} - {"corpora"}
-        _check_table(f"{path}", tables, {"server", "corpora"})
-        server, listed = tables.get("server", {}), tables.get("corpora", {})
-        _check_table(f"{path} [server]", server, known)
-        _check_table(f"{path} [corpora]", listed)
-        specs = []
-        for name, table in listed.items():
-            where = f"{path} [corpora.{name}]"
-            _check_table(where, table, {"path", "dtype", "tokenizer"})
-            if "path" not in table:
-                raise InvalidParameter(f"{where}: path is missing", parameter="config")
-            resolved = (path.parent / Path(table["path"]).expanduser()).resolve()
-            specs.append(CorpusSpec(**{**table, "name": name, "path": resolved}))
-        if "uds" in server:
-            server["uds"] = (path.parent / Path(server["uds"]).expanduser()).absolute()
-        merged = {**server, **{name: value for name, value in overrides.items() if value is not None}}
-        if "state_dir" in merged:
-            merged["state_dir"] = Path(merged["state_dir"])
-        return cls(corpora=(*specs, *corpora), **merged)
+        listed, values = _read_file(path) if path is not None else ([], {})
+        values |= _with_paths({k: v for k, v in given.items() if v is not None}, Path.cwd())
+        if values.get("exposed") is True:
+            values = {**EXPOSED, **values}
+        return cls(corpora=(*listed, *corpora), **values)
 
 
-def _check_table(where: str, table: object, known: set[str] | None = None) -> None:
-    """Refuse what is no table, keys that are not `known`, and other values than strings under _TEXTS."""
+EXPOSED: Mapping[str, Any] = {
+    # A client that needs longer for a head is not on a network that trains.
+    "head_timeout_seconds": 5.0,
+    "body_timeout_seconds": 20.0,
+    "send_timeout_seconds": 10.0,
+    # Loaders ask several times a second; one that was busy for longer connects again.
+    "keep_alive_seconds": 15,
+    "max_connections": 1024,
+    # Eight ranks of a host with two connections each, twice for those that a restart left half open.
+    "max_connections_per_address": 32,
+    # 32 answers of at most 16 MiB, which is what loaders ask for.
+    "max_concurrent_answers": 32,
+    "max_answer_bytes": 16 * MIB,
+    "max_text_tokens": MIB // 8,
+}
+"""Defaults under `exposed`. What the file or the command line says has priority, as ever."""
+
+
+class Setting(NamedTuple):
+    """One field of `Settings`, as the command line and the docs see it."""
+
+    name: str
+    kind: type  # str, int, float or Path
+    optional: bool
+    help: str
+    default: str  # for people; "" if there is none
+    accepted: tuple[Any, ...] | None  # lowest and highest number, or the choices of a text
+
+    @property
+    def expected(self) -> str:
+        """What is accepted, in words: `in [0, 65535]`, `one of info, debug`, `a string`."""
+        if self.accepted is None:
+            return {Path: "a path", bool: "true or false"}.get(self.kind, "a string")
+        if self.kind is str:
+            return f"one of {', '.join(self.accepted)}"
+        return f"in [{self.accepted[0]}, {self.accepted[1]}]"
+
+    def check(self, value: Any) -> None:
+        """Raise `InvalidParameter` if a value has another type or lies outside what is accepted."""
+        good = isinstance(value, int | float if self.kind is float else self.kind)
+        if self.kind is str and self.accepted is not None:
+            good = value in self.accepted
+        elif good and self.accepted is not None:
+            # A bool is an int to isinstance; nan fails the comparison.
+            good = not isinstance(value, bool) and self.accepted[0] <= value <= self.accepted[1]
+        if not good and not (value is None and self.optional):
+            raise InvalidParameter.expected(self.name, self.expected, value)
+
+
+@cache
+def all_settings() -> tuple[Setting, ...]:
+    """Return every setting but the corpora, in the order of the fields."""
+    hints = get_type_hints(Settings)
+    found = []
+    for each in dataclasses.fields(Settings)[1:]:  # the first are the corpora
+        kind, *none = get_args(hints[each.name]) or (hints[each.name],)
+        default = each.metadata["shown"] or ("" if each.default is None else str(each.default))
+        about = each.metadata["help"], default, each.metadata["accepted"]
+        found.append(Setting(each.name, kind, bool(none), *about))
+    return tuple(found)
+
+
+def _read_file(path: Path) -> tuple[list[CorpusSpec], dict[str, Any]]:
+    """Return the corpora and the values of a configuration file."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidParameter(f"cannot read {path}: {error}", parameter="config") from error
+    _check_table(f"{path}", tables, {"server", "corpora"})
+    server, corpora = tables.get("server", {}), tables.get("corpora", {})
+    _check_table(f"{path} [server]", server, {each.name for each in all_settings()})
+    _check_table(f"{path} [corpora]", corpora)
+    specs = []
+    for name, table in corpora.items():
+        where = f"{path} [corpora.{name}]"
+        _check_table(where, table)
+        if "path" not in table:
+            raise InvalidParameter(f"{where}: path is missing", parameter="config")
+        specs.append(CorpusSpec.from_table(name, table, folder=path.parent, where=f"{where}: "))
+    return specs, _with_paths(server, path.parent)
+
+
+def _with_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return values whose paths are made of text, relative to a folder."""
+    paths = {each.name for each in all_settings() if each.kind is Path}
+    return {
+        # A value of another type is refused when the settings are made.
+        name: (folder / Path(value).expanduser()).absolute()
+        if name in paths and isinstance(value, str | Path)
+        else value
+        for name, value in values.items()
+    }
+
+
+def _check_table(where: str, table: object, known: Set[str] | None = None) -> None:
+    """Refuse what is no table, and keys that are not known."""
     if not isinstance(table, dict):
         raise InvalidParameter(f"{where} must be a table, got {table!r}", parameter="config")
     if known is not None and (unknown := sorted(set(table) - known)):
-        raise InvalidParameter(
-            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}",
-            parameter="config",
-        )
-    for name in _TEXTS & (known or set()) & set(table):
-        if not isinstance(table[name], str):
-            raise InvalidParameter(
-                f"{where}: {name} must be a string, got {table[name]!r}", parameter="config"
-            )
+        names = f"unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        raise InvalidParameter(f"{where}: {names}", parameter="config")

@@ -6,16 +6,16 @@ ARG BASE=docker.io/library/python:3.12-slim
 FROM ${BASE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-RUN python -m venv /opt/corpus-client
+# The second has no pip, and never had: it is what the image keeps.
+RUN python -m venv /opt/build && python -m venv --without-pip /opt/corpus-client
 COPY client/pyproject.toml scripts/constraints.txt ./
 COPY docker/requirements.py docker/
-RUN python docker/requirements.py pyproject.toml > requirements.txt \
-    && /opt/corpus-client/bin/pip install --constraint constraints.txt --requirement requirements.txt
-RUN python -m pip install --constraint constraints.txt hatchling
+RUN python docker/requirements.py pyproject.toml torch > requirements.txt \
+    && /opt/build/bin/pip --python /opt/corpus-client install --constraint constraints.txt --requirement requirements.txt
+RUN /opt/build/bin/pip install --constraint constraints.txt hatchling
 COPY client .
-RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir wheels . \
-    && /opt/corpus-client/bin/pip install --no-deps wheels/*.whl \
-    && /opt/corpus-client/bin/pip uninstall --yes pip
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir wheels . \
+    && /opt/build/bin/pip --python /opt/corpus-client install --no-deps wheels/*.whl
 
 FROM ${BASE}
 ARG VERSION=0.1.0
@@ -26,7 +26,8 @@ LABEL org.opencontainers.image.title="corpus-worker" \
 ENV PATH=/opt/corpus-client/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # On few cores, threads of torch that spin while they wait keep the fetching thread from running.
 ENV OMP_WAIT_POLICY=PASSIVE
-RUN install -d -o 10001 -g 10001 /var/lib/corpus-worker
+RUN install -d -o 10001 -g 10001 /var/lib/corpus-worker \
+    && rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/site-packages/pip* /usr/local/lib/python3*/ensurepip
 COPY --from=build /opt/corpus-client /opt/corpus-client
 COPY client/examples/train.py /opt/worker/
 WORKDIR /var/lib/corpus-worker

@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO
@@ -39,6 +40,7 @@ def running(
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
     stop_seconds: float = STOP_SECONDS,
+    tree: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command until the block ends, however it ends; then end it and all that it started.
 
@@ -49,22 +51,25 @@ def running(
         log: file for what it writes, kept; None: shown on standard error if the block fails.
         stdout: as of `subprocess.Popen`; None: to the log.
         stop_seconds: after SIGTERM, until it is killed.
+        tree: whose packages it imports: this checkout, or one of another commit.
 
     Raises:
         ServerFailed: it ended, or a minute passed, before it was ready.
     """
-    path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(tree), str(tree / "client"), os.environ.get("PYTHONPATH"))))
     with ExitStack() as stack:
         output = stack.enter_context(_log_file(log))
-        process = subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=output if stdout is None else stdout,
-            stderr=output,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-        stack.callback(_end, process, stop_seconds)
+        with _uninterrupted():
+            process = subprocess.Popen(
+                command,
+                cwd=None if tree == ROOT else tree,  # `python -m` looks there before PYTHONPATH
+                stdin=stdin,
+                stdout=output if stdout is None else stdout,
+                stderr=output,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,
+            )
+            stack.callback(_end, process, stop_seconds)
         try:
             if ready is not None:
                 _wait_until(ready, process, output, log)
@@ -73,6 +78,38 @@ def running(
             if log is None:
                 sys.stderr.write(_written(output))
             raise
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back: an exception inside `Popen` would leave a process that nobody ends."""
+    if threading.current_thread() is not threading.main_thread():  # only there do signals raise
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in came:
+            signal.raise_signal(each)
+
+
+def output_of(words: Sequence[str], *, stdin: bytes = b"") -> bytes:
+    """Run Python in this checkout, as `python WORDS`, and return what it prints.
+
+    Raises:
+        ServerFailed: it ended with an error, which is on standard error.
+    """
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, input=stdin, stdout=subprocess.PIPE, check=False
+    )
+    if done.returncode:
+        raise ServerFailed(f"{sys.executable} {' '.join(words)} failed; it says why above")
+    return done.stdout
 
 
 def claim_port(port: int = 0) -> int:
@@ -127,10 +164,10 @@ def read(connection: http.client.HTTPConnection) -> bytes:
     return body
 
 
-def get(url: str, path: str) -> bytes:
+def get(url: str, path: str, *, headers: Mapping[str, str] | None = None) -> bytes:
     """The body of one answer, over a connection of its own."""
     with closing(connect(url)) as connection:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=dict(headers or {}))
         return read(connection)
 
 

@@ -31,13 +31,21 @@ def round_hash(value: int) -> int:
     return value >> 8
 
 
+def sides(size: int) -> tuple[int, int]:
+    """Height and width of the smallest grid, as square as can be, that holds `size` cells."""
+    height = math.isqrt(size)
+    if height * height < size:
+        height += 1
+    return height, (size + height - 1) // height
+
+
 def splitmix(state: int, number: int) -> int:
     """The `number`-th output, from 1 on, of splitmix64 started at `state`."""
     return mix((state + number * GOLDEN) % TWO64)
 
 
 def stream(purpose: str, seed: int, source: str) -> int:
-    """Key of a stream: the first 8 bytes of a SHA-256, little-endian."""
+    """Key of a stream in version 1: the first 8 bytes of a SHA-256, little-endian."""
     digest = hashlib.sha256(f"corpus-server/1/{purpose}/{seed}/{source}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
@@ -51,10 +59,7 @@ def epoch_keys(key: int, epoch: int) -> list[int]:
 
 def shuffled(position: int, size: int, key: int, epoch: int) -> int:
     """Where the keyed permutation of one epoch sends a position of [0, size)."""
-    height = math.isqrt(size)
-    if height * height < size:
-        height += 1
-    width = (size + height - 1) // height
+    height, width = sides(size)
     keys = epoch_keys(key, epoch)
     cell = position
     while True:
@@ -62,6 +67,42 @@ def shuffled(position: int, size: int, key: int, epoch: int) -> int:
         for number in range(0, ROUNDS, 2):
             row = (row + round_hash(column ^ keys[number])) % height
             column = (column + round_hash(row ^ keys[number + 1])) % width
+        cell = row * width + column
+        if cell < size:
+            return cell
+
+
+def all_shuffled(size: int, key: int, epoch: int) -> list[int]:
+    """Where the permutation sends every position: `shuffled`, with each hash computed once."""
+    height, width = sides(size)
+    keys = epoch_keys(key, epoch)
+    of_columns = [[round_hash(column ^ key) for column in range(width)] for key in keys[0::2]]
+    of_rows = [[round_hash(row ^ key) for row in range(height)] for key in keys[1::2]]
+    rounds = list(zip(of_columns, of_rows, strict=True))
+    found = []
+    for cell in range(size):
+        while True:
+            row, column = divmod(cell, width)
+            for of_column, of_row in rounds:
+                row = (row + of_column[column]) % height
+                column = (column + of_row[row]) % width
+            cell = row * width + column
+            if cell < size:
+                break
+        found.append(cell)
+    return found
+
+
+def unshuffled(value: int, size: int, key: int, epoch: int) -> int:
+    """The position that `shuffled` sends to a value: the rounds backwards, each subtracted."""
+    height, width = sides(size)
+    keys = epoch_keys(key, epoch)
+    cell = value
+    while True:
+        row, column = divmod(cell, width)
+        for number in range(ROUNDS - 2, -1, -2):
+            column = (column - round_hash(row ^ keys[number + 1])) % width
+            row = (row - round_hash(column ^ keys[number])) % height
         cell = row * width + column
         if cell < size:
             return cell

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +16,45 @@ from hypothesis import settings
 from tests.corpora import some_tokens, write_llmc, write_megatron, write_npy, write_raw
 from tests.serving import RunningServer
 
+# The tests start some hundred servers and clients. Compiled modules save each of them 0.3 s of CPU.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Speed is shown by benchmarks: an example that takes long on a busy machine is no failure.
 settings.register_profile("untimed", deadline=None, print_blob=True)
 settings.load_profile("untimed")
 
+SLOW = ("scripts", "test_scripts.py", "test_gpu.py", "docker", "browser", "examples", "faults")
+"""Files and folders of long tests. They come first: one process would be left alone with the last of them."""
+
+EXIT_SECONDS = 60
+"""Of the process, after the last test."""
+
 TEXT = "The quick brown fox jumps over the lazy dog; größer, naïve, 漢字.\n" * 40
 DOCUMENTS = ([10, 11, 12, 99], [20, 99], [30, 31, 32, 33, 99])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long tests first."""
+    tests = Path(__file__).parent
+    items.sort(key=lambda item: item.path.relative_to(tests).parts[0] not in SLOW)
+
+
+def pytest_unconfigure() -> None:
+    """End the process in time: the interpreter waits for a thread that a test has left, without a limit."""
+    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from threads of torch, which wait for each other on a busy machine."""
+    torch = sys.modules.get("torch")  # some integrations need none
+    before = None if torch is None else torch.get_num_threads()
+    if torch is not None:
+        torch.set_num_threads(1)
+    yield
+    if torch is not None:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.formats import ShardLayout, data_path, read_layout, token_dtype
+from corpus_server.corpus.selection import list_shards
+from corpus_server.corpus_spec import CorpusSpec
+
 Tokens = npt.ArrayLike
 
 MEGATRON_CODES = {
     "uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8,
 }  # fmt: skip
+
+
+def spec(path: Path | str, name: str = "c", **options: Any) -> CorpusSpec:
+    """Return what a user says of a corpus."""
+    return CorpusSpec(name=name, path=Path(path), **options)
+
+
+def open_corpus(path: Path | str, name: str = "c", **options: Any) -> Corpus:
+    """Open a corpus; the caller closes it."""
+    return Corpus.open(spec(path, name, **options))
 
 
 def some_tokens(count: int, *, dtype: str = "uint16", vocabulary: int = 50_000, seed: int = 0) -> np.ndarray:
@@ -113,3 +129,29 @@ def write_sparse(
             file.seek(position * itemsize)
             file.write(int(token).to_bytes(itemsize, "little"))
     return path
+
+
+def rewrite_in_place(path: Path, content: bytes) -> None:
+    """Write over a file and restore its modification time, as `rsync --inplace -t` does."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the kernel's clock ticks every few milliseconds
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def recognise(path: Path | str, *, dtype: object = None) -> ShardLayout:
+    """Return the layout of a token file; the caller's document index, if any, stays open."""
+    with OpenFile(data_path(Path(path))) as file:
+        return read_layout(file, None if dtype is None else token_dtype(dtype))
+
+
+def discover(folder: Path, *, dtype: object = None) -> list[ShardLayout]:
+    """Return the layouts of all shards of a folder, in natural order."""
+    accepted = None if dtype is None else token_dtype(dtype)
+    layouts = []
+    for shard in list_shards(spec(folder, dtype=dtype)):
+        with OpenFile(shard.path) as file:
+            layouts.append(read_layout(file, accepted, in_folder=True))
+    return layouts

@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count as counting
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.arithmetic import GOLDEN, TWO64, drawn, shuffled, stream
+from tests.arithmetic import GOLDEN, TWO64, all_shuffled, drawn, shuffled, stream, unshuffled
 
 BLOCK = 65536
+REACH = 32  # windows of a group's circle, of which the first that is not denied is a substitute
 
 
 def units_of(mixture: Mapping[str, float]) -> dict[str, int]:
@@ -35,7 +37,7 @@ def units_of(mixture: Mapping[str, float]) -> dict[str, int]:
 def slots_of(seed: int, stage: int, block: int) -> list[int]:
     """The slot of every offset of a block."""
     key = stream("mixture", seed, str(stage))
-    return [shuffled(offset, BLOCK, key, block) for offset in range(BLOCK)]
+    return all_shuffled(BLOCK, key, block)
 
 
 class ReferenceSource:
@@ -54,11 +56,16 @@ class ReferenceSource:
         self.stride = plan.get("stride") or (1 if self.order == "random" else self.seq_len)
         self.counts = [len(range(0, tokens - self.seq_len, self.stride)) for tokens in shard_tokens]
         self.num_windows = sum(self.counts)
+        self.groups = ReferenceGroups(self) if isinstance(self.order, Mapping) else None
 
     def sample(self, position: int) -> tuple[int, int]:
         """The epoch of a position and the window that it holds before any exclusion."""
-        key = stream(self.order, self.seed, self.name)
         epoch, offset = divmod(position, self.num_windows)
+        if self.groups is not None:
+            group, within = self.groups.group_of(epoch, offset)
+            windows = self.groups.laid(epoch, group)
+            return epoch, windows[shuffled(within, len(windows), *self.groups.key("windows", epoch, group))]
+        key = stream(self.order, self.seed, self.name)
         if self.order == "shuffle":
             return epoch, shuffled(offset, self.num_windows, key, epoch)
         if self.order == "random":
@@ -88,6 +95,10 @@ class ReferenceSource:
 
     def substitute(self, window: int, epoch: int, denied: Sequence[range]) -> int:
         """The window that stands in for a denied one."""
+        if self.groups is not None:
+            for near in islice(self.groups.circle_from(epoch, window), REACH):
+                if not any(near in each for each in denied):
+                    return near
         rank = sum(
             window - each.start if window in each else len(each) for each in denied if each[0] <= window
         )
@@ -107,6 +118,81 @@ class ReferenceSource:
             window -= self.counts[shard]
             shard += 1
         return shard, window * self.stride
+
+
+class Laid:
+    """The windows of some blocks end to end: like a list, which would be too long."""
+
+    def __init__(self, blocks: Sequence[range]) -> None:
+        self.blocks = blocks
+        self.num_windows = sum(map(len, blocks))
+
+    def __len__(self) -> int:
+        return self.num_windows
+
+    def __getitem__(self, place: int) -> int:
+        for block in self.blocks:
+            if place < len(block):
+                return block[place]
+            place -= len(block)
+        raise IndexError(place)
+
+    def index(self, window: int) -> int:
+        """The place of a window."""
+        before = 0
+        for block in self.blocks:
+            if window in block:
+                return before + window - block.start
+            before += len(block)
+        raise ValueError(window)
+
+
+class ReferenceGroups:
+    """The groups of blocks of one source under a bounded shuffle."""
+
+    def __init__(self, source: ReferenceSource) -> None:
+        bounds = source.order["shuffle"]
+        self.source = source
+        self.block_windows, self.group_blocks = bounds["block_windows"], bounds["group_blocks"]
+        self.num_blocks = math.ceil(Fraction(source.num_windows, self.block_windows))
+        self.num_groups = math.ceil(Fraction(self.num_blocks, self.group_blocks))
+        self.laid = lru_cache(64)(self._laid)
+
+    def key(self, purpose: str, epoch: int, group: int) -> tuple[int, int]:
+        """The key of a group's permutation, and what stands there for the epoch."""
+        return stream(purpose, self.source.seed, self.source.name), epoch * self.num_groups + group
+
+    def _laid(self, epoch: int, group: int) -> Laid:
+        """The windows of a group, its blocks in the epoch's order."""
+        key = stream("blocks", self.source.seed, self.source.name)
+        places = range(self.num_blocks)[group * self.group_blocks : (group + 1) * self.group_blocks]
+        starts = [shuffled(place, self.num_blocks, key, epoch) * self.block_windows for place in places]
+        return Laid([range(s, min(s + self.block_windows, self.source.num_windows)) for s in starts])
+
+    def group_of(self, epoch: int, offset: int) -> tuple[int, int]:
+        """The group of an offset and its place in the group: halving, by the blocks before."""
+        key = stream("blocks", self.source.seed, self.source.name)
+        last = unshuffled(self.num_blocks - 1, self.num_blocks, key, epoch)
+        lacking = self.num_blocks * self.block_windows - self.source.num_windows
+
+        def begin(group: int) -> int:
+            blocks = group * self.group_blocks
+            return blocks * self.block_windows - (lacking if last < blocks else 0)
+
+        low, high = 0, self.num_groups
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if begin(middle) <= offset else (low, middle)
+        return low, offset - begin(low)
+
+    def circle_from(self, epoch: int, window: int) -> Iterator[int]:
+        """The next windows behind one in its group's circle, without end."""
+        block, key = window // self.block_windows, stream("blocks", self.source.seed, self.source.name)
+        group = unshuffled(block, self.num_blocks, key, epoch) // self.group_blocks
+        windows, circle = self.laid(epoch, group), self.key("circle", epoch, group)
+        at = unshuffled(windows.index(window), len(windows), *circle)
+        for further in counting(1):
+            yield windows[shuffled((at + further) % len(windows), len(windows), *circle)]
 
 
 class Row(NamedTuple):
@@ -147,12 +233,19 @@ class ReferencePlan:
             for name, more in stage.get("exclude", {}).items():
                 ranges[name] = [*ranges[name], *more]
             self.denied.append({name: self.sources[name].touching(ranges[name]) for name in names})
-        # bases[k]: rows that each source has given before stage k.
+        # Rows of each stage, in inputs; a window of the plan is read as so many of them.
+        self.seq_lens = [stage.get("seq_len", plan["seq_len"]) for stage in self.stages]
+        self.parts = [plan["seq_len"] // seq_len for seq_len in self.seq_lens]
+        # bases[k]: windows that each source has given before stage k.
         self.bases = [dict.fromkeys(names, 0)]
         for number, (stage, following) in enumerate(zip(self.stages, self.stages[1:], strict=False)):
             rows = (following["from_step"] - stage["from_step"]) * stage["global_batch_size"]
+            windows = rows // self.parts[number]
             self.bases.append(
-                {name: base + self.rows_given(number, name, rows) for name, base in self.bases[-1].items()}
+                {
+                    name: base + self.windows_given(number, name, windows)
+                    for name, base in self.bases[-1].items()
+                }
             )
 
     def ranks(self, stage: int, block: int) -> list[tuple[str, int]]:
@@ -167,12 +260,12 @@ class ReferencePlan:
                 seen[name] += 1
         return self._ranks[stage, block]
 
-    def rows_given(self, stage: int, name: str, rows: int) -> int:
-        """How many of the first rows of a stage are of a source."""
+    def windows_given(self, stage: int, name: str, windows: int) -> int:
+        """How many of the first windows of a stage are of a source."""
         units = self.units[stage]
         if name not in units or len(units) == 1:
-            return rows if name in units else 0
-        block, rest = divmod(rows, BLOCK)
+            return windows if name in units else 0
+        block, rest = divmod(windows, BLOCK)
         given = block * units[name]
         return given + (sum(each == name for each, _ in self.ranks(stage, block)[:rest]) if rest else 0)
 
@@ -183,6 +276,10 @@ class ReferencePlan:
     def global_batch_size(self, step: int) -> int:
         """Rows of a training step."""
         return int(self.stages[self.stage_of(self.plan_step(step))]["global_batch_size"])
+
+    def seq_len(self, step: int) -> int:
+        """Inputs of a row of a training step."""
+        return int(self.seq_lens[self.stage_of(self.plan_step(step))])
 
     def plan_step(self, step: int) -> int:
         """The plan step of a training step."""
@@ -205,7 +302,8 @@ class ReferencePlan:
         """One row of a plan step, skipped or not."""
         number = self.stage_of(plan_step)
         stage = self.stages[number]
-        within = (plan_step - stage["from_step"]) * stage["global_batch_size"] + row
+        row_of_stage = (plan_step - stage["from_step"]) * stage["global_batch_size"] + row
+        within, part = divmod(row_of_stage, self.parts[number])
         if len(self.units[number]) == 1:
             (name,) = self.units[number]
             given = within
@@ -220,6 +318,7 @@ class ReferencePlan:
         if substitute:
             window = source.substitute(window, epoch, denied)
         shard, start = source.locate(window)
+        start += part * self.seq_lens[number]
         step = self.training_step(plan_step)
         return Row(plan_step, step, row, name, position, epoch, shard, start, substitute)
 
@@ -240,14 +339,15 @@ class ReferencePlan:
                 yield self.row_of(plan_step, row)
 
     def lookup(self, name: str, start: int, stop: int, *, epochs: int, plan_steps: int) -> list[Row]:
-        """Every row of the first plan steps whose window touches corpus-wide tokens [start, stop)."""
+        """Every row of the first plan steps that touches corpus-wide tokens [start, stop)."""
         source = self.sources[name]
         found = []
         for each in self.rows():
             if each.plan_step >= plan_steps:
                 break
             first = sum(source.shard_tokens[: each.shard]) + each.start
-            touches = first < stop and start <= first + source.seq_len
+            seq_len = self.seq_lens[self.stage_of(each.plan_step)]
+            touches = first < stop and start <= first + seq_len
             if each.source == name and each.epoch < epochs and touches:
                 found.append(each)
         return found
@@ -276,19 +376,19 @@ def batch(
     Args:
         plan: the plan's JSON.
         shards: of its only source, or of each source by name.
-        step, count: training steps, of one batch size.
+        step, count: training steps, of one batch size and length.
         rank, world_size: which rows.
     """
     if not isinstance(shards, Mapping):
         shards = {next(iter(plan["stages"][0]["mixture"])): shards}
     reference = ReferencePlan(plan, {name: [len(s) for s in own] for name, own in shards.items()})
-    rows = reference.global_batch_size(step) // world_size
+    rows, window = reference.global_batch_size(step) // world_size, reference.seq_len(step) + 1
     found = []
     for k in range(count):
         for row in range(rank * rows, (rank + 1) * rows):
             source, shard, start = reference.window(step + k, row)
-            found.append(shards[source][shard][start : start + plan["seq_len"] + 1].tolist())
-    return np.array(found).reshape(count, rows, plan["seq_len"] + 1)
+            found.append(shards[source][shard][start : start + window].tolist())
+    return np.array(found).reshape(count, rows, window)
 
 
 def one_source(corpus: str, seq_len: int, batch_size: int, **fields: Any) -> dict[str, Any]:

@@ -48,9 +48,10 @@ class Answer:
         )
 
 
-def command(*arguments: str | Path) -> list[str]:
+def command(*arguments: str | Path, prelude: str = "") -> list[str]:
     """Return the argument list of the command line of this checkout, run by this interpreter."""
-    return [sys.executable, "-m", "corpus_server", *map(str, arguments)]
+    script = ["-c", f"{prelude}; from corpus_server.cli import main; main()"]
+    return [sys.executable, *(script if prelude else ("-m", "corpus_server")), *map(str, arguments)]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -65,28 +66,31 @@ class RunningServer:
     The first start takes a free port, later ones the same. Nothing that it started outlives it.
 
     Args:
-        corpora: path by name.
+        corpora: path or URL by name.
         folder: for the state, the log and the configuration.
         workers: processes.
         uds: path of the Unix socket to listen on instead of a port.
         config: text of a corpus.toml.
         arguments: more of the command line.
+        prelude: Python that the supervisor runs first, to set what no option does.
     """
 
     def __init__(
         self,
-        corpora: Mapping[str, Path],
+        corpora: Mapping[str, Path | str],
         folder: Path,
         *,
         workers: int = 1,
         uds: Path | None = None,
         config: str | None = None,
         arguments: Sequence[str] = (),
+        prelude: str = "",
     ) -> None:
         self.folder = folder
         self.state_dir = folder / "state"
         self.workers = workers
         self.uds = uds
+        self._prelude = prelude
         self.port = 0
         self._log_path = folder / "server.log"
         self._log_start = 0
@@ -112,20 +116,24 @@ class RunningServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server, with several workers of their supervisor."""
+        """Process id of the supervisor."""
         assert self._process is not None, "the server was not started"
         return self._process.pid
 
     def worker_pids(self) -> list[int]:
         """Return the processes that answer requests, oldest first."""
-        if self.workers == 1:
-            return [self.pid]
         found = []
         for child in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended is no worker
-                if "spawn_main" in " ".join(child.cmdline()):
+                if "corpus_server.run.worker" in " ".join(child.cmdline()):
                     found.append(child.pid)
         return sorted(found)
+
+    @property
+    def worker_pid(self) -> int:
+        """Process id of the only worker: the process whose memory, CPU and descriptors requests cost."""
+        (pid,) = self.worker_pids()
+        return pid
 
     def log(self) -> str:
         """Return what the server has written since its last start."""
@@ -138,7 +146,7 @@ class RunningServer:
         options = (*place, "--workers", str(self.workers), "--state-dir", self.state_dir)
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                command("serve", *self._arguments, *options),
+                command("serve", "--log-format", "text", *self._arguments, *options, prelude=self._prelude),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -157,8 +165,8 @@ class RunningServer:
 
     def _ready(self) -> bool:
         log = self.log()
-        found = re.search(r"running on (?:uds|http://127\.0\.0\.1:(\d+))", log)
-        if found is None or log.count("Application startup complete") < self.workers:
+        found = re.search(r"running on .*?(?:uds|http://127\.0\.0\.1:(\d+))", log)
+        if found is None or log.count(" is ready") < self.workers:
             return False
         self.port = int(found[1] or 0)
         try:
@@ -216,6 +224,24 @@ class RunningServer:
         with contextlib.closing(self.connect()) as connection:
             return ask(connection, target, method=method, headers=headers, body=body)
 
+    def active_requests(self, headers: Mapping[str, str] | None = None) -> int:
+        """Return the requests under way besides the one that asks."""
+        lines = self.get("/metrics", headers=headers).body.decode().splitlines()
+        return sum(int(float(line.split()[1])) for line in lines if line.startswith("corpus_active_req")) - 1
+
+    def wait_until_idle(self, seconds: float = 20.0, headers: Mapping[str, str] | None = None) -> None:
+        """Wait until no request is under way: one is counted a moment after its response has left.
+
+        Raises:
+            AssertionError: after `seconds` some still are.
+        """
+        if self.workers > 1:  # a worker hears of the others once a second
+            time.sleep(1.5)
+        deadline = time.monotonic() + seconds
+        while active := self.active_requests(headers):
+            assert time.monotonic() < deadline, f"{active} requests are under way after {seconds:.0f} s"
+            time.sleep(0.05)
+
     def post_plan(self, plan: object) -> Answer:
         """Post a plan document."""
         return self.get("/v1/plans", method="POST", body=json.dumps(plan).encode())
@@ -229,8 +255,8 @@ def ask(
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
 ) -> Answer:
-    """Send one request over a connection and read its whole answer."""
-    connection.request(method, target, body=body, headers=dict(headers or {}))
+    """Send one request over a connection and read its whole answer; the same request has the same answer."""
+    connection.request(method, target, body=body, headers={"X-Request-Id": "tests", **(headers or {})})
     response = connection.getresponse()
     return Answer(status=response.status, headers=response.headers, body=response.read())
 
@@ -251,8 +277,9 @@ def check_problem(answer: Answer, status: int, slug: str, *, parameter: str | No
     assert (answer.status, document["status"], document["type"]) == (status, status, slug), document
     assert document["title"] == slug.replace("-", " ").capitalize()
     assert document["detail"]
+    assert document["request_id"] == answer.headers["X-Request-Id"]
     assert set(document) - {"parameter", "received", "accepted", "remedy"} == {
-        *("type", "title", "status", "detail")
+        *("type", "title", "status", "detail", "request_id")
     }
     if parameter is not None:
         assert document["parameter"] == parameter

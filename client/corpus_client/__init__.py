@@ -1,7 +1,6 @@
 """Train from a corpus-server: pinned slots, non-blocking copies, exact resume.
 
-Names are imported when they are first used, so that `corpus_client.transport`, `.wire` and `.errors`
-can be had without loading torch.
+Names are imported when they are first used: `ArrayLoader` and the errors need no torch.
 """
 
 from __future__ import annotations
@@ -10,41 +9,53 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from corpus_client.attribution import LoaderStats as LoaderStats
+    from corpus_client.arrays import ArrayBatch as ArrayBatch
+    from corpus_client.arrays import ArrayLoader as ArrayLoader
     from corpus_client.batch import RemoteCorpus as RemoteCorpus
     from corpus_client.batch import get_batch as get_batch
     from corpus_client.dataset import CorpusIterableDataset as CorpusIterableDataset
     from corpus_client.errors import CorpusClientError as CorpusClientError
     from corpus_client.loader import CorpusLoader as CorpusLoader
+    from corpus_client.network.options import Network as Network
+    from corpus_client.observe.attribution import LoaderStats as LoaderStats
+    from corpus_client.plan.document import make_plan as make_plan
+    from corpus_client.plan.world import Placement as Placement
+    from corpus_client.staging.options import Staging as Staging
     from corpus_client.yielded import Batch as Batch
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ArrayBatch": "arrays",
+    "ArrayLoader": "arrays",
     "Batch": "yielded",
     "CorpusClientError": "errors",
     "CorpusIterableDataset": "dataset",
     "CorpusLoader": "loader",
-    "LoaderStats": "attribution",
+    "LoaderStats": "observe.attribution",
+    "Network": "network.options",
+    "Placement": "plan.world",
     "RemoteCorpus": "batch",
+    "Staging": "staging.options",
     "get_batch": "batch",
+    "make_plan": "plan.document",
 }
 
-__all__ = [
-    "Batch",
-    "CorpusClientError",
-    "CorpusIterableDataset",
-    "CorpusLoader",
-    "LoaderStats",
-    "RemoteCorpus",
-    "get_batch",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise ImportError(
+            f"{name} needs torch, which is not installed; pip install 'corpus-client[torch]', "
+            "or use ArrayLoader, which yields NumPy arrays"
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from corpus_client import errors
-from corpus_client.loader import PREFETCH_BYTES, CorpusLoader
-from corpus_client.plan import integer
-from corpus_client.world import find_place
+from corpus_client.loader import CorpusLoader
+from corpus_client.plan.document import MAX_STEP, integer
+from corpus_client.plan.state import make_state
+from corpus_client.plan.world import Placement
+from corpus_client.staging.options import Staging
 from corpus_client.yielded import Batch
 
 STATE_FIELDS = {"plan_id", "next_step", "pass", "worker", "num_workers"}
-PLACE_ARGUMENTS = (
-    *("rank", "world_size", "dp_rank", "dp_world_size"),
-    *("mesh", "data_dims", "context_parallel", "context_dim"),
-)
+SHARDING_MODULES = ("accelerate.data_loader", "transformers.trainer_pt_utils")
+SHARDING_CLASSES = ("IterableDatasetShard", "DataLoaderDispatcher")
+"""What wraps a dataset there on several processes; on a single one they do not."""
+
+PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order")
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
+class _Position(NamedTuple):
     """Which step comes next, of which pass."""
 
     number: int
@@ -31,7 +35,7 @@ class _Position:
 
 
 class CorpusIterableDataset(IterableDataset[Batch]):
-    """Whole batches in the order of `CorpusLoader`, whatever `num_workers` is.
+    """Yield whole batches in the order of `CorpusLoader`, whatever `num_workers` is.
 
         dataset = CorpusIterableDataset(url, corpus="web", seq_len=1024, global_batch_size=512)
         for batch in DataLoader(dataset, batch_size=None, num_workers=1, pin_memory=True):
@@ -50,20 +54,27 @@ class CorpusIterableDataset(IterableDataset[Batch]):
     Only plain data is kept before iteration, so fork, spawn, `persistent_workers` and several DataLoaders
     over one dataset work. Dropping an iterator, as after a `break`, stops its fetching.
 
-    To resume, either let torchdata's StatefulDataLoader save and load the positions of its workers, which
-    it does for the same `num_workers` only; or keep `state_at(batch.step + 1)`, and load it here before
-    iterating, under any DataLoader with any number of workers, or into a `CorpusLoader`.
+    To resume, keep `state_at(batch.step + 1)` of the batch trained on last, and load it here before
+    iterating, under any DataLoader with any number of workers, or into a `CorpusLoader`. torchdata's
+    StatefulDataLoader saves and loads the positions of its workers, for the same `num_workers` only;
+    `integrations.torchdata` has one for any number.
+
+    It has this rank's rows already. Whatever divides its batches over the ranks again is refused by name when
+    a pass begins (`accelerator.prepare`, HF Trainer); `integrations` has what these need instead.
 
     Args:
-        urls: as `CorpusLoader`'s.
         dtype: of the batches. None, as stored, moves a half to a quarter of the bytes between processes
             and to the device; widen there: `batch.to("cuda", dtype=torch.int64, non_blocking=True)`.
         start_step: first step of the first pass.
         num_steps: steps of one pass over the DataLoader, its `len`; None: a pass does not end. Every pass
             has the same steps unless `set_epoch` tells them apart.
-        prefetch_bytes: bound of the memory for what all workers together have fetched ahead.
-        options: any other argument of `CorpusLoader`: the plan, the rank, `deadline_seconds`... Rank and
-            world size are found now, as workers cannot ask torch.distributed.
+        staging: its `prefetch_bytes` bounds what all workers together have fetched ahead.
+        placement: rank and world size are found now, as workers cannot ask torch.distributed.
+        options: any other argument of `CorpusLoader`: the plan, `eot_id`, `network`...
+
+    Raises:
+        InvalidArgument: the arguments cannot work; and what else `CorpusLoader` raises.
+        WrongRows: when a pass begins, something else divides its batches over the ranks.
     """
 
     def __init__(
@@ -73,69 +84,74 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         dtype: torch.dtype | None = torch.int64,
         start_step: int = 0,
         num_steps: int | None = None,
-        prefetch_bytes: int = PREFETCH_BYTES,
+        staging: Staging | None = None,
+        placement: Placement | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        for name in ("device", "step_stride"):
-            if name in options:
-                raise errors.InvalidArgument(
-                    f"{name} is not for a dataset: its batches are in host memory, each step once; "
-                    "move them with batch.to(device, non_blocking=True)"
-                )
-        place = find_place(**{name: options.pop(name, None) for name in PLACE_ARGUMENTS})
-        self._place: dict[str, Any] = {
-            "rank": place.part.rank,
-            "world_size": place.part.world_size,
-            "context_parallel": place.context,
-        }
+        placement = placement or Placement()
+        if "device" in options or placement.step_stride != 1:
+            raise errors.InvalidArgument(
+                "device and step_stride are not for a dataset: its batches are in host memory, each step "
+                "once; move them with batch.to(device, non_blocking=True)"
+            )
+        place = placement.find()
+        self._asked = placement
+        self._placement = Placement(
+            rank=place.rank, world_size=place.world_size, context_parallel=place.context
+        )
         self._urls = urls
         self._dtype = dtype
-        self._start_step = start_step
-        self._num_steps = None if num_steps is None else integer("num_steps", num_steps, 1, 2**40)
-        self._prefetch_bytes = prefetch_bytes
+        self._start_step = integer("start_step", start_step, 0, MAX_STEP)
+        self._num_steps = None if num_steps is None else integer("num_steps", num_steps, 1, MAX_STEP)
+        self._staging = staging or Staging()
         self._options = options
-        with self._make_loader(start_step=start_step) as loader:  # here a mistake is raised, not in a worker
-            self._plan = loader.plan
-            self._plan_id = loader.plan_id
-        plan_arguments = ("corpus", "seq_len", "global_batch_size", "seed", "order", "stride")
-        self._options = {name: options[name] for name in options if name not in plan_arguments}
-        self._options["plan"] = self._plan
-        self._resume: _Position | None = None
+        with self._make_loader() as loader:  # here a mistake is raised, not in a worker
+            self._bound = loader.prepared.bound
+        plain = {name: options[name] for name in options if name not in PLAN_ARGUMENTS}
+        self._options = {**plain, "plan": self._bound.document}
         self._position: _Position | None = None
+        self._resume = False  # whether the next pass begins at `_position`
         # Shared memory: persistent workers hear of the next pass by it, and the main process of workers.
         self._number = _shared(0)
         self._moved = _shared([-1, 0])  # this pass begins at that step
         self._in_workers = _shared(False)
 
     def __len__(self) -> int:
-        """Steps of a pass, `num_steps`."""
+        """Return `num_steps`, the steps of a pass."""
         if self._num_steps is None:
             raise TypeError("a dataset without num_steps= has no length")
         return self._num_steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """A pass: all of it, or in a worker of a DataLoader its share."""
+        """Return a pass: all of it, or in a worker of a DataLoader its share."""
         worker, num_workers = _worker()
         self._in_workers.fill_(get_worker_info() is not None)
-        position, self._resume = self._resume, None
-        if position is None:
-            start = self._pass_start(int(self._number))
-            position = _Position(start.number, start.next_step + worker)
-        self._position = position
-        stop = None if self._num_steps is None else self._start_step + (position.number + 1) * self._num_steps
-        loader = self._make_loader(
-            start_step=position.next_step,
-            num_steps=None if stop is None else max(0, stop - position.next_step),
-            step_stride=num_workers,
-            prefetch_bytes=self._prefetch_bytes // num_workers,
-        )
-        return _Pass(self, loader, position.number)
+        self._check_use()
+        if self._position is None or not self._resume:
+            number, step = self._pass_start()
+            self._position = _Position(number, step + worker)
+        self._resume = False
+        number, step = self._position
+        stop = None if self._num_steps is None else self._start_step + (number + 1) * self._num_steps
+        loader = self._make_loader(stop, num_workers)
+        loader.seek(step)
+        return _Pass(self, loader, number)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Rank and world size whose rows the batches have."""
+        return self._placement.find()[:2]
+
+    @property
+    def first_step(self) -> int:
+        """The step with which the next pass begins."""
+        return self._pass_start().next_step
 
     @property
     def plan_id(self) -> str:
         """64 hex digits that stand for plan and corpora."""
-        return self._plan_id
+        return self._bound.plan_id
 
     def set_epoch(self, epoch: int) -> None:
         """Let the passes that begin from now on have the steps after those of `epoch` passes.
@@ -144,57 +160,65 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         has the steps `start_step + e * num_steps` and the `num_steps - 1` after it. (A plan counts its
         epochs by itself, and needs no telling.) Workers of any kind hear it.
         """
-        integer("epoch", epoch, 0, 2**40)
+        integer("epoch", epoch, 0, MAX_STEP)
+        self._check_use()  # accelerate calls this on every rank, also where it takes rank 0's batches only
         if epoch and self._num_steps is None:
             raise errors.InvalidArgument(f"epoch must be 0 for a dataset without num_steps=, got {epoch}")
         self._number.fill_(epoch)
 
     def state_at(self, step: int) -> dict[str, Any]:
-        """The state of a run whose next step is this one: `{"plan", "plan_id", "next_step"}`.
+        """Return the state of a run whose next step is this one: `{"plan", "plan_id", "next_step"}`.
 
         `state_at(batch.step + 1)` after a batch was trained on; what was fetched ahead does not count.
+
+        Raises:
+            InvalidArgument: the step is no integer in `[0, 2**40]`.
         """
-        return {"plan": self._plan, "plan_id": self._plan_id, "next_step": integer("step", step, 0, 2**40)}
+        return make_state(self._bound, integer("step", step, 0, MAX_STEP))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of this process's share, for StatefulDataLoader, which asks after every batch.
+        """Return the position of this process's share; StatefulDataLoader asks for it after every batch.
 
         It names the plan by its id alone, which changes with whatever is in it.
+
+        Raises:
+            InvalidArgument: worker processes iterate, and this one does not know how far they are.
         """
-        worker, num_workers = _worker()
         if get_worker_info() is None and self._in_workers:
             raise errors.InvalidArgument(
                 "the dataset is iterated in worker processes, which know how far they are; save "
                 "state_at(batch.step + 1), or the state of a torchdata StatefulDataLoader"
             )
-        position = self._resume or self._position or self._pass_start(int(self._number))
-        return {
-            "plan_id": self._plan_id,
-            "next_step": position.next_step,
-            "pass": position.number,
-            "worker": worker,
-            "num_workers": num_workers,
-        }
+        number, step = self._position or self._pass_start()
+        place = dict(zip(("worker", "num_workers"), _worker(), strict=True))
+        return {"plan_id": self.plan_id, "next_step": step, "pass": number, **place}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any], *, trained_steps: int | None = None) -> None:
         """Go on with a state of `state_at`, of a `CorpusLoader`, or of `state_dict`.
 
         The first two move the beginning of the pass that `next_step` lies in, for every DataLoader; the
         last is for the next pass of this process alone, which StatefulDataLoader sees to.
+        `trained_steps` as `CorpusLoader.load_state_dict` has it, for the first two.
 
         Raises:
             StateMismatch: the state is of another plan or corpus, or of another number of workers.
         """
         if not isinstance(saved, Mapping) or set(saved) != STATE_FIELDS:
-            with self._make_loader(start_step=0) as loader:
-                loader.load_state_dict(saved)
-                position = self._find(loader.step)
-            self._moved.copy_(torch.tensor([position.number, position.next_step]))
-            self._number.fill_(position.number)
+            with self._make_loader() as loader:
+                loader.load_state_dict(saved, trained_steps=trained_steps)
+                step = loader.step
+            if step < self._start_step:
+                raise errors.StateMismatch(
+                    "next_step must not lie before the dataset's start_step, got "
+                    f"{step} and {self._start_step}"
+                )
+            number = (step - self._start_step) // self._num_steps if self._num_steps else 0
+            self._moved.copy_(torch.tensor([number, step]))
+            self._number.fill_(number)
             return
-        if saved["plan_id"] != self._plan_id:
+        if saved["plan_id"] != self.plan_id:
             raise errors.StateMismatch(
-                f"the state belongs to plan {saved['plan_id']}, this dataset to {self._plan_id}; "
+                f"the state belongs to plan {saved['plan_id']}, this dataset to {self.plan_id}; "
                 "`corpus-server plans diff` tells where the two differ"
             )
         if (saved["worker"], saved["num_workers"]) != _worker():
@@ -202,30 +226,34 @@ class CorpusIterableDataset(IterableDataset[Batch]):
                 f"the state is of worker {saved['worker']} of {saved['num_workers']}, this is worker "
                 "{} of {}; keep num_workers, or resume from state_at(step)".format(*_worker())
             )
-        self._resume = _Position(
-            integer("pass", saved["pass"], 0, 2**40), integer("next_step", saved["next_step"], 0, 2**41)
+        number = integer("pass", saved["pass"], 0, MAX_STEP)
+        self._position = _Position(number, integer("next_step", saved["next_step"], 0, 2 * MAX_STEP))
+        self._resume = True
+
+    def _check_use(self) -> None:
+        if get_worker_info() is None:  # a worker does not know torch.distributed
+            self._asked.check(self._placement.find())
+        _check_callers()
+
+    def _make_loader(self, end_step: int | None = None, num_workers: int = 1) -> CorpusLoader:
+        return CorpusLoader(
+            self._urls,
+            dtype=self._dtype,
+            device="cpu",
+            num_steps=end_step,
+            staging=replace(self._staging, prefetch_bytes=self._staging.prefetch_bytes // num_workers),
+            placement=replace(self._placement, step_stride=num_workers),
+            **self._options,
         )
 
-    def _make_loader(self, **changes: Any) -> CorpusLoader:
-        options = {"prefetch_bytes": self._prefetch_bytes, **self._options, **self._place, **changes}
-        return CorpusLoader(self._urls, dtype=self._dtype, device="cpu", **options)
-
-    def _pass_start(self, number: int) -> _Position:
-        moved_number, moved_step = self._moved.tolist()
-        if number == moved_number:
-            return _Position(number, moved_step)
-        return _Position(number, self._start_step + number * (self._num_steps or 0))
-
-    def _find(self, step: int) -> _Position:
-        if step < self._start_step:
-            raise errors.StateMismatch(
-                f"next_step must not lie before the dataset's start_step, got {step} and {self._start_step}"
-            )
-        return _Position((step - self._start_step) // self._num_steps if self._num_steps else 0, step)
+    def _pass_start(self) -> _Position:
+        number, (moved_number, moved_step) = int(self._number), self._moved.tolist()
+        start = self._start_step + number * (self._num_steps or 0)
+        return _Position(number, moved_step if number == moved_number else start)
 
 
 class _Pass(Iterator[Batch]):
-    """Batches of one worker's share; an error does not end it, asking again asks for the same step."""
+    """Yield the batches of one worker's share; after an error the same step is asked for again."""
 
     def __init__(self, dataset: CorpusIterableDataset, loader: CorpusLoader, number: int) -> None:
         self._dataset = dataset
@@ -235,17 +263,40 @@ class _Pass(Iterator[Batch]):
     def __next__(self) -> Batch:
         batch = next(self._loader)
         self._dataset._position = _Position(self._number, self._loader.step)
-        if self._dataset._dtype is None:  # a view of slot memory, which would be overwritten on its way out
-            batch = replace(batch, tokens=batch.tokens.clone())
-        return batch
+        # As stored it is a view of slot memory, which would be overwritten on its way out.
+        return batch.detached(copy=self._dataset._dtype is None)
+
+
+def _check_callers() -> None:
+    """Raise an error if the code that uses a dataset right now divides its batches, or joins them.
+
+    No framework tells a dataset what it is wrapped in, so this looks for their frames on the stack, once a
+    pass.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        module, variables = frame.f_globals.get("__name__", ""), frame.f_locals
+        if module in SHARDING_MODULES and type(variables.get("self")).__name__ in SHARDING_CLASSES:
+            raise errors.WrongRows(
+                f"{module} divides the batches over the ranks, and each is one rank's rows already: steps "
+                "would be left out. Do not pass the DataLoader to accelerator.prepare (or pass it to "
+                "corpus_client.integrations.accelerate.already_sharded first), or use AccelerateLoader from "
+                "there; for HF Trainer use corpus_client.integrations.transformers.train_from"
+            )
+        if module == "torch.utils.data._utils.fetch" and variables.get("auto_collation"):
+            raise errors.InvalidArgument(
+                "the DataLoader puts the batches of several steps together, and each is a whole rank batch "
+                "already; pass batch_size=None to it"
+            )
+        frame = frame.f_back
 
 
 def _worker() -> tuple[int, int]:
-    """(worker, number of workers) of the DataLoader that iterates here."""
+    """Return (worker, number of workers) of the DataLoader that iterates here."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
 
 
 def _shared(value: int | list[int]) -> torch.Tensor:
-    """The value in memory that worker processes see too, forked or spawned."""
+    """Return the value in memory that worker processes see too, forked or spawned."""
     return torch.tensor(value).share_memory_()  # type: ignore[no-untyped-call,no-any-return]

@@ -1,28 +1,22 @@
 """The errors of the client, drawn once.
 
 CorpusClientError
-|- InvalidArgument (ValueError)   an argument that cannot work, found before anything is sent
-|- DataTooShort (ValueError)      fewer tokens than one window
-|- StateMismatch (ValueError)     a state of another run; each differing field is named
-|- HistoryChanged                 a successor plan gives other tokens for a step before its new stage
-|- LocalCopyMismatch              the local shards are not the corpus that is served
-|- LoaderClosed                   a batch was asked of a closed loader
-|- PinningFailed                  the slots' memory could not be page-locked
-|- ForkedLoader                   a loader was used in a process that did not make it
-|- ReplicaRefused                 a replica serves another plan or another corpus
-|- DeadlineExceeded               no good answer in time; chained from the last failure
-|- TransportError                 retried: the path failed, not the request
-|   |- ConnectionFailed           no connection, or one that broke
-|   |- NoProgress                 nothing came for too long
-|   `- AnswerCorrupt              length, shape, dtype, plan or checksum is wrong
-`- ServerError                    the server answered with a problem document
-    |- InvalidParameter | InvalidPlan | AnswerTooLarge | TextUnavailable
-    |- UnknownCorpus | UnknownPlan | UnknownDocument | NotFound | MethodNotAllowed
-    |- FingerprintMismatch
-    `- CorpusChanged | ReadFailed | Overloaded | InternalError      (5xx: retried)
+|- InvalidArgument, DataTooShort, StateMismatch         each a ValueError, too
+|- HistoryChanged, LocalCopyMismatch
+|- LoaderClosed, RunComplete, SecondThread, ForkedLoader
+|- WrongRows, StepOutOfOrder
+|- FetchFailed, PinningFailed, DeadlineExceeded
+|- ReplicaUnusable                                      not asked again
+|   `- ReplicaRefused, HostNotFound, CertificateRefused
+|- TransportError                                       retried: the path failed, not the request
+|   `- ConnectionFailed, NoProgress, AnswerCorrupt
+`- ServerError                                          the server answered with a problem document
+    `- AccessDenied, UnknownCorpus, UnknownPlan         the others are told apart by `kind`
 """
 
 from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
 
 
 class CorpusClientError(Exception):
@@ -30,7 +24,7 @@ class CorpusClientError(Exception):
 
 
 class InvalidArgument(CorpusClientError, ValueError):
-    """An argument is outside its range, or contradicts another."""
+    """An argument is outside its range, or contradicts another; found before anything is sent."""
 
 
 class DataTooShort(CorpusClientError, ValueError):
@@ -38,35 +32,67 @@ class DataTooShort(CorpusClientError, ValueError):
 
 
 class StateMismatch(CorpusClientError, ValueError):
-    """The state belongs to another run."""
+    """The state belongs to another run; each differing field is named."""
 
 
 class HistoryChanged(CorpusClientError):
-    """A successor plan must leave every step before its new stage as it was."""
+    """A successor plan gives other tokens for a step before its new stage."""
 
 
 class LocalCopyMismatch(CorpusClientError):
-    """A local shard is missing, has another size or holds other tokens."""
+    """The local shards are not the corpus that is served: one is missing, or holds other tokens."""
 
 
 class LoaderClosed(CorpusClientError):
-    """The loader was closed; make a new one."""
+    """A batch was asked of a closed loader; make a new one."""
+
+
+class RunComplete(CorpusClientError):
+    """Every step before `num_steps` was yielded; `seek` goes back."""
+
+
+class SecondThread(CorpusClientError):
+    """Two threads would get the same step twice; each needs a loader of its own."""
+
+
+class FetchFailed(CorpusClientError):
+    """Fetching ended by an error that the client does not know, which is the cause of this one."""
 
 
 class ForkedLoader(CorpusClientError):
-    """Threads and sockets do not survive a fork."""
+    """A loader was used in a process that did not make it; threads and sockets do not survive a fork."""
+
+
+class WrongRows(CorpusClientError):
+    """A rank would train on rows that are not its own: they were divided twice, or over other ranks."""
+
+
+class StepOutOfOrder(CorpusClientError):
+    """A step came twice, was left out, or was trained on without having been yielded."""
 
 
 class PinningFailed(CorpusClientError):
     """The slots' memory could not be page-locked."""
 
 
-class ReplicaRefused(CorpusClientError):
-    """A replica would give other tokens than the plan says."""
+class ReplicaUnusable(CorpusClientError):
+    """A server is not asked again, since the answer would be the same."""
+
+
+class ReplicaRefused(ReplicaUnusable):
+    """A replica serves another plan or another corpus, and would give other tokens."""
+
+
+class HostNotFound(ReplicaUnusable):
+    """No host has the name in the URL."""
+
+
+class CertificateRefused(ReplicaUnusable):
+    """One side does not accept the other's certificate."""
 
 
 class DeadlineExceeded(CorpusClientError):
-    """No replica gave a good answer within the deadline."""
+    """No replica gave a good answer within the deadline; chained from the last failure."""
 
 
 class TransportError(CorpusClientError):
@@ -76,9 +102,7 @@ class TransportError(CorpusClientError):
 class ConnectionFailed(TransportError):
     """No connection, or one that broke.
 
-    Args:
-        detail: what happened, with the URL.
-        stale: the server had closed an idle connection before this request reached it.
+    stale: the server had closed an idle connection before this request reached it.
     """
 
     def __init__(self, detail: str, *, stale: bool = False) -> None:
@@ -91,40 +115,27 @@ class NoProgress(TransportError):
 
 
 class AnswerCorrupt(TransportError):
-    """The answer is not what was asked for: length, shape, dtype, plan or checksum."""
+    """The answer is not what was asked for: length, shape, dtype, plan, step or checksum."""
 
 
+@dataclass(eq=False, repr=False)
 class ServerError(CorpusClientError):
-    """An error answer of the server, rebuilt from its problem document.
+    """An error answer of the server, rebuilt from its problem document, of which a proxy may send none."""
 
-    Args:
-        detail: the server's sentence.
-        status: HTTP status.
-        parameter, received, accepted, remedy: as in the document, where given.
-        retry_after_seconds: what `Retry-After` asked for.
-    """
+    detail: str  # the server's sentence
+    _: KW_ONLY
+    status: int
+    kind: str = ""  # the document's `type`, as `invalid-plan` or `overloaded`
+    parameter: str | None = None
+    received: object = None
+    accepted: str | None = None
+    remedy: str | None = None
+    retry_after_seconds: float | None = None  # what `Retry-After` asked for
+    request_id: str | None = None  # by which the server's log names the request
 
-    slug = ""
-
-    def __init__(
-        self,
-        detail: str,
-        *,
-        status: int,
-        parameter: str | None = None,
-        received: object = None,
-        accepted: str | None = None,
-        remedy: str | None = None,
-        retry_after_seconds: float | None = None,
-    ) -> None:
-        super().__init__(f"{detail} ({remedy})" if remedy else detail)
-        self.detail = detail
-        self.status = status
-        self.parameter = parameter
-        self.received = received
-        self.accepted = accepted
-        self.remedy = remedy
-        self.retry_after_seconds = retry_after_seconds
+    def __str__(self) -> str:
+        text = f"{self.detail} ({self.remedy})" if self.remedy else self.detail
+        return f"{text}; request {self.request_id}" if self.request_id else text
 
     @property
     def passing(self) -> bool:
@@ -132,85 +143,13 @@ class ServerError(CorpusClientError):
         return self.status >= 500 or self.status in (408, 429)
 
 
-class InvalidParameter(ServerError):
-    """A parameter is missing, unknown or outside its range."""
-
-    slug = "invalid-parameter"
-
-
-class InvalidPlan(ServerError):
-    """The plan contradicts itself or the corpora it names."""
-
-    slug = "invalid-plan"
-
-
-class AnswerTooLarge(ServerError):
-    """The answer would exceed the server's limit."""
-
-    slug = "answer-too-large"
-
-
-class TextUnavailable(ServerError):
-    """Text was asked of a corpus without a tokenizer."""
-
-    slug = "text-unavailable"
+class AccessDenied(ServerError):
+    """401 or 403: the token is missing, wrong, expired or of another scope."""
 
 
 class UnknownCorpus(ServerError):
     """No corpus of that name is served."""
 
-    slug = "unknown-corpus"
-
 
 class UnknownPlan(ServerError):
     """This replica has not seen the plan; it is posted there and the request repeated."""
-
-    slug = "unknown-plan"
-
-
-class UnknownDocument(ServerError):
-    """The corpus has no such document."""
-
-    slug = "unknown-document"
-
-
-class NotFound(ServerError):
-    """No such route."""
-
-    slug = "not-found"
-
-
-class MethodNotAllowed(ServerError):
-    """The route does not take this method."""
-
-    slug = "method-not-allowed"
-
-
-class FingerprintMismatch(ServerError):
-    """The plan was made for a corpus of other content."""
-
-    slug = "fingerprint-mismatch"
-
-
-class CorpusChanged(ServerError):
-    """A shard changed on the server's disk."""
-
-    slug = "corpus-changed"
-
-
-class ReadFailed(ServerError):
-    """The server's disk did not deliver."""
-
-    slug = "read-failed"
-
-
-class Overloaded(ServerError):
-    """The server is at its limit; it says when to come again."""
-
-    slug = "overloaded"
-
-
-class InternalError(ServerError):
-    """The server failed in a way that it does not explain."""
-
-    slug = "internal-error"

@@ -1,61 +1,167 @@
-"""What a loader yields: tokens, their two views, their document structure when asked for."""
+"""What a loader yields: inputs and targets, and their document structure where it is asked for.
+
+Nothing of the structure travels: a few torch operations find it on the batch's device, from the end-of-text
+id alone. With end-of-text id 9:
+
+    inputs        5 6 9 7 8 9 4        the end-of-text token belongs to the document that it ends
+    positions     0 1 2 0 1 2 0
+    document_ids  0 0 0 1 1 1 2
+    cu_seqlens    0     3     6 7
+    loss_mask     1 1 0 1 1 0 1        what follows an end of text is another document's first token
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
-from corpus_client import errors, structure
+from corpus_client import errors
+from corpus_client.network.control import BoundPlan
+from corpus_client.plan.state import make_state
+from corpus_client.plan.world import WHOLE
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """One rank's part of one step.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where batches come from; all batches of a loader share one.
+
+    Args:
+        plan: None: not known, as under a DataLoader, whose workers would send it along with every batch.
+        context: (rank, size) of the slice of each sequence that inputs and targets are.
+    """
+
+    plan: BoundPlan | None = None
+    step_stride: int = 1
+    eot_id: int | None = None
+    context: tuple[int, int] = WHOLE
+
+
+UNKNOWN = Origin()
+
+_SIGNED: dict[torch.dtype, torch.dtype] = {torch.uint16: torch.int16, torch.uint32: torch.int32}
+"""torch compares few unsigned tensors; the same bits read as signed ones are equal exactly when these are."""
+
+
+class Batch(list[torch.Tensor]):
+    """One rank's part of one step: `[inputs, targets]`, so that `x, y = batch` works.
+
+    It is a list because `accelerate` takes batches apart as lists, and torch's collate functions copy a list
+    with its attributes. What they make of several batches (`step` -1) has no state and no structure.
 
     The structure (`positions` to `loss_mask`) is computed on the device when it is first asked for, then
     kept; it needs `eot_id`. Only `cu_seqlens` and `max_seqlen` wait for a GPU. Under context parallelism
-    everything but `tokens` is this rank's contiguous slice of the sequence, `seq_len` its length.
+    everything but `tokens` is this rank's contiguous slice of the sequence, and `seq_len` its length.
 
     Args:
+        tensors: inputs and targets, `(rows, seq_len)` each; of a context rank also the whole rows,
+            `(rows, whole seq_len + 1)`, of which they are a slice.
         step: the training step whose tokens these are.
-        tokens: `(rows, seq_len + 1)`, C order, on the loader's device. With `dtype=None` on the CPU IT IS
-            A VIEW OF SLOT MEMORY, OVERWRITTEN AFTER THE NEXT `__next__`: clone what must live longer, and
-            ask for the structure before. Otherwise it is the caller's own.
-        eot_id: the token that ends a document; None: not told.
-        context: (rank, size) of the slice; (0, 1) is the whole sequence.
     """
 
-    step: int
-    tokens: torch.Tensor
-    eot_id: int | None = None
-    context: tuple[int, int] = (0, 1)
+    def __init__(self, tensors: Iterable[torch.Tensor], step: int = -1, origin: Origin = UNKNOWN) -> None:
+        inputs, targets, *rows = tensors
+        super().__init__((inputs, targets))
+        self.step = step
+        self._origin = origin
+        self._rows = rows[0] if rows else None
+
+    def __repr__(self) -> str:
+        return f"Batch(step={self.step}, {', '.join(f'{tuple(t.shape)} {t.dtype}' for t in self)})"
+
+    def __copy__(self) -> Batch:
+        """Return the same without the kept structure: collate functions put other tensors into the copy."""
+        return self._changed(lambda tensor: tensor)
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """`(rows, seq_len)`, contiguous, of the loader's `dtype`, on its device.
+
+        The caller's own. Only with `dtype=None` on the CPU inputs and targets ARE VIEWS OF SLOT MEMORY, not
+        contiguous and OVERWRITTEN AFTER THE NEXT `__next__`: no copy is made there. Clone what must live on.
+        """
+        return self[0]
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """`(rows, seq_len)`, like `inputs`, one token further; `ignore_index` where a target is masked."""
+        return self[1]
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """`(rows, whole seq_len + 1)`: inputs and the last target of each row, C order; a copy.
+
+        With `ignore_index` the last column may be masked. Of a context rank the whole rows, no copy.
+        """
+        if self._rows is not None:
+            return self._rows
+        return torch.cat((self.inputs, self.targets[:, -1:]), dim=1)
+
+    def as_dict(self) -> dict[str, torch.Tensor]:
+        """Return `{"inputs": inputs, "targets": targets}`, for those who want names."""
+        return {"inputs": self.inputs, "targets": self.targets}
+
+    def split(self, num_rows: int) -> list[Batch]:
+        """Return the rows in parts of `num_rows`, views all: the micro batches of gradient accumulation.
+
+        Raises:
+            InvalidArgument: the rows do not divide into such parts.
+        """
+        if num_rows < 1 or len(self.inputs) % num_rows:
+            raise errors.InvalidArgument(
+                f"a micro batch must divide this rank's {len(self.inputs)} rows of step {self.step}, got "
+                f"{num_rows}; the plan's global_batch_size is that of an optimizer step over all ranks"
+            )
+        tensors = (*self, self._rows) if self._rows is not None else tuple(self)
+        parts = zip(*(tensor.split(num_rows) for tensor in tensors), strict=True)
+        return [Batch(part, self.step, self._origin) for part in parts]
+
+    def state_after(self) -> dict[str, Any]:
+        """Return the state to save once this batch was trained on: a run resumed from it begins behind it.
+
+        Unlike the loader's `state_dict`, which counts yielded batches, it does not depend on how many
+        batches the training loop holds ahead.
+
+        Raises:
+            InvalidArgument: the batch does not know its plan; see `CorpusIterableDataset.state_at`.
+        """
+        origin = self._origin
+        if origin.plan is None:
+            raise errors.InvalidArgument(
+                "state_after needs a batch of a CorpusLoader, got one of a DataLoader or of a collate "
+                "function; save dataset.state_at(batch.step + 1)"
+            )
+        return make_state(origin.plan, self.step + origin.step_stride)
+
+    def detached(self, *, copy: bool) -> Batch:
+        """Return the same without its plan, which other processes need not be sent with every batch.
+
+        copy: also put it into memory of its own; for views of slot memory.
+        """
+        batch = self._changed(_cloned) if copy else self.__copy__()
+        batch._origin = replace(batch._origin, plan=None)
+        return batch
 
     def pin_memory(self) -> Batch:
-        """The same in page-locked memory of its own; what a DataLoader's `pin_memory=True` calls."""
-        return replace(self, tokens=self.tokens.pin_memory())
+        """Return the same in page-locked memory of its own; a DataLoader with `pin_memory=True` calls it."""
+        return self._changed(torch.Tensor.pin_memory)
 
     def to(
         self, device: str | torch.device, *, dtype: torch.dtype | None = None, non_blocking: bool = False
     ) -> Batch:
-        """The same on a device, by one transfer, and widened to `dtype` there: tokens travel as they are.
+        """Return the same on a device, widened to `dtype` there: tokens travel as they are.
 
-        Does not wait for the transfer only with `non_blocking` and out of page-locked memory.
+        Returns before the copies are done only with `non_blocking` and from page-locked memory.
         """
-        tokens = self.tokens.to(device, non_blocking=non_blocking)
-        return replace(self, tokens=tokens if dtype is None else tokens.to(dtype))
 
-    @cached_property
-    def inputs(self) -> torch.Tensor:
-        """`(rows, seq_len)`, a view of `tokens`."""
-        return self.tokens[:, self._columns]
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            tensor = tensor.to(device, non_blocking=non_blocking)
+            return tensor if dtype is None else tensor.to(dtype)
 
-    @cached_property
-    def targets(self) -> torch.Tensor:
-        """`(rows, seq_len)`, a view of `tokens`, one token further than `inputs`."""
-        columns = self._columns
-        return self.tokens[:, columns.start + 1 : columns.stop + 1]
+        return self._changed(moved)
 
     @cached_property
     def positions(self) -> torch.Tensor:
@@ -64,17 +170,19 @@ class Batch:
         A document that began before its row counts from the row's start; one that began in another
         context rank's slice goes on counting.
         """
-        return structure.positions(self._starts)[:, self._columns]
+        columns = torch.arange(self._starts.shape[1], device=self._starts.device)
+        began = torch.where(self._starts, columns, 0).cummax(dim=1).values
+        return (columns - began)[:, self._columns]
 
     @cached_property
     def document_ids(self) -> torch.Tensor:
         """`(rows, seq_len) int32`: the number of the document in its row, from 0."""
-        return structure.document_ids(self._starts)[:, self._columns]
+        return (self._starts.cumsum(dim=1, dtype=torch.int32) - 1)[:, self._columns]
 
     @cached_property
     def loss_mask(self) -> torch.Tensor:
         """`(rows, seq_len) bool`: False where the target is the first token of another document."""
-        return structure.loss_mask(self.inputs, self._known_eot_id)
+        return ~ends(self.inputs, self._known_eot_id)
 
     @cached_property
     def cu_seqlens(self) -> torch.Tensor:
@@ -82,29 +190,65 @@ class Batch:
 
         Rows, and a context rank's slices, are always borders.
         """
-        return structure.cu_seqlens(self._starts[:, self._columns])
+        return borders(self._starts[:, self._columns])
 
     @cached_property
     def max_seqlen(self) -> int:
-        """The longest document between `cu_seqlens`; waits for a GPU."""
-        return structure.max_seqlen(self.cu_seqlens)
+        """The longest document between `cu_seqlens`, in tokens; waits for a GPU."""
+        return int(self.cu_seqlens.diff().max())
 
     @cached_property
     def _starts(self) -> torch.Tensor:
-        """Of the whole rows, also under context parallelism."""
-        return structure.document_starts(self.tokens[:, :-1], self._known_eot_id)
+        """Where documents begin in the whole rows, also under context parallelism; a row's start counts."""
+        if self._rows is None and self._origin.context != WHOLE:
+            raise errors.InvalidArgument(
+                "the document structure of a slice needs whole rows, which next_into does not make; "
+                "take the batch by next(loader)"
+            )
+        inputs = self.inputs if self._rows is None else self._rows[:, :-1]
+        starts = torch.ones(inputs.shape, dtype=torch.bool, device=inputs.device)
+        starts[:, 1:] = ends(inputs[:, :-1], self._known_eot_id)
+        return starts
 
     @property
     def _known_eot_id(self) -> int:
-        if self.eot_id is None:
+        if self._origin.eot_id is None:
             raise errors.InvalidArgument(
                 "a batch's document structure needs the end-of-text id, got none; "
                 "pass eot_id= to CorpusLoader (50256 for GPT-2's tokenizer)"
             )
-        return self.eot_id
+        return self._origin.eot_id
 
     @property
     def _columns(self) -> slice:
-        rank, size = self.context
-        width = (self.tokens.shape[1] - 1) // size
-        return slice(rank * width, (rank + 1) * width)
+        first = self._origin.context[0] * self.inputs.shape[1]
+        return slice(first, first + self.inputs.shape[1])
+
+    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        tensors = self if self._rows is None else (*self, self._rows)
+        return Batch(map(change, tensors), self.step, self._origin)
+
+
+def ends(tokens: torch.Tensor, eot_id: int) -> torch.Tensor:
+    """Return whether each token is the end-of-text token: bool. tokens: any shape, as stored or widened."""
+    signed = _SIGNED.get(tokens.dtype)
+    if signed is None:
+        return tokens == eot_id
+    span = torch.iinfo(signed)
+    return tokens.view(signed) == (eot_id if eot_id <= span.max else eot_id + 2 * span.min)
+
+
+def borders(starts: torch.Tensor) -> torch.Tensor:
+    """Return the borders of documents in the flattened rows, as variable-length attention wants them."""
+    if starts.numel() > torch.iinfo(torch.int32).max:
+        raise errors.InvalidArgument(
+            f"cu_seqlens counts at most 2**31 - 1 tokens, got rows x seq_len = {starts.numel():,}"
+        )
+    begins = starts.clone()
+    begins[:, 0] = True  # a slice of a sequence may begin inside a document
+    found = begins.flatten().nonzero().flatten().to(torch.int32)
+    return torch.nn.functional.pad(found, (0, 1), value=starts.numel())
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from corpus_client import Batch, CorpusClientError, CorpusLoader
+from corpus_client import Batch, CorpusClientError, CorpusLoader, Network
 
 MODEL_DEFAULTS = {"layers": 4, "heads": 4, "width": 256}
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -113,7 +114,10 @@ class Trainer:
     def open_loader(self, corpus: str, **changes: Any) -> CorpusLoader:
         """This rank's rows of each global batch; rank and world size come from torch.distributed."""
         shape = {"seq_len": self.args.seq_len, "global_batch_size": self.args.global_batch_size}
-        return CorpusLoader(self.args.urls, corpus=corpus, **shape, device=self.device, **changes)
+        network = Network(auth=self.args.token_file)
+        return CorpusLoader(
+            self.args.urls, corpus=corpus, **shape, device=self.device, network=network, **changes
+        )
 
     def open_eval_loader(self) -> CorpusLoader:
         return self.open_loader(self.args.eval_corpus, order="sequential", num_steps=self.args.eval_steps)
@@ -145,10 +149,11 @@ class Trainer:
         return total
 
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Mean loss on the other corpus, by a loader that begins anew: every time of the same batches."""
-        with self.open_eval_loader() as loader, self.autocast():
-            losses = [self.model(batch.inputs, batch.targets).float() for batch in loader]
+    def evaluate(self, loader: CorpusLoader) -> float:
+        """Mean loss on the other corpus, from its first step on: every time of the same batches."""
+        loader.seek(0)
+        with self.autocast():
+            losses = [self.model(inputs, targets).float() for inputs, targets in loader]
         return self.mean(torch.stack(losses).mean()).item()
 
     def mean(self, value: Tensor) -> Tensor:
@@ -171,8 +176,8 @@ class Trainer:
             return contextlib.nullcontext()
         return self.parallel.no_sync()
 
-    def save(self, loader: CorpusLoader) -> None:
-        """One file for all ranks, there whole or not at all: the data's state is a step, whoever reads it."""
+    def save(self, data: dict[str, Any]) -> None:
+        """One file for all ranks, there whole or not at all. data: the state after the last batch."""
         if self.rank > 0:
             return
         state = {
@@ -180,7 +185,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "data": loader.state_dict(),
+            "data": data,  # the same on every rank
         }
         partial = self.args.checkpoint.with_name(self.args.checkpoint.name + ".partial")
         with partial.open("wb") as file:
@@ -202,41 +207,47 @@ class Trainer:
         loader.load_state_dict(state["data"])  # refuses another plan, seed or corpus, naming the difference
 
 
-def run(trainer: Trainer) -> None:
-    """Train up to `--steps`, for `--seconds`, or until a signal; evaluate and save on the way."""
+def run(trainer: Trainer) -> int:
+    """Train up to `--steps`, for `--seconds`, or until a signal; evaluate and save on the way.
+
+    Returns:
+        The exit code: 0, or 128 + the signal that stopped the run.
+    """
     args, signals = trainer.args, catch_signals()
     args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    if args.eval_corpus:
-        trainer.open_eval_loader().close()  # a wrong name shows now, and not at the first evaluation
-    with trainer.open_loader(args.corpus, seed=args.seed, num_steps=args.steps) as loader:
+    with contextlib.ExitStack() as stack:
+        loader = stack.enter_context(trainer.open_loader(args.corpus, seed=args.seed, num_steps=args.steps))
+        if args.eval_corpus:  # a wrong name shows now, and not at the first evaluation
+            eval_loader = stack.enter_context(trainer.open_eval_loader())
         if args.checkpoint.exists():
             trainer.restore(loader)
             trainer.say(f"going on from {args.checkpoint} at step {loader.step:,}")
         first_step, started, stopped = loader.step, time.perf_counter(), False
-        meter = Meter(trainer, loader)
+        log = Log(trainer, loader)
         for batch in loader:
-            meter.losses.append(trainer.train_step(batch))
+            log.losses.append(trainer.train_step(batch))
             done = loader.step
             is_last = done == args.steps
             wishes = bool(signals), time.perf_counter() - started > args.seconds
             is_alone = trainer.world_size == 1  # others have to be asked
             if is_last or done % args.log_every == 0 or done == first_step + 1 or (is_alone and any(wishes)):
-                line, (stopped, time_is_up) = meter.report(*wishes)
+                line, (stopped, time_is_up) = log.report(*wishes)
                 is_last = is_last or time_is_up
                 trainer.say(f"step {batch.step:>7,}   {line}")
             if is_last or stopped or done % args.save_every == 0:
-                trainer.save(loader)
+                trainer.save(batch.state_after())
             if args.eval_corpus and not stopped and (is_last or done % args.eval_every == 0):
-                trainer.say(f"step {batch.step:>7,}   loss {trainer.evaluate():8.4f} on {args.eval_corpus}")
+                trainer.say(
+                    f"step {batch.step:>7,}   loss {trainer.evaluate(eval_loader):8.4f} on {args.eval_corpus}"
+                )
             if is_last or stopped:
                 break
         end = "complete" if loader.step >= args.steps else "stopped"
         trainer.say(f"{end}: the next step is {loader.step:,}, the checkpoint {args.checkpoint}")
-    if stopped and signals:
-        raise SystemExit(128 + signals[0])
+    return 128 + signals[0] if stopped and signals else 0
 
 
-class Meter:
+class Log:
     """What happened since the last line."""
 
     def __init__(self, trainer: Trainer, loader: CorpusLoader) -> None:
@@ -300,6 +311,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small GPT from a corpus server.")
     add = parser.add_argument
     add("urls", nargs="+", metavar="URL", help="of the server, or of several replicas")
+    add("--token-file", type=Path, help="file with the access token, for servers that ask for one")
     add("--corpus", required=True, help="name of the corpus to train on")
     add("--eval-corpus", help="name of a corpus to evaluate on")
     add("--vocab-size", type=int, required=True, help="largest token id + 1, or more")
@@ -340,7 +352,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def main() -> None:
+def main() -> int:
     args = parse_arguments()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device(args.device)
@@ -350,7 +362,7 @@ def main() -> None:
     if world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        run(Trainer(args, device, rank, world_size))
+        exit_code = run(Trainer(args, device, rank, world_size))
     except torch.cuda.OutOfMemoryError as error:
         raise SystemExit(
             f"train.py: rank {rank}: {out_of_memory_advice(args, world_size)}\n{error}"
@@ -359,7 +371,12 @@ def main() -> None:
         raise SystemExit(f"train.py: rank {rank}: {type(error).__name__}: {error}") from error
     if world_size > 1:
         dist.destroy_process_group()
+        # DistributedDataParallel keeps gloo's threads alive. If one of them drops a tensor while the
+        # interpreter ends, the process aborts: "terminate called without an active exception".
+        sys.stdout.flush()
+        os._exit(exit_code)
+    return exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
-"""`corpus-server serve | inspect | verify | index | plans`.
+"""`corpus-server serve | inspect | verify | index | build | merge | plans | token | explore | stats`.
 
-Exit codes: 0 done, 1 the corpus is damaged, 2 a mistake in what was asked.
+Exit codes: 0 done, 1 the corpus is damaged, 2 wrong arguments or configuration.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ from rich.markup import escape
 
 from corpus_server import __version__
 from corpus_server.cli import plans
+from corpus_server.cli.build import build
 from corpus_server.cli.common import MISTAKE, console, errors
 from corpus_server.cli.corpora import index, inspect, verify
+from corpus_server.cli.explore import explore, stats
+from corpus_server.cli.merge import merge
 from corpus_server.cli.serve import serve
+from corpus_server.cli.token import token
 from corpus_server.errors import CorpusServerError
+
+__all__ = ["app", "main"]
 
 app = typer.Typer(
     name="corpus-server",
@@ -24,24 +30,24 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (serve, inspect, verify, index):
+for command in (serve, inspect, verify, index, build, merge, token, explore, stats):
     app.command()(command)
 app.add_typer(plans.app)
 
 
 def main() -> None:
-    """Run the command line; a mistake is one line on standard error and exit code 2."""
+    """Run the command line; an error that users can mend is one line on standard error and exit code 2."""
     try:
         app()
     except CorpusServerError as error:
         remedy = f" ({error.remedy})" if error.remedy and error.remedy not in error.detail else ""
-        errors.print(f"[bold red]error:[/] {escape(error.detail + remedy)}", highlight=False, soft_wrap=True)
+        errors.print(f"[bold red]error:[/] {escape(error.detail + remedy)}", soft_wrap=True)
         sys.exit(MISTAKE)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        console.print(f"corpus-server {__version__}", highlight=False)
+        console.print(f"corpus-server {__version__}")
         raise typer.Exit
 
 

@@ -1,29 +1,48 @@
-"""What the commands share: consoles, arguments, the progress bar."""
+"""Consoles, arguments and the progress bar that the commands share."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.sample import vocabulary_warning
+from corpus_server.corpus_spec import CorpusSpec
 
 DAMAGED = 1
 MISTAKE = 2
 
-errors = Console(stderr=True)
-console = Console()
+errors = Console(stderr=True, highlight=False)
+console = Console(highlight=False)
 
-CorpusPath = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A token file or a folder of shards.", show_default=False)
-]
-Dtype = Annotated[
-    str | None, typer.Option(help="Token type of headerless files: uint8, uint16, uint32, int32.")
+CORPUS_HELP = (
+    "\\[NAME=]PATH\\[#SPLIT]\\[,OPTION=VALUE...]: a token file, a folder of shards, or quoted patterns "
+    "joined by commas; #train chooses the files whose names say so; options are dtype, eot, tokenizer, "
+    "include, exclude, token_range, earlier."
+)
+CorpusArgument = Annotated[
+    CorpusSpec,
+    typer.Argument(parser=CorpusSpec.parse, metavar="CORPUS", help=CORPUS_HELP, show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def warn_of_strange_ids(corpus: Corpus) -> None:
+    """Print a warning if a sample of the corpus holds ids that its tokenizer does not have."""
+    if (warning := vocabulary_warning(corpus)) is not None:
+        errors.print(f"[bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    """Print an object as JSON; paths become strings."""
+    print(json.dumps(value, default=str, indent=2))
 
 
 @contextmanager

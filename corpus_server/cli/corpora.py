@@ -1,95 +1,176 @@
-"""`corpus-server inspect | verify | index`: what lies on disk."""
+"""`corpus-server inspect | verify | index`: commands on files, without a server."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections import Counter
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from corpus_server.cli.common import DAMAGED, AsJson, CorpusPath, Dtype, console, errors, progress
-from corpus_server.corpus import Corpus
-from corpus_server.indexing import Indexed
-from corpus_server.indexing import index as index_corpus
-from corpus_server.verify import record
-from corpus_server.verify import verify as verify_corpus
+from corpus_server.catalog import Catalog
+from corpus_server.cli.common import (
+    DAMAGED,
+    AsJson,
+    CorpusArgument,
+    console,
+    errors,
+    print_json,
+    progress,
+    warn_of_strange_ids,
+)
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.formats import is_side_file, side_file
+from corpus_server.corpus.index import index as index_corpus
+from corpus_server.corpus.sample import sample_ids
+from corpus_server.corpus.selection import files_left_out
+from corpus_server.corpus.verify import record
+from corpus_server.corpus.verify import verify as verify_corpus
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import TextUnavailable
+from corpus_server.plan.windows import WindowIndex
+from corpus_server.read.text import decode
+
+_SHOWN_TOKENS = 32  # of the decoded beginning: two lines of a terminal
+_SHOWN_FILES = 5
 
 
-def inspect(path: CorpusPath, dtype: Dtype = None, as_json: AsJson = False) -> None:
-    """Say what a token file or a folder of shards holds, without reading it through."""
-    with Corpus.open(path, name="corpus", dtype=dtype) as corpus:
-        described = corpus.describe()
-        # A corpus gets its name when it is served.
-        described["name"] = path.name
+def inspect(
+    spec: CorpusArgument,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Also count windows of this length, and the tokens that are in none."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe a corpus as `serve` would serve it, without reading all of it."""
+    with Catalog.open([spec]) as catalog:
+        corpus = catalog.corpus(spec.name)
+        described = _describe(spec, corpus, seq_len)
         if as_json:
-            print(json.dumps(described, indent=2))
+            print_json(described)
         else:
             console.print(_facts(described), _shards(described))
+        warn_of_strange_ids(corpus)
+
+
+def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str, Any]:
+    """Return the description that the server gives, and under `inspected` what only `inspect` says."""
+    ids = sample_ids(corpus.shards)
+    inspected: dict[str, Any] = {
+        "reasons": {shard.name: shard.reason for shard in corpus.shards},
+        "sample": None if ids is None else ids._asdict(),
+        "documents_listed": any(shard.listed_ends is not None for shard in corpus.shards),
+        "other_files": {
+            file.name: side_file(file.path) or ("no tokens" if is_side_file(file.path) else "not chosen")
+            for file in (files_left_out(spec) if spec.store is None else ())
+        },
+    }
+    if seq_len is not None:
+        inspected["windows"] = _count_windows(corpus, seq_len)
+    if corpus.tokenizer is not None and corpus.num_tokens:
+        shard = next(shard for shard in corpus.shards if shard.num_tokens)
+        # Not through the map: a shard in an object store is mapped only once it is staged.
+        start = shard.read_data(0, min(_SHOWN_TOKENS, shard.num_tokens) * shard.dtype.itemsize)
+        try:
+            inspected["text"] = decode(corpus, np.frombuffer(start, shard.dtype).tolist())
+        except TextUnavailable as error:
+            inspected["text"] = f"({error.detail})"
+    return {**corpus.describe(), "inspected": inspected}
+
+
+def _count_windows(corpus: Corpus, seq_len: int) -> dict[str, int]:
+    """Return the number of windows, and of the tokens at the ends of shards that are in none."""
+    counts = [shard.num_tokens for shard in corpus.shards]
+    windows = WindowIndex(counts, seq_len=seq_len, stride=seq_len)
+    per_shard = np.diff(windows.first_window.astype(np.int64)).tolist()
+    used = sum(count * seq_len + 1 for count in per_shard if count)
+    dropped = corpus.num_tokens - used
+    return {"seq_len": seq_len, "num_windows": sum(per_shard), "num_tokens_dropped": dropped}
 
 
 def verify(
-    path: CorpusPath,
-    dtype: Dtype = None,
+    spec: CorpusArgument,
     record_: Annotated[
         bool, typer.Option("--record", help="Compute full content hashes and keep them beside the shards.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte; compare with the recorded hashes, or record them."""
+    """Read every byte and compare it with the recorded hashes, or record them."""
     with progress(quiet=as_json) as report:
         if record_:
-            recorded = record(path, dtype=dtype, progress=report)
+            recorded = record(spec, progress=report)
         else:
-            found = verify_corpus(path, dtype=dtype, progress=report)
-    if record_:
-        if as_json:
-            print(json.dumps(dataclasses.asdict(recorded), default=str, indent=2))
-        else:
-            console.print(
-                f"recorded {recorded.num_tokens:,} tokens in {recorded.num_shards} shards: "
-                f"{recorded.fingerprints['full']}\nhashes are in {recorded.sidecar}",
-                highlight=False,
-                soft_wrap=True,
-            )
-        return
-    if as_json:
-        print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, default=str, indent=2))
+            found = verify_corpus(spec, progress=report)
+    if record_ and as_json:
+        print_json(dataclasses.asdict(recorded))
+    elif record_:
+        console.print(
+            f"recorded {recorded.num_tokens:,} tokens in {recorded.num_shards} shards: "
+            f"{recorded.fingerprints['full']}\nhashes are in {recorded.sidecar}",
+            soft_wrap=True,
+        )
+    elif as_json:
+        print_json({"ok": found.ok, **dataclasses.asdict(found)})
     else:
         for problem in found.problems:
             console.print(f"[red]damaged[/] {escape((problem.shard or 'corpus') + ': ' + problem.detail)}")
         for block in found.bad_blocks:
             console.print(
                 f"[red]damaged[/] {escape(block.shard)}, block {block.block}, tokens {block.start} to "
-                f"{block.stop}: {escape(block.reason)}",
-                highlight=False,
+                f"{block.stop}: {escape(block.reason)}"
             )
         if found.ok:
             said = "matches its recorded hashes" if found.sidecar else "can be read; no hashes are recorded"
-            console.print(f"[green]ok[/] every byte {said}", highlight=False)
+            console.print(f"[green]ok[/] every byte {said}")
             if found.sidecar is None:
-                console.print("record them with: corpus-server verify --record PATH", highlight=False)
-    if not found.ok:
+                console.print("record them with: corpus-server verify --record CORPUS")
+    if not record_ and not found.ok:
         raise typer.Exit(DAMAGED)
 
 
 def _facts(described: dict[str, Any]) -> Table:
+    inspected, documents = described["inspected"], described["num_documents"]
+    no_index = "no index"
+    if inspected["documents_listed"]:
+        no_index += "; corpus-server index reads them from the .csv.gz files"
+    facts = {
+        "corpus": described["name"],
+        "tokens": f"{described['num_tokens']:,} ({described['dtype']})",
+        "size": decimal(sum(shard["size_bytes"] for shard in described["shards"])),
+        "documents": no_index if documents is None else f"{documents:,}",
+        "end of text": "not known" if described["eot"] is None else str(described["eot"]),
+        "tokenizer": described["tokenizer"] or "none",
+        "fingerprint": f"{described['fingerprint']} ({described['fingerprint_kind']})",
+    }
+    if (ids := inspected["sample"]) is not None:
+        facts["largest id"] = f"{ids['largest']:,} among {ids['num_tokens']:,} sampled tokens"
+        if ids["smallest"] < 0:
+            facts["smallest id"] = f"{ids['smallest']:,}"
+    if windows := inspected.get("windows"):
+        facts["windows"] = (
+            f"{windows['num_windows']:,} of {windows['seq_len']:,} + 1 tokens; "
+            f"{windows['num_tokens_dropped']:,} tokens at the ends of shards are in none"
+        )
+    # The shards of a corpus are mostly alike: each reason stands once.
+    reasons = Counter(
+        f"{each['format']}: {inspected['reasons'][each['name']]}" for each in described["shards"]
+    )
+    facts["recognised"] = "\n".join(f"{count:,} x {reason}" for reason, count in reasons.items())
+    if others := [f"{name} ({what})" for name, what in inspected["other_files"].items()]:
+        more = [f"and {len(others) - _SHOWN_FILES:,} more"] if len(others) > _SHOWN_FILES else []
+        facts["other files"] = "\n".join([*others[:_SHOWN_FILES], *more])
+    if "text" in inspected:
+        facts["begins"] = inspected["text"]
     table = Table(show_header=False, box=None)
-    for name, value in (
-        ("corpus", described["name"]),
-        ("tokens", f"{described['num_tokens']:,} ({described['dtype']})"),
-        ("size", decimal(sum(shard["size_bytes"] for shard in described["shards"]))),
-        (
-            "documents",
-            "no index" if described["num_documents"] is None else f"{described['num_documents']:,}",
-        ),
-        ("tokenizer", described["tokenizer"] or "none"),
-        ("fingerprint", f"{described['fingerprint']} ({described['fingerprint_kind']})"),
-    ):
-        table.add_row(f"[bold]{name}[/]", escape(str(value)))
+    for name, value in facts.items():
+        table.add_row(f"[bold]{name}[/]", escape(value))
     return table
 
 
@@ -110,34 +191,25 @@ def _shards(described: dict[str, Any], most: int = 20) -> Table:
 
 
 def index(
-    path: CorpusPath,
-    eot: Annotated[int, typer.Option(metavar="ID", help="Id of the end-of-text token.")],
-    dtype: Dtype = None,
-    force: Annotated[bool, typer.Option("--force", help="Write also what is right already.")] = False,
+    spec: CorpusArgument,
+    force: Annotated[
+        bool, typer.Option("--force", help="Rewrite sidecars that are up to date, too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find where documents end, and keep it beside the shards for the routes that need it."""
+    """Find where documents end (PATH,eot=ID), and keep the ends in sidecars beside the shards."""
     with progress(quiet=as_json) as report:
-        indexed = index_corpus(path, eot=eot, dtype=dtype, force=force, progress=report)
+        indexed = index_corpus(spec, force=force, progress=report)
     if indexed.found_nowhere:
         errors.print(
-            f"[bold yellow]warning:[/] token {eot} occurs nowhere: is it the right id? "
+            f"[bold yellow]warning:[/] token {spec.eot} occurs nowhere: is it the right id? "
             "Every shard is one document now",
-            highlight=False,
             soft_wrap=True,
         )
     if as_json:
-        described = {
-            **dataclasses.asdict(indexed),
-            "num_documents": indexed.num_documents,
-            "found_nowhere": indexed.found_nowhere,
-        }
-        print(json.dumps(described, default=str, indent=2))
+        counts = {"num_documents": indexed.num_documents, "found_nowhere": indexed.found_nowhere}
+        print_json({**dataclasses.asdict(indexed), **counts})
         return
-    console.print(_indexed(indexed), highlight=False)
-
-
-def _indexed(indexed: Indexed) -> str:
     lines = [f"{indexed.num_documents:,} documents in {indexed.num_tokens:,} tokens"]
     for action, said in (
         ("written", "indexed; the ends are beside them in *.documents"),
@@ -146,4 +218,4 @@ def _indexed(indexed: Indexed) -> str:
     ):
         if count := sum(shard.action == action for shard in indexed.shards):
             lines.append(f"  {count:,} shard{'s' if count > 1 else ''} {said}")
-    return "\n".join(lines)
+    console.print("\n".join(lines))

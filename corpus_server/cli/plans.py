@@ -1,23 +1,25 @@
-"""`corpus-server plans list | show | diff`: what a server has seen."""
+"""`corpus-server plans list | show | diff | keep | import`: plans a server has seen, or of other trainers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from contextlib import ExitStack
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from corpus_server.cli.common import AsJson, Dtype, console
-from corpus_server.corpus import Corpus
-from corpus_server.errors import FingerprintMismatch, InvalidParameter
+from corpus_server.catalog import Catalog
+from corpus_server.cli.common import AsJson, console, errors, print_json
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
-from corpus_server.plan.diff import (
+from corpus_server.plan.importing import ImportedOrder, Trainer, import_plan
+from corpus_server.plan.questions.diff import (
     MAX_ROWS,
     FieldChange,
     RowComparison,
@@ -25,8 +27,8 @@ from corpus_server.plan.diff import (
     compare_rows,
     count_equal_steps,
 )
-from corpus_server.plan.store import PlanStore
-from corpus_server.settings import CorpusSpec, default_state_dir
+from corpus_server.plan_store import PlanStore
+from corpus_server.settings import default_state_dir
 
 SHORT_ID = 12
 
@@ -38,7 +40,7 @@ StateDir = Annotated[
     Path | None,
     typer.Option(help="The server's --state-dir.", show_default="~/.local/state/corpus-server"),
 ]
-Id = Annotated[str, typer.Argument(metavar="ID", help="A plan's id, or the beginning of it.")]
+Id = Annotated[str, typer.Argument(help="A plan's id, or the beginning of it.")]
 
 
 @app.command("list")
@@ -48,11 +50,11 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List plans, the last seen first."""
-    with _open(state_dir) as store:
+    with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
         found = store.newest(limit)
     if as_json:
         plans = [{"id": plan.id, "seen": _when(seen), "plan": plan.to_json()} for plan, seen in found]
-        print(json.dumps({"plans": plans}, indent=2))
+        print_json({"plans": plans})
         return
     table = Table()
     for column in ("id", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"):
@@ -63,9 +65,9 @@ def list_(
             plan.id[:SHORT_ID],
             _when(seen),
             escape(_shortened(", ".join(plan.sources), 40)),
-            str(plan.seq_len),
+            ", ".join(dict.fromkeys(str(stage.seq_len or plan.seq_len) for stage in plan.stages)),
             _shortened(", ".join(batches), 20),
-            plan.order,
+            str(plan.order),
             str(plan.seed),
             str(len(plan.stages)),
         )
@@ -73,16 +75,52 @@ def list_(
 
 
 @app.command()
+def keep(
+    plan_id: Id,
+    state_dir: StateDir = None,
+    kept: Annotated[bool, typer.Option("--keep/--release", help="Release: it may be removed again.")] = True,
+) -> None:
+    """Keep a plan, however many others come: a server removes those it has not seen for the longest time."""
+    with PlanStore(state_dir or default_state_dir()) as store:
+        store.keep(store.find(plan_id).id, kept=kept)
+
+
+@app.command()
 def show(plan_id: Id, state_dir: StateDir = None) -> None:
     """Print a plan's canonical JSON, of which its id is the SHA-256."""
-    with _open(state_dir) as store:
-        print(store.find(plan_id).canonical_json(), end="")
+    with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
+        print(store.find(plan_id).canonical_json, end="")
+
+
+@app.command("import")
+def import_(
+    trainer: Annotated[Trainer, typer.Argument(help="Whose configuration it is.")],
+    file: Annotated[
+        typer.FileText, typer.Argument(help="Megatron's arguments or blend; else JSON; - for standard input.")
+    ],
+    seq_len: Annotated[int | None, typer.Option(help="Inputs per row, instead of the file's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows of a step, instead of the file's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the plan, instead of the file's.")] = None,
+    order: Annotated[ImportedOrder, typer.Option(help="megatron: Megatron's own, row for row.")] = "shuffle",
+    num_samples: Annotated[
+        int | None, typer.Option(help="Samples of the run, for order megatron, instead of the file's.")
+    ] = None,
+) -> None:
+    """Print the plan that another trainer's data configuration comes to; say what it cannot carry over."""
+    fields = {"seq_len": seq_len, "batch_size": batch_size, "seed": seed, "num_samples": num_samples}
+    imported = import_plan(trainer, file.read(), order=order, **fields)
+    Plan.from_json(imported.document)  # refuses what a server would refuse
+    for each in imported.left_out:
+        errors.print(f"[yellow]not carried over:[/] {escape(each)}", soft_wrap=True)
+    served = " ".join(shlex.quote(f"{name}={path}") for name, path in imported.corpora.items())
+    errors.print(escape(f"serve the tokens with: corpus-server serve {served}"), soft_wrap=True)
+    print_json(imported.document)
 
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A plan's id, or the beginning of it.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    a: Id,
+    b: Id,
     state_dir: StateDir = None,
     corpora: Annotated[
         list[str] | None,
@@ -90,79 +128,65 @@ def diff(
             "--corpus", metavar="NAME=PATH", help="A corpus of the plans; with all of them rows are compared."
         ),
     ] = None,
-    dtype: Dtype = None,
     steps: Annotated[int, typer.Option(min=1, help="Show so many steps that differ.")] = 10,
     max_rows: Annotated[int, typer.Option(min=1, help="Compare about so many rows at most.")] = MAX_ROWS,
     as_json: AsJson = False,
 ) -> None:
     """Say in which fields two plans differ, and from which step on which rows."""
-    with _open(state_dir) as store:
+    with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
         one, other = store.find(a), store.find(b)
     fields = changed_fields(one, other)
     equal_steps = count_equal_steps(one, other)
     rows = None
     if corpora:
-        with ExitStack() as opened:
-            specs = [CorpusSpec.parse(text, dtype=dtype) for text in corpora]
-            named = {
-                spec.name: opened.enter_context(Corpus.open(spec.path, name=spec.name, dtype=spec.dtype))
-                for spec in specs
-            }
-            bound = _bind(one, named), _bind(other, named)
+        with Catalog.open(CorpusSpec.parse(text) for text in corpora) as catalog:
+            bound = _bind(one, catalog), _bind(other, catalog)
             shard_tokens = {
-                name: [shard.num_tokens for shard in corpus.shards] for name, corpus in named.items()
+                name: [shard.num_tokens for shard in corpus.shards]
+                for name, corpus in catalog.corpora.items()
             }
         rows = compare_rows(*bound, shard_tokens, num_steps=steps, max_rows=max_rows)
         equal_steps = rows.equal_steps
     if as_json:
-        answer: dict[str, Any] = {
+        answer = {
             "a": one.id,
             "b": other.id,
             "fields": [dataclasses.asdict(change) for change in fields],
             "equal_steps": equal_steps,
             "rows": None if rows is None else {**dataclasses.asdict(rows), "first_step": rows.first_step},
         }
-        print(json.dumps(answer, indent=2))
+        print_json(answer)
         return
     console.print(_fields(one, other, fields) if fields else "The two plans are the same.")
     if fields:
-        console.print(_said(equal_steps, rows), highlight=False)
+        console.print(_said(equal_steps, rows))
     if rows is not None and rows.steps:
         console.print(_steps(rows))
 
 
-def _open(state_dir: Path | None) -> PlanStore:
-    return PlanStore.open_existing(state_dir or default_state_dir())
-
-
-def _bind(plan: Plan, corpora: dict[str, Corpus]) -> Plan:
+def _bind(plan: Plan, catalog: Catalog) -> Plan:
     """Return the plan bound to the corpora, after checking that they are those it was made for."""
     for name in plan.sources:
-        if name not in corpora:
+        if name not in catalog.corpora:
             raise InvalidParameter(
                 f"plan {plan.id[:SHORT_ID]} reads corpus {name!r}: name it with --corpus {name}=PATH",
                 parameter="corpus",
             )
-        known = corpora[name].fingerprints.values()
-        if plan.fingerprints[name] not in known:
-            raise FingerprintMismatch(
-                f"corpus {name!r} has other content than plan {plan.id[:SHORT_ID]} was made for: the plan "
-                f"says {plan.fingerprints[name]}, found {', '.join(known)}; leave --corpus out to compare "
-                "the documents alone",
-                parameter="corpus",
-            )
-    return plan.bind({name: corpora[name].fingerprint for name in plan.sources})
+    catalog.bind(plan)
+    # The same kind of fingerprint in both plans: two kinds of one content are no difference.
+    return plan.bind({name: catalog.corpora[name].fingerprint for name in plan.sources})
 
 
 def _fields(a: Plan, b: Plan, changes: list[FieldChange]) -> Table:
     table = Table("field", f"A {a.id[:SHORT_ID]}", f"B {b.id[:SHORT_ID]}")
     for change in changes:
-        values = ("-" if value in (None, []) else _value(value) for value in (change.a, change.b))
-        table.add_row(escape(change.field), *map(escape, values))
+        table.add_row(*map(escape, (change.field, _value(change.a), _value(change.b))))
     return table
 
 
 def _value(value: object) -> str:
+    if value in (None, []):
+        return "-"
     text = value if isinstance(value, str) else json.dumps(value)
     if isinstance(value, list) and len(text) > 60:
         return f"{json.dumps(value[:2])[:-1]}, ...] ({len(value):,} ranges)"

@@ -2,88 +2,88 @@
 
 from __future__ import annotations
 
-import logging
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.markup import escape
 
+from corpus_server.access import Access
 from corpus_server.catalog import Catalog
-from corpus_server.cli.common import Dtype, errors
-from corpus_server.errors import InvalidParameter
-from corpus_server.settings import CorpusSpec, Settings
+from corpus_server.cli.common import CORPUS_HELP, errors, warn_of_strange_ids
+from corpus_server.corpus.selection import corpora_of_splits
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.run import run
+from corpus_server.settings import EXPOSED, Settings, all_settings
 
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per setting; it receives their values as keyword arguments."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    for setting in all_settings():
+        # None stands for "not given", so that the value of the file applies; hence the default as text.
+        shown = setting.default
+        if setting.name in EXPOSED:
+            shown += f"; with --exposed {EXPOSED[setting.name]}"
+        option = typer.Option(help=setting.help, show_default=shown or False)
+        parameters.append(
+            inspect.Parameter(
+                setting.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[Optional[setting.kind], option],  # noqa: UP045  # `|` needs a static type
+            )
+        )
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return command
 
 
+@_with_settings
 def serve(
     corpora: Annotated[
-        list[str] | None,
+        list[CorpusSpec] | None,
         typer.Argument(
-            metavar="PATH|NAME=PATH...",
-            help="Corpora: a token file or a folder of shards each; the name defaults to the file's.",
+            parser=CorpusSpec.parse,
+            metavar="CORPUS...",
+            help=f"{CORPUS_HELP} The name defaults to that of the file or folder.",
             show_default=False,
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="corpus.toml; the command line goes before it.", exists=True)
+        Path | None, typer.Option(help="corpus.toml; options have priority over the file.", exists=True)
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 picks a free one. [default: 8000]")] = None,
-    uds: Annotated[
-        Path | None,
-        typer.Option(help="Unix socket to listen on, instead of a port, or beside a --host or --port given."),
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes. [default: 1]")] = None,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(help="Keeps the plans that were seen. [default: ~/.local/state/corpus-server]"),
-    ] = None,
-    dtype: Dtype = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="`bytes` or a tokenizer.json, for corpora named here.")
-    ] = None,
-    max_answer_bytes: Annotated[int | None, typer.Option(help="Largest body. [default: 64 MiB]")] = None,
-    max_concurrent_answers: Annotated[
-        int | None, typer.Option(help="Token answers under way per process; more get 503. [default: 64]")
-    ] = None,
-    read_ahead_bytes: Annotated[
-        int | None,
-        typer.Option(help="Page cache per process for reading ahead; 0 turns it off. [default: 256 MiB]"),
-    ] = None,
-    log_level: Annotated[str, typer.Option(help="critical, error, warning, info or debug.")] = "info",
+    splits: Annotated[
+        bool, typer.Option("--splits", help="Serve each split of the corpora named here, as NAME-SPLIT.")
+    ] = False,
+    **given: Any,
 ) -> None:
-    """Serve corpora over HTTP until SIGTERM."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    if log_level not in LOG_LEVELS:
-        raise InvalidParameter(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {log_level!r}")
-    specs = tuple(CorpusSpec.parse(text, dtype=dtype, tokenizer=tokenizer) for text in corpora or ())
-    given = {
-        "host": host,
-        "port": port,
-        "uds": None if uds is None else uds.expanduser().absolute(),
-        "workers": workers,
-        "state_dir": state_dir,
-        "max_answer_bytes": max_answer_bytes,
-        "max_concurrent_answers": max_concurrent_answers,
-        "read_ahead_bytes": read_ahead_bytes,
-    }
-    if config is not None:
-        settings = Settings.from_toml(config, corpora=specs, **given)
-    else:
-        settings = Settings(
-            corpora=specs,
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-        )
-    # Opened once here: a mistake is one line and an exit code, not a worker that keeps restarting.
-    with Catalog.open(settings.corpora) as catalog:
+    """Serve corpora over HTTP until SIGTERM; SIGHUP reads the configuration again and replaces the workers
+    without a failed request."""
+
+    def read_settings() -> Settings:
+        specs = corpora or []
+        if splits:
+            specs = [each for spec in specs for each in corpora_of_splits(spec)]
+        settings = Settings.read(config, corpora=tuple(specs), **given)
+        Access(settings.tokens)  # a mistake in the file is found before any worker starts
+        return settings
+
+    _show_corpora(read_settings())
+    run(read_settings)
+
+
+def _show_corpora(settings: Settings) -> None:
+    """Open the corpora before any worker starts: mistakes are found at once, people see what is served."""
+    with Catalog.open(
+        settings.corpora, cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes
+    ) as catalog:
         for corpus in catalog.corpora.values():
             errors.print(
                 f"[bold]{escape(corpus.name)}[/]: {corpus.num_tokens:,} {corpus.dtype.name} tokens in "
-                f"{len(corpus.shards)} shards, {corpus.fingerprint[:20]}...",
-                highlight=False,
+                f"{len(corpus.shards)} shard{'s' if len(corpus.shards) > 1 else ''}, "
+                f"{corpus.fingerprint[:20]}..."
             )
-    from corpus_server.web.run import run
-
-    run(settings, log_level=log_level)
+            warn_of_strange_ids(corpus)

@@ -1,5 +1,6 @@
 """Which source each row of a stage takes, and how many rows each source has given.
 
+A row here is a whole window; a stage that reads windows in parts has several rows of its batch in one.
 Rows of a stage are numbered from its start and fall into blocks of 65,536. Within a block every
 source has exactly its units, and a keyed permutation of the block decides which rows: row o of a
 block goes to the source whose share holds the slot that o is sent to.
@@ -9,26 +10,25 @@ block goes to the source whose share holds the slot that o is sent to.
     row o          0  1  2  3  4  5  6  7
     permuted       5  0  7  2  1  4  6  3
     source         w  c  w  w  c  w  w  w
-    rank           0  0  1  2  1  3  4  5   the o-th row is the rank-th of its source in the block
+    rank           0  0  1  2  1  3  4  5   row o is the rank-th row of its source in the block
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.permutation import invert, permute, round_keys
+from corpus_server.plan.permutation import permute_block, round_keys
 
 BLOCK_ROWS = 65_536
 _BLOCK_ROWS = np.array(BLOCK_ROWS, dtype=np.uint64)
-_CACHED_BLOCKS = 64
-"""256 kB each."""
+_CACHED_TABLES = 64
+"""Blocks; the table of one has 256 kB, its slots have 128 kB."""
 
 
 def quantise(weights: Mapping[str, float]) -> dict[str, int]:
@@ -38,18 +38,20 @@ def quantise(weights: Mapping[str, float]) -> dict[str, int]:
         InvalidPlan: a weight is too small for a single unit.
     """
     names = sorted(weights)
-    # Exactly: a sum of floats depends on their order and need not be finite.
-    total = sum(map(Fraction, weights.values()))
-    exact = [Fraction(weights[name]) / total * BLOCK_ROWS for name in names]
-    units = [int(share) for share in exact]
-    by_remainder = sorted(range(len(names)), key=lambda k: (units[k] - exact[k], names[k]))
+    # In integers over a common denominator: a sum of floats depends on their order and may be infinite.
+    ratios = [weights[name].as_integer_ratio() for name in names]
+    denominator = max(below for _, below in ratios)  # each is a power of two
+    exact = [above * (denominator // below) for above, below in ratios]
+    total = sum(exact)
+    shares = [divmod(each * BLOCK_ROWS, total) for each in exact]
+    units = [share for share, _ in shares]
+    by_remainder = sorted(range(len(names)), key=lambda k: (-shares[k][1], names[k]))
     for k in by_remainder[: BLOCK_ROWS - sum(units)]:
         units[k] += 1
-    for name, share in zip(names, units, strict=True):
+    for name, own, share in zip(names, exact, units, strict=True):
         if share == 0:
-            fraction = float(Fraction(weights[name]) / total)
             raise InvalidPlan(
-                f"stages[].mixture.{name}: weight {weights[name]} is {fraction:.2g} of the sum, "
+                f"stages[].mixture.{name}: weight {weights[name]} is {own / total:.2g} of the sum, "
                 f"less than the smallest share of 1/{BLOCK_ROWS}; raise it or leave the source out",
                 parameter=f"stages[].mixture.{name}",
                 received=weights[name],
@@ -58,103 +60,112 @@ def quantise(weights: Mapping[str, float]) -> dict[str, int]:
     return dict(zip(names, units, strict=True))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """The table of one block, the only table there is.
-
-    Args:
-        sources: `(65536,) uint16`, index of each row's source in the mixture.
-        ranks: `(65536,) uint16`, which of its source's rows in the block each row is.
-    """
-
-    sources: NDArray[np.uint16]
-    ranks: NDArray[np.uint16]
+def grouped(numbers: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Yield each number that occurs, in ascending order, with the indices where it occurs."""
+    order = np.argsort(numbers, kind="stable")
+    begins = np.flatnonzero(np.diff(numbers[order])) + 1
+    for where in np.split(order, begins):
+        if where.size:
+            yield int(numbers[where[0]]), where
 
 
 class Mixture:
-    """The mixture of one stage.
-
-    Args:
-        units: units of 1/65536 by name, in sorted order of the names.
-        key: of the stage, from `stream_key`.
-    """
+    """The mixture of one stage: units of 1/65536 by name, sorted by name, and the stage's `stream_key`."""
 
     def __init__(self, units: Mapping[str, int], key: int) -> None:
         self.names = tuple(units)
         self.units = np.array(list(units.values()), dtype=np.uint64)
         self._key = key
         self._shares = tuple(units.values())
-        self._first = np.cumsum(self.units) - self.units
-
-    def block(self, number: int) -> Block:
-        """Return a block's table, computed once and kept for a while."""
-        return _block(self._key, number, self._shares)
+        # First slot of each source's share.
+        self._first = (np.cumsum(self.units) - self.units).astype(np.intp)
 
     def place(self, rows: NDArray[np.uint64]) -> tuple[NDArray[np.intp] | int, NDArray[np.uint64]]:
-        """Return for rows of the stage their source and which of its rows in the stage they are.
+        """Return the source of each row, and which of that source's rows in the stage it is.
 
         Args:
-            rows: `(k,) uint64`, ascending, at least one, numbered from the stage's start.
+            rows: `(k,) uint64`, never descending, at least one, numbered from the stage's start.
 
         Returns:
-            `(k,)` indices into `names` (one number for all where there is one source) and `(k,) uint64`.
+            `(k,)` indices into `names` (one number for all if there is one source) and `(k,) uint64`.
         """
         if len(self.names) == 1:
             return 0, rows
-        numbers, offsets = np.divmod(rows, _BLOCK_ROWS)
-        if numbers[0] == numbers[-1]:
-            block = self.block(int(numbers[0]))
-            sources = block.sources[offsets].astype(np.intp)
-            return sources, numbers[0] * self.units[sources] + block.ranks[offsets]
+        blocks, offsets = np.divmod(rows, _BLOCK_ROWS)
         sources = np.empty(rows.shape, dtype=np.intp)
         ranks = np.empty(rows.shape, dtype=np.uint64)
-        for number in np.unique(numbers).tolist():
-            here = numbers == np.uint64(number)
-            block = self.block(number)
-            sources[here] = block.sources[offsets[here]]
-            ranks[here] = block.ranks[offsets[here]]
-        return sources, numbers * self.units[sources] + ranks
+        # Most requests lie in one block and need no grouping.
+        parts: Iterable[tuple[int, Any]] = grouped(blocks)
+        if blocks[0] == blocks[-1]:
+            parts = [(int(blocks[0]), slice(None))]
+        for block, here in parts:
+            table = _row_table(self._key, block, self._shares)
+            sources[here], ranks[here] = table[:, offsets[here]]
+        return sources, blocks * self.units[sources] + ranks
 
     def find(self, source: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the rows of the stage that are the `numbers`-th of a source: the inverse of `place`."""
         if len(self.names) == 1:
             return numbers
         blocks, ranks = np.divmod(numbers, self.units[source])
-        first, units = int(self._first[source]), int(self.units[source])
+        start = int(self._first[source])
+        stop = start + self._shares[source]
         rows = np.empty(numbers.shape, dtype=np.uint64)
-        for number in np.unique(blocks).tolist():
-            here = blocks == np.uint64(number)
-            rows[here] = _rows(self._key, number, first, units)[ranks[here]]
-        return blocks * np.uint64(BLOCK_ROWS) + rows
+        for block, here in grouped(blocks):
+            slots = _block_slots(self._key, block)
+            rows[here] = np.flatnonzero((slots >= start) & (slots < stop))[ranks[here]]
+        return blocks * _BLOCK_ROWS + rows
 
-    def count(self, num_rows: int) -> list[int]:
-        """Return how many of the stage's first rows each source has."""
+    def block_of(self, source: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the block that `find` computes for each number: 0 for all if there is one source."""
+        return numbers // self.units[source] if len(self.names) > 1 else np.zeros_like(numbers)
+
+    def count(self, num_rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return how many of the stage's first rows each source has: `(names,) uint64`.
+
+        Of several numbers of rows it is the sum, modulo 2^64. Each number within a block takes 0.3 ms.
+        """
+        counts: NDArray[np.uint64]
         if len(self.names) == 1:
-            return [num_rows]
-        blocks, rest = divmod(num_rows, BLOCK_ROWS)
-        counts = [blocks * share for share in self._shares]
-        if rest:
-            partial = np.bincount(self.block(blocks).sources[:rest], minlength=len(counts))
-            counts = [count + more for count, more in zip(counts, partial.tolist(), strict=True)]
+            counts = num_rows.sum(keepdims=True)
+            return counts
+        blocks, offsets = np.divmod(num_rows, _BLOCK_ROWS)
+        counts = blocks.sum() * self.units
+        for k in np.flatnonzero(offsets).tolist():
+            counts += self._count_in_block(int(blocks[k]), int(offsets[k]))
         return counts
 
+    def _count_in_block(self, block: int, offset: int) -> NDArray[np.uint64]:
+        """Return how many rows before an offset of a block each source has."""
+        from_end = offset > BLOCK_ROWS // 2  # the rows behind the offset are fewer then
+        start, stop = (offset, BLOCK_ROWS) if from_end else (0, offset)
+        taken = np.zeros(BLOCK_ROWS, dtype=np.uint8)
+        taken[_slots(self._key, block, start, stop)] = 1
+        counts: NDArray[np.uint64] = np.add.reduceat(taken, self._first, dtype=np.uint64)
+        return self.units - counts if from_end else counts
 
-@lru_cache(maxsize=_CACHED_BLOCKS)
-def _block(key: int, number: int, units: tuple[int, ...]) -> Block:
-    keys = round_keys(key, np.array([number], dtype=np.uint64))
-    slots = permute(np.arange(BLOCK_ROWS, dtype=np.uint64), BLOCK_ROWS, keys)
+
+@lru_cache(maxsize=_CACHED_TABLES)
+def _row_table(key: int, block: int, units: tuple[int, ...]) -> NDArray[np.uint16]:
+    """Return where the rows of a block come from: the only table that the arithmetic needs.
+
+    `(2, 65536)`: index of each row's source in the mixture; how many earlier rows have the same source.
+    """
     of_slot = np.repeat(np.arange(len(units), dtype=np.uint16), units)
-    sources = of_slot[slots]
-    rows = np.argsort(sources, kind="stable")  # by (source, rank)
+    sources = of_slot[_block_slots(key, block)]
+    rows = np.argsort(sources, kind="stable")  # by source, then by rank
     first = np.cumsum((0, *units[:-1]))
     ranks = np.empty(BLOCK_ROWS, dtype=np.uint16)
     ranks[rows] = np.arange(BLOCK_ROWS) - np.repeat(first, units)
-    return Block(sources, ranks)
+    return np.stack((sources, ranks))
 
 
-@lru_cache(maxsize=_CACHED_BLOCKS)
-def _rows(key: int, number: int, first: int, units: int) -> NDArray[np.uint16]:
-    """Return the rows of a block that go to one source, in row order: its slots sent back, `(units,)`."""
-    keys = round_keys(key, np.array([number], dtype=np.uint64))
-    slots = np.arange(first, first + units, dtype=np.uint64)
-    return np.sort(invert(slots, BLOCK_ROWS, keys)).astype(np.uint16)
+@lru_cache(maxsize=_CACHED_TABLES)
+def _block_slots(key: int, block: int) -> NDArray[np.uint16]:
+    # Cached, because the small sources of a plan have many epochs in one block.
+    return _slots(key, block, 0, BLOCK_ROWS)
+
+
+def _slots(key: int, block: int, start: int, stop: int) -> NDArray[np.uint16]:
+    """Return the slots of rows [start, stop) of a block: `(stop - start,) uint16`."""
+    return permute_block(round_keys(key, np.array([block], dtype=np.uint64)), start, stop)

@@ -1,152 +1,156 @@
-"""The pure function of the project: (plan, step, rank) -> windows.
+"""The pure function at the project's heart: (plan, step, rank) -> windows.
 
 One step of a plan with a global batch of 6 over three ranks:
 
     global row     0  1  |  2  3  |  4  5
     rank           0  0  |  1  1  |  2  2
     stage row      (plan step - from_step) * 6 + global row
-    source         by the mixture of the stage, with the position of the source
-    window         by the order, from (source, position // n, position % n)
+    source         from the mixture of the stage, with the position in the source
+                   (of a window; a stage with a shorter seq_len has several rows in one, see timeline.py)
+    window         from the order, given (source, position // n, position % n)
 
-With n windows in a source, position p lies in epoch p // n at offset p % n; the order turns the offset
-into a window, and an excluded window is replaced. Windows are numbered through all shards of all sources.
-Nothing is stored but a block of the mixture, so step 10^8 costs what step 0 costs.
+In a source of n windows, position p lies in epoch p // n at offset p % n. The order maps the offset to a
+window, and an excluded window is replaced. Windows are numbered through all shards of all sources.
+Only a block of the mixture is stored, so step 10^8 costs what step 0 costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
-from corpus_server.permutation import MAX_SIZE, Grid, invert, permute, round_keys, stream_key, uniform
 from corpus_server.plan.document import MAX_STEP, Plan
-from corpus_server.plan.exclusion import Exclusion, excluded_windows
+from corpus_server.plan.exclusion import Exclusion
+from corpus_server.plan.groups import Groups
+from corpus_server.plan.orders import BoundedShuffle
+from corpus_server.plan.permutation import (
+    MAX_SIZE,
+    EpochTable,
+    Grid,
+    invert,
+    permute,
+    round_keys,
+    stream_key,
+    uniform,
+)
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.timeline import PlacedStage, Timeline
-from corpus_server.windows import WindowIndex
+from corpus_server.plan.windows import WindowIndex
 
 UInt64Array = NDArray[np.uint64]
 
-_MANY_KEYS = 512
-"""Of sources and epochs together, beyond which keys are not kept; of so many they have 32 kB."""
-
 
 class Sampler:
-    """A plan bound to the shapes of its corpora.
-
-    Args:
-        plan: a bound plan.
-        shard_tokens: for each source of the plan, the token counts of its shards.
+    """A plan bound to the shapes of its corpora: the token counts of each source's shards.
 
     Attributes:
         timeline: steps, stages, positions.
-        windows: over all shards of all sources, in the order of `plan.sources`.
+        windows: of all shards of all sources, in the order of `plan.sources`.
+        first_window: `(sources + 1,) uint64`, number of each source's first window; then of all windows.
         num_windows: `(sources,) uint64`.
-        exclusions: for each stage, or None where it excludes nothing.
+        groups: of a bounded shuffle, None with other orders.
+        exclusions: what is excluded in each stage, None for nothing; stages may share one object.
 
     Raises:
-        InvalidPlan: a source holds no window of `seq_len + 1` tokens, or none that is not excluded.
+        InvalidPlan: a source has no window of `seq_len + 1` tokens, all its windows are excluded, an
+            exclusion reaches beyond its end, or the corpora hold more than `MAX_SIZE` tokens together.
     """
 
     def __init__(self, plan: Plan, shard_tokens: Mapping[str, Sequence[int]]) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
         self.timeline = Timeline(plan)
-        shards = [len(shard_tokens[name]) for name in plan.sources]
-        first_shard = [sum(shards[:k]) for k in range(len(shards) + 1)]
         every = [num_tokens for name in plan.sources for num_tokens in shard_tokens[name]]
         self.windows = WindowIndex(every, seq_len=plan.seq_len, stride=plan.stride)
-        if self.windows.num_windows > MAX_SIZE or sum(every) > MAX_SIZE:
+        if sum(every) > MAX_SIZE:
             raise InvalidPlan(f"the plan's corpora hold more than {MAX_SIZE} tokens together")
-        # first_window[s]: number of source s's first window; one entry more than sources.
-        self.first_window = np.array([self.windows.first_window(k) for k in first_shard], dtype=np.uint64)
+        first_shard = np.cumsum([0, *(len(shard_tokens[name]) for name in plan.sources)])
+        self.first_window = self.windows.first_window[first_shard]
+        self._first_token = self.windows.first_token[first_shard]
         self.num_windows = np.diff(self.first_window)
-        for name, num_windows in zip(plan.sources, self.num_windows.tolist(), strict=True):
-            if num_windows == 0:
-                raise _no_window(name, plan.seq_len, max(shard_tokens[name], default=0))
+        for number in np.flatnonzero(self.num_windows == 0).tolist():
+            longest = max(shard_tokens[plan.sources[number]], default=0)
+            raise InvalidPlan(
+                f"corpus {plan.sources[number]!r}: no shard holds a window of seq_len + 1 = "
+                f"{plan.seq_len + 1} tokens; the longest has {longest}",
+                parameter="seq_len",
+                received=plan.seq_len,
+                accepted=f"at most {longest - 1}" if longest > 1 else "no value fits this corpus",
+            )
         self._grids = Grid.over(self.num_windows.tolist())
-        self._keys = self._source_keys(plan.order)
-        self._token_ranges = {
-            name: (self.windows.first_token(first), sum(shard_tokens[name]))
-            for name, first in zip(plan.sources, first_shard, strict=False)
-        }
+        keys = self._keys = self._source_keys(str(plan.order))
+        self._round_keys = EpochTable(len(keys), lambda sources, epochs: round_keys(keys[sources], epochs))
+        self.groups: Groups | None = None
+        if isinstance(plan.order, BoundedShuffle):
+            self.groups = Groups(plan.order, self.num_windows, self._source_keys)
         self.exclusions = self._exclusions()
 
-    def steps_per_epoch(self, name: str) -> float | None:
-        """Return the steps that a pass over a source takes in the last stage that uses it.
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the plan and of what follows from it, without small objects."""
+        stages = self.timeline.stages
+        ranges = [self.plan.skip_steps, *(r for stage in self.plan.stages for r in stage.exclude.values())]
+        ranges += {id(each): each.windows for each in self.exclusions if each is not None}.values()
+        positions = sum(placed.positions.nbytes + placed.sources.nbytes for placed in stages)
+        return len(self.plan.canonical_json) + positions + sum(each.num_bytes for each in ranges)
 
-        None for order `random`, which has no epochs.
+    def steps_per_epoch(self, name: str) -> float | None:
+        """Return how many steps an epoch of a source takes at the rate of the last stage that uses it.
+
+        Order `random` has no epochs: None.
         """
         if self.plan.order == "random":
             return None
         stage = next(stage for stage in reversed(self.plan.stages) if name in stage.mixture)
         num_windows = int(self.num_windows[self.plan.sources.index(name)])
-        return num_windows / (stage.global_batch_size * stage.mixture[name])
+        step_windows = stage.global_batch_size * (stage.seq_len or self.plan.seq_len) / self.plan.seq_len
+        return num_windows / (step_windows * stage.mixture[name])
 
-    def global_batch_size_at(self, step: int) -> int:
-        """Return the rows of a training step over all ranks."""
-        return self.timeline.stage_at(self.timeline.plan_step(step)).stage.global_batch_size
+    def seq_len(self, step: int) -> int:
+        """Return the inputs of a training step's rows."""
+        return self.timeline.stage_at(self.timeline.plan_step(step)).seq_len
 
     def check_part(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> int:
-        """Check a rank's part of consecutive steps and return its rows per step.
+        """Check that a rank slice of consecutive steps exists, and return its rows per step.
 
         Raises:
-            InvalidParameter: a value is outside its range, or the steps differ in their batch size.
+            InvalidParameter: a value is outside its range, or the steps have batches of several shapes.
         """
-        if count < 1 or not 0 <= step <= step + count - 1 <= MAX_STEP:
-            raise InvalidParameter(
-                f"steps must lie in [0, {MAX_STEP}], got {step} to {step + count - 1}",
-                parameter="step",
-                received=step,
-                accepted=f"[0, {MAX_STEP}]",
-            )
-        batch_size = self.global_batch_size_at(step)
+        if not 0 <= step <= MAX_STEP - count + 1:
+            raise InvalidParameter.expected("step", f"in [0, {MAX_STEP - count + 1}]", step)
+        placed = self.timeline.stage_at(self.timeline.plan_step(step))
         if count > 1 and len(self.plan.stages) > 1:
-            self._check_one_size(step, count, batch_size)
+            self._check_one_shape(step, count, placed)
+        batch_size = placed.stage.global_batch_size
         rows, rest = divmod(batch_size, world_size)
         if rest:
-            raise _not_divisible(batch_size, world_size)
-        if not 0 <= rank < world_size:
+            numbers = np.arange(1, batch_size + 1)
+            divisors = numbers[batch_size % numbers == 0].tolist()
             raise InvalidParameter(
-                f"rank must be in [0, {world_size}), got {rank}",
-                parameter="rank",
-                received=rank,
-                accepted=f"[0, {world_size})",
+                f"world_size must divide global_batch_size {batch_size}, got {world_size}",
+                parameter="world_size",
+                received=world_size,
+                accepted="one of " + ", ".join(map(str, divisors)),
             )
+        if not 0 <= rank < world_size:
+            raise InvalidParameter.expected("rank", f"in [0, {world_size})", rank)
         return rows
 
     def locate(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
-        """Return the windows of a rank over consecutive steps.
+        """Return where the rows of a rank slice, checked by `check_part`, of consecutive training steps lie.
 
-        Args:
-            step: first training step.
-            count: consecutive steps, all of one global batch size.
-            rank: in [0, world_size).
-            world_size: must divide the global batch.
-
-        Returns:
-            `(count, rows, 2) int64`: shard number over the plan's shard list, start token in the shard.
-
-        Raises:
-            InvalidParameter: a value is outside its range.
+        `(count, rows, 2) int64`: shard number over the plan's shard list, start token in the shard.
         """
         rows = self.check_part(step, count=count, rank=rank, world_size=world_size)
         return self.locate_rows(step, range(rank * rows, (rank + 1) * rows), count=count)
 
     def locate_rows(self, step: int, rows: range, *, count: int = 1) -> NDArray[np.int64]:
-        """Return the windows of the same rows of consecutive steps.
+        """Return where consecutive rows of the global batch lie, the same rows of each of some steps.
 
-        Args:
-            step, count: as `check_part` has allowed them.
-            rows: consecutive ones of the global batch.
-
-        Returns:
-            `(count, len(rows), 2) int64`, as `locate` does.
+        `(count, len(rows), 2) int64`, as `locate` does. `check_part` must have allowed `step` and `count`.
         """
         plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
         within = np.arange(rows.start, rows.stop, dtype=np.uint64)
@@ -154,149 +158,171 @@ class Sampler:
         located = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return located.reshape(count, len(rows), 2)
 
+    def pieces(
+        self, step: int, rows: range, *, count: int = 1
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return what rows of the global batch are made of, the same rows of each of some steps.
+
+        Returns:
+            `(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each
+            of the k rows, then their number. In most orders each row is one piece, its window.
+        """
+        located = self.locate_rows(step, rows, count=count).reshape(-1, 2)
+        lengths = np.full((len(located), 1), self.seq_len(step) + 1)
+        return np.hstack((located, lengths)), np.arange(len(located) + 1)
+
     def windows_at(
         self, source: NDArray[np.intp] | int, positions: UInt64Array
     ) -> tuple[UInt64Array, UInt64Array]:
-        """Return the windows that positions hold before any is replaced, and their epochs.
+        """Return the windows at positions, before excluded ones are replaced, and their epochs.
 
         Args:
-            source: `(k,)` source of each position, or one for all.
+            source: `(k,)`, or one for all.
             positions: `(k,) uint64`, at least one.
         """
         sizes, first = self.num_windows[source], self.first_window[source]
         if self.plan.order == "random":
             return first + uniform(self._keys[source], positions, sizes), np.zeros_like(positions)
         epochs, offsets = np.divmod(positions, sizes)
-        if self.plan.order == "shuffle":
+        if self.groups is not None:
+            offsets = self.groups.windows(source, epochs, offsets)
+        elif self.plan.order == "shuffle":
             size = int(sizes) if isinstance(source, int) else self._grids.take(source)
-            offsets = permute(offsets, size, self._round_keys(source, epochs))
+            offsets = permute(offsets, size, self._round_keys.of(source, epochs))
         offsets += first
         return offsets, epochs
 
-    def positions_of(self, source: int, windows: UInt64Array, epoch: int) -> UInt64Array:
-        """Return the positions that hold windows of a source in an epoch: the inverse of `windows_at`.
+    def positions_of(self, source: int, windows: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+        """Return the positions that hold windows of a source: the inverse of `windows_at`.
+
+        Args:
+            windows: `(k,) uint64`.
+            epochs: `(k,) uint64`, or `(1,)` for all windows.
 
         Raises:
-            InvalidParameter: order `random` draws with replacement; there is nothing to invert.
+            InvalidParameter: order `random` draws with replacement, so there is nothing to invert.
         """
-        num_windows = int(self.num_windows[source])
         offsets = windows - self.first_window[source]
         if self.plan.order == "random":
             raise InvalidParameter(
-                "a plan with order 'random' cannot be looked up: it draws every row anew, with replacement, "
+                "a plan with order 'random' cannot be looked up: it draws each row anew, with replacement, "
                 "so a token has no place in it",
                 parameter="plan",
                 accepted="plans with order shuffle or sequential",
             )
-        if self.plan.order == "shuffle":
-            keys = round_keys(int(self._keys[source]), np.array([epoch], dtype=np.uint64))
-            offsets = invert(offsets, num_windows, keys)
-        positions: UInt64Array = offsets + np.uint64(epoch * num_windows)
+        if self.groups is not None:
+            offsets = self.groups.offsets(source, epochs, offsets)
+        elif self.plan.order == "shuffle":
+            keys = round_keys(int(self._keys[source]), epochs)
+            offsets = invert(offsets, int(self.num_windows[source]), keys)
+        positions: UInt64Array = offsets + epochs * self.num_windows[source]
         return positions
+
+    def group_numbers(self, step: int) -> dict[int, int]:
+        """Return the group of a bounded shuffle that each source of a training step's stage has reached.
+
+        By source; the next group has the next number.
+        """
+        assert self.groups is not None
+        plan_step = self.timeline.plan_step(step)
+        positions, _ = self.timeline.given_before(plan_step)
+        sources = self.timeline.stage_at(plan_step).sources.tolist()
+        return {source: self.groups.number_at(source, int(positions[source])) for source in sources}
+
+    def group_extents(self, source: int, number: int) -> list[tuple[int, int, int]]:
+        """Return where a group of a source lies, block by block: shard number, tokens [start, stop) in it."""
+        assert self.groups is not None
+        ranges = (self.groups.ranges(source, number) + self.first_window[source]).tolist()
+        return [extent for start, stop in ranges for extent in self.windows.extents(start, stop)]
 
     def windows_touching(self, source: int, start: int, stop: int) -> tuple[int, int]:
         """Return the half-open range of windows that hold a token of [start, stop) of a source."""
-        first = self._token_ranges[self.plan.sources[source]][0]
-        tokens = np.array([[first + start], [first + stop]], dtype=np.uint64)
-        low, high = self.windows.touching(tokens[0], tokens[1])[0].tolist()
+        tokens = self._first_token[source] + np.array([[start], [stop]], dtype=np.uint64)
+        low, high = self.windows.touching(*tokens)[0].tolist()
         return low, high
+
+    def locate_windows(self, windows: UInt64Array) -> NDArray[np.int64]:
+        """Return where windows lie: `(k, 2) int64`, shard number and start token in it."""
+        return self.windows.locate(windows)
+
+    def first_tokens(self, source: int, windows: UInt64Array) -> NDArray[np.int64]:
+        """Return the first token of windows of a source, counted through its corpus."""
+        shards, starts = self.windows.locate(windows).T
+        before = (self.windows.first_token[shards] - self._first_token[source]).astype(np.int64)
+        first: NDArray[np.int64] = before + starts
+        return first
 
     def _locate_in_stage(
         self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array
     ) -> NDArray[np.int64]:
-        first = (plan_steps - np.uint64(placed.stage.from_step)) * np.uint64(placed.stage.global_batch_size)
-        rows = (first[:, None] + within[None, :]).reshape(-1)
-        members, given = placed.mixture.place(rows)
+        first = (plan_steps - np.uint64(placed.stage.from_step)) * np.uint64(placed.step_windows)
+        num_parts = np.uint64(placed.num_parts)
+        members, given = placed.mixture.place((first[:, None] + within // num_parts).reshape(-1))
         source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
         windows, epochs = self.windows_at(source, given + placed.positions[source])
         exclusion = self.exclusions[placed.number]
         if exclusion is not None:
             windows = exclusion.substitute(source, windows, epochs)
-        return self.windows.locate(windows)
-
-    def _round_keys(self, source: NDArray[np.intp] | int, epochs: UInt64Array) -> UInt64Array:
-        """Return the round keys of rows: `(NUM_ROUNDS, k)`, or `(NUM_ROUNDS, 1)` where all have the same.
-
-        A step seldom holds more than two epochs of a source, and the next step holds the same.
-        """
-        lowest, highest = int(epochs.min()), int(epochs.max())
-        streams = self._keys[source : source + 1] if isinstance(source, int) else self._keys
-        if (highest - lowest + 1) * streams.size > _MANY_KEYS:
-            return round_keys(self._keys[source], epochs)
-        keys = _epoch_keys(tuple(streams.tolist()), lowest, highest)
-        if keys.shape[1] == 1:
-            return keys
-        stream = 0 if isinstance(source, int) else source
-        return keys[:, (epochs - np.uint64(lowest)).astype(np.intp) * streams.size + stream]
+        located = self.windows.locate(windows)
+        if num_parts > 1:
+            located[:, 1] += np.tile((within % num_parts).astype(np.int64) * placed.seq_len, plan_steps.size)
+        return located
 
     def _exclusions(self) -> list[Exclusion | None]:
         found: list[Exclusion | None] = []
-        windows = Ranges()
+        windows, exclusion = Ranges(), None
+        keys = self._source_keys("exclude")
+        num_tokens = np.diff(self._first_token)
+        numbers = {name: number for number, name in enumerate(self.plan.sources)}
         for placed in self.timeline.stages:
-            tokens = excluded_windows(placed.stage.exclude, self._token_ranges)
-            if len(tokens):
-                windows = windows.union(Ranges(self.windows.touching(tokens[:, 0], tokens[:, 1])))
-            if not windows:
-                found.append(None)
-                continue
-            used = placed.sources.tolist()
-            keys = self._exclusion_keys
-            found.append(Exclusion(self.plan.sources, windows, self.first_window, keys, used))
+            touching = []
+            for name, ranges in placed.stage.exclude.items():
+                source = numbers[name]
+                if (last := int(ranges.stops[-1])) > (most := int(num_tokens[source])):
+                    raise InvalidPlan(
+                        f"stages[].exclude.{name} reaches to token {last}, the corpus has {most}",
+                        parameter=f"stages[].exclude.{name}",
+                        received=last,
+                        accepted=f"at most {most}",
+                    )
+                first = self._first_token[source]
+                touching.append(self.windows.touching(first + ranges.starts, first + ranges.stops))
+            if touching and (windows := windows.union(Ranges(np.concatenate(touching)))):
+                exclusion = Exclusion(windows, self.first_window, keys, self.groups)
+            if exclusion is not None:
+                used = placed.sources
+                for source in used[exclusion.num_left[used] == 0].tolist():
+                    name = self.plan.sources[source]
+                    raise InvalidPlan(
+                        f"exclude leaves none of the {int(exclusion.num_excluded[source])} windows of "
+                        f"{name!r}; leave the source out of the mixture instead",
+                        parameter=f"stages[].exclude.{name}",
+                    )
+            found.append(exclusion)
         return found
-
-    @cached_property
-    def _exclusion_keys(self) -> UInt64Array:
-        return self._source_keys("exclude")
 
     def _source_keys(self, purpose: str) -> UInt64Array:
         keys = [stream_key(purpose, self.plan.seed, name) for name in self.plan.sources]
         return np.array(keys, dtype=np.uint64)
 
-    def _check_one_size(self, step: int, count: int, batch_size: int) -> None:
-        """Refuse steps of several batch sizes: an answer is one array."""
-        stages = self.plan.stages
+    def _check_one_shape(self, step: int, count: int, placed: PlacedStage) -> None:
+        """Refuse steps with batches of several shapes, because a response is one array."""
         last = self.timeline.plan_step(step + count - 1)
-        first = self.timeline.plan_step(step)
-        for before, after in pairwise(stages):
-            if first < after.from_step <= last and before.global_batch_size != after.global_batch_size:
-                until = int(self.timeline.skips.num_outside_below(np.array([after.from_step], np.uint64))[0])
-                if until == step:
-                    continue
-                raise InvalidParameter(
-                    f"steps {step} to {step + count - 1} differ in global_batch_size: it changes from "
-                    f"{batch_size} at step {until}; ask for at most {until - step} steps from {step}",
-                    parameter="count",
-                    received=count,
-                    accepted=f"at most {until - step}",
-                )
-
-
-@lru_cache(maxsize=128)
-def _epoch_keys(streams: tuple[int, ...], lowest: int, highest: int) -> UInt64Array:
-    """Return the round keys of epochs [lowest, highest] of some streams: `(NUM_ROUNDS, epochs * streams)`."""
-    epochs = np.arange(lowest, highest + 1, dtype=np.uint64)
-    keys = round_keys(np.tile(np.array(streams, dtype=np.uint64), epochs.size), epochs.repeat(len(streams)))
-    keys.setflags(write=False)  # shared by all that ask
-    return keys
-
-
-def _not_divisible(batch_size: int, world_size: int) -> InvalidParameter:
-    # The divisors of a number up to 2^20 are found below its square root.
-    small = [d for d in range(1, int(batch_size**0.5) + 1) if batch_size % d == 0]
-    divisors = sorted({*small, *(batch_size // d for d in small)})
-    return InvalidParameter(
-        f"world_size must divide global_batch_size {batch_size}, got {world_size}",
-        parameter="world_size",
-        received=world_size,
-        accepted="one of " + ", ".join(map(str, divisors)),
-    )
-
-
-def _no_window(name: str, seq_len: int, longest: int) -> InvalidPlan:
-    return InvalidPlan(
-        f"corpus {name!r}: no shard holds a window of seq_len + 1 = {seq_len + 1} tokens; "
-        f"the longest has {longest}",
-        parameter="seq_len",
-        received=seq_len,
-        accepted=f"at most {longest - 1}" if longest > 1 else "no value fits this corpus",
-    )
+        for later in self.timeline.stages[placed.number + 1 :]:
+            if later.stage.from_step > last:
+                return
+            if self.timeline.first_training_step(later.number) is None:
+                continue
+            until = self.plan.skip_steps.outside_before(later.stage.from_step)
+            for name, before, after in (
+                ("global_batch_size", placed.stage.global_batch_size, later.stage.global_batch_size),
+                ("seq_len", placed.seq_len, later.seq_len),
+            ):
+                if before != after:
+                    raise InvalidParameter(
+                        f"steps {step} to {step + count - 1} differ in {name}: it changes from {before} "
+                        f"at step {until}; ask for at most {until - step} steps from {step}",
+                        parameter="count",
+                        received=count,
+                        accepted=f"at most {until - step}",
+                    )

@@ -1,62 +1,57 @@
-"""Build the application; running it is another matter (`corpus_server.web.run`)."""
+"""Build the application; running it is another matter (`corpus_server.run`)."""
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
-from starlette.types import ASGIApp
 
-from corpus_server import __version__, mapguard
-from corpus_server.catalog import Catalog
-from corpus_server.plan.store import PlanStore
+from corpus_server import __version__
+from corpus_server.data.service import Service
 from corpus_server.settings import Settings
-from corpus_server.web import heap, metrics, problems
-from corpus_server.web.hot import HotPath
+from corpus_server.web import problems
+from corpus_server.web.gateway import Gateway
+from corpus_server.web.page import add_page
 from corpus_server.web.routes import ROUTERS
-from corpus_server.web.service import Service
-
-SETTINGS_VARIABLE = "CORPUS_SERVER_SETTINGS"
+from corpus_server.web.schemas import PROBLEM_TYPE, Problem
 
 _DESCRIPTION = """
-Which tokens a training step sees is a pure function of a small plan. Every answer that names a step of
-`plan=ID` is immutable: cache it, retry it, ask any replica. Where a corpus is named instead, another one
-may take the name, so a cache asks again, by the `ETag`.
+Which tokens a training step sees is a pure function of a small plan. A plan is named by its id (`plan=`) or
+spelled inline (`corpus=`, `seq_len=`, `batch_size=` ...). A response about a step of `plan=ID` never changes:
+cache it, retry it, ask any replica. Where a URL names a corpus instead, another corpus may take the name, so
+a cache must ask again, with the `ETag`.
 
-Token answers carry `Corpus-Shape`, `Corpus-Dtype`, `Corpus-Plan` and `Corpus-Checksum`
-(`xxh3-64=HEX` over the body) and an exact `Content-Length`. Errors are problem documents (RFC 9457).
+Token responses carry `Corpus-Shape`, `Corpus-Dtype`, `Corpus-Plan`, `Corpus-Checksum` and an exact
+`Content-Length`. The checksum is `xxh3-64=` and 16 hex digits over the body, or `xxh3-64=tail` where the last
+8 bytes of the body are the digest. `Corpus-Via` says which path answered: the `door`, which is the fast path
+of batches and indices, or the `application`. Both give the same bytes.
+
+Errors are problem documents (RFC 9457) with a stable `type`. Unknown and repeated parameters are refused.
+`docs/http.md` of the project is the whole contract, with limits and rules for retries.
 """
 
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    422: {"model": Problem, "description": "A parameter is outside its range."},
+    404: {"model": Problem, "description": "Known to be absent."},
+    503: {"model": Problem, "description": "A shard changed, the disk failed, or the server is busy."},
+    "default": {"model": Problem, "description": "Every other refusal, and every failure of the server."},
+}
 
-def create_app(settings: Settings, catalog: Catalog | None = None) -> ASGIApp:
+
+def create_app(settings: Settings) -> Gateway:
     """Return the ASGI application; it opens the corpora at start-up and closes them at shutdown.
 
-    Args:
-        settings: what to serve, and limits.
-        catalog: corpora that are open already; the caller then closes them.
+    Any ASGI server can run it. Without the door in front, all routes are answered by the application, with
+    the same bytes.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        mapguard.install()
-        heap.keep_freed()
-        opened = catalog or Catalog.open(settings.corpora, reads_ahead=settings.read_ahead_bytes > 0)
-        try:
-            with PlanStore(settings.state_dir) as store:
-                service = Service(opened, store, settings)
-                app.state.service = service
-                gc.freeze()  # what is there now stays: collecting garbage need not look at it again
-                try:
-                    yield
-                finally:
-                    service.close()
-        finally:
-            if catalog is None:
-                opened.close()
+        with Service.open(settings) as app.state.service:
+            yield
 
     # Its documentation pages carry their scripts with them: clusters often have no way out.
     app = FastAPIOffline(
@@ -65,16 +60,17 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> ASGIApp:
         summary="Sampled windows of large token files, over HTTP",
         description=_DESCRIPTION,
         lifespan=lifespan,
-        # A redirect would spell the Host header that came; a name with a slash is simply not served.
+        exception_handlers=problems.HANDLERS,
+        # A redirect would repeat the Host header that came; a name with a slash is simply not served.
         redirect_slashes=False,
     )
-    problems.install(app, [route for router in ROUTERS for route in router.routes])
     for router in ROUTERS:
-        app.include_router(router)
-    # Around the application and not inside it, where every request would pass four more layers.
-    return metrics.Measured(HotPath(app))
-
-
-def create_app_from_environment() -> ASGIApp:
-    """Return the application of a worker process, which finds its settings in the environment."""
-    return create_app(Settings.from_json(os.environ[SETTINGS_VARIABLE]))
+        app.include_router(router, responses=_PROBLEMS)
+    add_page(app)
+    for operations in app.openapi()["paths"].values():
+        for operation in operations.values():
+            # FastAPI describes a model under the media type of the route's own response.
+            for status in map(str, _PROBLEMS):
+                content = operation["responses"][status]["content"]
+                operation["responses"][status]["content"] = {PROBLEM_TYPE: next(iter(content.values()))}
+    return Gateway(app)

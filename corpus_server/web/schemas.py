@@ -1,166 +1,34 @@
-"""Query parameters and JSON answers, as the API describes itself.
-
-Numbers are decimal digits and nothing else: no sign tricks, no `1e3`, no `true`, so that a typing
-error never trains on something else. Unknown parameters are refused for the same reason.
-"""
+"""Query parameters and JSON answers, as the API describes itself."""
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import BaseModel, Field
 
-from corpus_server.plan.document import (
-    MAX_GLOBAL_BATCH_SIZE,
-    MAX_SEED,
-    MAX_SEQ_LEN,
-    MAX_STEP,
-    MAX_STRIDE,
-    Order,
-)
-from corpus_server.wire import ChecksumPlace, Format
-
-MAX_COUNT = 4096
-MAX_EPOCHS = 10_000
-MAX_WORLD_SIZE = 2**20
-_DIGITS = re.compile(r"[0-9]{1,20}", re.ASCII)
+from corpus_server.data.queries import Integer, QueryParameters
+from corpus_server.read.wire import FORMATS, MEDIA_TYPES
 
 
-class Integer:
-    """Metadata of an integer parameter in [low, high], spelled in decimal digits."""
-
-    def __init__(self, low: int, high: int) -> None:
-        self.low = low
-        self.high = high
-
-    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Parse strings of digits only."""
-        return core_schema.no_info_plain_validator_function(self._parse)
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Describe the range."""
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
-
-    def _parse(self, value: object) -> int:
-        if isinstance(value, str) and _DIGITS.fullmatch(value) and self.low <= int(value) <= self.high:
-            return int(value)
-        accepted = f"an integer in [{self.low}, {self.high}]"
-        raise PydanticCustomError("integer", "must be {accepted}", {"accepted": accepted})
-
-
-Step = Annotated[int, Integer(0, MAX_STEP)]
-Count = Annotated[int, Integer(1, MAX_COUNT)]
-Token = Annotated[int, Integer(0, 2**63 - 1)]
-FormatChoice = Annotated[
-    Format | None, Field(description="Format of the body; without it the `Accept` header decides.")
-]
-
-
-class _Query(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class NoQuery(_Query):
-    """No parameters at all."""
-
-
-class FormatQuery(_Query):
-    """Parameters of a route that answers tokens."""
-
-    format: FormatChoice = None
-    checksum: Annotated[
-        ChecksumPlace,
-        Field(
-            description="Where the checksum stands: `true`, in `Corpus-Checksum`, for which everything is "
-            "read before it is sent; `tail`, as the last 8 bytes of the body (raw only); `false`, nowhere."
-        ),
-    ] = "true"
-
-
-class TokensQuery(FormatQuery):
-    """Parameters of a raw range."""
-
-    start: Annotated[Token, Field(description="First token, corpus-wide.")] = 0
-    count: Annotated[Token | None, Field(description="Tokens; default: up to 256, as many as there are.")] = (
-        None
-    )
-
-
-class PlanQuery(_Query):
-    """A plan by its id, or spelled inline."""
-
-    plan: Annotated[
-        str | None,
-        Field(pattern="^[0-9a-f]{64}$", description="Plan id; or spell the plan with the next six."),
-    ] = None
-    corpus: Annotated[str | None, Field(max_length=128, description="Corpus name.")] = None
-    seq_len: Annotated[
-        Annotated[int, Integer(1, MAX_SEQ_LEN)] | None, Field(description="Inputs per row.")
-    ] = None
-    batch_size: Annotated[
-        Annotated[int, Integer(1, MAX_GLOBAL_BATCH_SIZE)] | None,
-        Field(description="Rows of a step over all ranks."),
-    ] = None
-    seed: Annotated[Annotated[int, Integer(0, MAX_SEED)] | None, Field(description="Default 0.")] = None
-    order: Annotated[Order | None, Field(description="Default shuffle.")] = None
-    stride: Annotated[
-        Annotated[int, Integer(1, MAX_STRIDE)] | None,
-        Field(description="Tokens between neighbouring windows; default seq_len, with order random 1."),
-    ] = None
-
-
-class StepsQuery(PlanQuery):
-    """Parameters of a rank's share of consecutive steps."""
-
-    step: Annotated[Step, Field(description="First training step.")]
-    count: Annotated[Count, Field(description="Consecutive steps.")] = 1
-    rank: Annotated[
-        Annotated[int, Integer(0, MAX_WORLD_SIZE - 1)], Field(description="In [0, world_size).")
-    ] = 0
-    world_size: Annotated[
-        Annotated[int, Integer(1, MAX_WORLD_SIZE)], Field(description="Ranks; must divide the global batch.")
-    ] = 1
-
-
-class BatchesQuery(StepsQuery, FormatQuery):
-    """Parameters of batches and indices."""
-
-
-class StepQuery(_Query):
-    """Parameter of a route about one training step of a plan."""
-
-    step: Annotated[Step, Field(description="Training step.")]
-
-
-class UsageQuery(StepQuery):
-    """Parameters of what training saw."""
-
-    since: Annotated[Step, Field(description="Training step to count from.")] = 0
-
-
-class LookupQuery(PlanQuery):
-    """Parameters of a look-up; `corpus` names the source also where the plan is named by its id."""
-
-    token: Annotated[Token | None, Field(description="A token, corpus-wide.")] = None
-    start: Annotated[Token | None, Field(description="First token of a range.")] = None
-    stop: Annotated[Token | None, Field(description="End of the range, exclusive.")] = None
-    document: Annotated[Token | None, Field(description="A document, where the corpus has an index.")] = None
-    epochs: Annotated[
-        Annotated[int, Integer(1, MAX_EPOCHS)], Field(description="Passes over the source to look through.")
-    ] = 1
-    limit: Annotated[
-        Annotated[int, Integer(1, 100_000)], Field(description="Rows to return at most, earliest first.")
-    ] = 1000
-
-
-class PlansQuery(_Query):
+class PlansQuery(QueryParameters):
     """Parameters of the list of plans."""
 
-    limit: Annotated[Annotated[int, Integer(1, 1000)], Field(description="Plans, last seen first.")] = 100
+    limit: Annotated[int, Integer(1, 1000)] = 100
+    """Plans, last seen first."""
+
+
+class PostQuery(QueryParameters):
+    """Parameters of a posted plan."""
+
+    keep: Literal["true", "false"] = "true"
+    """`false`: describe the plan, and do not keep it."""
+
+
+class LiveQuery(QueryParameters):
+    """Parameters of the last hour."""
+
+    follow: Literal["true", "false"] = "false"
+    """`true`: stay, and send what is new as server-sent events."""
 
 
 class ShardAnswer(BaseModel):
@@ -187,7 +55,8 @@ class CorpusAnswer(BaseModel):
         Field(description="`sampled`: blocks read at opening; `full`: recorded hashes of every byte."),
     ]
     fingerprints: dict[str, str]
-    tokenizer: str | None
+    eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
+    tokenizer: Annotated[str | None, Field(description="`bytes` or the name of its file.")]
     shards: list[ShardAnswer]
 
 
@@ -205,6 +74,7 @@ class SourceAnswer(BaseModel):
         float | None, Field(description="In the last stage that uses it; null for order random.")
     ]
     fingerprint: str
+    eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
 
 
 class StageAnswer(BaseModel):
@@ -213,8 +83,11 @@ class StageAnswer(BaseModel):
     from_step: Annotated[int, Field(description="Plan step.")]
     first_step: Annotated[int | None, Field(description="Training step; null if training skips it all.")]
     global_batch_size: int
-    weights_65536: Annotated[dict[str, int], Field(description="Exact shares of 65,536 rows.")]
-    positions: Annotated[dict[str, int], Field(description="Rows that each source has given before.")]
+    seq_len: Annotated[int, Field(description="Inputs per row.")]
+    weights_65536: Annotated[dict[str, int], Field(description="Exact shares of 65,536 windows.")]
+    positions: Annotated[
+        dict[str, int], Field(description="Windows that each source gives before this stage.")
+    ]
     excluded_windows: dict[str, int]
 
 
@@ -231,6 +104,9 @@ class PlanAnswer(BaseModel):
     plan: dict[str, Any]
     sources: dict[str, SourceAnswer]
     stages: list[StageAnswer]
+    num_steps: Annotated[
+        int | None, Field(description="Training steps; null without an end, as in all orders but megatron.")
+    ]
     dtype: str
     shards: list[PlanShardAnswer]
 
@@ -239,7 +115,7 @@ class SourceUsageAnswer(BaseModel):
     """Rows of one source."""
 
     rows: int
-    tokens: Annotated[int, Field(description="Inputs: rows x seq_len.")]
+    tokens: Annotated[int, Field(description="Inputs: of each row the `seq_len` of its stage.")]
     epochs: Annotated[float | None, Field(description="Passes over the source; null for order random.")]
 
 
@@ -271,14 +147,38 @@ class ReceiptAnswer(BaseModel):
     digest: Annotated[str, Field(description="`xxh3-64=HEX` of the raw answer for world_size 1.")]
 
 
+class ReadShardAnswer(BaseModel):
+    """A shard that some steps read."""
+
+    corpus: str
+    name: str
+    size_bytes: Annotated[int, Field(description="Bytes of the file.")]
+    first_step: Annotated[int, Field(description="First training step of those that reads it.")]
+    num_rows: Annotated[int, Field(description="Rows of those steps that lie in it.")]
+    is_local: Annotated[
+        bool,
+        Field(description="Whether it is on the server's machine: local, or staged from an object store."),
+    ]
+
+
+class ShardsAnswer(BaseModel):
+    """The shards that some steps read, first used first."""
+
+    plan: str
+    step: int
+    count: int
+    num_bytes: Annotated[int, Field(description="Bytes of all of them.")]
+    shards: list[ReadShardAnswer]
+
+
 class SightingAnswer(BaseModel):
     """One row that holds what was looked for."""
 
     epoch: int
     step: Annotated[int | None, Field(description="Training step; null if training skips it.")]
     plan_step: int
-    row: Annotated[int, Field(description="Of the global batch.")]
-    shard: Annotated[int, Field(description="Over the plan's shard list.")]
+    row: Annotated[int, Field(description="Row of the global batch.")]
+    shard: Annotated[int, Field(description="Number in the plan's shard list.")]
     start: Annotated[int, Field(description="First token of the row in its shard.")]
     substitute: Annotated[bool, Field(description="Whether the window stands in for an excluded one.")]
 
@@ -296,6 +196,141 @@ class LookupAnswer(BaseModel):
     rows: list[SightingAnswer]
 
 
+class SpanAnswer(BaseModel):
+    """Consecutive tokens of one document."""
+
+    start: Annotated[int, Field(description="First token, corpus-wide.")]
+    document: Annotated[int | None, Field(description="Its number; null without a document index.")]
+    is_eot: Annotated[bool, Field(description="Whether the span is one end-of-text token.")]
+    tokens: list[int]
+    text: Annotated[
+        str | None, Field(description="Null without a tokenizer, or if it does not know one of the ids.")
+    ]
+
+
+class RowAnswer(BaseModel):
+    """One row of a global batch."""
+
+    row: int
+    corpus: str
+    shard: str
+    start: Annotated[int, Field(description="First token, corpus-wide.")]
+    spans: list[SpanAnswer]
+
+
+class RowsAnswer(BaseModel):
+    """Rows of a step as text."""
+
+    plan: str
+    step: int
+    plan_step: int
+    global_batch_size: int
+    first: int
+    rows: list[RowAnswer]
+
+
+class SpansAnswer(BaseModel):
+    """A range of tokens as text."""
+
+    corpus: str
+    start: int
+    stop: int
+    num_tokens: Annotated[int, Field(description="Tokens of the corpus.")]
+    spans: list[SpanAnswer]
+
+
+class TopTokenAnswer(BaseModel):
+    """One of the most frequent tokens of a sample."""
+
+    token: int
+    count: int
+    text: str | None
+
+
+class LengthsAnswer(BaseModel):
+    """Lengths of sampled documents, in tokens."""
+
+    num_sampled: int
+    mean: float | None
+    quantiles: Annotated[dict[str, int], Field(description="Share of the documents -> length.")]
+    histogram: Annotated[
+        list[tuple[int, int]], Field(description="`[least, number]`: documents of [least, 2 least) tokens.")
+    ]
+
+
+class StatisticsAnswer(BaseModel):
+    """What a sample of a corpus is made of."""
+
+    corpus: str
+    num_tokens: int
+    num_sampled_tokens: int
+    num_distinct_tokens: int
+    top_tokens: list[TopTokenAnswer]
+    counts_by_rank: Annotated[
+        list[tuple[int, int]],
+        Field(description="`[k, count]`: how often the k-th most frequent token occurs."),
+    ]
+    num_documents: int | None
+    document_lengths: LengthsAnswer | None
+
+
+class FoundAnswer(BaseModel):
+    """One place of a text."""
+
+    token: Annotated[int, Field(description="The token that it begins in, corpus-wide.")]
+    document: int | None
+    before: str
+    text: str
+    after: str
+
+
+class SearchAnswer(BaseModel):
+    """Where a text is in a sample of a corpus, or in all of a small one."""
+
+    corpus: str
+    text: str
+    num_tokens: int
+    num_searched_tokens: int
+    found: list[FoundAnswer]
+
+
+class FieldChangeAnswer(BaseModel):
+    """A field in which two plans differ; null in the plan that lacks it."""
+
+    field: str
+    a: Any
+    b: Any
+
+
+class StepChangeAnswer(BaseModel):
+    """A training step that differs."""
+
+    step: int
+    plan_steps: tuple[int, int]
+    num_rows: int
+    rows: Annotated[list[tuple[int, int]], Field(description="Half-open ranges of the global batch.")]
+
+
+class RowsDiffAnswer(BaseModel):
+    """Which rows differ: those of steps [equal_steps, compared_until) were compared."""
+
+    equal_steps: Annotated[
+        int | None, Field(description="First steps that are equal by the documents alone; null: all.")
+    ]
+    compared_until: int | None
+    steps: list[StepChangeAnswer]
+    first_step: int | None
+
+
+class DiffAnswer(BaseModel):
+    """What differs between two plans."""
+
+    a: str
+    b: str
+    fields: list[FieldChangeAnswer]
+    rows: RowsDiffAnswer
+
+
 class PlanItem(BaseModel):
     """A plan in the list."""
 
@@ -305,20 +340,106 @@ class PlanItem(BaseModel):
 
 
 class PlansAnswer(BaseModel):
-    """The plans a server has seen."""
+    """The plans that were posted to a server."""
 
-    num_plans: Annotated[int, Field(description="All that were seen; the list may hold fewer.")]
+    num_plans: Annotated[int, Field(description="Plans that the server keeps; the list may hold fewer.")]
     plans: list[PlanItem]
+
+
+class SamplesAnswer(BaseModel):
+    """Columns: one value for each sample, oldest first. Rates are averages since the sample before."""
+
+    unix_seconds: list[float]
+    requests_per_second: Annotated[list[float], Field(description="Of batches and indices.")]
+    tokens_per_second: list[float]
+    sent_bytes_per_second: Annotated[list[float], Field(description="Of all routes.")]
+    p50_seconds: Annotated[
+        list[float | None], Field(description="Of batches and indices; null: none was answered.")
+    ]
+    p90_seconds: list[float | None]
+    p99_seconds: list[float | None]
+    refusals: Annotated[list[float], Field(description="Problem documents sent since the sample before.")]
+    cache_hit_share: Annotated[
+        list[float | None], Field(description="Of the pieces read, those that were in the page cache.")
+    ]
+    active_requests: list[float]
+    bytes_in_flight: list[float]
+
+
+class RankAnswer(BaseModel):
+    """A rank that was answered in the last hour. Speed and shares are averages in which 30 s count most."""
+
+    rank: int
+    world_size: int
+    step: Annotated[int, Field(description="Last training step of its last answer.")]
+    seen_unix_seconds: Annotated[float, Field(description="When that was sent.")]
+    steps_per_second: float
+    waiting_share: Annotated[
+        float, Field(description="Of the time: the server was making an answer that the rank had asked for.")
+    ]
+    sending_share: Annotated[
+        float, Field(description="Of the time: it was sending one; the network or the reader is slow.")
+    ]
+
+
+class LivePlanAnswer(BaseModel):
+    """A plan and the ranks that read it."""
+
+    plan: str
+    ranks: list[RankAnswer]
+
+
+class LiveAnswer(BaseModel):
+    """The last hour of all worker processes."""
+
+    unix_seconds: Annotated[float, Field(description="Of the last sample.")]
+    interval_seconds: float
+    num_workers: int
+    samples: SamplesAnswer
+    refusals: Annotated[dict[str, int], Field(description="By problem type, since the server started.")]
+    plans: Annotated[list[LivePlanAnswer], Field(description="The one that was read last first.")]
 
 
 class Problem(BaseModel):
     """RFC 9457 problem document."""
 
-    type: Annotated[str, Field(description="Stable slug.")]
+    type: Annotated[str, Field(description="Stable name of the error, for programs.")]
     title: str
     status: int
     detail: str
+    request_id: Annotated[str, Field(description="The request's id, as in its `X-Request-Id` and the log.")]
     parameter: str | None = None
     received: Any = None
     accepted: str | None = None
     remedy: str | None = None
+
+
+PROBLEM_TYPE = "application/problem+json"
+
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "What `If-None-Match` names still holds."}
+}
+"""For routes whose responses have an `ETag`."""
+
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": 'data: {"unix_seconds": ..., "samples": {...}}\n\n',
+            }
+        }
+    }
+}
+"""For the route that can be followed."""
+
+_ARRAY = {"type": "string", "contentMediaType": "application/octet-stream"}
+TOKENS: dict[int | str, dict[str, Any]] = NOT_MODIFIED | {
+    200: {
+        "description": "Raw little-endian integers in C order, the same as .npy, JSON, or text.",
+        "content": {
+            MEDIA_TYPES[each]: {"schema": _ARRAY if each in ("raw", "npy") else {}} for each in FORMATS
+        },
+    }
+}
+"""For routes that answer tokens."""

@@ -1,46 +1,54 @@
-"""Measures this machine: ours beside the limits, the peers and the habits of the field, axis by axis."""
+"""Measure this machine: ours beside limits, peers and other commits, axis by axis."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
+import pkgutil
 import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 
-from scripts.benchmarks import axes as package
-from scripts.benchmarks import machine, rendering
-from scripts.benchmarks.registry import Axis, find_axes
+from scripts.benchmarks import axes, machine, rendering
 from scripts.benchmarks.report import Options, Report
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "bench"
 RESULTS = ROOT / "scripts" / "results"
 FILE_COLUMNS = 140
-"""Width of the tables where there is no terminal to ask."""
+"""Width of the tables where the output is no terminal."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code, 1 if an axis failed."""
-    axes = find_axes(package)
-    parser = _parser(axes)
+    known = find_axes()
+    parser = _parser(known)
     chosen = parser.parse_args(arguments)
-    unknown = sorted(set(chosen.axis) - set(axes))
-    if unknown:
-        parser.error(f"AXIS must be of {', '.join(axes)}, got {', '.join(unknown)}")
-    # As after Ctrl-C, no server is left behind.
+    if unknown := sorted(set(chosen.axis) - set(known)):
+        parser.error(f"AXIS must be of {', '.join(known)}, got {', '.join(unknown)}")
+    # End as after Ctrl-C does, so that no server is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    names = [name for name in axes if name in chosen.axis] or list(axes)
+    names = [name for name in known if name in chosen.axis] or list(known)
     try:
-        options = Options(cache=CACHE, rounds=chosen.rounds, seconds=chosen.seconds, smoke=chosen.smoke)
+        options = Options(
+            cache=CACHE,
+            rounds=chosen.rounds,
+            seconds=chosen.seconds,
+            before=chosen.before,
+            only=tuple(chosen.only),
+            quick=chosen.quick,
+        )
     except ValueError as error:
         parser.error(str(error))
-    reports, failures = measure_all({name: axes[name] for name in names}, options)
+    reports, failures = measure_all({name: known[name] for name in names}, options)
     words = sys.argv[1:] if arguments is None else arguments
     run = rendering.Run(
         date=datetime.date.today().isoformat(),
@@ -52,34 +60,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.json:
         print(rendering.to_json(run))
     else:
-        rendering.show(run, Console(width=None if sys.stdout.isatty() else FILE_COLUMNS))
+        width = None if sys.stdout.isatty() else FILE_COLUMNS
+        Console(width=width).print(Markdown(rendering.to_markdown(run, images={})))
     if chosen.plots:
         for report in reports.values():
             rendering.write_plots(report, chosen.plots)
     if chosen.save:
-        for path in save(run, RESULTS, whole=set(names) == set(axes)):
+        for path in save(run, RESULTS, whole=names == list(known)):
             print(f"saved {path.relative_to(ROOT)}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def measure_all(axes: Mapping[str, Axis], options: Options) -> tuple[dict[str, Report], dict[str, str]]:
-    """Measure axes one after another; return their reports, and what ended those that failed."""
+def find_axes() -> dict[str, Any]:
+    """Return the modules of `axes/` by name, in alphabetical order; each has `HELP` and `measure`."""
+    names = sorted(module.name for module in pkgutil.iter_modules(axes.__path__))
+    return {name: importlib.import_module(f"{axes.__name__}.{name}") for name in names}
+
+
+def measure_all(chosen: Mapping[str, Any], options: Options) -> tuple[dict[str, Report], dict[str, str]]:
+    """Measure axes one after another; return their reports, and the errors of those that failed."""
     reports, failures = {}, {}
-    for name, axis in axes.items():
+    for name, axis in chosen.items():
         print(f"measuring {name}", file=sys.stderr)
         try:
             reports[name] = axis.measure(options)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the hours of the other axes are not lost for it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the other axes go on
             traceback.print_exc()
             failures[name] = f"{type(error).__name__}: {error}"
     return reports, failures
 
 
 def save(run: rendering.Run, folder: Path, *, whole: bool) -> list[Path]:
-    """Write the run's pages and plots; return the pages.
+    """Write the run's pages and plots, in place of those of earlier days; return the pages.
 
     Args:
-        whole: every axis was chosen: one page `DATE-bench.md` for all; else `DATE-bench-AXIS.md` for each.
+        whole: every axis was chosen: write one page `DATE-bench.md`, else `DATE-bench-AXIS.md` for each.
     """
     prefix = f"{run.date}-"
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,13 +110,17 @@ def save(run: rendering.Run, folder: Path, *, whole: bool) -> list[Path]:
     paths = []
     for name, part in pages.items():
         path = folder / f"{prefix}{name}.md"
-        path.write_text(rendering.to_markdown(part, images, title=f"scripts/bench, {run.date}"))
+        path.write_text(rendering.to_markdown(part, images))
         paths.append(path)
+    for path in (*paths, *(folder / image for its in images.values() for image in its)):
+        for older in folder.glob(f"????-??-??-{path.name.removeprefix(prefix)}"):
+            if older != path:
+                older.unlink()
     return paths
 
 
-def _parser(axes: Mapping[str, Axis]) -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {name:<12} {axis.HELP}" for name, axis in axes.items())
+def _parser(known: Mapping[str, Any]) -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {name:<12} {axis.HELP}" for name, axis in known.items())
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description=__doc__,
@@ -115,14 +134,31 @@ def _parser(axes: Mapping[str, Axis]) -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=default.seconds,
-        help="of a contender in a round; default %(default)s",
+        help="of a contender's turn in a round; default %(default)s",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument(
         "--save", action="store_true", help="write scripts/results/DATE-bench.md and its plots"
     )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write the plots there, as NAME.png")
-    parser.add_argument("--smoke", action="store_true", help="everything once and tiny: does it run?")
+    parser.add_argument(
+        "--before",
+        metavar="COMMIT",
+        help="measure that commit's server beside this tree's, by the same client: throughput, latency, "
+        "paced, cold",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of `tricks`: this one only; may be given several times",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="everything once, on tiny data: does it run? Under a minute an axis",
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What is measured: a source that delivers one batch of windows after another into a torch tensor."""
+"""Define what is measured: a source that delivers one batch of windows after another into a torch tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Delivered = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A batch of `rows` windows of `length` tokens (seq_len + 1)."""
+    """Describe a batch of `rows` windows of `length` tokens (seq_len + 1)."""
 
     rows: int
     length: int
@@ -39,12 +39,12 @@ class Shape:
 
 
 class Contender(Protocol):
-    """A source of batches, from its construction to `close`.
+    """Deliver batches, from construction to `close`.
 
     Attributes:
         name: for tables.
         pids: processes that work for it besides this one.
-        ahead_bytes: how much it may have fetched before it is asked.
+        ahead_bytes: how much it may prefetch.
     """
 
     name: str
@@ -52,23 +52,23 @@ class Contender(Protocol):
     ahead_bytes: int
 
     def next(self) -> Delivered:
-        """The next step's batch, as the consumer reads it; valid until the next call."""
+        """Return the next step's batch, as the consumer reads it; valid until the next call."""
 
     def starts(self, step: int) -> npt.NDArray[np.int64]:
-        """Where the windows of a step begin in the corpus, `(rows,)`; steps count calls of `next`."""
+        """Return where the windows of a step begin in the corpus, `(rows,)`; steps count calls of `next`."""
 
     def close(self) -> None:
         """Release connections and threads."""
 
 
-def check(contender: Contender, path: Path, shape: Shape, *, num_steps: int = 3) -> None:
-    """Compare the first batches of a contender with the corpus; it must not have been asked before.
+def check(contender: Contender, path: Path, shape: Shape, *, first: int = 0, num_steps: int = 3) -> None:
+    """Compare the next batches of a contender with the corpus; `first` have been taken before.
 
     Raises:
-        RuntimeError: it delivers other tokens than it says; a figure of it would mean nothing.
+        RuntimeError: it delivers other tokens than it should; its figures would mean nothing.
     """
     data = np.memmap(path, dtype=np.uint16, mode="r")
-    for step in range(num_steps):
+    for step in range(first, first + num_steps):
         tokens = windows_of(contender.next())
         starts = contender.starts(step)
         expected = windows_at(data, starts, shape.length)
@@ -91,7 +91,7 @@ def windows_of(delivered: Delivered) -> npt.NDArray[np.integer]:
 
 
 def read_only_tensor(content: bytes | memoryview) -> torch.Tensor:
-    """Return received bytes as uint16 tokens, `(n,)`, without a copy; nobody may write to it."""
-    with warnings.catch_warnings():  # torch says once in a process that nothing keeps one from writing
+    """Return received bytes as uint16 tokens, `(n,)`, without a copy; the tensor is read-only."""
+    with warnings.catch_warnings():  # torch warns once that it cannot forbid writing
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
         return torch.frombuffer(content, dtype=torch.uint16)

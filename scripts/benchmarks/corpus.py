@@ -1,4 +1,4 @@
-"""The bench's corpus: a raw uint16 file of seeded tokens, made once and kept in the page cache."""
+"""Make the bench's corpus: a raw uint16 file of seeded tokens."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 NAME = "bench"
-"""Of the corpus on our servers."""
+"""What our servers call the corpus."""
 
 VOCABULARY = 50_257
 _PIECE = 1 << 24
 
 
 def make(folder: Path, num_tokens: int) -> Path:
-    """Return the file of `num_tokens` tokens, written if it is not there yet."""
+    """Return the file of `num_tokens` tokens; write it if it does not exist."""
     path = folder / f"bench_{num_tokens}.bin"
     if path.exists() and path.stat().st_size == 2 * num_tokens:
         return path
@@ -32,7 +32,7 @@ def make(folder: Path, num_tokens: int) -> Path:
 
 
 def warm(path: Path) -> None:
-    """Read the file once, so that it lies in the page cache."""
+    """Read the file once: the page cache drops pages of idle files, and the disk would be measured."""
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(1 << 22)
         while file.readinto(buffer):

@@ -1,4 +1,4 @@
-"""Processor time of processes."""
+"""Read the CPU time of processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     """Return the CPU time of this process and others so far, of all their threads, user and system.
 
     Raises:
-        ProcessLookupError: one of them is gone.
+        ProcessLookupError: one of them has ended.
     """
     # A process's own clock (CPUCLOCK_SCHED of linux/posix-timers.h) counts nanoseconds; /proc counts
     # in hundredths of a second.

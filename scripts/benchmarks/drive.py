@@ -1,9 +1,8 @@
-"""A lean client of many keep-alive connections, in a process of its own.
+"""Drive many keep-alive connections from one lean client, in a process of its own.
 
-One thread, epoll, one buffer that every body is received into and forgotten in: about 40 microseconds
-of Python an answer, and no thread that could take a core from the server while it waits. Threads
-would cost a wake-up each, and 512 of them more switching than the server works; asyncio copies every
-body. What must be right is checked on each connection's first answer, before the clock starts.
+One thread, epoll, and one buffer that all bodies are received into: 40 microseconds of Python an answer.
+Threads would cost a wake-up each, and asyncio copies every body; either would take the cores from the server.
+Each connection's first answer is hashed, so that the axis can compare it with the corpus.
 """
 
 from __future__ import annotations
@@ -14,61 +13,59 @@ import itertools
 import json
 import select
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import xxhash
 
 from scripts.benchmarks.cpu import cpu_seconds
-from scripts.processes import HOST, ROOT
+from scripts.processes import HOST, output_of
 
 _BUFFER_BYTES = 1 << 20
-_RETRY_SECONDS = 0.05
+_TURN_SECONDS = 0.05
+_ACCEPT_SECONDS = 0.2  # until the server has taken up a thousand connections; requests are timed, not those
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What is asked for.
+    """Say what to ask for.
 
     Args:
-        ports: of the servers; connection k goes to the k-th of them, round and round.
-        path: of a request, but for the number of the step at its end.
-        connections: each with one request under way.
-        steps: `apart`: connection k of n asks for k, k + n, k + 2n...; `same`: every one for 0, 1, 2...,
-            both counted from `first_step`.
+        port: of the server.
+        path: of a request, without the number of the step at its end.
+        connections: each has one request in flight; connection k of n asks for steps k, k + n, k + 2n...
         seconds: how long the clock runs at least.
-        warm: whether it starts when every connection has had an answer and goes on until each has had
-            another, so that what all of them wait for in turn is in it; or starts at once and ends in time.
+        warm: start the clock when every connection has had an answer, and stop it when each has had another,
+            so that no connection's wait is left out; otherwise start at once and stop in time.
         pause_seconds: between an answer and the next request of its connection.
+        retry_seconds: after a refusal, until its connection asks again.
         answers: of each connection, instead of `seconds`.
-        pids: processes whose processor time is counted.
+        pids: processes whose CPU time is counted.
     """
 
-    ports: list[int]
+    port: int
     path: str
     connections: int
-    steps: Literal["apart", "same"] = "apart"
-    first_step: int = 0
     seconds: float = 1.0
     warm: bool = True
     pause_seconds: float = 0.0
+    retry_seconds: float = _TURN_SECONDS
     answers: int | None = None
     pids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Driven:
-    """What came.
+    """Say what came.
 
     Args:
-        seconds, num_bytes, cpu_seconds: while the clock ran; processor time of client and `pids`.
-        num_answers: whole answers of status 200, from the beginning.
-        num_refused: answers of status 503; such a request is repeated.
-        p50_ms, p99_ms: of whole answers while the clock ran.
+        seconds, num_bytes, cpu_seconds: while the clock ran; CPU of the client and `pids`.
+        num_answers: complete answers of status 200, from the beginning.
+        num_refused: answers of status 503; their requests are repeated.
+        p50_ms, p99_ms: of complete answers while the clock ran.
+        refused_p99_ms: of refusals, from the beginning; nan if there were none.
         digests: (step, hash of the body) of every connection's first answer.
     """
 
@@ -79,53 +76,42 @@ class Driven:
     num_refused: int
     p50_ms: float
     p99_ms: float
+    refused_p99_ms: float
     digests: list[tuple[int, str]]
 
 
 def drive(load: Load) -> Driven:
     """Run the client over a load and return what it saw."""
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.benchmarks.drive"],
-        cwd=ROOT,
-        input=json.dumps(dataclasses.asdict(load)).encode(),
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"the client of {load.connections} connections failed; it says why above")
-    seen = json.loads(done.stdout)
+    given = json.dumps(dataclasses.asdict(load)).encode()
+    seen = json.loads(output_of(["-m", "scripts.benchmarks.drive"], stdin=given))
     return Driven(**{**seen, "digests": [(step, digest) for step, digest in seen["digests"]]})
 
 
 class _Connection:
-    """One connection and the answer that it awaits."""
+    """Hold one connection and the answer that it waits for."""
 
-    def __init__(self, port: int, path: str, step: int, stride: int) -> None:
+    def __init__(self, port: int, path: str, step: int) -> None:
         self.socket = socket.create_connection((HOST, port))
-        self.socket.setblocking(False)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.step = step
         self.num_answers = 0
         self.digest: xxhash.xxh3_64 | None = xxhash.xxh3_64()
-        self._path, self._stride = path, stride
+        self._path = path
         self._head = b""
         self._left: int | None = None
         self._status = 0
         self._asked_at = 0.0
 
     def ask(self) -> None:
-        """Send the request; one of a few hundred bytes always fits an idle connection."""
+        """Send the request; a few hundred bytes always fit an idle connection's buffer."""
         self._asked_at = time.perf_counter()
         self.socket.send(f"GET {self._path}{self.step} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
 
     def receive(self, buffer: memoryview) -> tuple[int, int, float]:
-        """Take what has come: (body bytes, status or 0 while the answer is not whole, seconds)."""
-        try:
-            received = self.socket.recv_into(buffer)
-        except BlockingIOError:
-            return 0, 0, 0.0
+        """Receive: (body bytes, status or 0 while the answer is incomplete, seconds since the request)."""
+        received = self.socket.recv_into(buffer)
         if not received:
-            raise SystemExit(f"the server closed a connection that awaited step {self.step}")
+            raise SystemExit(f"the server closed a connection that waited for step {self.step}")
         body = buffer[:received]
         if self._left is None:
             self._head += bytes(body)
@@ -143,12 +129,6 @@ class _Connection:
         self._left = None
         return len(body), self._status, time.perf_counter() - self._asked_at
 
-    def go_on(self) -> None:
-        """Turn to the next step, after an answer of status 200."""
-        self.num_answers += 1
-        self.step += self._stride
-        self.digest = None
-
     def _begin(self, head: bytes) -> None:
         lines = head.decode("latin-1").split("\r\n")
         self._status = int(lines[0].split()[1])
@@ -159,32 +139,29 @@ class _Connection:
 
 
 class _Client:
-    """All connections of a load."""
+    """Drive all connections of a load."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._epoll = select.epoll()
-        apart = load.steps == "apart"
-        stride = load.connections if apart else 1
-        self._all = [
-            _Connection(load.ports[k % len(load.ports)], load.path, load.first_step + k * apart, stride)
-            for k in range(load.connections)
-        ]
+        self._all = [_Connection(load.port, load.path, step) for step in range(load.connections)]
         self._by_fd = {each.socket.fileno(): each for each in self._all}
         for fd in self._by_fd:
             self._epoll.register(fd, select.EPOLLIN)
-        # (when, a number that no other has, connection): asks again then.
+        # (when to ask again, a tie breaker, connection)
         self._waiting: list[tuple[float, int, _Connection]] = []
         self._numbers = itertools.count()
         self._digests: list[tuple[int, str]] = []
         self._seconds: list[float] = []
+        self._refused_seconds: list[float] = []
         self._num_bytes = self._num_answers = self._num_refused = 0
         self._busy = load.connections
 
     def run(self) -> Driven:
-        """Ask until the time is over, or every connection has its answers."""
+        """Ask until the time is over or every connection has its answers."""
         load = self._load
+        time.sleep(_ACCEPT_SECONDS)
         for each in self._all:
             each.ask()
         if load.warm and load.answers is None:
@@ -207,12 +184,13 @@ class _Client:
             num_refused=self._num_refused,
             p50_ms=p50 * 1e3,
             p99_ms=p99 * 1e3,
+            refused_p99_ms=float(np.percentile(self._refused_seconds or [float("nan")], 99)) * 1e3,
             digests=self._digests,
         )
 
     def _turn(self) -> None:
-        """Take what has come on every connection, or wait a moment for it."""
-        for fd, _ in self._epoll.poll(_RETRY_SECONDS):
+        """Receive from every connection that has something, or wait a moment."""
+        for fd, _ in self._epoll.poll(_TURN_SECONDS):
             each = self._by_fd[fd]
             num_bytes, status, seconds = each.receive(self._buffer)
             if status != 503:
@@ -221,7 +199,8 @@ class _Client:
                 self._answered(each, seconds)
             elif status == 503:
                 self._num_refused += 1
-                self._ask_later(each, _RETRY_SECONDS)
+                self._refused_seconds.append(seconds)
+                self._ask_later(each, self._load.retry_seconds)
         while self._waiting and self._waiting[0][0] <= time.perf_counter():
             heapq.heappop(self._waiting)[2].ask()
 
@@ -230,7 +209,9 @@ class _Client:
         self._seconds.append(seconds)
         if each.digest is not None:
             self._digests.append((each.step, each.digest.hexdigest()))
-        each.go_on()
+        each.num_answers += 1
+        each.step += self._load.connections
+        each.digest = None
         if each.num_answers == self._load.answers:
             self._busy -= 1
         elif self._load.pause_seconds:

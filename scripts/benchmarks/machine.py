@@ -1,4 +1,4 @@
-"""What figures depend on: the machine and the versions."""
+"""Describe what figures depend on: the machine and the versions."""
 
 from __future__ import annotations
 

@@ -1,56 +1,76 @@
-"""Our client as a contender: the loader that prefetches, and its transport asked once at a time."""
+"""Make contenders of our client: the loader that prefetches, and its transport with one request at a time."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from corpus_client import CorpusLoader
-from corpus_client.endpoint import Endpoint
-from corpus_client.remote import RankSlice, steps_request
-from corpus_client.replicas import Replicas
-from corpus_client.transport import Connection
-from corpus_server.plan import Plan
+from corpus_client import CorpusLoader, Network, Staging
+from corpus_client.network.endpoint import Endpoint
+from corpus_client.network.replicas import Replicas
+from corpus_client.network.transport import Connection
+from corpus_client.network.wire import steps_request
+from corpus_client.staging.slots import ring_size
 from scripts.benchmarks.contender import Shape
 from scripts.benchmarks.corpus import NAME
-from scripts.benchmarks.expected import Expected, plan_of
+from scripts.benchmarks.expected import Expected, Order, document_of
+from scripts.benchmarks.servers import Server
 
 PREFETCH_BYTES = 64 << 20
-"""A quarter of the loader's default: what was fetched before a round is consumed before it is timed."""
+"""A quarter of the loader's default: a turn begins by consuming what was prefetched before it."""
 
+IN_FLIGHT = 2  # requests, as the loader does by default
 DEADLINE_SECONDS = 60.0
 
 
+def ahead_bytes(shape: Shape) -> int:
+    """Return the loader's budget for a shape; tiny batches get less, or settling would take minutes."""
+    return max(1 << 20, min(PREFETCH_BYTES, 512 * shape.num_bytes))
+
+
+def steps_per_request(shape: Shape) -> int:
+    """Return how many steps the loader asks for at once, which is a slot of its ring."""
+    ring = ring_size(batch_bytes=shape.num_bytes, prefetch_bytes=ahead_bytes(shape), in_flight=IN_FLIGHT)
+    return ring.steps_per_slot
+
+
 class Ours:
-    """`CorpusLoader(dtype=None)`: tokens as stored.
+    """Deliver by `CorpusLoader(dtype=None)`: tokens as stored.
 
     Args:
-        arguments: more of the loader's.
+        local_root, verify, order: options of the loader.
     """
 
     def __init__(
-        self, name: str, url: str, pids: list[int], shape: Shape, path: Path, **arguments: Any
+        self,
+        name: str,
+        server: Server,
+        shape: Shape,
+        path: Path,
+        *,
+        local_root: Path | None = None,
+        verify: bool = True,
+        order: Order = "shuffle",
     ) -> None:
         self.name = name
-        self.pids = pids
-        # Of tiny batches hundreds of thousands would have to be consumed before each round.
-        self.ahead_bytes = max(1 << 20, min(PREFETCH_BYTES, 512 * shape.num_bytes))
+        self.pids = server.pids
+        self.ahead_bytes = ahead_bytes(shape)
         self._loader = CorpusLoader(
-            url,
+            server.url,
             corpus=NAME,
             seq_len=shape.length - 1,
             global_batch_size=shape.rows,
+            order=order,
             device="cpu",
             dtype=None,
-            prefetch_bytes=self.ahead_bytes,
-            **arguments,
+            network=Network(in_flight=IN_FLIGHT, verify=verify),
+            staging=Staging(prefetch_bytes=self.ahead_bytes, local_root=local_root),
         )
-        self._expected = Expected(path, Plan.from_json(dict(self._loader.plan)))
+        self._expected = Expected(path, shape, order)
 
     def next(self) -> torch.Tensor:
         return next(self._loader).tokens
@@ -63,20 +83,34 @@ class Ours:
 
 
 class OneAtATime:
-    """The client's transport on one open connection: a request of one step, its answer, the next request."""
+    """Deliver by the client's transport on one open connection: one request, its answer, the next request.
+
+    Args:
+        same_step: ask for step 0 again and again, which a cache can answer.
+        network: options of the client.
+    """
 
     def __init__(
-        self, name: str, url: str, pids: list[int], shape: Shape, path: Path, *, verify: bool = True
+        self,
+        name: str,
+        server: Server,
+        shape: Shape,
+        path: Path,
+        *,
+        verify: bool = True,
+        same_step: bool = False,
+        network: Network | None = None,
     ) -> None:
         self.name = name
-        self.pids = pids
+        self.pids = server.pids
         self.ahead_bytes = 0
         self._verify = verify
+        self._stride = 0 if same_step else 1
         self._shape = (1, shape.rows, shape.length)
-        self._expected = Expected(path, plan_of(shape.rows, shape.length - 1))
-        with Replicas([url]) as replicas:
-            self._plan = replicas.bind(self._expected.plan.to_json())
-        self._connection = Connection(Endpoint.parse(url))
+        self._expected = Expected(path, shape)
+        with Replicas([server.url], network) as replicas:
+            self._plan = replicas.bind(document_of(shape))
+        self._connection = Connection(Endpoint.parse(server.url), network)
         self._batch = torch.empty((shape.rows, shape.length), dtype=torch.uint16)
         self._view = self._batch.numpy().data.cast("B")
         self._step = 0
@@ -84,21 +118,20 @@ class OneAtATime:
     def next(self) -> torch.Tensor:
         request = steps_request(
             "/v1/batches",
-            self._plan,
-            RankSlice(rank=0, world_size=1),
-            self._step,
             self._shape,
             "uint16",
+            step=self._step,
             verify=self._verify,
+            plan=self._plan.plan_id,
         )
         deadline = time.monotonic() + DEADLINE_SECONDS
         self._connection.send(request.path, deadline=deadline)
         self._connection.receive_into(self._view, request, deadline=deadline)
-        self._step += 1
+        self._step += self._stride
         return self._batch
 
     def starts(self, step: int) -> npt.NDArray[np.int64]:
-        return self._expected.starts(step)
+        return self._expected.starts(step * self._stride)
 
     def close(self) -> None:
         self._connection.close()

@@ -1,16 +1,14 @@
-"""Reports as people and programs read them: on the console, as Markdown, as JSON, as PNG files."""
+"""Write reports for people and programs: as Markdown, as JSON, as PNG files."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import rich.table
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.markup import escape
 
 from scripts.benchmarks.report import Report, Table, Target
 
@@ -19,14 +17,14 @@ DOTS_PER_INCH = 150
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What one call of the bench measured.
+    """Hold what one call of the bench measured.
 
     Args:
         date: ISO.
         command: as it was typed.
-        machine: what the figures depend on, by name.
+        machine: processor, memory, versions, by name.
         reports: by axis.
-        failures: what ended an axis, by its name.
+        failures: the error that ended an axis, by its name.
     """
 
     date: str
@@ -38,40 +36,30 @@ class Run:
 
 def to_json(run: Run) -> str:
     """Return the run as a JSON object."""
-    axes = {name: {"data": it.data, "targets": _targets_json(it)} for name, it in run.reports.items()}
+    axes = {
+        name: {
+            "data": report.data,
+            "targets": [{**dataclasses.asdict(each), "met": each.met} for each in report.targets],
+        }
+        for name, report in run.reports.items()
+    }
     result = {"date": run.date, "command": run.command, "machine": run.machine, "axes": axes}
     return json.dumps({**result, "failures": run.failures}, indent=2)
 
 
-def show(run: Run, console: Console) -> None:
-    """Print every table."""
-    console.print(", ".join(f"{name} {value}" for name, value in run.machine.items()), highlight=False)
-    for name, report in run.reports.items():
-        console.rule(name)
-        for table in tables_of(report):
-            drawn = rich.table.Table(*table.columns, title=table.title, title_justify="left")
-            for row in table.rows:
-                drawn.add_row(*map(escape, row))
-            console.print(drawn)
-        for note in report.notes:
-            console.print(note, markup=False, highlight=False)
-    for name, failure in run.failures.items():
-        console.print(f"{name} failed: {failure}", markup=False, highlight=False)
-
-
-def to_markdown(run: Run, images: Mapping[str, Sequence[Path]], *, title: str) -> str:
+def to_markdown(run: Run, images: Mapping[str, Sequence[Path]]) -> str:
     """Return the run as a Markdown page.
 
     Args:
         images: of each axis, relative to the page.
     """
-    lines = [f"# {title}", "", f"    {run.command}", ""]
+    lines = [f"# scripts/bench, {run.date}", "", f"    {run.command}", ""]
     lines += [f"- {name}: {value}" for name, value in run.machine.items()]
     for name, report in run.reports.items():
         lines += ["", f"## {name}"]
         for note in report.notes:
             lines += ["", note]
-        for table in tables_of(report):
+        for table in _tables_of(report):
             lines += ["", f"### {table.title}", "", *_markdown_rows(table)]
         for image in images.get(name, ()):
             lines += ["", f"![{name}: {image.stem}]({image})"]
@@ -84,16 +72,16 @@ def write_plots(report: Report, folder: Path, *, prefix: str = "") -> list[Path]
     """Draw a report's plots into `folder/PREFIXNAME.png`; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for plot in report.plots:
+    for name, draw in report.plots.items():
         figure = Figure(figsize=(10, 5), layout="constrained")
-        plot.draw(figure)
-        path = folder / f"{prefix}{plot.name}.png"
+        draw(figure)
+        path = folder / f"{prefix}{name}.png"
         figure.savefig(path, dpi=DOTS_PER_INCH)
         paths.append(path)
     return paths
 
 
-def tables_of(report: Report) -> list[Table]:
+def _tables_of(report: Report) -> list[Table]:
     """Return a report's tables, and its targets as one more."""
     if not report.targets:
         return report.tables
@@ -107,20 +95,6 @@ def _target_cells(target: Target) -> list[str]:
         f"{value:.3g}{target.unit and ' ' + target.unit}" for value in (target.reached, target.wanted)
     )
     return [target.figure, reached, f"{target.bound} {wanted}", "yes" if target.met else "NO"]
-
-
-def _targets_json(report: Report) -> list[dict[str, object]]:
-    return [
-        {
-            "figure": target.figure,
-            "reached": target.reached,
-            "bound": target.bound,
-            "wanted": target.wanted,
-            "unit": target.unit,
-            "met": target.met,
-        }
-        for target in report.targets
-    ]
 
 
 def _markdown_rows(table: Table) -> Iterator[str]:

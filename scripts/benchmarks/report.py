@@ -1,7 +1,7 @@
-"""What an axis of the bench is handed, and what it hands back.
+"""Define what an axis receives and what it returns.
 
-An axis is a module with `HELP`, one line, and `measure(options) -> Report`. Everything that is shown,
-a table, a target, a plot, is made from the report's `data`, which `--json` prints as it is.
+An axis is a module in `axes/` with `HELP`, one line, and `measure(options) -> Report`. Tables, targets and
+plots are views of the report's `data`, which `--json` prints unchanged.
 """
 
 from __future__ import annotations
@@ -9,29 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure  # scripts/gpu runs axes where matplotlib is missing
 
-SMOKE_SECONDS = 0.02
+QUICK_SECONDS = 0.02
+Bound = Literal["at least", "at most"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """How much is measured.
+    """Say how much to measure.
 
     Args:
-        cache: folder for corpora, kept between runs.
-        rounds: repetitions of everything that has a median; at least 5 for a figure that is published.
-        seconds: of one contender in one round.
-        smoke: the smallest form of the axis, for tests: everything runs once and is checked for being
-            right; its figures mean nothing.
+        cache: folder for corpora; it is kept between runs.
+        rounds: repetitions; a published figure needs at least 5.
+        seconds: duration of one contender's turn in one round.
+        before: commit whose server is measured beside the one of this tree; None: no other server.
+        only: names to measure of what an axis offers by name; empty: everything.
+        quick: run everything once, on tiny data, and check that the tokens are right. The figures of a
+            quick run mean nothing.
     """
 
     cache: Path
     rounds: int = 7
     seconds: float = 1.5
-    smoke: bool = False
+    before: str | None = None
+    only: tuple[str, ...] = ()
+    quick: bool = False
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not self.seconds > 0:
@@ -40,29 +46,29 @@ class Options:
             )
 
     def in_force(self) -> Options:
-        """Return these options, or for a smoke run one short round."""
-        return replace(self, rounds=1, seconds=SMOKE_SECONDS) if self.smoke else self
+        """Return these options, or one short round of them for a quick run."""
+        return replace(self, rounds=1, seconds=QUICK_SECONDS) if self.quick else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A figure that is to be reached."""
+    """Compare a figure with the value it should reach."""
 
     figure: str
     reached: float
-    bound: Literal["at least", "at most"]
+    bound: Bound
     wanted: float
     unit: str = ""
 
     @property
     def met(self) -> bool:
-        """Whether it was."""
+        """Whether the figure reaches the wanted value."""
         return self.reached >= self.wanted if self.bound == "at least" else self.reached <= self.wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows for people; cells are formatted already."""
+    """Hold formatted cells for people."""
 
     title: str
     columns: list[str]
@@ -70,30 +76,17 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plot:
-    """A picture of the data.
-
-    Args:
-        name: stem of its file, without the date.
-        draw: draws on an empty figure.
-    """
-
-    name: str
-    draw: Callable[[Figure], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """One axis measured once.
+    """Hold the result of one axis.
 
     Args:
-        data: all that was measured, fit for JSON.
-        tables, targets, plots: views of it.
-        notes: what a reader of the tables must know, a sentence or two each.
+        data: everything that was measured, fit for JSON.
+        plots: what draws on an empty figure, by the stem of the file, without the date.
+        notes: what a reader of the tables must know, one or two sentences each.
     """
 
     data: dict[str, Any]
     tables: list[Table]
     targets: list[Target] = field(default_factory=list)
-    plots: list[Plot] = field(default_factory=list)
+    plots: dict[str, Callable[[Figure], None]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

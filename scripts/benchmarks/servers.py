@@ -1,10 +1,9 @@
-"""Servers for an axis, ours and the peers': started on a free port, asked, counted, ended."""
+"""Start servers for an axis, ours and the peers', on free ports; ask them, count, end them."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import re
 import sys
 import tempfile
 import time
@@ -16,17 +15,20 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
-from scripts import processes
-from scripts.processes import HOST, claim_port, is_ready, read, running
+import psutil
 
-_SAMPLE = re.compile(r'corpus_requests_total\{route="([^"]*)",status="(\d+)"\} (\S+)')
+from scripts import processes
+from scripts.processes import HOST, ROOT, claim_port, is_ready, read, running
+
+LAUNCHER = Path(__file__).with_name("without.py")
 
 
 class Address(NamedTuple):
-    """Where a contender asks, in the words of its kind, and the processes that work for it."""
+    """Say where a peer listens, in the words of its kind, who works for it, and the size of its corpus."""
 
     at: str
     pids: list[int]
+    num_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,41 +38,35 @@ class Server:
     Args:
         url: `http://127.0.0.1:PORT` or `uds:///PATH`.
         port: on loopback; 0 on a Unix-domain socket.
-        pid: its only process.
+        pids: its processes: the one that was started, which may be a supervisor, then its workers.
         state_dir: where it keeps plans.
-        ready_seconds: from starting the process to `/readyz` saying yes.
+        ready_seconds: from starting the process to `/readyz` answering 200.
     """
 
     url: str
     port: int
-    pid: int
+    pids: list[int]
     state_dir: Path
     ready_seconds: float
 
     @property
-    def address(self) -> Address:
-        """As peers have one."""
-        return Address(self.url, [self.pid])
+    def pid(self) -> int:
+        """The process that answers, if there is only one."""
+        return self.pids[-1]
 
     def connect(self) -> http.client.HTTPConnection:
-        """A new connection, the caller's to close."""
+        """Open a connection, which the caller closes."""
         return processes.connect(self.url)
 
-    def post_plan(self, document: str) -> str:
-        """Make a plan known, given as JSON; return its id."""
-        return str(json.loads(self.answer_to_plan(document.encode()))["id"])
+    def post_plan(self, document: Mapping[str, object]) -> str:
+        """Post a plan; return the id that this server gives it. Commits may differ in it."""
+        return str(json.loads(self.answer_to_plan(json.dumps(document).encode()))["id"])
 
     def answer_to_plan(self, document: bytes) -> bytes:
-        """Make a plan known; return what the server says of it, as it came."""
+        """Post a plan; return the body of the answer."""
         with closing(self.connect()) as connection:
             connection.request("POST", "/v1/plans", document)
             return read(connection)
-
-    def num_requests(self, route: str, *, status: int = 200) -> int:
-        """How many requests it has answered so, by its own metrics."""
-        text = processes.get(self.url, "/metrics").decode()
-        wanted = (route, str(status))
-        return sum(int(float(n)) for *labels, n in _SAMPLE.findall(text) if tuple(labels) == wanted)
 
 
 @contextmanager
@@ -80,55 +76,63 @@ def serving(
     uds: Path | None = None,
     arguments: Sequence[str] = (),
     dtype: str | None = "uint16",
+    tree: Path = ROOT,
+    without: str | None = None,
+    settings: Mapping[str, int] | None = None,
 ) -> Iterator[Server]:
-    """Serve corpora from a process of its own until the block ends.
+    """Serve corpora from another process until the block ends.
 
     Args:
         corpora: path by name.
         uds: listen on this Unix-domain socket instead of a port.
         arguments: more of the command line.
-        dtype: of headerless files; None where the format says it.
+        dtype: of files without a header; None where the format says it.
+        tree: the checkout whose server runs.
+        without: name of a trick that is patched away; see `without.TRICKS`.
+        settings: keys of `[server]` in a configuration file.
     """
     port = 0 if uds else claim_port()
     url = f"uds://{quote(str(uds))}" if uds else f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="bench-state-") as state_dir:
-        command = [sys.executable, "-m", "corpus_server", "serve"]
-        command += [f"{name}={path}" for name, path in corpora.items()]
+        program = ["-P", str(LAUNCHER), without] if without else ["-m", "corpus_server"]
+        command = [sys.executable, *program, "serve"]
+        # The default need not be said, and servers of other commits may spell it differently.
+        options = "" if dtype in (None, "uint16") else f",dtype={dtype}"
+        command += [f"{name}={path}{options}" for name, path in corpora.items()]
         command += ["--uds", str(uds)] if uds else ["--port", str(port)]
-        command += ["--state-dir", state_dir, "--log-level", "warning", *arguments]
-        command += [] if dtype is None else ["--dtype", dtype]
+        command += ["--state-dir", state_dir, "--log-level", "warning"]
+        if tree == ROOT:  # a server of another commit may not know it
+            command += ["--drain-seconds", "0"]  # nobody has to be told to ask another server
+        command += arguments
+        if settings:
+            config = Path(state_dir) / "corpus.toml"
+            config.write_text("[server]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
+            command += ["--config", str(config)]
         began = time.perf_counter()
-        with running(command, ready=partial(is_ready, url)) as process:
+        with running(command, ready=partial(is_ready, url), tree=tree) as process:
+            ready_seconds = time.perf_counter() - began
+            workers = psutil.Process(process.pid).children(recursive=True)
+            if without and not all(LAUNCHER.stem in " ".join(worker.cmdline()) for worker in workers):
+                raise RuntimeError(f"{without} must be patched away in workers too; see main in {LAUNCHER}")
             yield Server(
                 url=url,
                 port=port,
-                pid=process.pid,
+                pids=[process.pid, *(worker.pid for worker in workers)],
                 state_dir=Path(state_dir),
-                ready_seconds=time.perf_counter() - began,
+                ready_seconds=ready_seconds,
             )
 
 
 @contextmanager
 def spawn_peer(kind: str, path: Path, *options: str) -> Iterator[Address]:
-    """Start a peer of `scripts.benchmarks.peers` over a corpus."""
+    """Start the server of a peer of `scripts.benchmarks.peers` over a corpus."""
     with tempfile.TemporaryDirectory() as folder:
         address_file = Path(folder) / "address"
         command = [sys.executable, "-m", "scripts.benchmarks.peers", kind, str(path), str(address_file)]
         with running([*command, *options], ready=address_file.exists) as process:
-            yield Address(address_file.read_text(), [process.pid])
+            yield Address(address_file.read_text(), [process.pid], path.stat().st_size // 2)
 
 
 def batches_path(**query: object) -> str:
-    """`/v1/batches` with a query."""
+    """Return `/v1/batches` with a query."""
     return f"/v1/batches?{urlencode(query)}"
-
-
-def timed_gets(connection: http.client.HTTPConnection, paths: Sequence[str]) -> list[float]:
-    """Seconds that each of these requests took on one connection, one after another."""
-    seconds = []
-    for path in paths:
-        began = time.perf_counter()
-        connection.request("GET", path)
-        read(connection)
-        seconds.append(time.perf_counter() - began)
-    return seconds

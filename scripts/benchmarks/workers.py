@@ -1,4 +1,4 @@
-"""Workers that need a batch at fixed times: `python -m scripts.benchmarks.workers JOB`.
+"""Run workers that need a batch at fixed times: `python -m scripts.benchmarks.workers JOB`.
 
 A process holds several workers, a thread each with a loader of its own. The parent reads `ready`, writes
 the `time.monotonic` at which the first batch is due (one clock for all processes of a machine), and reads
@@ -21,9 +21,10 @@ from unittest import mock
 
 import torch
 
-from corpus_client import CorpusLoader, loader
-from corpus_client.replicas import Exchange, Replicas
-from corpus_client.wire import ArrayRequest
+from corpus_client import CorpusLoader, Placement, Staging
+from corpus_client.network.replicas import Exchange, Replicas
+from corpus_client.network.wire import ArrayRequest
+from corpus_client.plan import state
 from scripts.benchmarks.corpus import NAME
 
 NUM_SLOTS = 4
@@ -31,16 +32,17 @@ NUM_SLOTS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What the workers of a process do.
+    """Say what the workers of a process do.
 
     Args:
+        url: of the server, or of several replicas.
         ranks: of the workers here.
         offsets: seconds after the common start at which each one's first batch is due.
         rows, length: of each worker's batch; the global batch has `rows * world_size` rows.
         num_batches: that each worker takes, one every `period_seconds`.
     """
 
-    url: str
+    url: str | list[str]
     ranks: list[int]
     offsets: list[float]
     world_size: int
@@ -51,7 +53,7 @@ class Job:
 
 
 class TimedReplicas(Replicas):
-    """Keeps when each request was sent and how long it took until its answer was whole and checked."""
+    """Record when each request was sent, and the time until its answer was complete and checked."""
 
     def __init__(self, into: list[tuple[float, float]], *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -71,7 +73,7 @@ class TimedReplicas(Replicas):
 
 
 class Worker:
-    """One rank: takes a batch whenever one is due.
+    """Take a batch of one rank whenever one is due.
 
     Attributes:
         requests: (when sent, seconds) of each.
@@ -88,22 +90,23 @@ class Worker:
         self.num_late = 0
         self.last = (-1, "")
         slot_bytes = -(-2 * job.rows * job.length // mmap.PAGESIZE) * mmap.PAGESIZE
-        # The loader has no seam for it: its requests are timed where it makes its connections.
-        with mock.patch.object(loader, "Replicas", partial(TimedReplicas, self.requests)):
+        # The loader offers no hook for this, so requests are timed where it makes its connections.
+        with mock.patch.object(state, "Replicas", partial(TimedReplicas, self.requests)):
             self.loader = CorpusLoader(
                 job.url,
                 corpus=NAME,
                 seq_len=job.length - 1,
                 global_batch_size=job.rows * job.world_size,
-                rank=rank,
-                world_size=job.world_size,
                 device="cpu",
                 dtype=None,
-                prefetch_bytes=NUM_SLOTS * slot_bytes,
+                staging=Staging(prefetch_bytes=NUM_SLOTS * slot_bytes),
+                placement=Placement(rank=rank, world_size=job.world_size),
             )
-        if self.loader.steps_per_request != 1:
-            raise RuntimeError(f"a request must ask for one step, not {self.loader.steps_per_request}")
+        num_steps = self.loader.prepared.steps_per_request
+        if num_steps != 1:
+            raise RuntimeError(f"a request must ask for one step, not {num_steps}")
         next(self.loader)
+        self.loader.seek(self.loader.step)  # hands the loader over to the worker's thread
 
     def run(self, start: float) -> None:
         """Take every batch when it is due, from `start` on (`time.monotonic`)."""
@@ -117,7 +120,7 @@ class Worker:
         self.last = (batch.step, hashlib.sha256(batch.tokens.numpy().tobytes()).hexdigest())
 
     def result(self, start: float) -> dict[str, Any]:
-        """What was measured since `start`, fit for JSON; the loader is closed."""
+        """Close the loader; return what was measured since `start`, fit for JSON."""
         stats = self.loader.stats()
         self.loader.close()
         return {
@@ -125,7 +128,7 @@ class Worker:
             "request_seconds": [seconds for sent, seconds in self.requests if sent >= start],
             "wait_seconds": self.waits,
             "late": self.num_late,
-            "retries": stats.retries,
+            "retries": stats.num_retries,
             "last": self.last,
         }
 
@@ -136,9 +139,11 @@ def main() -> None:
     workers = [Worker(job, rank, offset) for rank, offset in zip(job.ranks, job.offsets, strict=True)]
     print("ready", flush=True)
     start = float(sys.stdin.readline())
+    cpu = time.process_time()
     with ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(lambda worker: worker.run(start), workers))
-    print(json.dumps([worker.result(start) for worker in workers]), flush=True)
+    each = (time.process_time() - cpu) / len(workers)
+    print(json.dumps([{**worker.result(start), "cpu_seconds": each} for worker in workers]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""`scripts/gpu`: what can only be shown with a GPU."""
+"""`scripts/gpu`: what can only be shown with a GPU, or on many cores."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from corpus_client import CorpusLoader
-from corpus_client.tools.loads import Products
+from corpus_client import CorpusLoader, Staging
+from scripts.gpu_lib.work import Products
 
 ROWS, SEQ_LEN = 64, 1024
 CHUNK = 100
@@ -55,7 +55,7 @@ def soak(url: str, corpus: str, local_root: Path, device: torch.device, num_step
     delays = random.Random(0)
     products = Products(device, 512)
     plan: dict[str, Any] = {"corpus": corpus, "seq_len": SEQ_LEN, "global_batch_size": ROWS, "seed": 7}
-    rank: dict[str, Any] = {"rank": 0, "world_size": 1, "num_steps": num_steps}
+    plan["num_steps"] = num_steps
     mismatched = torch.zeros((), dtype=torch.int64, device=device)
     memory: list[tuple[int, int]] = []
 
@@ -65,9 +65,9 @@ def soak(url: str, corpus: str, local_root: Path, device: torch.device, num_step
             time.sleep(delays.random() * 0.003)
 
     with ExitStack() as stack:
-        loader = stack.enter_context(CorpusLoader(url, **plan, **rank, device=device))
-        local: dict[str, Any] = {"device": "cpu", "source": "indices", "local_root": local_root}
-        expecting = stack.enter_context(CorpusLoader(url, **plan, **rank, **local))
+        loader = stack.enter_context(CorpusLoader(url, **plan, device=device))
+        local = Staging(local_root=local_root)
+        expecting = stack.enter_context(CorpusLoader(url, **plan, device="cpu", staging=local))
         batches = (batch.tokens for batch in loader)
         done = 0
         while done < num_steps:

@@ -58,8 +58,7 @@ def _tour(
 ) -> int:
     """Returns the exit code of the training."""
     _title(console, "A corpus of the text that comes with Python")
-    corpus = text.build(HOME / "corpus", corpus_mb=corpus_mb, report=console.print)
-    console.print(f"{corpus} holds {' and '.join(text.SPLITS)}, as llm.c shards with a tokenizer.json")
+    corpus = text.build(HOME / "corpus", corpus_mb=corpus_mb, report=partial(console.print, markup=False))
 
     port = claim_port(port)
     url = f"http://{HOST}:{port}"
@@ -73,7 +72,7 @@ def _tour(
         checkpoint = HOME / f"{corpus.name}-{device}.pt"
         if fresh:
             checkpoint.unlink(missing_ok=True)
-        data = ["--corpus", "train", "--eval-corpus", "validation", "--vocab-size", str(text.VOCAB_SIZE)]
+        data = ["--corpus", "train", "--eval-corpus", "val", "--vocab-size", str(text.VOCAB_SIZE)]
         train = training.command(url, recipe, *data, "--checkpoint", str(checkpoint), *limit)
         _title(console, f"Training on {device}")
         console.print(shlex.join(train), markup=False)
@@ -91,10 +90,9 @@ def _tour(
 
 def _serve_command(corpora: Mapping[str, Path], *, port: int, state_dir: Path) -> list[str]:
     """What a person would type to serve these corpora on this machine only."""
-    program = os.path.relpath(Path(sys.executable).with_name("corpus-server"))
     named = [f"{name}={os.path.relpath(path)}" for name, path in corpora.items()]
     state = os.path.relpath(state_dir)
-    return [program, "serve", *named, "--host", HOST, "--port", str(port), "--state-dir", state]
+    return [text.program(), "serve", *named, "--host", HOST, "--port", str(port), "--state-dir", state]
 
 
 def _show_first_batch(console: Console, url: str, recipe: Recipe) -> None:

@@ -1,39 +1,34 @@
 """A corpus from text that every Python installation carries: the standard library and its documentation."""
 
 import hashlib
+import json
 import os
 import platform
+import shlex
+import subprocess
+import sys
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from corpus_server.corpus.publish import publishing
 
 VOCAB_SIZE = 8192
 END_OF_TEXT = "<|endoftext|>"
-SPLITS = ("train", "validation")
+SPLITS = ("train", "val")
 TOKENS_PER_SHARD = 1_000_000
-
-# A shard of llm.c for GPT-2: 256 int32, of which three are used, then uint16.
-_LLMC_MAGIC, _LLMC_VERSION, _LLMC_HEADER_WORDS = 20240520, 1, 256
-_ENCODE_TOGETHER = 64  # documents per call: enough for every core, little enough memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """One text and the part of the corpus that it belongs to."""
+    """One text and its name."""
 
     name: str
     text: str
-
-    @property
-    def split(self) -> str:
-        """The name decides, so that a larger corpus never moves a document: one in twenty validates."""
-        return "validation" if _digest(self.name)[0] % 20 == 0 else "train"
 
 
 def documents(max_bytes: int) -> Iterator[Document]:
@@ -51,32 +46,43 @@ def corpus_path(home: Path, *, corpus_mb: int) -> Path:
     return home / f"python-{platform.python_version()}-{corpus_mb}mb"
 
 
-def build(home: Path, *, corpus_mb: int, report: Callable[[str], None]) -> Path:
-    """Write `train/` and `validation/`, each with llm.c shards and a tokenizer.json, unless they are there.
+def program() -> str:
+    """`corpus-server` as a person in the current folder would type it."""
+    return os.path.relpath(Path(sys.executable).with_name("corpus-server"))
 
-    The folder is written under another name and renamed when whole, so that a crash never leaves half of it.
-    Returns the folder that holds the two.
+
+def build(home: Path, *, corpus_mb: int, report: Callable[[str], None]) -> Path:
+    """Build the corpora `train` and `val` with `corpus-server build`, unless they are there.
+
+    Returns the folder that holds the two. An interrupted build continues.
     """
     finished = corpus_path(home, corpus_mb=corpus_mb)
     if finished.is_dir():
         return finished
     home.mkdir(parents=True, exist_ok=True)
-    report("reading the standard library's text")
-    texts = list(documents(corpus_mb * 1_000_000))
-    report(f"training a byte-level BPE with {VOCAB_SIZE:,} tokens on {len(texts):,} documents")
-    tokenizer = train_tokenizer(document.text for document in texts)
-    with tempfile.TemporaryDirectory(dir=home, prefix=".building-") as building:
-        whole = Path(building, finished.name)
-        for split in SPLITS:
-            chosen = [document.text for document in texts if document.split == split]
-            if not chosen:
-                raise ValueError(f"{corpus_mb} MB of text leave nothing for {split}; raise --corpus-mb")
-            folder = whole / split
-            folder.mkdir(parents=True)
-            num_tokens = _write_shards(folder, tokenizer, chosen)
-            _write(folder / "tokenizer.json", tokenizer.to_str().encode())
-            report(f"{split}: {len(chosen):,} documents, {num_tokens:,} tokens")
-        _publish(whole, finished)
+    source, tokenizer = (finished.with_name(finished.name + end) for end in (".jsonl", ".tokenizer.json"))
+    if not tokenizer.exists():  # it is made last
+        report("reading the standard library's text")
+        texts = [document.text for document in documents(corpus_mb * 1_000_000)]
+        with publishing(source) as file:
+            file.writelines(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+        report(f"training a byte-level BPE with {VOCAB_SIZE:,} tokens on {len(texts):,} documents")
+        with publishing(tokenizer) as file:
+            file.write(train_tokenizer(texts).to_str().encode())
+    command = [program(), "build", os.path.relpath(source), "--tokenizer", os.path.relpath(tokenizer)]
+    command += [
+        "--split",
+        "val=0.05",
+        "--shard-tokens",
+        str(TOKENS_PER_SHARD),
+        "--out",
+        os.path.relpath(finished),
+    ]
+    report(shlex.join(command))
+    built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if built.returncode:
+        raise ValueError("corpus-server build says why above")
+    report(built.stdout.rstrip())
     return finished
 
 
@@ -115,40 +121,3 @@ def _is_test(name: Path) -> bool:
 
 def _digest(name: str) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=8).digest()
-
-
-def _write_shards(folder: Path, tokenizer: Tokenizer, texts: list[str]) -> int:
-    """Every document, END_OF_TEXT behind it, never cut by a shard's end. Returns the number of tokens."""
-    num_tokens, num_shards = 0, 0
-    pending: list[int] = []
-    [end_of_text] = tokenizer.encode(END_OF_TEXT).ids
-    for first in range(0, len(texts), _ENCODE_TOGETHER):
-        for encoding in tokenizer.encode_batch_fast(texts[first : first + _ENCODE_TOGETHER]):
-            pending += [*encoding.ids, end_of_text]
-        is_last = first + _ENCODE_TOGETHER >= len(texts)
-        if len(pending) >= TOKENS_PER_SHARD or (is_last and pending):
-            num_tokens, num_shards = num_tokens + len(pending), num_shards + 1
-            _write(folder / f"{folder.name}_{num_shards:06d}.bin", _llmc_shard(pending))
-            pending = []
-    return num_tokens
-
-
-def _llmc_shard(tokens: list[int]) -> bytes:
-    header = np.zeros(_LLMC_HEADER_WORDS, "<i4")
-    header[:3] = _LLMC_MAGIC, _LLMC_VERSION, len(tokens)
-    return header.tobytes() + np.asarray(tokens, "<u2").tobytes()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())  # the rename below must not reach the disk before the content
-
-
-def _publish(whole: Path, finished: Path) -> None:
-    try:
-        whole.rename(finished)
-    except OSError:
-        if not finished.is_dir():  # another quick start that ran at the same time may have been first
-            raise

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
-from corpus_client import CorpusLoader
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
+if TYPE_CHECKING:
+    from corpus_client import CorpusLoader
+
+# torch is imported late: some of these tests run in an environment that has none.
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("needs_cuda") is None or torch.cuda.is_available():
+    if item.get_closest_marker("needs_cuda") is None:
+        return
+    import torch
+
+    if torch.cuda.is_available():
         return
     reason = "torch sees no CUDA device here"
     if os.environ.get("CORPUS_REQUIRE_CUDA") == "1":
@@ -52,6 +60,9 @@ def server(corpus: ReferenceCorpus) -> Iterator[ReferenceServer]:
 @pytest.fixture
 def make_loader(server: ReferenceServer) -> Iterator[Callable[..., CorpusLoader]]:
     """Loaders of a small plan on `server`, closed at the end."""
+    pytest.importorskip("torch", reason="torch is not installed here")
+    from tests.loaders import open_loader
+
     loaders: list[CorpusLoader] = []
 
     def make(urls: str | list[str] | None = None, **changes: Any) -> CorpusLoader:
@@ -65,9 +76,24 @@ def make_loader(server: ReferenceServer) -> Iterator[Callable[..., CorpusLoader]
             "world_size": 1,
             "deadline_seconds": 20,
         }
-        loaders.append(CorpusLoader(urls or server.url, **{**options, **changes}))
+        loaders.append(open_loader(urls or server.url, **{**options, **changes}))
         return loaders[-1]
 
     yield make
     for loader in loaders:
         loader.close()
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """URL of a port whose backlog is full: connecting hangs, as through a firewall that drops."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    waiting = []
+    for _ in range(4):
+        peer = socket.socket()
+        peer.setblocking(False)
+        peer.connect_ex(listener.getsockname())
+        waiting.append(peer)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    for peer in (*waiting, listener):
+        peer.close()

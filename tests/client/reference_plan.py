@@ -23,6 +23,7 @@ class ReferenceCorpus:
     name: str
     shard_arrays: Sequence[np.ndarray]
     data_offset: int = 0
+    eot: int | None = None
 
     @property
     def dtype(self) -> np.dtype:

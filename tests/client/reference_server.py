@@ -36,7 +36,9 @@ class Fault:
     """What to do to one array answer.
 
     kind: cut | reset | checksum | shape | length | flip | busy | error | bad-request | slow | hole |
-        unknown-plan | header-plan | answer-late (once the next request has come on the same connection)
+        unknown-plan | header-plan | answer-late (once the next request has come on the same connection) |
+        pause (in the middle of the body) | hang-up (before the first byte) |
+        other-step (the whole, valid answer of the step behind it)
     at: where (bytes into the body) or for how long (seconds), by kind.
     """
 
@@ -61,6 +63,8 @@ class ReferenceServer:
         moved: whether the indices of a step are wrong.
         port: 0 for a free one; a fixed one to come back on.
         max_idle_seconds: close a connection that asks for nothing for so long.
+        token: what a request must carry; None: nothing.
+        host: loopback address to listen on.
     """
 
     corpora: list[ReferenceCorpus]
@@ -69,6 +73,8 @@ class ReferenceServer:
     plan_salt: str = ""
     tls: ssl.SSLContext | None = None
     max_idle_seconds: float | None = None
+    token: str | None = None
+    host: str = "127.0.0.1"
     plans: dict[str, dict[str, Any]] = field(default_factory=dict)
     num_arrays: int = 0
     num_posts: int = 0
@@ -91,12 +97,12 @@ class ReferenceServer:
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
 
     def start(self) -> None:
         self._open: set[socket.socket] = set()
         self._release = threading.Event()
-        self._http = _Server(("127.0.0.1", self.port), _Handler)
+        self._http = _Server((self.host, self.port), _Handler)
         self._http.reference = self
         if self.tls is not None:
             self._http.socket = self.tls.wrap_socket(self._http.socket, server_side=True)
@@ -123,7 +129,8 @@ class ReferenceServer:
         raise Problem(404, "unknown-corpus", f"no corpus is named {name!r}")
 
     def describe_plan(self, plan: dict[str, Any]) -> dict[str, Any]:
-        plan = {"stride": 1 if plan["order"] == "random" else plan["seq_len"], "skip_steps": [], **plan}
+        stride = 1 if plan["order"] == "random" else plan["seq_len"]
+        plan = {"version": 1, "stride": stride, "skip_steps": [], **plan}
         names = sources_of(plan)
         corpora = {name: self.corpus(name) for name in names}
         given = plan.get("fingerprints", {})
@@ -139,7 +146,7 @@ class ReferenceServer:
             "id": plan_id,
             "plan": plan,
             "sources": {
-                name: {"num_windows": 1, "fingerprint": corpus.fingerprint}
+                name: {"num_windows": 1, "fingerprint": corpus.fingerprint, "eot": corpus.eot}
                 for name, corpus in corpora.items()
             },
             "stages": [
@@ -147,6 +154,7 @@ class ReferenceServer:
                     "from_step": stage["from_step"],
                     "first_step": first_step_of(plan, number),
                     "global_batch_size": stage["global_batch_size"],
+                    "seq_len": stage.get("seq_len", plan["seq_len"]),
                 }
                 for number, stage in enumerate(plan["stages"])
             ],
@@ -206,6 +214,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, route: Callable[[], None]) -> None:
         self.ref.headers.append(dict(self.headers.items()))
         try:
+            if self.ref.token and self.headers["Authorization"] != f"Bearer {self.ref.token}":
+                self.close_connection = True  # a body was not read
+                raise Problem(401, "unauthorized", "no valid token")
             route()
         except Problem as problem:
             self._json(problem.body, problem.status, "application/problem+json")
@@ -279,6 +290,8 @@ class _Handler(BaseHTTPRequestHandler):
         plan = self.ref.plans[plan_id]
         rank, world_size = int(query.get("rank", 0)), int(query.get("world_size", 1))
         first, count = int(query["step"]), int(query.get("count", 1))
+        if fault is not None and fault.kind == "other-step":
+            first += 1
         self.ref.counts.append(count)
         with self.ref.lock:
             self.ref.paths.append(self.path)
@@ -294,64 +307,78 @@ class _Handler(BaseHTTPRequestHandler):
         array = np.asarray(steps, dtype=self.ref.dtype_of(plan) if what == "batches" else np.int64)
         if what == "indices" and self.ref.moved(plan, first):
             array[0, 0, 1] += 1
-        self._array(array, plan_id, query, fault)
+        form = "raw+tail" if query.get("checksum") == "tail" else "raw"
+        tag = f'"{plan_id}.{what}.{first}.{count}.{rank}.{world_size}.{form}"'
+        self._array(array, plan_id, query, fault, tag)
 
     def _array(
-        self, array: np.ndarray, plan_id: str | None, query: dict[str, str], fault: Fault | None = None
+        self,
+        array: np.ndarray,
+        plan_id: str | None,
+        query: dict[str, str],
+        fault: Fault | None = None,
+        tag: str | None = None,
     ) -> None:
         self.ref.num_arrays += 1
+        fault = fault or Fault("")
+        if fault.kind == "busy":
+            busy = {"type": "overloaded", "detail": "too much"}
+            self._json(busy, 503, "application/problem+json", Retry_After=str(int(fault.at)))
+            return
+        self._fail_before_the_answer(fault)
         body = bytearray(np.ascontiguousarray(array).tobytes())
-        kind = "" if fault is None else fault.kind
-        at = 0 if fault is None else fault.at
         verified = query.get("checksum") == "tail"
         tail = xxhash.xxh3_64_digest(bytes(body)) if verified else b""
         headers = {
             "Content-Length": str(len(body) + len(tail)),
             "Corpus-Shape": ",".join(map(str, array.shape)),
             "Corpus-Dtype": array.dtype.name,
+            "Corpus-Plan": plan_id,
+            "ETag": tag,
+            "Corpus-Checksum": "xxh3-64=tail" if verified else None,
         }
-        if plan_id is not None:
-            headers["Corpus-Plan"] = plan_id
-        if verified:
-            headers["Corpus-Checksum"] = "xxh3-64=tail"
-        if kind == "checksum":
+        wrong = {
+            "shape": {"Corpus-Shape": "1,1,1"},
+            "length": {"Content-Length": str(len(body) + len(tail) + 2)},
+            "header-plan": {"Corpus-Plan": 64 * "0"},
+        }
+        headers |= wrong.get(fault.kind, {})
+        if fault.kind == "checksum":
             tail = bytes(8)
-        elif kind == "shape":
-            headers["Corpus-Shape"] = "1,1,1"
-        elif kind == "length":
-            headers["Content-Length"] = str(len(body) + len(tail) + 2)
-        elif kind == "header-plan":
-            headers["Corpus-Plan"] = 64 * "0"
-        elif kind == "flip":
-            body[int(at) % len(body)] ^= 0x10
-        elif kind == "busy":
-            self._json(
-                {"type": "overloaded", "detail": "too much"},
-                503,
-                "application/problem+json",
-                Retry_After=str(int(at)),
-            )
-            return
-        elif kind == "error":
-            raise Problem(500, "internal-error", "it broke")
-        elif kind == "bad-request":
-            raise Problem(422, "answer-too-large", "too large", remedy="ask for less")
-        elif kind == "slow":
-            time.sleep(at)
-        elif kind == "answer-late":
-            self.rfile.peek(1)
-        elif kind == "hole":
-            self.ref._release.wait(60)
-            raise ConnectionAbortedError
+        elif fault.kind == "flip":
+            body[int(fault.at) % len(body)] ^= 0x10
         self.send_response(200)
         for name, text in headers.items():
-            self.send_header(name, text)
+            if text is not None:
+                self.send_header(name, text)
         self.end_headers()
-        if kind in ("cut", "reset"):
-            self.wfile.write(body[: int(at) % len(body)])
+        self._send_with_fault(body + tail, len(body), fault)
+
+    def _fail_before_the_answer(self, fault: Fault) -> None:
+        if fault.kind == "error":
+            raise Problem(500, "internal-error", "it broke")
+        if fault.kind == "bad-request":
+            raise Problem(422, "answer-too-large", "too large", remedy="ask for less")
+        if fault.kind == "slow":
+            time.sleep(fault.at)
+        elif fault.kind == "answer-late":
+            self.rfile.peek(1)
+        elif fault.kind == "hang-up":
+            raise ConnectionAbortedError
+        elif fault.kind == "hole":
+            self.ref._release.wait(60)
+            raise ConnectionAbortedError
+
+    def _send_with_fault(self, body: bytearray, array_bytes: int, fault: Fault) -> None:
+        if fault.kind in ("cut", "reset"):
+            self.wfile.write(body[: int(fault.at) % array_bytes])
             self.wfile.flush()
-            if kind == "reset":
+            if fault.kind == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
             raise ConnectionAbortedError
-        self.wfile.write(body + tail)
+        if fault.kind == "pause":
+            self.wfile.write(body[:100])
+            self.ref._release.wait(fault.at)
+            del body[:100]
+        self.wfile.write(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,6 +131,18 @@ def test_remote_tokens_above_the_sign_bit() -> None:
         x, _ = get_batch(f"{server.url}/web", 100, 8)
     assert x.min() >= 0
     assert x.max() >= 2**31
+
+
+def test_a_remote_corpus_of_another_process_is_refused(
+    server: ReferenceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both processes would read from one connection, each a part of the other's answers."""
+    remote = RemoteCorpus(server.url, "web")
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(errors.ForkedLoader, match="forked process"):
+            get_batch(remote, 4, 8)
+    remote.close()
 
 
 def test_too_short_remote_corpus() -> None:

@@ -1,4 +1,4 @@
-"""Compiled code sees batches of one kind: whichever place of a group they are views of."""
+"""Compiled code sees batches of one kind."""
 
 from __future__ import annotations
 
@@ -8,21 +8,14 @@ import pytest
 import torch
 
 from corpus_client import CorpusLoader
-from tests.client.delayed import DelayedDevice
 
 MakeLoader = Callable[..., CorpusLoader]
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.parametrize("grouped", [False, True])
-def test_step_is_compiled_once(
-    make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch, grouped: bool
-) -> None:
+def test_step_is_compiled_once(make_loader: MakeLoader) -> None:
     from torch._dynamo.testing import CompileCounter
 
-    if grouped:
-        device = DelayedDevice(group_bytes=1 << 12)
-        monkeypatch.setattr("corpus_client.loader.open_device", lambda *_, **__: device)
     torch.compiler.reset()
     counter = CompileCounter()
 

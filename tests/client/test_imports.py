@@ -1,19 +1,67 @@
-"""Imports point one way, shown in fresh interpreters."""
+"""Imports point one way: from room to room downwards, without circles, and lightly."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import importlib
 
 import pytest
+
+from tests import rooms
+from tests.rooms import loaded_by
+from tests.serving import ROOT
+
+PACKAGE = ROOT / "client" / "corpus_client"
+
+FLOORS = (
+    {"errors"},
+    {"observe"},
+    {"network"},
+    {"plan"},
+    {"staging"},
+    {"arrays", "batch", "prepared", "yielded"},
+    {"loader"},
+    {"dataset"},
+    {"integrations"},
+    {"__init__"},
+    {"tools"},
+    {"doctor"},
+    {"__main__"},
+)
+"""Rooms from the ground up. Rooms on one floor do not know each other."""
 
 WEB = {"fastapi", "starlette", "uvicorn", "pydantic"}
 
 
-def loaded_by(statement: str) -> set[str]:
-    code = f"{statement}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+@pytest.mark.parametrize("name", rooms.packages(PACKAGE))
+def test_every_package_says_what_it_offers_and_has_it(name: str) -> None:
+    """A room offers its modules and imports none of them, so that taking one does not load the others."""
+    package = importlib.import_module(name)
+    assert package.__all__, f"{name} offers nothing"
+    if package.__file__ == str(PACKAGE / "__init__.py"):
+        assert [offered for offered in package.__all__ if not hasattr(package, offered)] == []
+    else:
+        folder = PACKAGE.parent.joinpath(*name.split("."))
+        assert package.__all__ == sorted(path.stem for path in folder.glob("[!_]*.py"))
+
+
+def test_files_import_only_from_rooms_below_and_never_in_a_circle() -> None:
+    assert rooms.wrong_imports(PACKAGE, FLOORS) == []
+
+
+def test_a_wrong_import_would_be_seen() -> None:
+    found = rooms.imports(PACKAGE)
+    assert "staging.fetcher" in found["staging.pipeline"]
+    way = (
+        "__main__",
+        "doctor.host",
+        "tools.machine",
+        "loader",
+        "staging.slots",
+        "plan.state",
+        "network.wire",
+    )
+    floors = [rooms.floor(name, FLOORS) for name in way]
+    assert floors == sorted(set(floors), reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -21,11 +69,12 @@ def loaded_by(statement: str) -> set[str]:
     [
         ("import corpus_client", WEB | {"torch", "numpy", "httpx"}),
         ("import corpus_client.errors", WEB | {"torch", "numpy", "httpx"}),
-        ("import corpus_client.wire", WEB | {"torch", "numpy", "httpx"}),
-        ("import corpus_client.transport", WEB | {"torch", "numpy", "httpx"}),
-        ("import corpus_client.replicas", WEB | {"torch", "numpy"}),
-        ("import corpus_client.cli", WEB | {"corpus_server", "matplotlib"}),
-        ("import corpus_client.tools.timeline", WEB | {"corpus_server", "matplotlib", "torch", "numpy"}),
+        ("import corpus_client.network.wire", WEB | {"torch", "numpy", "httpx"}),
+        ("import corpus_client.network.transport", WEB | {"torch", "numpy", "httpx"}),
+        ("import corpus_client.network.replicas", WEB | {"torch", "numpy"}),
+        ("from corpus_client import ArrayLoader", WEB | {"torch", "typer", "threadpoolctl"}),
+        ("import corpus_client.__main__", WEB | {"torch", "numpy", "httpx", "typer"}),
+        ("from corpus_client.__main__ import make_app; make_app()", WEB | {"corpus_server", "matplotlib"}),
         ("from corpus_client import CorpusLoader, RemoteCorpus, get_batch", WEB | {"corpus_server"}),
         ("from corpus_client import CorpusIterableDataset", WEB | {"corpus_server", "torchdata"}),
     ],
@@ -34,14 +83,20 @@ def test_import_stays_light(statement: str, forbidden: set[str]) -> None:
     assert loaded_by(statement) & forbidden == set()
 
 
+@pytest.mark.parametrize("room", ["observe", "network", "plan"])
+def test_what_lies_below_the_staging_room_loads_no_torch(room: str) -> None:
+    statements = "; ".join(f"import {name}" for name in rooms.modules(PACKAGE, FLOORS, [room]))
+    assert loaded_by(statements) & {*WEB, "torch", "numpy"} == set()
+
+
 def test_the_check_can_fail() -> None:
     assert "torch" in loaded_by("from corpus_client import CorpusLoader")
 
 
 def test_a_loader_imports_no_http_library_while_it_is_awaited() -> None:
     making = (
-        "from corpus_client.control import ControlPlane\n"
-        "from corpus_client.endpoint import Endpoint\n"
+        "from corpus_client.network.control import ControlPlane\n"
+        "from corpus_client.network.endpoint import Endpoint\n"
         "{}ControlPlane(Endpoint.parse('http://127.0.0.1:1')).close()"
     )
     libraries = ("http", "h11", "anyio")

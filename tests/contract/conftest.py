@@ -12,14 +12,15 @@ import pytest
 
 from corpus_client import CorpusLoader
 from tests.conftest import ServedCorpus
+from tests.loaders import open_loader
 from tests.serving import RunningServer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def replicas(
     corpora: dict[str, ServedCorpus], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, list[str]]]:
-    """URLs by deployment: one process, four processes, three replicas."""
+    """URLs by deployment: one process, four processes, three replicas; tests must leave them as they are."""
     paths = {name: corpora[name].path for name in ("web", "mixed")}
     with ExitStack() as stack:
 
@@ -46,7 +47,7 @@ def make_loader(urls: str | list[str], **changes: Any) -> CorpusLoader:
         "world_size": 1,
         "deadline_seconds": 60,
     }
-    return CorpusLoader(urls, **{**options, **changes})
+    return open_loader(urls, **{**options, **changes})
 
 
 def take(loader: CorpusLoader, count: int) -> list[tuple[int, np.ndarray]]:

@@ -9,9 +9,7 @@ from tests.serving import RunningServer
 def test_server_says_how_long_it_took_and_the_client_believes_it_within_what_it_saw(
     server: RunningServer,
 ) -> None:
-    with CorpusLoader(
-        server.url, corpus="web", seq_len=16, global_batch_size=12, device="cpu", rank=0, world_size=1
-    ) as loader:
+    with CorpusLoader(server.url, corpus="web", seq_len=16, global_batch_size=12, device="cpu") as loader:
         for _ in range(40):
             next(loader)
         fetch = loader.stats().fetch

@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from corpus_client import Batch, CorpusIterableDataset, CorpusLoader, errors
+from corpus_client import Batch, CorpusIterableDataset, Network, errors
 from tests.conftest import ServedCorpus
+from tests.loaders import grouped, open_loader
 from tests.serving import RunningServer
 
 PLAN: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "seed": 7}
@@ -39,7 +40,7 @@ def url(corpora: dict[str, ServedCorpus], tmp_path_factory: pytest.TempPathFacto
 def make_dataset(url: str) -> Callable[..., CorpusIterableDataset]:
     def make(**changes: Any) -> CorpusIterableDataset:
         options = {**PLAN, "rank": 0, "world_size": 1, "deadline_seconds": 60, "num_steps": NUM_STEPS}
-        return CorpusIterableDataset(url, **{**options, **changes})
+        return CorpusIterableDataset(url, **grouped({**options, **changes}))
 
     return make
 
@@ -47,7 +48,7 @@ def make_dataset(url: str) -> Callable[..., CorpusIterableDataset]:
 def expected(url: str, start: int = 0, stop: int = NUM_STEPS, **changes: Any) -> list[tuple[int, list[Any]]]:
     """What a `CorpusLoader` yields."""
     options = {**PLAN, "rank": 0, "world_size": 1, "device": "cpu", **changes}
-    with CorpusLoader(url, start_step=start, num_steps=stop - start, **options) as loader:
+    with open_loader(url, start_step=start, num_steps=stop, **options) as loader:
         return listed(loader)
 
 
@@ -233,14 +234,13 @@ def test_state_at_resumes_with_any_number_of_workers(
 def test_states_go_from_loader_to_dataset_and_back(
     url: str, make_dataset: Callable[..., CorpusIterableDataset]
 ) -> None:
-    options = {**PLAN, "rank": 0, "world_size": 1, "device": "cpu"}
     dataset = make_dataset(num_steps=None)
-    with CorpusLoader(url, **options) as loader:
+    with open_loader(url, **PLAN, device="cpu") as loader:
         for _ in range(4):
             next(loader)
         dataset.load_state_dict(loader.state_dict())
     assert next(iter(dataset)).step == 4
-    with CorpusLoader(url, **options) as loader:
+    with open_loader(url, **PLAN, device="cpu") as loader:
         loader.load_state_dict(dataset.state_at(9))
         assert next(loader).step == 9
 
@@ -273,14 +273,14 @@ def test_a_mistake_is_found_where_the_dataset_is_made(
     make_dataset: Callable[..., CorpusIterableDataset],
 ) -> None:
     for changes, message in (
-        ({"device": "cuda"}, "device is not for a dataset"),
-        ({"step_stride": 2}, "step_stride is not for a dataset"),
+        ({"device": "cuda"}, "device and step_stride are not for a dataset"),
+        ({"step_stride": 2}, "device and step_stride are not for a dataset"),
         ({"num_steps": 0}, "num_steps must be an integer"),
-        ({"rank": 3, "world_size": 2}, "rank must be in"),
+        ({"rank": 3, "world_size": 2}, "rank must be an integer in"),
         ({"world_size": 5}, "divisible by world_size"),
     ):
         with pytest.raises(errors.InvalidArgument, match=message):
-            make_dataset(**{"rank": 0, **changes})
+            make_dataset(**changes)
     with pytest.raises(errors.UnknownCorpus):
         make_dataset(corpus="nothing")
     endless = make_dataset(num_steps=None)
@@ -294,7 +294,7 @@ def test_an_error_in_a_worker_reaches_the_training_loop(
     corpora: dict[str, ServedCorpus], tmp_path: Path
 ) -> None:
     with RunningServer({"web": corpora["web"].path}, tmp_path) as server:
-        dataset = CorpusIterableDataset(server.url, **PLAN, rank=0, world_size=1, deadline_seconds=0.2)
+        dataset = CorpusIterableDataset(server.url, **PLAN, network=Network(deadline_seconds=0.2))
     with pytest.raises(errors.DeadlineExceeded, match="no good answer from http"):
         next(iter(loaded(dataset, 1)))
 
@@ -302,10 +302,9 @@ def test_an_error_in_a_worker_reaches_the_training_loop(
 def test_a_stride_takes_every_nth_step(url: str) -> None:
     """And a loader that has one resumes with it."""
     whole = dict(expected(url, 0, 40))
-    options = {**PLAN, "rank": 0, "world_size": 1, "device": "cpu"}
-    with CorpusLoader(url, start_step=2, num_steps=30, step_stride=7, **options) as loader:
+    with open_loader(url, **PLAN, device="cpu", start_step=2, num_steps=32, step_stride=7) as loader:
         found = listed(loader)
         assert [step for step, _ in found] == [2, 9, 16, 23, 30]
         assert all(rows == whole[step] for step, rows in found)
-        loader.load_state_dict({**loader.state_dict(), "next_step": 23, "next_batch": None})
+        loader.load_state_dict(loader.state_at(23))
         assert [batch.step for batch in loader] == [23, 30]

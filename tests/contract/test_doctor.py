@@ -17,11 +17,11 @@ from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
 from tests.serving import RunningServer
 
-SMALL = ("--seq-len", "16", "--batch-size", "8", "--seconds", "0.2", "--requests", "5", "--device", "cpu")
+SMALL = ("--seq-len", "16", "--batch-size", "8", "--seconds", "0.2", "--device", "cpu")
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "from corpus_client.cli import main; main()"
+    code = "from corpus_client.__main__ import main; main()"
     environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
     return subprocess.run(
         [sys.executable, "-c", code, "doctor", *arguments],
@@ -72,39 +72,36 @@ def test_all_is_well(server: RunningServer, path: Path) -> None:
     assert "2 replicas agree on it" in checks["plan"][0]["found"]
     for check in checks["latency"]:
         figures = check["measured"]
-        assert 0 < figures["healthz_p50_seconds"] <= figures["healthz_p99_seconds"]
-        assert 0 < figures["row_p50_seconds"] <= figures["row_p99_seconds"]
+        for name in ("healthz_seconds", "row_seconds"):
+            assert 0 < figures[name]["median"] <= figures[name]["p99"]
     (bandwidth,), (bottleneck,) = checks["bandwidth"], checks["bottleneck"]
     assert bandwidth["measured"]["bytes_per_second"] == pytest.approx(
-        bandwidth["measured"]["tokens_per_second"] * 17 / 16 * 2
+        bandwidth["measured"]["tokens_per_second"] * 2
     )
-    assert bandwidth["measured"]["request_seconds"]["transfer"] == 0
+    assert sum(bandwidth["measured"]["stats"]["wait"].values()) > 0
     assert bottleneck["measured"]["shortest_step_seconds"] == pytest.approx(
         8 * 16 / bandwidth["measured"]["tokens_per_second"]
     )
-    assert {"cores", "memory", "page-locking", "GPU"} <= set(checks)
+    assert {"cores", "page-locking", "GPU"} <= set(checks)
 
 
 def test_a_table_for_people(server: RunningServer) -> None:
-    # Larger than what is made ahead: only such answers say how fast a server gathers.
-    larger = ("--seq-len", "128", "--batch-size", "64")
-    done = doctor(server.url, *SMALL, *larger, "--step-seconds", "60", "--world-size", "4")
+    done = doctor(server.url, *SMALL, "--step-seconds", "60", "--world-size", "4")
     assert (done.returncode, done.stderr) == (0, "")
     for line in (
         f"ok    server        {server.url}: ready, version 0.1.0, corpora: web",
         "ok    plan          ",
         "ok    bottleneck    data is not: a rank needs ",
-        "ok    all ranks     4 ranks need ",
     ):
         assert line in done.stdout, done.stdout
 
 
 def test_data_that_comes_too_slowly_fails_with_a_cause_and_a_fix(server: RunningServer) -> None:
-    code, checks = examined(server.url, "--step-seconds", "1e-9", "--tokens-per-step", "1e6")
+    code, checks = examined(server.url, "--step-seconds", "1e-9")
     assert code == 1
     (check,) = checks["bottleneck"]
     assert check["status"] == "fail"
-    assert check["measured"]["cause"] in ("server", "network", "host copy", "cores")
+    assert check["measured"]["cause"] in ("server", "network", "host", "retry")
     assert f"the cause is {check['measured']['cause']}" in check["found"]
 
 
@@ -122,7 +119,7 @@ def test_a_replica_that_is_away_fails_and_the_others_are_measured(server: Runnin
 def test_nobody_there(path: Path) -> None:
     code, checks = examined("http://127.0.0.1:1")
     assert code == 1
-    assert set(checks) == {"server", "cores", "GPU"}
+    assert set(checks) == {"server", "cores", "page-locking", "GPU"}
 
 
 def test_a_server_that_is_not_ready_says_why(tmp_path: Path) -> None:
@@ -182,9 +179,9 @@ def test_something_else_on_that_port(server: RunningServer) -> None:
         (("http://127.0.0.1:1", "--step-seconds", "0"), "error: step_seconds must be above 0, got 0.0"),
         (
             ("http://127.0.0.1:1", "--device", "gpu"),
-            "error: device must be 'cpu', 'cuda' or 'cuda:N', got 'gpu'",
+            "error: device must be 'cpu' or an accelerator that torch sees here, got 'gpu'",
         ),
-        (("http://127.0.0.1:1", "--device", "cuda:99"), "error: device 'cuda:99' is not here: torch "),
+        (("http://127.0.0.1:1", "--device", "cuda:99"), "error: device must be "),
     ],
 )
 def test_a_mistake_is_one_line(arguments: tuple[str, ...], message: str) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 
 from corpus_client import CorpusLoader
 from corpus_server.catalog import Catalog
+from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
-from corpus_server.settings import CorpusSpec
 from tests.corpora import write_raw
 from tests.serving import RunningServer
 
-PLAN_ID = "ca606bfda68ac9a7f227c6365de4e84e90114704c15fc7420c7a95bca0fee1a8"
+PLAN_ID = "07dfc42264bca300fee2415da359656b1d81d55436e357828709f026a1f6d419"
 LOCATIONS = "8f16c756432bd7625177ba653b384684b9f1d753f4be49b00f985021f0552f39"
 FIRST_BATCH = (
     "080c0f0c160c1d0c240c2b0c320c390c400c"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
+from corpus_client.errors import InvalidArgument
 from tests.conftest import ServedCorpus
 from tests.contract.conftest import local_root, make_loader
 from tests.reference import batch, one_source
@@ -17,18 +19,26 @@ SEQ_LEN, GLOBAL_BATCH = 16, 24
 WORLD_SIZES = (1, 2, 3, 4, 8)
 
 
-def _expected(corpora: dict[str, ServedCorpus], order: str, step: int, **part: int) -> np.ndarray:
+BOUNDED = {"shuffle": {"block_windows": 30, "group_blocks": 4}}
+SPELLED = {
+    **{order: (order, f"order={order}") for order in ("shuffle", "sequential", "random")},
+    "bounded": (BOUNDED, "order=shuffle&block_windows=30&group_blocks=4"),
+}
+
+
+def _expected(corpora: dict[str, ServedCorpus], order: Any, step: int, **part: int) -> np.ndarray:
     """Return the tokens of a rank in a step, by the slow reference: `(rows, SEQ_LEN + 1)`."""
     plan = one_source("web", SEQ_LEN, GLOBAL_BATCH, seed=7, order=order)
     return batch(plan, corpora["web"].shards, step, **part)[0]
 
 
-@pytest.mark.parametrize("order", ["shuffle", "sequential", "random"])
+@pytest.mark.parametrize("name", SPELLED)
 def test_any_deployment_answers_as_the_slow_reference(
-    order: str, corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
+    name: str, corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
 ) -> None:
-    """1,000 random (step, rank, world size) over the three orders, spread over five servers."""
-    draw = random.Random(f"triples {order}")
+    """1,300 random (step, rank, world size) over all orders, spread over five servers."""
+    order, spelled = SPELLED[name]
+    draw = random.Random(f"triples {name}")
     urls = [url for deployment in replicas.values() for url in deployment]
     with contextlib.ExitStack() as stack:
         connections = []
@@ -41,7 +51,7 @@ def test_any_deployment_answers_as_the_slow_reference(
             world_size = draw.choice(WORLD_SIZES)
             rank = draw.randrange(world_size)
             target = (
-                f"/v1/batches?corpus=web&seq_len={SEQ_LEN}&batch_size={GLOBAL_BATCH}&seed=7&order={order}"
+                f"/v1/batches?corpus=web&seq_len={SEQ_LEN}&batch_size={GLOBAL_BATCH}&seed=7&{spelled}"
                 f"&step={step}&rank={rank}&world_size={world_size}&format=raw"
             )
             bodies = {ask(connection, target).body for connection in draw.sample(connections, 2)}
@@ -49,12 +59,23 @@ def test_any_deployment_answers_as_the_slow_reference(
             assert bodies == {expected.astype("<u2").tobytes()}, (order, step, rank, world_size)
 
 
+def test_a_loader_takes_a_bounded_shuffle(
+    corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
+) -> None:
+    with make_loader(replicas["1 worker"], order=BOUNDED) as loader:
+        assert loader.state_dict()["plan"]["order"] == BOUNDED
+        for _, got in zip(range(10), loader, strict=False):
+            assert got.tokens.numpy().tolist() == _expected(corpora, BOUNDED, got.step).tolist()
+    with pytest.raises(InvalidArgument, match=r"order must be one of shuffle.*block_windows"):
+        make_loader(replicas["1 worker"], order={"shufle": {}})
+
+
 @pytest.mark.parametrize("deployment", ["1 worker", "4 workers", "3 replicas"])
 @pytest.mark.parametrize("source", ["batches", "indices"])
 def test_the_loader_delivers_the_same_bytes_from_everywhere(
     deployment: str, source: str, corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
 ) -> None:
-    local = {"source": "indices", "local_root": local_root(corpora)} if source == "indices" else {}
+    local = {"local_root": local_root(corpora)} if source == "indices" else {}
     with make_loader(replicas[deployment], start_step=1_000_000, **local) as loader:
         for _, got in zip(range(40), loader, strict=False):
             expected = _expected(corpora, "shuffle", got.step)

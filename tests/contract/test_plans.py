@@ -132,8 +132,8 @@ def test_world_sizes_in_any_sequence_over_two_stages(replicas: dict[str, list[st
 def test_the_receipt_is_the_checksum_of_the_batch(
     step: int, replicas: dict[str, list[str]], server: RunningServer
 ) -> None:
-    with _of_plan(replicas["1 worker"], PLAN, start_step=step) as loader:
-        state = loader.state_dict()
+    with _of_plan(replicas["1 worker"], PLAN) as loader:
+        state = loader.state_at(step, receipt=True)
     urls = [*replicas["1 worker"], server.url]
     with _of_plan(urls, PLAN) as loader:
         loader.load_state_dict(state)
@@ -166,9 +166,7 @@ def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path) -> None:
             make_loader(server.url, order="sequential") as loader,
         ):
             if name == "first":
-                for step in (6, 7):
-                    take(loader, step - loader.step)
-                    states[step] = loader.state_dict()
+                states = {step: loader.state_at(step, receipt=True) for step in (6, 7)}
             elif name == "seen":
                 with pytest.raises(errors.StateMismatch, match=r"fingerprints\.web: the state has 'sampl"):
                     loader.load_state_dict(states[7])

@@ -53,7 +53,7 @@ def test_the_loss_curve_is_that_of_the_undisturbed_run(tmp_path: Path) -> None:
             disturber.start()
             disturbed = _train(loader, pause_seconds=0.004)
             disturber.join()
-            assert loader.stats().retries > 0
+            assert loader.stats().num_retries > 0
     assert len(undisturbed) == NUM_STEPS
     assert disturbed == undisturbed
     assert undisturbed[-1] < undisturbed[0] - 0.5

@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
-import threading
+import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from scripts.benchmarks.proxy import CONFIGURATION, find_nginx
+from scripts.benchmarks.proxy import NGINX
 from tests.conftest import ServedCorpus
-from tests.contract.conftest import make_loader, take
 from tests.corpora import some_tokens, write_raw
 from tests.docker.proxy import RunningProxy
 from tests.serving import Answer, RunningServer, check_problem
 
-pytestmark = pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed here")
+pytestmark = pytest.mark.skipif(NGINX.find() is None, reason="nginx is not installed here")
 
 INLINE = "/v1/batches?corpus=web&seq_len=16&batch_size=8"
 
@@ -62,7 +59,7 @@ def batches(*servers: RunningServer, rows: int = 8, seq_len: int = 16) -> str:
 
 def num_answers(replicas: list[RunningServer], route: str = "/v1/batches") -> int:
     """How often the replicas answered, by their own count."""
-    pattern = rf'^corpus_requests_total{{route="{route}",status="\d+"}} (\S+)$'
+    pattern = rf'^corpus_requests_total{{route="{route}",status="\d+",via="\w+"}} (\S+)$'
     pages = [replica.get("/metrics").body.decode() for replica in replicas]
     return int(sum(float(count) for page in pages for count in re.findall(pattern, page, re.MULTILINE)))
 
@@ -83,6 +80,34 @@ def test_the_same_bytes_and_headers_from_the_cache_too(
             for name in ("ETag", "Cache-Control", "Corpus-Shape", "Corpus-Checksum", "Content-Length"):
                 assert answer.headers[name] == direct.headers[name]
         assert all("Server-Timing" not in answer.headers for answer in answers[1:])
+
+
+def test_cached_answers_to_pipelined_requests_are_sent_without_delay(
+    proxy: RunningProxy, replicas: list[RunningServer]
+) -> None:
+    """With tcp_nopush, the kernel holds the last packet back for 44 ms; an answer takes 0.1 ms otherwise.
+
+    Not so on a new connection, whose packets are acknowledged at once.
+    """
+    target = f"{batches(*replicas, rows=64, seq_len=256)}&step=1"
+    size = len(proxy.get(target).body)
+    request = f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    took = []
+    with (
+        socket.create_connection(("127.0.0.1", proxy.port)) as connection,
+        connection.makefile("rb") as answers,
+    ):
+        for _ in range(60):
+            began = time.monotonic()
+            for _ in range(3):
+                connection.sendall(request)
+            for _ in range(3):
+                assert "X-Cache: HIT\r\n" in "".join(
+                    line.decode() for line in iter(answers.readline, b"\r\n")
+                )
+                assert len(answers.read(size)) == size
+            took.append(time.monotonic() - began)
+    assert statistics.median(took) < 0.02, took
 
 
 def test_a_condition_is_answered_from_the_cache(proxy: RunningProxy, replicas: list[RunningServer]) -> None:
@@ -129,7 +154,7 @@ def test_errors_are_passed_on_and_not_kept(proxy: RunningProxy, replicas: list[R
         for _ in range(2):
             answer = proxy.get(target)
             check_problem(answer, status, slug)
-            assert answer.headers["X-Cache"] == "MISS"
+            assert answer.headers["X-Cache"] in ("MISS", "BYPASS")
 
 
 def test_an_answer_that_failed_once_is_asked_for_again(web: Path, tmp_path: Path) -> None:
@@ -185,39 +210,6 @@ def test_a_plan_that_only_one_replica_has_seen_is_known_behind_the_proxy(
     assert replicas[1].get(f"{target}&step=0").status == 404
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_replica_killed_under_load_is_no_failure(web: Path, tmp_path: Path, killed: int) -> None:
-    """Four ranks train through the proxy until a replica was killed and started again, twice."""
-    over = threading.Event()
-    with ExitStack() as stack:
-        replicas = [start(stack, web, tmp_path / name) for name in "ab"]
-        proxy = stack.enter_context(RunningProxy(replicas, tmp_path))
-        pool = stack.enter_context(ThreadPoolExecutor(4))
-        stack.callback(over.set)
-
-        def train(rank: int) -> list[tuple[int, np.ndarray]]:
-            received = []
-            with make_loader(proxy.url, rank=rank, world_size=4, prefetch_bytes=16_384) as loader:
-                while not over.wait(0.02):
-                    received += take(loader, 10)
-            return received
-
-        ranks = [pool.submit(train, rank) for rank in range(4)]
-        for _ in range(2):
-            time.sleep(0.3)
-            replicas[killed].kill()
-            time.sleep(0.3)
-            replicas[killed].start()
-        over.set()
-        with make_loader(replicas[1 - killed].url) as reference:
-            expected = take(reference, max(len(each.result()) for each in ranks))
-        for rank, received in enumerate(each.result() for each in ranks):
-            assert len(received) >= 20
-            for (step, tokens), (expected_step, whole) in zip(received, expected, strict=False):
-                assert step == expected_step
-                np.testing.assert_array_equal(tokens, whole[6 * rank : 6 * rank + 6])
-
-
 def test_no_replica_is_a_problem_that_says_so(web: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
         replicas = [start(stack, web, tmp_path / name) for name in "ab"]
@@ -240,43 +232,3 @@ def wait_for(server: RunningServer, target: str, status: int) -> Answer:
         time.sleep(0.1)
     assert answer.status == status
     return answer
-
-
-def test_heads_that_come_byte_by_byte_are_cut_off(proxy: RunningProxy) -> None:
-    """Some drip, some say nothing; meanwhile others are answered."""
-    with ExitStack() as stack:
-        address = ("127.0.0.1", proxy.port)
-        slow = {stack.enter_context(socket.create_connection(address)) for _ in range(40)}
-        dripping = set(list(slow)[::2])
-        for peer in dripping:
-            peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ")
-        deadline = time.monotonic() + 30
-        while slow and time.monotonic() < deadline:
-            assert proxy.get(f"{INLINE}&step=7").status == 200
-            slow -= {peer for peer in slow if was_closed(peer, drip=peer in dripping)}
-            time.sleep(0.5)
-        assert not slow
-
-
-def was_closed(peer: socket.socket, *, drip: bool) -> bool:
-    """Look whether the other side has ended the connection; `drip`: after one more byte of the head."""
-    peer.setblocking(False)
-    try:
-        if drip:
-            peer.sendall(b"x")
-        assert peer.recv(1) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def test_the_shipped_file_is_valid_as_it_is(tmp_path: Path) -> None:
-    """But for the names of its replicas, which only a deployment can resolve."""
-    text = CONFIGURATION.read_text().replace("server-1:", "127.0.0.1:").replace("server-2:", "127.0.0.1:")
-    (tmp_path / "nginx.conf").write_text(text)
-    command = [str(find_nginx()), "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf", "-e", "stderr"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stderr
-    assert "warn" not in said.stderr

@@ -33,4 +33,4 @@ class RecordingLoader(train.CorpusLoader):
 
 torch.set_num_threads(1)
 train.CorpusLoader = RecordingLoader
-train.main()
+sys.exit(train.main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import signal
 import subprocess
@@ -32,15 +33,10 @@ from tests.examples.running import (
 )
 from tests.serving import ROOT, RunningServer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUM_EXITS = int(os.environ.get("CORPUS_EXITS", "10")) // 10
 EXAMPLE = ROOT / "client" / "examples" / "train.py"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +132,15 @@ def test_sigterm_stops_all_ranks_after_the_same_step_with_a_checkpoint(
         assert len((tmp_path / "record" / f"{rank}.jsonl").read_text().splitlines()) == next_step
 
 
+@pytest.mark.timeout(60 * NUM_EXITS)
+def test_ranks_end_cleanly(url: str, tmp_path: Path) -> None:
+    """A thread of gloo may still work when the interpreter ends."""
+    for number in range(NUM_EXITS):
+        (folder := tmp_path / str(number)).mkdir()
+        finished = run(url, folder, ranks=2)
+        assert (finished.code, "complete" in finished.output) == (0, True), finished.errors
+
+
 def test_a_full_gpu_is_met_with_the_flag_to_change_and_that_flag_goes_on_with_the_run(
     train: ModuleType,
     url: str,
@@ -180,7 +185,8 @@ def make_trainer(
 
 def some_batch(step: int = 0) -> Batch:
     draw = torch.Generator().manual_seed(step)
-    return Batch(step, torch.randint(VOCABULARY, (8, 17), generator=draw))
+    tokens = torch.randint(VOCABULARY, (8, 17), generator=draw)
+    return Batch((tokens[:, :-1], tokens[:, 1:]), step)
 
 
 def gradients(trainer: Any) -> tuple[float, list[torch.Tensor]]:
@@ -239,7 +245,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(
     path = tmp_path / "checkpoint.pt"
     trainer = make_trainer(train, url=url, checkpoint=path)
     with trainer.open_loader("train", num_steps=5) as loader:
-        trainer.save(loader)
+        trainer.save(loader.state_dict())
         before = path.read_bytes()
 
         def fill_disk(state: object, file: Any) -> None:
@@ -248,7 +254,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(
 
         monkeypatch.setattr(torch, "save", fill_disk)
         with pytest.raises(OSError, match="No space left"):
-            trainer.save(loader)
+            trainer.save(loader.state_dict())
         assert path.read_bytes() == before
         trainer.restore(loader)
 
@@ -259,7 +265,7 @@ def test_a_checkpoint_of_another_model_or_order_is_refused(
     path = tmp_path / "checkpoint.pt"
     trainer = make_trainer(train, url=url, checkpoint=path)
     with trainer.open_loader("train", seed=1) as loader:
-        trainer.save(loader)
+        trainer.save(loader.state_dict())
     with (
         trainer.open_loader("train", seed=2) as loader,
         pytest.raises(ValueError, match="seed: the state has 1"),

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from corpus_server.catalog import Catalog
+from corpus_server.corpus.verify import record
+from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import FingerprintMismatch, InvalidPlan, UnknownCorpus, UnreadableCorpus
 from corpus_server.plan import Plan
-from corpus_server.settings import CorpusSpec
-from corpus_server.verify import record
 from tests.conftest import ServedCorpus
 from tests.corpora import open_descriptors, some_tokens, write_raw
 from tests.reference import batch, one_source
@@ -48,12 +48,14 @@ def test_the_description_of_a_bound_plan(catalog: Catalog) -> None:
         "num_windows": 2,
         "steps_per_epoch": 1.0,
         "fingerprint": catalog.corpus("docs").fingerprint,
+        "eot": None,
     }
     assert described["stages"] == [
         {
             "from_step": 0,
             "first_step": 0,
             "global_batch_size": 2,
+            "seq_len": 4,
             "weights_65536": {"docs": 65536},
             "positions": {"docs": 0},
             "excluded_windows": {},
@@ -96,7 +98,7 @@ def test_a_plan_made_before_hashes_were_recorded_still_binds(tmp_path: Path) -> 
     plan = Plan.from_json(one_source("a", 8, 4))
     with Catalog.open([spec]) as catalog:
         before = catalog.bind(plan).plan
-    record(spec.path)
+    record(spec)
     with Catalog.open([spec]) as catalog:
         assert catalog.bind(before).plan.id == before.id
         after = catalog.bind(plan).plan

@@ -17,7 +17,7 @@ import pytest
 from corpus_server import __version__
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
-from tests.serving import RunningServer, command, environment
+from tests.serving import ROOT, RunningServer, command, environment
 
 
 def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,8 @@ def test_version() -> None:
 def test_help_names_every_command_and_succeeds() -> None:
     said = run("--help")
     assert said.returncode == 0
-    assert all(name in said.stdout for name in ("serve", "inspect", "verify", "index", "plans"))
+    names = ("serve", "inspect", "verify", "index", "build", "merge", "plans")
+    assert all(name in said.stdout for name in names)
 
 
 def test_inspect_describes_a_folder(corpora: dict[str, ServedCorpus]) -> None:
@@ -50,12 +51,103 @@ def test_inspect_describes_a_folder(corpora: dict[str, ServedCorpus]) -> None:
         assert part in said.stdout
 
 
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """nanoGPT's folder: 100 tokens of train.bin, 50 of val.bin."""
+    folder = tmp_path_factory.mktemp("data") / "owt"
+    folder.mkdir()
+    write_raw(folder / "train.bin", some_tokens(100))
+    write_raw(folder / "val.bin", some_tokens(50, seed=1))
+    return folder
+
+
+@pytest.mark.parametrize("command_name", ["inspect", "verify", "index", "serve"])
+def test_training_and_validation_files_are_no_corpus(splits: Path, command_name: str, tmp_path: Path) -> None:
+    said = run(command_name, f"{splits},eot=0", cwd=tmp_path)
+    assert said.returncode == 2
+    assert "its files are of several splits: train (train.bin), val (val.bin)" in said.stderr
+    for choice in (f"{splits}#train", f"{splits}#val", f"corpus-server serve {splits} --splits"):
+        assert choice in said.stderr
+
+
+def test_a_corpus_is_served_under_the_name_that_inspect_shows(splits: Path, tmp_path: Path) -> None:
+    texts = [
+        f"{splits}#train",
+        f"{splits}/v*.bin,token_range=10,50",
+        f"{splits}/val.bin,eot=9",
+        f"a={splits}#all",
+    ]
+    shown = [json.loads(run("inspect", text, "--json").stdout) for text in texts]
+    assert [(each["name"], each["num_tokens"]) for each in shown] == [
+        ("owt-train", 100),
+        ("owt", 40),
+        ("val", 50),
+        ("a", 150),
+    ]
+    assert [each["eot"] for each in shown] == [None, None, 9, None]
+    config = f'[corpora.b]\npath = "{splits}"\nexclude = ["v*"]\ntoken_range = [0, 7]\n'
+    with RunningServer({}, tmp_path, config=config, arguments=texts) as server:
+        described = server.get("/v1/corpora").json()["corpora"]
+    for each in shown:
+        del each["inspected"]  # what only inspect says
+    assert [each for each in described if each["name"] != "b"] == shown
+    assert [each["num_tokens"] for each in described if each["name"] == "b"] == [7]
+
+
+def test_each_split_is_served_under_a_name_of_its_own(splits: Path, tmp_path: Path) -> None:
+    named = {"x": splits, "val": splits / "val.bin"}
+    with RunningServer(named, tmp_path, arguments=["--splits"]) as server:
+        described = server.get("/v1/corpora").json()["corpora"]
+    assert {each["name"]: each["num_tokens"] for each in described} == {
+        "x-train": 100,
+        "x-val": 50,
+        "val": 50,
+    }
+
+
+def test_a_package_that_is_missing_is_named_at_start(splits: Path, tmp_path: Path) -> None:
+    """And not at the first request for text."""
+    (tmp_path / "tokenizers.py").write_text("raise ImportError('not here')")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    corpus = f"{splits}#train,tokenizer={tmp_path / 'tokenizer.json'}"
+    ended = subprocess.run(
+        command("serve", corpus), capture_output=True, text=True, check=False, timeout=60,
+        env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])),
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert "tokenizer.json needs the package 'tokenizers', which is not installed" in ended.stderr
+    assert "pip install 'corpus-server[text]'" in ended.stderr
+
+
 def test_inspect_as_json(corpora: dict[str, ServedCorpus]) -> None:
     said = run("inspect", corpora["docs"].path, "--json")
     described = json.loads(said.stdout)
-    assert (described["name"], described["num_tokens"], described["num_documents"]) == ("docs.bin", 11, 3)
+    assert (described["name"], described["num_tokens"], described["num_documents"]) == ("docs", 11, 3)
     assert [shard["format"] for shard in described["shards"]] == ["megatron"]
     assert said.stderr == ""
+
+
+def test_inspect_says_why_a_file_is_what_and_what_is_left_out(tmp_path: Path) -> None:
+    write_raw(tmp_path / "token_ids_part_0.npy", [72, 105, 10, 256] * 5)
+    write_raw(tmp_path / "labels_mask_part_0.npy", [1] * 10)
+    said = run("inspect", f"{tmp_path},tokenizer=bytes", "--seq-len", "6", "--json")
+    described = json.loads(said.stdout)["inspected"]
+    assert described["reasons"]["token_ids_part_0.npy"].startswith("named .npy, without the NPY header")
+    assert described["sample"] == {"num_tokens": 20, "smallest": 10, "largest": 256}
+    assert described["windows"] == {"seq_len": 6, "num_windows": 3, "num_tokens_dropped": 1}
+    assert described["other_files"] == {"labels_mask_part_0.npy": "a loss mask of OLMo"}
+    assert "holds token 256, which its tokenizer (bytes) does not know" in described["text"]
+    assert "holds token 256, but the ids of its tokenizer (bytes) are below 256" in said.stderr
+    shown = run("inspect", f"{tmp_path},tokenizer=bytes,token_range=0,3", "--seq-len", "6")
+    assert shown.stderr == ""
+    for part in (
+        "1 x olmo: named .npy",
+        "105 among 3 sampled tokens",
+        "3 tokens at the ends",
+        "loss mask",
+        "Hi",
+    ):
+        assert part in " ".join(shown.stdout.split())
 
 
 def test_verify_records_confirms_and_finds_damage(tmp_path: Path) -> None:
@@ -80,11 +172,11 @@ def test_index_gives_a_corpus_documents(tmp_path: Path) -> None:
     folder.mkdir()
     write_raw(folder / "0.bin", [1, 50256, 2, 3, 50256, 4])
     write_raw(folder / "1.bin", [5, 50256])
-    done = run("index", folder, "--eot", "50256")
+    done = run("index", f"{folder},eot=50256")
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 documents in 8 tokens" in done.stdout
     assert "2 shards indexed" in done.stdout
-    assert "2 shards were indexed already" in run("index", folder, "--eot", "50256").stdout
+    assert "2 shards were indexed already" in run("index", f"{folder},eot=50256").stdout
     assert json.loads(run("inspect", folder, "--json").stdout)["num_documents"] == 4
     (tmp_path / "server").mkdir()
     with RunningServer({"c": folder}, tmp_path / "server") as server:
@@ -96,21 +188,23 @@ def test_index_gives_a_corpus_documents(tmp_path: Path) -> None:
 
 def test_index_warns_of_an_id_that_occurs_nowhere(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [1, 2, 3])
-    done = run("index", path, "--eot", "0")
+    done = run("index", f"{path},eot=0")
     assert done.returncode == 0
     assert "token 0 occurs nowhere: is it the right id?" in done.stderr
-    again = json.loads(run("index", path, "--eot", "0", "--json").stdout)
+    again = json.loads(run("index", f"{path},eot=0", "--json").stdout)
     assert (again["found_nowhere"], again["num_documents"], again["shards"][0]["action"]) == (True, 1, "kept")
 
 
 def test_index_mistakes_are_one_clear_line(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [1, 2, 3])
-    for arguments, message in (
-        ([path], "Missing option '--eot'"),
-        ([path, "--eot", "65536"], "eot must be a token id in [0, 65535] (uint16 tokens), got 65536"),
-        ([tmp_path / "none", "--eot", "0"], "found nothing"),
+    for corpus, message in (
+        (path, f"the id of the end-of-text token is missing (corpus-server index {path},eot=ID)"),
+        (f"{path},eot=65536", "eot must be a token id in [0, 65535] (uint16 tokens), got 65536"),
+        (f"{path},eot=x", "eot must be an id, 0 or more, got 'x'"),
+        (f"{path},eto=0", "unknown eto; known are dtype, earlier, eot, exclude,"),
+        (tmp_path / "none,eot=0", "found nothing"),
     ):
-        said = run("index", *arguments)
+        said = run("index", corpus)
         assert (said.returncode, said.stdout) == (2, "")
         assert message in said.stderr
         assert "Traceback" not in said.stderr
@@ -130,7 +224,7 @@ def test_ctrl_c_while_indexing_is_no_traceback_and_leaves_nothing(tmp_path: Path
     with path.open("wb") as file:
         file.truncate(20 * 10**9)  # holes: takes half a minute to read and no space
     with subprocess.Popen(
-        command("index", path, "--eot", "1"), stderr=subprocess.PIPE, text=True, env=environment()
+        command("index", f"{path},eot=1"), stderr=subprocess.PIPE, text=True, env=environment()
     ) as process:
         deadline = time.monotonic() + 30
         while not (tmp_path / ".large.bin.documents.tmp").exists():
@@ -175,13 +269,20 @@ MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
     ("device", lambda folder: [Path("/dev/null")], "regular file"),
     ("name", lambda folder: [f"a b={folder}"], "corpus name 'a b'"),
     ("same-name", lambda folder: [*good()(folder), *good()(folder)], "two corpora are named 'a'"),
-    ("dtype", good("--dtype", "float32"), "dtype must be one of uint8"),
-    ("tokenizer", good("--tokenizer", "/none.json"), "found no file /none.json"),
+    ("dtype", lambda folder: [f"{good()(folder)[0]},dtype=float32"], "dtype must be one of uint8"),
+    ("tokenizer", lambda folder: [f"{good()(folder)[0]},tokenizer=/no"], "/no: the tokenizer cannot be read"),
     ("port-range", good("--port", "65536"), r"port must be in \[0, 65535\]"),
     ("port-text", good("--port", "http"), "Invalid value for '--port'"),
     ("workers", good("--workers", "0"), "workers must be in"),
     ("log-level", good("--log-level", "loud"), "log_level must be one of .* got 'loud'"),
-    ("host", good("--host", "none.invalid", "--port", "0"), "cannot listen on host none.invalid, port 0"),
+    (
+        "host",
+        good("--host", "none.invalid", "--port", "0", "--allow-anyone"),
+        "cannot listen on host none.invalid, port 0",
+    ),
+    ("no-tokens", good("--host", "0.0.0.0", "--port", "0"), "--allow-anyone"),
+    ("tls", good("--tls-certificate", "none.pem", "--tls-key", "none.pem"), "TLS cannot use .*none.pem"),
+    ("half-tls", good("--tls-key", "none.pem"), "tls_certificate and tls_key belong together"),
     ("option", good("--prot", "1"), "No such option: --prot"),
     ("no-config", lambda folder: ["--config", folder / "none.toml"], "none.toml.* does not exist"),
     ("config-toml", config("port: 1"), "cannot read"),
@@ -202,7 +303,15 @@ def test_a_mistake_is_one_clear_line_and_no_server(
     assert said.returncode not in (0, -signal.SIGTERM)
     assert "Traceback" not in said.stderr
     assert len([line for line in said.stderr.splitlines() if re.search(message, line)]) == 1, said.stderr
-    assert "Started" not in said.stderr
+    assert "is ready" not in said.stderr
+
+
+@pytest.mark.parametrize("command_name", ["verify", "index"])
+def test_commands_that_take_local_files_say_what_to_do_with_a_url(command_name: str) -> None:
+    result = run(command_name, "s3://bucket/web")
+    assert result.returncode == 2
+    assert "s3://bucket/web: lies in an object store, and this command takes local" in result.stderr
+    assert "on a copy" in result.stderr
 
 
 @pytest.mark.parametrize("command_name", ["inspect", "verify"])
@@ -226,7 +335,7 @@ def test_a_port_in_use_ends_the_server(tmp_path: Path, workers: str) -> None:
     assert time.monotonic() - began < 30
     assert f"cannot listen on host 127.0.0.1, port {port}: Address already in use" in said.stderr
     assert "Traceback" not in said.stderr
-    assert "Started" not in said.stderr
+    assert "is ready" not in said.stderr
 
 
 def test_output_to_a_closed_pipe_is_no_traceback(corpora: dict[str, ServedCorpus]) -> None:

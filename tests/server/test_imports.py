@@ -1,64 +1,90 @@
-"""Imports point one way, shown in fresh interpreters."""
+"""Imports point one way: from room to room downwards, without circles, and lightly."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import importlib
 
 import pytest
 
-from tests.serving import ROOT, environment
+from tests import rooms
+from tests.serving import ROOT
 
-OUTSIDE_THE_CORE = ("web", "settings", "cli", "__main__")
-WEB_FRAMEWORK = ("fastapi", "starlette", "uvicorn", "pydantic")
 PACKAGE = ROOT / "corpus_server"
 
+FLOORS = (
+    {"errors", "__init__"},
+    {"extras", "corpus_spec"},
+    {"settings", "access", "plan", "corpus"},
+    {"stores"},
+    {"read", "building"},
+    {"catalog", "plan_store", "metrics"},
+    {"known_plans", "live"},
+    {"data"},
+    {"web"},
+    {"run"},
+    {"cli"},
+    {"__main__"},
+)
+"""Rooms from the ground up. Rooms on one floor do not know each other."""
 
-def modules(*, core: bool) -> list[str]:
-    """Return the importable modules of the package; `core` leaves out what may know the web."""
-    found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts[-1] == "__init__":
-            parts = parts[:-1]
-        if parts != ("__main__",) and not (core and parts[:1] and parts[0] in OUTSIDE_THE_CORE):
-            found.append(".".join(("corpus_server", *parts)))
-    return found
+WEB_FRAMEWORK = ("fastapi", "starlette", "uvicorn")
+# Packages of the extras: an installation without them must work.
+OPTIONAL = ("tokenizers", "tiktoken", "sentencepiece", "pyarrow", "zstandard", "ray", "obstore")
+
+
+@pytest.mark.parametrize("name", rooms.packages(PACKAGE))
+def test_every_package_says_what_it_offers_and_has_it(name: str) -> None:
+    package = importlib.import_module(name)
+    assert package.__all__, f"{name} offers nothing"
+    assert [offered for offered in package.__all__ if not hasattr(package, offered)] == []
+
+
+def test_files_import_only_from_rooms_below_and_never_in_a_circle() -> None:
+    assert rooms.wrong_imports(PACKAGE, FLOORS) == []
+
+
+def test_a_wrong_import_would_be_seen() -> None:
+    found = rooms.imports(PACKAGE)
+    assert {"data.service", "read.gather", "plan.sampler"} <= set(found)
+    assert "data.exchange" in found["data.door"]
+    way = ("web.app", "data.door", "read.gather", "plan.sampler")
+    floors = [rooms.floor(name, FLOORS) for name in way]
+    assert floors == sorted(set(floors), reverse=True)
 
 
 def loaded_by(*names: str) -> set[str]:
-    """Return the top-level modules that importing `names` loads in a fresh interpreter."""
-    script = "import sys\n" + "".join(f"import {name}\n" for name in names)
-    script += "print(*{name.partition('.')[0] for name in sys.modules})"
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True
-    )
-    return set(ended.stdout.split())
+    """Return the modules that importing `names` loads in a fresh interpreter."""
+    return rooms.loaded_by("".join(f"import {name}\n" for name in names))
 
 
-def test_the_list_of_core_modules_is_complete() -> None:
-    core = modules(core=True)
-    assert {"corpus_server", "corpus_server.gather", "corpus_server.plan.sampler"} <= set(core)
-    assert not any(name.startswith("corpus_server.web") for name in core)
-    assert len(core) > 20
+def modules(*names: str) -> list[str]:
+    return rooms.modules(PACKAGE, FLOORS, names)
 
 
 def test_the_package_itself_is_light() -> None:
-    assert not loaded_by("corpus_server") & {"torch", "numpy", *WEB_FRAMEWORK}
+    assert not loaded_by("corpus_server") & {"torch", "numpy", "pydantic", *WEB_FRAMEWORK}
 
 
-def test_the_core_loads_no_web_framework_and_no_torch() -> None:
-    assert not loaded_by(*modules(core=True)) & {"torch", "typer", "rich", "tokenizers", *WEB_FRAMEWORK}
+def test_what_lies_below_the_data_plane_loads_no_web_framework() -> None:
+    core = modules("errors", "plan", "corpus", "read", "catalog", "plan_store", "known_plans")
+    assert not loaded_by(*core) & {"torch", "typer", "rich", *OPTIONAL, "pydantic", *WEB_FRAMEWORK}
+
+
+def test_the_data_plane_loads_no_web_framework() -> None:
+    assert not loaded_by(*modules("data")) & {"torch", "typer", "rich", *OPTIONAL, *WEB_FRAMEWORK}
 
 
 def test_nothing_of_the_server_loads_torch_or_the_client() -> None:
-    assert not loaded_by(*modules(core=False)) & {"torch", "corpus_client"}
+    everything = sorted(
+        f"corpus_server.{name}" for name in rooms.imports(PACKAGE) if name not in ("__init__", "__main__")
+    )
+    assert not loaded_by(*everything) & {"torch", "corpus_client"}
 
 
 def test_the_command_line_loads_no_web_framework_until_it_serves() -> None:
-    assert not loaded_by("corpus_server.cli") & {"torch", *WEB_FRAMEWORK}
+    assert not loaded_by("corpus_server.cli") & {"torch", "pydantic", *WEB_FRAMEWORK}
 
 
-@pytest.mark.parametrize("name", WEB_FRAMEWORK)
+@pytest.mark.parametrize("name", [*WEB_FRAMEWORK, "pydantic"])
 def test_these_tests_can_fail(name: str) -> None:
-    assert name in loaded_by("corpus_server.web.app")
+    assert name in loaded_by("corpus_server.web.app", "corpus_server.web.ordinary")

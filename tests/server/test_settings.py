@@ -7,40 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from corpus_server.cli import app
+from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
-from corpus_server.settings import CorpusSpec, Settings, default_state_dir
+from corpus_server.settings import EXPOSED, Settings, all_settings, default_state_dir
+from tests.serving import ROOT
 
 WEB = CorpusSpec(name="web", path=Path("/data/web"))
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "path"),
-    [
-        ("/data/web", "web", "/data/web"),
-        ("/data/train.bin", "train", "/data/train.bin"),
-        ("web=/data/x.bin", "web", "/data/x.bin"),
-        ("web.v2=/data/x", "web.v2", "/data/x"),
-        ("/data/a=b/web", "web", "/data/a=b/web"),
-        ("web=/data/a=b", "web", "/data/a=b"),
-    ],
-)
-def test_a_corpus_on_the_command_line(text: str, name: str, path: str) -> None:
-    assert CorpusSpec.parse(text) == CorpusSpec(name=name, path=Path(path))
-
-
-def test_a_relative_path_is_resolved_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert CorpusSpec.parse("web=data/../x.bin").path == tmp_path / "x.bin"
-    assert CorpusSpec.parse(".").path == tmp_path
-
-
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", ".web", "-web", "a/b", "a b", "ä", "web\n", "web\x00", "a" * 129, "a?b", "a%2fb"]
-)
-def test_names_that_would_not_survive_a_url_are_refused(name: str) -> None:
-    with pytest.raises(InvalidParameter, match="NAME=PATH"):
-        CorpusSpec(name=name, path=Path("/data"))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +31,10 @@ def test_names_that_would_not_survive_a_url_are_refused(name: str) -> None:
         ({"send_timeout_seconds": 0}, "send_timeout_seconds"),
         ({"send_timeout_seconds": float("nan")}, "got nan"),
         ({"keep_alive_seconds": "75"}, "got '75'"),
+        ({"log_level": "loud"}, "log_level must be one of critical, .*debug, got 'loud'"),
+        ({"host": 3}, "host must be a string, got 3"),
+        ({"state_dir": "/s"}, "state_dir must be a path, got '/s'"),
+        ({"workers": None}, "workers must be in .* got None"),
         ({"corpora": ()}, "no corpus to serve"),
         ({"corpora": (WEB, WEB)}, "two corpora are named 'web'"),
     ],
@@ -79,7 +58,7 @@ def test_a_file_and_the_command_line(tmp_path: Path) -> None:
         '[corpora.code]\npath = "/data/code"\ntokenizer = "bytes"\n'
     )
     other = CorpusSpec(name="other", path=Path("/o"))
-    settings = Settings.from_toml(tmp_path / "corpus.toml", corpora=(other,), port=9, host=None)
+    settings = Settings.read(tmp_path / "corpus.toml", corpora=(other,), port=9, host=None)
     assert settings == Settings(
         corpora=(
             CorpusSpec(name="web", path=tmp_path / "web", dtype="uint32"),
@@ -108,11 +87,16 @@ FILE_MISTAKES: list[tuple[str, bytes | str, str]] = [
     ("corpora-no-table", "corpora = 3", r"corpora.* must be a table"),
     ("corpora-array", '[[corpora]]\npath = "/data"', r"corpora.* must be a table"),
     ("corpus-no-table", '[corpora]\nweb = "/data"', r"corpora\.web.* must be a table"),
+    ("path-nul", '[corpora.web]\npath = "a\\u0000"', r"path must be a string, got 'a\\x00'"),
     ("path-number", "[corpora.web]\npath = 3", r"path must be a string, got 3"),
     ("dtype-number", CORPUS + "dtype = 16", r"dtype must be a string, got 16"),
     ("tokenizer-list", CORPUS + "tokenizer = []", r"tokenizer must be a string, got \[\]"),
+    ("eot-text", CORPUS + 'eot = "x"', r"\[corpora\.web\]: eot must be an id, 0 or more, got 'x'"),
+    ("include-number", CORPUS + "include = [3]", r"include must be a string, got 3"),
+    ("exclude-text", CORPUS + 'exclude = ""', r"exclude must be"),
+    ("token-range", CORPUS + "token_range = [3, 2]", r"token_range must be start and stop, .* got \[3, 2\]"),
     ("host-number", CORPUS + "[server]\nhost = 127", r"host must be a string, got 127"),
-    ("state-dir-number", CORPUS + "[server]\nstate_dir = 1", r"state_dir must be a string, got 1"),
+    ("state-dir-number", CORPUS + "[server]\nstate_dir = 1", r"state_dir must be a path, got 1"),
     ("nothing", "", "no corpus to serve"),
 ]
 
@@ -124,13 +108,13 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, content: bytes | str, me
     path = tmp_path / "corpus.toml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InvalidParameter, match=message) as caught:
-        Settings.from_toml(path)
+        Settings.read(path)
     assert "\n" not in caught.value.detail
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match=r"cannot read .*none\.toml"):
-        Settings.from_toml(tmp_path / "none.toml")
+        Settings.read(tmp_path / "none.toml")
 
 
 def test_the_state_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,3 +129,47 @@ def test_the_state_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
 def test_settings_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings(corpora=(WEB,)).port = 1  # type: ignore[misc]
+
+
+def settings_table() -> str:
+    """Return a Markdown table for the docs: the option of `serve`, its key under `[server]`, and so on."""
+    lines = ["| option | default | with `--exposed` | accepted | |", "|---|---|---|---|---|"]
+    for each in all_settings():
+        accepted = each.expected.removeprefix("in ")
+        option = each.name.replace("_", "-")
+        strict = EXPOSED.get(each.name, "")
+        lines.append(
+            f"| `--{option}`, `{each.name}` | {each.default} | {strict} | {accepted} | {each.help} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def test_every_setting_is_an_option_and_stands_in_the_docs() -> None:
+    """Both are derived from the fields; after a change of one, `settings_table()` gives the new table."""
+    options = {each for command in get_command(app).commands["serve"].params for each in command.opts}  # type: ignore[attr-defined]
+    for setting in all_settings():
+        assert f"--{setting.name.replace('_', '-')}" in options
+        assert setting.help.endswith(".")
+    assert settings_table() in (ROOT / "docs" / "operations.md").read_text()
+
+
+def test_the_default_of_every_setting_is_accepted() -> None:
+    settings = Settings(corpora=(WEB,))
+    for setting in all_settings():
+        setting.check(getattr(settings, setting.name))
+
+
+def test_an_exposed_server_has_strict_defaults(tmp_path: Path) -> None:
+    """And whatever is said otherwise has priority, in the file or on the command line."""
+    tokens = tmp_path / "tokens.toml"
+    config = tmp_path / "corpus.toml"
+    config.write_text('[server]\nexposed = true\nkeep_alive_seconds = 40\n[corpora.web]\npath = "web"\n')
+    settings = Settings.read(config, tokens=tokens, max_connections=9)
+    for name, value in EXPOSED.items():
+        said = {"keep_alive_seconds": 40, "max_connections": 9}
+        assert getattr(settings, name) == said.get(name, value)
+    for name, value in EXPOSED.items():
+        assert value < Settings.__dataclass_fields__[name].default
+    with pytest.raises(InvalidParameter, match="no tokens are asked for"):
+        Settings.read(config)
+    assert Settings.read(config, allow_anyone=True).head_timeout_seconds == EXPOSED["head_timeout_seconds"]

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""What a check found, and all of them as the doctor's report."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from typing import Any, Literal
 from rich.markup import escape
 from rich.table import Table
 
+from corpus_client.tools.report import Report
+
 Status = Literal["ok", "warn", "fail"]
-STATUSES: tuple[Status, ...] = ("ok", "warn", "fail")
-_STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+STATUSES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+"""From the best to the worst, with the style of a terminal."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
-
-    Args:
-        found: what is the case, in one sentence.
-        advice: what to do about it, in one sentence; "" where nothing is to be done.
-        measured: figures for machines, with their unit in the name.
-    """
+    """One thing that was looked at: what is the case, what to do about it, and figures for machines."""
 
     name: str
     status: Status
@@ -31,25 +27,24 @@ class Check:
     measured: dict[str, Any] = field(default_factory=dict)
 
 
-def worst(checks: Sequence[Check]) -> Status:
-    """The status of all checks together."""
-    return max((check.status for check in checks), key=STATUSES.index, default="ok")
+class Failed(Exception):
+    """A check failed, and those that build on it cannot be made."""
+
+    def __init__(self, name: str, found: str, advice: str) -> None:
+        super().__init__(found)
+        self.check = Check(name, "fail", found, advice)
 
 
-def report(checks: Sequence[Check]) -> dict[str, Any]:
-    """The checks for machines."""
-    return {"status": worst(checks), "checks": [asdict(check) for check in checks]}
-
-
-def table(checks: Sequence[Check]) -> Table:
-    """The checks for a person."""
-    shown = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
-    shown.add_column(no_wrap=True)
-    shown.add_column(no_wrap=True)
-    shown.add_column(overflow="fold")
+def report_of(checks: Sequence[Check]) -> Report:
+    """Return the checks with the worst status, and a table: a row for each check, and one for each advice."""
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for check in checks:
-        style = _STYLES[check.status]
-        shown.add_row(f"[{style}]{check.status}[/]", escape(check.name), escape(check.found))
+        style = STATUSES[check.status]
+        table.add_row(f"[{style}]{check.status}[/]", escape(check.name), escape(check.found))
         if check.advice:
-            shown.add_row("", "", f"[{style}]->[/] {escape(check.advice)}")
-    return shown
+            table.add_row("", "", f"[{style}]->[/] {escape(check.advice)}")
+    worst = max((check.status for check in checks), key=list(STATUSES).index)
+    return Report(data={"status": worst, "checks": [asdict(check) for check in checks]}, shown=[table])

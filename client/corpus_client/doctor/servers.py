@@ -8,159 +8,99 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from corpus_client import errors
-from corpus_client.control import BoundPlan, ControlPlane
-from corpus_client.doctor.findings import Check
-from corpus_client.endpoint import LOOPBACK, Endpoint
+from corpus_client.doctor.findings import Check, Failed
+from corpus_client.network.control import BoundPlan, ControlPlane
+from corpus_client.network.endpoint import LOOPBACK, Endpoint
 
 RECEIPT_STEPS = (0, 1, 1000)
 """A receipt is of a whole global batch: a few tell other tokens, or another order, from the same."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answered.
+    """A server that answered: its URL as given on the command line, its descriptions of corpora by name."""
 
-    Args:
-        corpora: descriptions by name.
-    """
-
+    url: str
     control: ControlPlane
     version: str
     corpora: Mapping[str, Mapping[str, Any]]
 
-    @property
-    def url(self) -> str:
-        """As given on the command line."""
-        return self.control.endpoint.url
 
-
-def look_at(control: ControlPlane) -> tuple[Check, Server | None]:
-    """Is it there, and is it ready; None: it cannot be asked for anything."""
-    endpoint = control.endpoint
+def look_at(control: ControlPlane) -> tuple[Check, Server]:
+    """Find out whether a server is there and ready; `Failed` if it cannot be asked for anything."""
+    url = control.endpoint.url
     try:
-        control.check_alive()
+        if control.get("/healthz").get("status") != "alive":
+            raise errors.AnswerCorrupt(f"{url}/healthz: not the answer of a corpus-server")
     except errors.TransportError as error:
-        return Check(
-            name="server", status="fail", found=f"not reachable: {error}", advice=_where(endpoint)
-        ), None
+        raise Failed("server", f"not reachable: {error}", _where(control.endpoint)) from error
     except errors.ServerError as error:
         advice = "check that the URL is that of a corpus-server, and of its route prefix if it has one"
-        return Check(
-            name="server",
-            status="fail",
-            found=f"{endpoint.url}: something else answers: {error}",
-            advice=advice,
-        ), None
+        raise Failed("server", f"{url}: something else answers: {error}", advice) from error
     try:
-        control.check_ready()
-        server = Server(
-            control=control,
-            version=control.version(),
-            corpora={str(corpus["name"]): corpus for corpus in control.corpora()},
-        )
+        control.get("/readyz")
+        corpora = {str(corpus["name"]): corpus for corpus in control.get("/v1/corpora")["corpora"]}
+        there = str(control.get("/openapi.json").get("info", {}).get("version", "unknown"))
     except errors.CorpusClientError as error:
         advice = "mend what it says on the server, or leave it out; its log tells more"
-        return Check(
-            name="server", status="fail", found=f"{endpoint.url}: not ready: {error}", advice=advice
-        ), None
-    found = f"{endpoint.url}: ready, version {server.version}, corpora: {', '.join(server.corpora)}"
-    measured = {"url": endpoint.url, "version": server.version, "corpora": list(server.corpora)}
-    return Check(name="server", status="ok", found=found, measured=measured), server
+        raise Failed("server", f"{url}: not ready: {error}", advice) from error
+    found = f"{url}: ready, version {there}, corpora: {', '.join(corpora)}"
+    measured = {"url": url, "version": there, "corpora": list(corpora)}
+    return Check("server", "ok", found, measured=measured), Server(url, control, there, corpora)
 
 
 def compare_versions(servers: Sequence[Server]) -> Check:
-    """Servers of one version, which the client was released with."""
-    here = client_version()
+    """Compare the servers' version with the client's, which is released with the same one."""
+    try:
+        here = version("corpus-client")
+    except PackageNotFoundError:
+        here = "unknown"
     there = sorted({server.version for server in servers})
     measured = {"client": here, "servers": there}
     if there == [here]:
-        return Check(name="versions", status="ok", found=f"{here} on both sides", measured=measured)
-    return Check(
-        name="versions",
-        status="warn",
-        found=f"client {here}, servers {', '.join(there)}",
-        advice="install the same version everywhere; other pairs are not tested together",
-        measured=measured,
-    )
+        return Check("versions", "ok", f"{here} on both sides", measured=measured)
+    advice = "install the same version everywhere; other pairs are not tested together"
+    return Check("versions", "warn", f"client {here}, servers {', '.join(there)}", advice, measured)
 
 
-def client_version() -> str:
-    """Of the installed distribution."""
-    try:
-        return version("corpus-client")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def choose_corpus(servers: Sequence[Server], asked: str | None) -> tuple[Check, str | None]:
-    """The corpus asked for, or the only one; the same content on all servers."""
+def choose_corpus(servers: Sequence[Server], asked: str | None) -> tuple[Check, str]:
+    """Return the corpus asked for, or the only one; `Failed` if not all servers have the same one."""
     served = sorted(set.intersection(*(set(server.corpora) for server in servers)))
     name = asked if asked is not None else served[0] if len(served) == 1 else None
     if name is None:
-        return Check(
-            name="corpus",
-            status="fail",
-            found=f"all servers have {', '.join(served) or 'none in common'}",
-            advice="name one with --corpus"
-            if served
-            else "give URLs of replicas, which serve the same corpora",
-        ), None
+        advice = "name one with --corpus" if served else "give URLs of replicas, which serve the same corpora"
+        raise Failed("corpus", f"all servers have {', '.join(served) or 'none in common'}", advice)
     if missing := [server.url for server in servers if name not in server.corpora]:
-        return Check(
-            name="corpus",
-            status="fail",
-            found=f"{name!r} is not served by {', '.join(missing)}",
-            advice=f"name one that is: {', '.join(served) or 'they have none in common'}",
-        ), None
+        advice = f"name one that is: {', '.join(served) or 'they have none in common'}"
+        raise Failed("corpus", f"{name!r} is not served by {', '.join(missing)}", advice)
     fingerprints = {server.url: str(server.corpora[name]["fingerprint"]) for server in servers}
     if len(set(fingerprints.values())) > 1:
         listed = "; ".join(f"{url}: {value[:24]}..." for url, value in fingerprints.items())
-        return Check(
-            name="corpus",
-            status="fail",
-            found=f"{name!r} has other content on each: {listed}",
-            advice="find the wrong one with `corpus-server verify`, copy it anew and restart there",
-        ), None
-    described = servers[0].corpora[name]
-    found = (
-        f"{name}: {described['num_tokens']:,} {described['dtype']} tokens, {described['fingerprint'][:24]}..."
-    )
-    measured = {key: described[key] for key in ("name", "num_tokens", "dtype", "fingerprint")}
-    return Check(name="corpus", status="ok", found=found, measured=measured), name
+        advice = "find the wrong one with `corpus-server verify`, copy it anew and restart there"
+        raise Failed("corpus", f"{name!r} has other content on each: {listed}", advice)
+    measured = {key: servers[0].corpora[name][key] for key in ("name", "num_tokens", "dtype", "fingerprint")}
+    size, fingerprint = f"{measured['num_tokens']:,} {measured['dtype']}", measured["fingerprint"][:24]
+    return Check("corpus", "ok", f"{name}: {size} tokens, {fingerprint}...", measured=measured), name
 
 
-def compare_plans(servers: Sequence[Server], plan: Mapping[str, Any]) -> tuple[Check, BoundPlan | None]:
-    """The same plan, made of the same document, and the same tokens by it."""
-    bound, seen = None, {}
+def compare_plans(servers: Sequence[Server], plan: Mapping[str, Any]) -> tuple[Check, BoundPlan]:
+    """Compare what servers make of a plan: its id, and the tokens of some steps; `Failed` if they differ."""
+    seen = {}
     for server in servers:
         try:
             bound = server.control.post_plan(plan)
             receipts = [server.control.receipt(bound.plan_id, step) for step in RECEIPT_STEPS]
         except errors.CorpusClientError as error:
-            return Check(
-                name="plan",
-                status="fail",
-                found=f"{server.url}: {error}",
-                advice="change what it names: --seq-len, --batch-size, --world-size or the corpus",
-            ), None
+            advice = "change what it names: --seq-len, --batch-size, --world-size or the corpus"
+            raise Failed("plan", f"{server.url}: {error}", advice) from error
         seen[server.url] = (bound.plan_id, *receipts)
     if len(set(seen.values())) > 1:
         listed = "; ".join(f"{url}: plan {ids[0][:12]}..., {ids[1]}" for url, ids in seen.items())
-        return Check(
-            name="plan",
-            status="fail",
-            found=f"replicas do not agree: {listed}",
-            advice="run the same version over the same corpora everywhere; a loader would refuse one of them",
-        ), None
-    assert bound is not None
+        advice = "run the same version over the same corpora everywhere; a loader would refuse one of them"
+        raise Failed("plan", f"replicas do not agree: {listed}", advice)
     agreeing = f"{len(servers)} replicas agree on it" if len(servers) > 1 else "accepted"
-    steps = ", ".join(map(str, RECEIPT_STEPS))
-    return Check(
-        name="plan",
-        status="ok",
-        found=f"{bound.plan_id[:12]}...: {agreeing}, receipts of steps {steps}",
-        measured={"plan_id": bound.plan_id},
-    ), bound
+    found = f"{bound.plan_id[:12]}...: {agreeing}, receipts of steps {', '.join(map(str, RECEIPT_STEPS))}"
+    return Check("plan", "ok", found, measured={"plan_id": bound.plan_id}), bound
 
 
 def _where(endpoint: Endpoint) -> str:

@@ -1,226 +1,90 @@
-"""How fast answers come, by this machine's clock alone, and where the time of a large one goes."""
+"""How fast servers answer, what a loader brings to this process, and whether a training step needs more."""
 
 from __future__ import annotations
 
-import http.client
-import socket
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, get_args
+from dataclasses import asdict
 
-import numpy as np
 import torch
-import xxhash
 
-from corpus_client import errors, wire
-from corpus_client.buffers import RingSize
-from corpus_client.control import BoundPlan
-from corpus_client.device import STORED_DTYPES, widened
 from corpus_client.doctor.findings import Check
-from corpus_client.endpoint import Endpoint
-from corpus_client.remote import RankSlice, steps_request
+from corpus_client.network.control import ControlPlane
+from corpus_client.observe.attribution import LoaderStats
+from corpus_client.tools.bench import BenchResult
+from corpus_client.tools.timing import Meter, seconds_name
 
-StageName = Literal["server", "network", "host_copy", "transfer"]
-STAGES: tuple[StageName, ...] = get_args(StageName)
+REQUESTS = 100  # of each kind to measure latency, fewer if they take longer than two seconds
+FAR_SECONDS = 0.01  # a round trip beyond which two requests on the wire no longer hide the way
+HEADROOM = 1.25  # below it, a step that is a little slower than usual on the way makes the GPU wait
 
-TIMEOUT_SECONDS = 30.0
-REPEATS = 7
+FIXES = {
+    "server": "give the server more --workers (one per core), or more replicas; if the files were cold, "
+    "run this again: the second time they are in its memory",
+    "network": "use a faster link, or more replicas on other links; on the server's own host use uds://, and "
+    "where a copy of the shards fits, read it instead of receiving tokens (local_root)",
+    "host": "leave the loader a core of its own, and let the server run elsewhere; verify=False spares the "
+    "checksum, dtype=torch.int32 or None half or all of the widening on the CPU",
+    "transfer": "look at the GPU's PCIe link and at what else uses it, then run `corpus-client transfer`",
+    "retry": "look at the server's log: requests failed and were repeated after a pause",
+}
+"""What to do, by the cause of a loader's waits (`WaitSeconds`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
-    """One request on a connection that was open already.
+def latency(control: ControlPlane, corpus: str, num_tokens: int) -> Check:
+    """Measure round trips, unloaded: of nothing, and of one row of tokens.
 
-    Args:
-        first_byte_seconds: from sending it to the head of its answer.
-        body_seconds: from there to the last byte.
+    They go over the control plane's connection, whose HTTP library costs some tenths of a millisecond.
     """
+    clock = Meter(torch.device("cpu"))
+    alive, _ = clock.time(lambda: control.get("/healthz"), repeats=REQUESTS)
+    row, _ = clock.time(lambda: control.tokens(corpus, 0, num_tokens), repeats=REQUESTS)
+    url, far = control.endpoint.url, alive.median > FAR_SECONDS
+    shown = [seconds_name(each) for each in (alive.median, alive.p99, row.median, row.p99)]
+    found = f"{url}: /healthz {shown[0]}, {shown[1]}; {num_tokens} tokens {shown[2]}, {shown[3]} (p50, p99)"
+    advice = "the server is far away: keep more requests on the wire with in_flight=" if far else ""
+    measured = {"url": url, "healthz_seconds": asdict(alive), "row_seconds": asdict(row)}
+    return Check("latency", "warn" if far else "ok", found, advice, measured)
 
-    first_byte_seconds: float
-    body_seconds: float
 
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.first_byte_seconds + self.body_seconds
+def bandwidth(found: BenchResult) -> Check:
+    """Report a short run of a loader: data must arrive without being asked for twice."""
+    stats, waits = found.stats, asdict(found.stats.wait)
+    waited = sum(waits.values()) or 1.0
+    causes = ", ".join(f"{name} {each / waited:.0%}" for name, each in waits.items() if each)
+    again = f", {stats.num_retries} requests repeated" if stats.num_retries else ""
+    rates = f"{_rate(stats.tokens_per_second)}, {found.bytes_per_second / 1e6:,.0f} MB/s{again}"
+    text = f"{rates}; the loop waited for {causes or 'nothing'}"
+    advice = FIXES["retry"] if again else ""
+    return Check("bandwidth", "warn" if again else "ok", text, advice, found.as_json())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stages:
-    """Seconds that one request of the loader's size spends in each place, one after the other.
+def bottleneck(stats: LoaderStats, rank_tokens: float, step_seconds: float | None) -> Check:
+    """Answer for one rank, which needs `rank_tokens` for a step: is data the bottleneck?
 
-    Args:
-        server: from the request to the first byte, less a round trip.
-        network: receiving the body.
-        host_copy: checking it, and without a GPU widening it.
-        transfer: to the GPU and widening there; 0 without one.
-        num_tokens: trained tokens (rows x seq_len) that it brings.
+    stats: of a loader in a loop that does nothing but ask.
+    step_seconds: of a step that never waits for data; None: not known.
     """
-
-    server: float
-    network: float
-    host_copy: float
-    transfer: float
-    num_tokens: int
-
-    @property
-    def seconds(self) -> dict[StageName, float]:
-        """By stage."""
-        return {name: float(getattr(self, name)) for name in STAGES}
-
-    def tokens_per_second(self, stage: StageName) -> float:
-        """What a stage would deliver if it were the only one."""
-        return self.num_tokens / max(self.seconds[stage], 1e-9)
-
-
-class Stopwatch:
-    """A connection that times its requests."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._http = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=TIMEOUT_SECONDS)
-        if endpoint.tls is not None:
-            self._http = http.client.HTTPSConnection(
-                endpoint.host, endpoint.port, timeout=TIMEOUT_SECONDS, context=endpoint.tls
-            )
-        if endpoint.socket_path is not None:
-            self._http.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._http.sock.settimeout(TIMEOUT_SECONDS)
-
-    def __enter__(self) -> Stopwatch:
-        try:
-            if self._endpoint.socket_path is not None:
-                self._http.sock.connect(self._endpoint.socket_path)
-            else:
-                self._http.connect()
-                self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as error:
-            self._http.close()
-            raise errors.ConnectionFailed(f"{self._endpoint.url}: {error}") from error
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._http.close()
-
-    def time(self, path: str, buffer: memoryview) -> Timing:
-        """Ask once; the body lies at the start of `buffer`, which must have room for all of it.
-
-        Raises:
-            CorpusClientError: the answer is an error, or is cut short.
-        """
-        try:
-            began = time.perf_counter()
-            self._http.request("GET", self._endpoint.prefix + path)
-            response = self._http.getresponse()
-            headed = time.perf_counter()
-            if response.status != 200:
-                raise wire.error_from_answer(response.status, response.headers, response.read())
-            left = buffer
-            while num_bytes := response.readinto(left):
-                left = left[num_bytes:]
-            ended = time.perf_counter()
-            response.close()
-        except (OSError, http.client.HTTPException) as error:
-            raise errors.ConnectionFailed(f"{self._endpoint.url}: {type(error).__name__}: {error}") from error
-        return Timing(first_byte_seconds=headed - began, body_seconds=ended - headed)
-
-
-def latency(endpoint: Endpoint, plan: BoundPlan, num_requests: int) -> Check:
-    """Round trips, unloaded: of nothing, and of one row."""
-    rows, seq_len = plan.stages[0].global_batch_size, int(plan.document["seq_len"])
-    one_row = RankSlice(rank=0, world_size=rows)
-    buffer = memoryview(bytearray(65_536 + (seq_len + 1) * 8))
-
-    def row_path(step: int) -> str:
-        shape = (1, 1, seq_len + 1)
-        return steps_request("/v1/batches", plan, one_row, step, shape, plan.dtype, verify=True).path
-
-    with Stopwatch(endpoint) as stopwatch:
-        trips = [stopwatch.time("/healthz", buffer).seconds for _ in range(num_requests + 1)][1:]
-        batches = [stopwatch.time(row_path(step), buffer).seconds for step in range(num_requests + 1)][1:]
-    (trip_p50, trip_p99), (row_p50, row_p99) = (
-        np.percentile(trips, [50, 99]),
-        np.percentile(batches, [50, 99]),
-    )
-    far = trip_p50 > 0.01
+    delivered = stats.tokens_per_second
+    cause = stats.wait.cause or "host"  # a loop that never waits is held by its own copy of each batch
+    shortest = rank_tokens / delivered
+    measured = {"delivered_tokens_per_second": delivered, "cause": cause, "shortest_step_seconds": shortest}
+    if step_seconds is None:
+        steps = f"steps of {seconds_name(shortest)} or longer ({rank_tokens:,.0f} tokens a rank)"
+        found = f"data keeps up with {steps}; below that, {cause} sets the pace"
+        advice = "is data the bottleneck? say how long a step takes with --step-seconds"
+        return Check("bottleneck", "ok", found, advice, measured)
+    needed = rank_tokens / step_seconds
+    measured |= {"needed_tokens_per_second": needed, "delivered_over_needed": delivered / needed}
+    rates = f"a rank needs {_rate(needed)}, {_rate(delivered)} arrive ({delivered / needed:.3g} times that)"
+    if delivered >= HEADROOM * needed:
+        return Check("bottleneck", "ok", f"data is not: {rates}", measured=measured)
+    if delivered >= needed:
+        found = f"data hardly keeps up: {rates}; the cause is {cause}"
+        return Check("bottleneck", "warn", found, FIXES[cause], measured)
+    longer = f"so a step of {seconds_name(step_seconds)} takes {seconds_name(shortest)}"
     return Check(
-        name="latency",
-        status="warn" if far else "ok",
-        found=f"{endpoint.url}: /healthz {trip_p50 * 1e3:.2f} ms, {trip_p99 * 1e3:.2f} ms; "
-        f"one row of {seq_len + 1} tokens {row_p50 * 1e3:.2f} ms, {row_p99 * 1e3:.2f} ms "
-        f"(p50, p99 of {num_requests})",
-        advice="the server is far away: keep more requests on the wire with in_flight=" if far else "",
-        measured={
-            "url": endpoint.url,
-            "healthz_p50_seconds": float(trip_p50),
-            "healthz_p99_seconds": float(trip_p99),
-            "row_p50_seconds": float(row_p50),
-            "row_p99_seconds": float(row_p99),
-            "num_requests": num_requests,
-        },
+        "bottleneck", "fail", f"data is: {rates}, {longer}; the cause is {cause}", FIXES[cause], measured
     )
 
 
-def stages(
-    endpoint: Endpoint, plan: BoundPlan, part: RankSlice, ring: RingSize, device: torch.device
-) -> Stages:
-    """Where the time of a request of the loader's size goes; medians of a few, one at a time."""
-    count, seq_len = ring.steps_per_slot, int(plan.document["seq_len"])
-    rows = plan.stages[0].global_batch_size // part.world_size
-    shape, dtype = (count, rows, seq_len + 1), STORED_DTYPES[plan.dtype]
-    num_bytes = ring.slot_bytes + wire.TAIL_BYTES
-    storage = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    view = memoryview(storage.numpy().data)
-    with Stopwatch(endpoint) as stopwatch:
-        trip = median(lambda: stopwatch.time("/healthz", view).seconds)
-        timings = []
-        for number in range(REPEATS + 1):
-            request = steps_request("/v1/batches", plan, part, number * count, shape, plan.dtype, verify=True)
-            timings.append(stopwatch.time(request.path, view[: request.num_bytes + wire.TAIL_BYTES]))
-    body = view[: request.num_bytes]
-    stored = storage[: request.num_bytes].view(dtype).view(shape)
-    checking = median(lambda: xxhash.xxh3_64_intdigest(body))
-    if device.type == "cuda":
-        host_copy, transfer = checking, median(lambda: _transfer(stored, device))
-    else:
-        host_copy, transfer = checking + median(lambda: _widen(stored)), 0.0
-    return Stages(
-        server=max(0.0, float(np.median([each.first_byte_seconds for each in timings[1:]])) - trip),
-        network=float(np.median([each.body_seconds for each in timings[1:]])),
-        host_copy=host_copy,
-        transfer=transfer,
-        num_tokens=count * rows * seq_len,
-    )
-
-
-def median(action: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Median seconds of an action, after one that does not count."""
-    action()
-    seconds: list[float] = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - began)
-    return float(np.median(seconds))
-
-
-def percentages(found: Stages) -> str:
-    """`server 20 %, network 55 %, ...` of a request's time."""
-    whole = sum(found.seconds.values()) or 1.0
-    shares = {name.replace("_", " "): seconds / whole for name, seconds in found.seconds.items() if seconds}
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-
-
-def _widen(stored: torch.Tensor) -> None:
-    for batch in stored:  # as a loader does: fresh memory for all of them at once costs far more
-        widened(batch, torch.int64)
-
-
-def _transfer(stored: torch.Tensor, device: torch.device) -> None:
-    for batch in stored:
-        batch.to(device, non_blocking=True).to(torch.int64)
-    torch.cuda.synchronize(device)
+def _rate(tokens_per_second: float) -> str:
+    return f"{tokens_per_second / 1e6:,.3g} M tokens/s"

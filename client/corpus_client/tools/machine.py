@@ -1,66 +1,91 @@
-"""This machine: what figures depend on, and how much of it may be used."""
+"""Describe this machine: what figures depend on, its GPUs and their buses, and how much of it may be used."""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from corpus_client import errors
-from corpus_client.buffers import host_memory_bytes
-from corpus_client.tools.gpus import gpu_of
-from corpus_client.tools.sizes import size_name
+from corpus_client.staging.slots import host_memory_bytes
+from corpus_client.tools.timing import size_name
+
+FIELDS = "name,driver_version,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max"
+"""The generation in use falls while a GPU idles, so the greatest one counts; the width stays, so a small one
+tells of a bad slot."""
 
 
-def find_device(name: str | None) -> torch.device:
-    """The device asked for; by default CUDA where torch sees it, else the CPU."""
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+class Gpu(NamedTuple):
+    """A GPU and its PCI Express link, in nvidia-smi's words: `[N/A]` is what the driver does not tell."""
+
+    name: str
+    driver: str
+    generation: str
+    width: str
+    width_max: str
+
+    @property
+    def bus(self) -> str:
+        """The link: generation and lanes."""
+        is_known = self.generation.isdigit() and self.width.isdigit()
+        return f"PCIe {self.generation} x{self.width}" if is_known else "PCIe link unknown"
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the link has fewer lanes than it could."""
+        return self.width.isdigit() and self.width_max.isdigit() and int(self.width) < int(self.width_max)
+
+
+def list_gpus() -> list[Gpu]:
+    """Return every GPU of the machine; none where nvidia-smi is missing or fails."""
+    command = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise errors.InvalidArgument(f"device must be 'cpu', 'cuda' or 'cuda:N', got {name!r}") from error
-    if device.type not in ("cpu", "cuda"):
-        raise errors.InvalidArgument(f"device must be 'cpu', 'cuda' or 'cuda:N', got {name!r}")
-    if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
-        raise errors.InvalidArgument(
-            f"device {name!r} is not here: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA "
-            "devices; check nvidia-smi, CUDA_VISIBLE_DEVICES and that torch is a CUDA build"
-        )
-    return device
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_gpus(done.stdout)
+
+
+def parse_gpus(listing: str) -> list[Gpu]:
+    """Read nvidia-smi's answer for `FIELDS`, a line for each GPU; other lines are messages."""
+    lines = ([cell.strip() for cell in line.split(",")] for line in listing.splitlines())
+    return [Gpu(*cells) for cells in lines if len(cells) == len(FIELDS.split(","))]
+
+
+def links(gpus: Sequence[Gpu]) -> str:
+    """Return the links of all GPUs; most machines have equal ones."""
+    return ", ".join(sorted({gpu.bus for gpu in gpus}))
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """The machine, for the head of a report."""
+    """Return what figures depend on, for the head of a report."""
     found: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": num_cores(),
-        "memory_bytes": host_memory_bytes(),
+        "memory": size_name(host_memory_bytes()),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": str(device),
     }
     if device.type == "cuda":
-        gpu = gpu_of(device)
-        found["gpu"] = torch.cuda.get_device_name(device)
-        found["driver"] = gpu.driver if gpu else None
-        found["bus"] = str(gpu.bus) if gpu and gpu.bus else None
+        gpus = list_gpus()
+        found |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+        found |= {"driver": gpus[0].driver if gpus else None, "bus": links(gpus) or None}
     return found
 
 
-def one_line(machine: dict[str, Any]) -> str:
-    """A description for people."""
-    shown = {**machine, "memory": size_name(machine["memory_bytes"])}
-    del shown["memory_bytes"]
-    return "; ".join(f"{name} {value}" for name, value in shown.items() if value is not None)
+def one_line(machine: Mapping[str, Any]) -> str:
+    """Return a description for people."""
+    return "; ".join(f"{name} {value}" for name, value in machine.items() if value is not None)
 
 
 def num_cores() -> float:
-    """Cores that this process may use: its affinity, or less where a cgroup limits it."""
+    """Return how many cores this process may use: its affinity, or less where a cgroup limits it."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -69,31 +94,20 @@ def num_cores() -> float:
     return cores if quota == "max" else min(cores, int(quota) / int(period))
 
 
-def free_host_bytes() -> int:
-    """Memory that can be taken now: what the kernel calls available, within the container's limit."""
-    limit = host_memory_bytes()
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return min(limit, int(line.split()[1]) * 1024)
-    except OSError:
-        pass
-    return limit // 2
-
-
 def measurable_bytes(device: torch.device) -> int:
-    """How much memory measurements may take: a quarter of what is free, on the host and on the device."""
-    free = free_host_bytes()
+    """Return how much memory measurements may take: a quarter of what is free, on host and device."""
+    available = _field("/proc/meminfo", "MemAvailable")
+    limit = host_memory_bytes()
+    free = min(limit, int(available.split()[0]) * 1024) if available else limit // 2
     if device.type == "cuda":
         free = min(free, torch.cuda.mem_get_info(device)[0])
     return free // 4
 
 
-def _cpu_name() -> str:
+def _field(path: str, name: str) -> str:
+    """Return the value of the first `name: value` line of a file, or ""."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = Path(path).read_text().splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

@@ -1,162 +1,126 @@
-"""How long something takes: on the host's clock, or between two events of a GPU.
+"""Sizes and durations as people write them; how long a call takes, and how long it holds the CPU.
 
-A call that queues work on a GPU returns before the work is done, so two durations belong to it: how long
-the call held the CPU, and how long it took until its work was done.
+A call that queues work on a GPU returns before the work is done, so the two differ.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from corpus_client import errors
+
 WARM_UPS = 2
 LEAST_REPEATS = 3
-LIMIT_SECONDS = 2.0
-"""After so long a measurement is repeated no more, once it has been made `LEAST_REPEATS` times."""
+LIMIT_SECONDS = 2.0  # of one measurement, once it was repeated `LEAST_REPEATS` times
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
-    """Seconds of one thing measured `repeats` times."""
-
-    median: float
-    p10: float
-    p90: float
-    repeats: int
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Spread:
-        """Median and deciles of these."""
-        p10, median, p90 = np.percentile(seconds, [10, 50, 90])
-        return cls(median=float(median), p10=float(p10), p90=float(p90), repeats=len(seconds))
-
-    def divided(self, parts: int) -> Spread:
-        """The same for one of `parts` equal parts."""
-        return Spread(
-            median=self.median / parts, p10=self.p10 / parts, p90=self.p90 / parts, repeats=self.repeats
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
-    """A call timed: until its work was `done`, and how long it `held` the CPU."""
-
-    done: Spread
-    held: Spread
-
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+LEAST, MOST = 64, 64 << 30
 
 Call = Callable[[], object]
 
 
-class Meter(Protocol):
-    """A clock that belongs to a device."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """Percentiles of one figure that was measured `repeats` times."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where the work is done."""
+    median: float
+    p10: float
+    p90: float
+    p99: float
+    repeats: int
 
-    def time(self, call: Call, *, repeats: int, before: Call | None = None) -> Timing:
-        """Warm up, then call again and again; `before` runs ahead of each one and is not timed."""
-
-    def synchronize(self) -> None:
-        """Wait until everything that was queued is done."""
-
-    def side_stream(self) -> AbstractContextManager[Any]:
-        """Within it, work is queued on one further stream, beside the current one."""
-
-
-def open_meter(device: torch.device) -> Meter:
-    """The clock for this device; a CUDA device becomes the current one."""
-    return CudaMeter(device) if device.type == "cuda" else HostMeter()
+    @classmethod
+    def of(cls, figures: Sequence[float]) -> Spread:
+        """Return the spread of these figures."""
+        p10, median, p90, p99 = map(float, np.percentile(figures, [10, 50, 90, 99]))
+        return cls(median=median, p10=p10, p90=p90, p99=p99, repeats=len(figures))
 
 
-def pinned_like(tensor: torch.Tensor, meter: Meter) -> torch.Tensor:
-    """Memory of the same size and content that the meter's device can read by itself."""
-    return tensor.pin_memory() if meter.device.type == "cuda" else tensor.clone()
+class Meter:
+    """A clock that belongs to a device; a CUDA device becomes the current one.
 
-
-def _enough(done: Sequence[float], repeats: int) -> bool:
-    return len(done) >= repeats or (len(done) >= LEAST_REPEATS and sum(done) > LIMIT_SECONDS)
-
-
-class HostMeter:
-    """`time.perf_counter`; nothing is queued, so a call holds the CPU as long as it takes."""
-
-    device = torch.device("cpu")
-
-    def time(self, call: Call, *, repeats: int, before: Call | None = None) -> Timing:
-        """See `Meter`."""
-        done: list[float] = []
-        for number in range(WARM_UPS + repeats):
-            if before is not None:
-                before()
-            began = time.perf_counter()
-            call()
-            seconds = time.perf_counter() - began
-            if number >= WARM_UPS:
-                done.append(seconds)
-                if _enough(done, repeats):
-                    break
-        return Timing(done=Spread.of(done), held=Spread.of(done))
-
-    def synchronize(self) -> None:
-        """Nothing is queued."""
-
-    def side_stream(self) -> AbstractContextManager[Any]:
-        """There is one order only."""
-        return nullcontext()
-
-
-class CudaMeter:
-    """Events of the current stream for `done`, the host's clock around the call for `held`.
-
-    The device is idle when a call is made, unless `before` has queued something; then `done` counts from
-    the end of that.
+    On a GPU the work is timed by events, and the device is idle when the first call is made.
     """
 
     def __init__(self, device: torch.device) -> None:
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        self.device = torch.device("cuda", index)
-        torch.cuda.set_device(self.device)
-        self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self.device, self.is_cuda = device, device.type == "cuda"
+        if self.is_cuda:
+            torch.cuda.set_device(device)
 
-    def time(self, call: Call, *, repeats: int, before: Call | None = None) -> Timing:
-        """See `Meter`."""
-        done: list[float] = []
-        held: list[float] = []
+    def measure(
+        self, name: str, num_bytes: int, call: Call, repeats: int, in_a_row: int = 1
+    ) -> dict[str, Any]:
+        """Return what `time` measures of a call that moves bytes, as a report has it."""
+        seconds, held = self.time(call, repeats=repeats, in_a_row=in_a_row)
+        figures = {"name": name, "bytes": num_bytes, "bytes_per_second": num_bytes / seconds.median}
+        return {**figures, "seconds": asdict(seconds), "held": asdict(held)}
+
+    def time(self, call: Call, *, repeats: int, in_a_row: int = 1) -> tuple[Spread, Spread]:
+        """Warm up, then measure; each measurement is of `in_a_row` calls, one behind the other.
+
+        Returns seconds of one call until its work was done, and seconds for which it held the CPU.
+        """
+        timed: list[tuple[float, float]] = []
         for number in range(WARM_UPS + repeats):
             self.synchronize()
-            if before is not None:
-                before()
-            start, stop = _timing_event(), _timing_event()
-            start.record()
+            start = timing_event() if self.is_cuda else None
             began = time.perf_counter()
-            call()
-            call_seconds = time.perf_counter() - began
-            stop.record()
-            stop.synchronize()
+            for _ in range(in_a_row):
+                call()
+            done = held = time.perf_counter() - began
+            if start is not None:
+                stop = timing_event()
+                stop.synchronize()
+                done = start.elapsed_time(stop) / 1e3
             if number >= WARM_UPS:
-                held.append(call_seconds)
-                done.append(start.elapsed_time(stop) / 1e3)
-                if _enough(done, repeats):
-                    break
-        return Timing(done=Spread.of(done), held=Spread.of(held))
+                timed.append((done / in_a_row, held / in_a_row))
+            if len(timed) >= LEAST_REPEATS and sum(each for each, _ in timed) * in_a_row > LIMIT_SECONDS:
+                break
+        done_seconds, held_seconds = zip(*timed, strict=True)
+        return Spread.of(done_seconds), Spread.of(held_seconds)
 
     def synchronize(self) -> None:
         """Wait for every stream of the device."""
-        torch.cuda.synchronize(self.device)
-
-    def side_stream(self) -> AbstractContextManager[Any]:
-        """The meter's own stream."""
-        stream: AbstractContextManager[Any] = torch.cuda.stream(self._side)
-        return stream
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
 
 
-def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def timing_event() -> torch.cuda.Event:
+    """Return an event with a time, recorded on the current stream."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of one size, a whole number of a known unit."""
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    size = int(match[1]) * UNITS.get(match[2], 0) if match else 0
+    if not LEAST <= size <= MOST:
+        raise errors.InvalidArgument(
+            f"a size must be a whole number of B, kB, MB, GB, KiB, MiB or GiB in [{LEAST}B, 64GiB], "
+            f"got {text!r}"
+        )
+    return size
+
+
+def size_name(num_bytes: float) -> str:
+    """Return a short name in binary units: `4 KiB`, `7.629 MiB`."""
+    power = min(int(math.log2(max(num_bytes, 1))) // 10, 3)
+    return f"{num_bytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+def seconds_name(seconds: float) -> str:
+    """Return a short name in the unit that fits: `1.2 us`, `35 ms`."""
+    unit, factor = next((each for each in SECONDS if seconds >= each[1]), SECONDS[-1])
+    count = seconds / factor
+    return f"{count:.0f} {unit}" if count >= 100 else f"{count:.3g} {unit}"

@@ -2,196 +2,113 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+import mmap
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Literal
 
+import numpy as np
 import torch
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
 from corpus_client import errors
-from corpus_client.tools import device_copies, host_copies, plots
-from corpus_client.tools.failure import exit_on
-from corpus_client.tools.gpus import gpu_of
-from corpus_client.tools.machine import describe, find_device, measurable_bytes, one_line
-from corpus_client.tools.measurement import SECTIONS, Measurement
-from corpus_client.tools.sizes import parse_sizes, seconds_name, size_name
-from corpus_client.tools.timing import open_meter
+from corpus_client.staging.opening import find_device, open_device
+from corpus_client.staging.slots import RingSize, allocate_ring
+from corpus_client.tools import report
+from corpus_client.tools.machine import describe, measurable_bytes, one_line
+from corpus_client.tools.timing import Call, Meter, parse_size, seconds_name, size_name
 
-SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB,1GiB"
-MIDDLE_BYTES = 16 << 20
-"""Of everything that is measured at one size: about a batch, larger than most caches."""
+Kind = Literal["pageable", "torch-pinned", "registered"]
+KINDS: tuple[Kind, ...] = ("pageable", "torch-pinned", "registered")
+"""Registered memory is the loader's own: a map that is page-locked by `cudaHostRegister`."""
 
-BUFFERS = 6
-"""How many times its size the greediest measurement of a size takes, on host or device."""
+SIZES = "4KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+BUFFERS = 6  # times its size is what the measurements of a size take together, on host or device
 
 WITHOUT_CUDA = (
-    "transfers to a GPU: torch {version} sees no CUDA device here. Left out: pageable against page-locked "
-    "memory, blocking against non_blocking=True, what waits for the device, copies beside compute, the bus"
+    f"transfers to a GPU: torch {torch.__version__} sees no CUDA device here. Left out: pageable against "
+    "page-locked memory, copies within the device"
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TransferReport:
-    """All that was measured.
-
-    Args:
-        machine: what the figures depend on.
-        bus_bytes_per_second: of the GPU's PCI Express link, theoretical, one way; None: not known.
-        measurements: in the order in which they were made.
-        read_too_early: see `device_copies.read_too_early`; None without a GPU.
-        missing: what could not be measured and why, a sentence each.
-    """
-
-    machine: dict[str, Any]
-    bus_bytes_per_second: float | None
-    measurements: list[Measurement]
-    read_too_early: dict[str, bool] | None
-    missing: list[str]
-
-    def of(self, section: str) -> list[Measurement]:
-        """The measurements of one section."""
-        return [each for each in self.measurements if each.section == section]
-
-    def as_json(self) -> dict[str, Any]:
-        """One object."""
-        return {
-            "machine": self.machine,
-            "bus_bytes_per_second": self.bus_bytes_per_second,
-            "measurements": [each.as_json() for each in self.measurements],
-            "read_too_early": self.read_too_early,
-            "missing": self.missing,
-        }
-
-
-def measure(device: torch.device, sizes: list[int], repeats: int) -> TransferReport:
-    """Everything this machine allows; the host's part always."""
-    budget = measurable_bytes(device)
-    allowed = [size for size in sizes if BUFFERS * size <= budget]
-    missing = []
-    if len(allowed) < len(sizes):
-        missing.append(
-            f"sizes above {size_name(budget // BUFFERS)}: measurements take up to {BUFFERS} times a size, "
-            f"and no more than a quarter of the memory that is free, {size_name(budget)}"
-        )
-    if not allowed:
-        raise errors.InvalidArgument(
-            f"sizes must hold one of at most {budget // BUFFERS:,} bytes, got {min(sizes):,}: {missing[0]}"
-        )
-    middle = min(MIDDLE_BYTES, max(allowed))
-    pieces = [size for size in allowed if size <= middle]
-    found = host_copies.by_size(allowed, repeats)
-    found += host_copies.in_pieces(middle, pieces, repeats)
-    found += host_copies.strided(middle, repeats)
-    found += host_copies.widening(middle // 2, repeats)
-    too_early = None
-    if device.type == "cuda":
-        meter = open_meter(device)
-        found += device_copies.by_size(meter, allowed, repeats)
-        found += device_copies.calls(meter, middle, repeats)
-        found += device_copies.in_pieces(meter, middle, pieces, repeats)
-        found += device_copies.strided(meter, middle, repeats)
-        found += device_copies.widening(meter, middle // 2, repeats)
-        found += device_copies.waits(meter, middle, repeats)
-        found += device_copies.concurrent(meter, middle, repeats)
-        batches = [size for size in allowed if 5 * size * device_copies.queued_batches(size) <= budget]
-        found += device_copies.by_loader(meter, [each for each in batches if each % 2 == 0], repeats)
-        too_early = device_copies.read_too_early(meter, middle)
-    else:
-        missing.append(WITHOUT_CUDA.format(version=torch.__version__))
-    gpu = gpu_of(device) if device.type == "cuda" else None
-    if device.type == "cuda" and (gpu is None or gpu.bus is None):
-        missing.append(
-            "the bus's theoretical bandwidth: nvidia-smi does not tell this GPU's PCI Express link"
-        )
-    order = list(SECTIONS)
-    return TransferReport(
-        machine=describe(device),
-        bus_bytes_per_second=gpu.bus.bytes_per_second if gpu and gpu.bus else None,
-        measurements=sorted(found, key=lambda each: order.index(each.section)),
-        read_too_early=too_early,
-        missing=missing,
-    )
 
 
 def transfer(
     sizes: Annotated[str, typer.Option(help="of the copies, with commas between")] = SIZES,
     repeats: Annotated[int, typer.Option(help="of each measurement, unless it takes 2 s", min=3)] = 20,
-    device: Annotated[str | None, typer.Option(help="default: cuda where there is one")] = None,
-    plot_folder: Annotated[Path | None, typer.Option("--plots", help="folder for PNG plots")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of tables")] = False,
+    device: report.Device = None,
+    as_json: report.AsJson = False,
 ) -> None:
-    """Measure copies: within host memory, to the GPU from pageable and page-locked memory, and back."""
-    console = Console(stderr=as_json)
-    try:
-        if plot_folder is not None:
-            plots.check()
-        with console.status("measuring copies"):
-            report = measure(find_device(device), parse_sizes(sizes), repeats)
-        if plot_folder is not None:
-            for path in plots.save(plot_folder, "transfer", plots.of_transfer(report)):
-                console.print(f"saved {path}", highlight=False)
-    except errors.CorpusClientError as error:
-        raise exit_on(error) from error
-    if as_json:
-        typer.echo(json.dumps(report.as_json()))
+    """Measure copies: within host memory, to the GPU from each kind of memory, within it, and back."""
+
+    def measured() -> report.Report:
+        place = find_device(device)
+        return measure(place, sorted(set(map(parse_size, sizes.split(",")))), repeats)
+
+    report.run(measured, as_json=as_json)
+
+
+def measure(device: torch.device, sizes: list[int], repeats: int) -> report.Report:
+    """Measure everything that this machine allows, the host's part always; a row for each way of copying."""
+    most = measurable_bytes(device) // BUFFERS
+    allowed, missing = [size for size in sizes if size <= most], []
+    if len(allowed) < len(sizes):
+        missing.append(
+            f"sizes above {size_name(most)}: measurements take up to {BUFFERS} times a size, "
+            "and no more than a quarter of the memory that is free"
+        )
+    if not allowed:
+        raise errors.InvalidArgument(f"sizes must hold a smaller one, got {sizes[0]:,}: {missing[0]}")
+    if device.type == "cpu":
+        missing.append(WITHOUT_CUDA)
+    ways = (on_host,) if device.type == "cpu" else (on_host, to_device)
+    figures = [
+        Meter(device if way is to_device else torch.device("cpu")).measure(name, size, call, repeats)
+        for size in allowed
+        for way in ways
+        for name, call in way(size, device)
+    ]
+    machine = describe(device)
+    table = Table("GB/s, and how long the CPU is held", *map(size_name, allowed), title="one copy, by size")
+    for name in dict.fromkeys(each["name"] for each in figures):
+        row = [each for each in figures if each["name"] == name]
+        speeds = (f"{each['bytes_per_second'] / 1e9:.3g}" for each in row)
+        held = (seconds_name(each["held"]["median"]) for each in row)
+        table.add_row(name, *map("\n".join, zip(speeds, held, strict=True)))
+    left_out = [f"[yellow]not measured:[/yellow] {sentence}" for sentence in missing]
+    shown: list[RenderableType] = [one_line(machine), table, *left_out]
+    return report.Report(data={"machine": machine, "measurements": figures, "missing": missing}, shown=shown)
+
+
+def host_memory(kind: Kind, num_bytes: int, device: torch.device) -> torch.Tensor:
+    """Allocate and fill `(num_bytes,) uint8` of host memory; without CUDA all of it is pageable."""
+    if kind == "registered":
+        size = RingSize(num_slots=1, steps_per_slot=1, batch_bytes=num_bytes)
+        memory = allocate_ring(size, open_device(device).pin).slots[0].storage[:num_bytes]
     else:
-        show(report, console)
+        locked = kind == "torch-pinned" and device.type == "cuda"
+        memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=locked)
+    # Written to once: before, pageable memory has no pages.
+    memory.numpy()[:] = np.resize(np.arange(256, dtype=np.uint8), num_bytes)
+    return memory
 
 
-def show(report: TransferReport, console: Console) -> None:
-    """Print the report for a person."""
-    console.print(one_line(report.machine), highlight=False)
-    for section in SECTIONS:
-        measurements = report.of(section)
-        if section in ("copies", "pieces") and measurements:
-            console.print(_by_size(section, measurements))
-        elif measurements:
-            console.print(_by_name(section, measurements))
-    if report.bus_bytes_per_second is not None:
-        line = f"bus: {report.machine['bus']}, {report.bus_bytes_per_second / 1e9:.1f} GB/s in theory"
-        console.print(line, highlight=False)
-    if report.read_too_early is not None:
-        seen = "the new bytes" if report.read_too_early["right_at_once"] else "old bytes"
-        after = "the new bytes" if report.read_too_early["right_after_waiting"] else "STILL OLD BYTES"
-        console.print(
-            f"device to page-locked memory, non_blocking=True, read at once: {seen}; after "
-            f"torch.cuda.synchronize(): {after}. Reading it does not wait.",
-            highlight=False,
-        )
-    for sentence in report.missing:
-        console.print(f"[yellow]not measured:[/yellow] {sentence}", highlight=False)
+def on_host(size: int, device: torch.device) -> Iterator[tuple[str, Call]]:
+    """Yield what a batch costs before it can set out: copies into used memory, and into new pages."""
+    source, target = (host_memory("pageable", size, device).numpy() for _ in range(2))
+    yield "host to host", partial(np.copyto, target, source)
+    yield "host to host, fresh pages", lambda: np.copyto(np.frombuffer(mmap.mmap(-1, size), np.uint8), source)
 
 
-def _by_size(section: str, measurements: list[Measurement]) -> Table:
-    """A row for each way, a column for each size."""
-    columns = list(dict.fromkeys((each.bytes, each.parts) for each in measurements))
-    columns.sort(key=lambda column: (column[0], -column[1]))
-    heads = [size_name(size) if parts == 1 else f"{parts:,} parts" for size, parts in columns]
-    if section == "pieces":
-        heads = [f"{parts:,} x {size_name(size / parts)}" for size, parts in columns]
-    shown = Table("GB/s", *heads, title=SECTIONS[section])
-    for name in dict.fromkeys(each.name for each in measurements):
-        cells = {(each.bytes, each.parts): each for each in measurements if each.name == name}
-        shown.add_row(
-            name, *(f"{cells[c].bytes_per_second / 1e9:.3g}" if c in cells else "" for c in columns)
-        )
-    return shown
-
-
-def _by_name(section: str, measurements: list[Measurement]) -> Table:
-    shown = Table("", "bytes", "time", "10 to 90 %", "GB/s", "CPU held", "", title=SECTIONS[section])
-    for each in measurements:
-        shown.add_row(
-            each.name,
-            size_name(each.bytes),
-            seconds_name(each.seconds.median),
-            f"{seconds_name(each.seconds.p10)} - {seconds_name(each.seconds.p90)}",
-            f"{each.bytes_per_second / 1e9:.3g}",
-            seconds_name(each.held.median),
-            "" if each.waited is None else "waits" if each.waited else "does not wait",
-        )
-    return shown
+def to_device(size: int, device: torch.device) -> Iterator[tuple[str, Call]]:
+    """Yield copies to the device from each kind of memory, in the order of `KINDS`; then by other ways."""
+    there, elsewhere = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    send = partial(there.copy_, non_blocking=True)
+    for kind in KINDS:
+        yield f"{kind} to device", partial(send, host_memory(kind, size, device))
+    pageable, locked = (host_memory(kind, size, device) for kind in ("pageable", "registered"))
+    pinned = pageable.pin_memory if device.type == "cuda" else pageable.clone
+    yield "pageable to registered to device", lambda: send(locked.copy_(pageable))
+    yield ("pin_memory() each time, to device", lambda: send(pinned()))
+    yield "device to registered", partial(locked.copy_, there, non_blocking=True)
+    yield "device to device", partial(elsewhere.copy_, there, non_blocking=True)

@@ -2,4 +2,6 @@
 
 from corpus_server.web.routes import corpora, operation, plans, steps
 
+__all__ = ["ROUTERS"]
+
 ROUTERS = (operation.router, corpora.router, plans.router, steps.router)

@@ -2,115 +2,91 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Path, Query, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Path, Query
+from starlette.responses import Response as AsgiResponse
 
-from corpus_server import text, wire
-from corpus_server.errors import InvalidParameter
-from corpus_server.reading import TokenRange, num_bytes, read_all
-from corpus_server.web.routes.shared import (
-    CorpusName,
-    Nothing,
-    ServiceHere,
-    caching,
-    choose_format,
-    make_router,
-    not_modified,
-    read_route,
-    representation,
+from corpus_server.data import inspection
+from corpus_server.data.inspection import SearchQuery, SpansQuery, StatisticsQuery
+from corpus_server.data.queries import FormatQuery, TokensQuery
+from corpus_server.data.response import json_response
+from corpus_server.data.tokens import token_range
+from corpus_server.web.responses import sent
+from corpus_server.web.routes.shared import CallHere, CorpusName, Nothing, read_route
+from corpus_server.web.schemas import (
+    TOKENS,
+    CorporaAnswer,
+    CorpusAnswer,
+    SearchAnswer,
+    SpansAnswer,
+    StatisticsAnswer,
 )
-from corpus_server.web.schemas import CorporaAnswer, CorpusAnswer, FormatQuery, TokensQuery
-from corpus_server.web.service import Service
 
-router = make_router("corpora")
+DEFAULT_COUNT = 256
+"""Tokens of a range whose length is not given."""
+
+router = APIRouter(tags=["corpora"])
 
 
 @read_route(router, "/v1/corpora", response_model=CorporaAnswer)
-async def corpora(query: Nothing, service: ServiceHere) -> Any:
-    """Describe all corpora."""
-    return {"corpora": [corpus.describe() for corpus in service.catalog.corpora.values()]}
+async def corpora(call: CallHere, query: Nothing) -> AsgiResponse:
+    """Describe all corpora that the caller may read."""
+    served = [each for each in call.service.catalog.corpora.values() if call.head.caller.may_read(each.name)]
+    # In a thread: thousands of shards take longer to describe than the loop may stand still.
+    return sent(await call.run(lambda: json_response({"corpora": [each.describe() for each in served]}, {})))
 
 
 @read_route(router, "/v1/corpora/{name}", response_model=CorpusAnswer)
-async def corpus(name: CorpusName, query: Nothing, service: ServiceHere) -> Any:
+async def corpus(call: CallHere, name: CorpusName, query: Nothing) -> AsgiResponse:
     """Describe one corpus."""
-    return service.catalog.corpus(name).describe()
+    corpus = call.service.corpus(name, call.head.caller)
+    return sent(await call.run(lambda: json_response(corpus.describe(), {})))
 
 
-@read_route(router, "/v1/corpora/{name}/tokens")
-async def tokens(
-    request: Request, name: CorpusName, query: Annotated[TokensQuery, Query()], service: ServiceHere
-) -> Response:
-    """Return a raw range of tokens, corpus-wide, over the borders of shards."""
-    corpus = service.catalog.corpus(name)
+@read_route(router, "/v1/corpora/{name}/tokens", response_class=AsgiResponse, responses=TOKENS)
+async def tokens(call: CallHere, name: CorpusName, query: Annotated[TokensQuery, Query()]) -> AsgiResponse:
+    """Return a raw range of tokens, corpus-wide, across the borders of shards."""
+    corpus = call.service.corpus(name, call.head.caller)
     available = max(0, corpus.num_tokens - query.start)
-    count = min(256, available) if query.count is None else query.count
-    if query.start > corpus.num_tokens or count > available:
-        raise InvalidParameter(
-            f"start + count must be at most {corpus.num_tokens}, the tokens of corpus {name!r}, "
-            f"got {query.start} + {count}",
-            parameter="count",
-            received=count,
-            accepted=f"start + count <= {corpus.num_tokens}",
-        )
-    return await _range(request, service, name, query.start, query.start + count, query, default="raw")
+    stop = query.start + (min(DEFAULT_COUNT, available) if query.count is None else query.count)
+    work = token_range(call.service, corpus, query.start, stop, query, call.head, default="raw", fields={})
+    return call.made(work)
 
 
-@read_route(router, "/v1/corpora/{name}/documents/{number}")
+@read_route(router, "/v1/corpora/{name}/documents/{number}", response_class=AsgiResponse, responses=TOKENS)
 async def document(
-    request: Request,
+    call: CallHere,
     name: CorpusName,
     number: Annotated[str, Path(pattern="^[0-9]{1,19}$")],
     query: Annotated[FormatQuery, Query()],
-    service: ServiceHere,
-) -> Response:
+) -> AsgiResponse:
     """Return one document: its token range and its tokens."""
-    start, stop = service.catalog.corpus(name).document_range(int(number))
     fields = {"document": int(number)}
-    return await _range(request, service, name, start, stop, query, default="json", fields=fields)
+    corpus = call.service.corpus(name, call.head.caller)
+    start, stop = await call.run(lambda: corpus.document_range(int(number)))
+    work = token_range(call.service, corpus, start, stop, query, call.head, default="json", fields=fields)
+    return call.made(work)
 
 
-async def _range(
-    request: Request,
-    service: Service,
-    name: str,
-    start: int,
-    stop: int,
-    query: FormatQuery,
-    *,
-    default: wire.Format,
-    fields: dict[str, int] | None = None,
-) -> Response:
-    """Answer tokens [start, stop) of a corpus in the format asked for."""
-    corpus = service.catalog.corpus(name)
-    chosen = choose_format(request, query, default)
-    reading = TokenRange(corpus=corpus, gatherer=service.catalog.gatherer(name), start=start, stop=stop)
-    service.answering.check_size(num_bytes(reading), "count")
-    if chosen in ("json", "text"):
-        service.answering.check_text_size(stop - start, "count")
-    if chosen == "text":
-        text.check_available(corpus)
-    identity = f"{corpus.fingerprint}.{start}.{stop}.{representation(query, chosen)}"
-    headers = caching(identity, immutable=False, varies=query.format is None)
-    headers[wire.RANGE] = f"{start}-{stop}"
-    if (unchanged := not_modified(request, headers)) is not None:
-        return unchanged
-    if chosen == "json":
-        described = {
-            "corpus": name,
-            **(fields or {}),
-            "start": start,
-            "stop": stop,
-            "dtype": corpus.dtype.name,
-        }
-        return await service.tokens_as_json(reading, described, headers)
-    if chosen == "text":
-        content = await service.answering.run_admitted(
-            lambda: text.decode(corpus, read_all(reading).tolist())
-        )
-        return Response(content, headers=headers, media_type=wire.MEDIA_TYPES["text"])
-    return service.answering.tokens(
-        request, reading, npy=chosen == "npy", checksum=query.checksum, headers=headers
-    )
+@read_route(router, "/v1/corpora/{name}/spans", response_model=SpansAnswer)
+async def spans(call: CallHere, name: CorpusName, query: Annotated[SpansQuery, Query()]) -> AsgiResponse:
+    """Show a range of tokens as text, cut at the borders of documents."""
+    corpus = call.service.corpus(name, call.head.caller)
+    return call.made(inspection.corpus_spans(call.service, corpus, query, call.head))
+
+
+@read_route(router, "/v1/corpora/{name}/statistics", response_model=StatisticsAnswer)
+async def statistics(
+    call: CallHere, name: CorpusName, query: Annotated[StatisticsQuery, Query()]
+) -> AsgiResponse:
+    """Return frequencies of tokens and lengths of documents in a sample."""
+    corpus = call.service.corpus(name, call.head.caller)
+    return call.made(inspection.statistics(call.service, corpus, query, call.head))
+
+
+@read_route(router, "/v1/corpora/{name}/search", response_model=SearchAnswer)
+async def search(call: CallHere, name: CorpusName, query: Annotated[SearchQuery, Query()]) -> AsgiResponse:
+    """Find a text in a sample of about a million tokens, or in all of a small corpus."""
+    corpus = call.service.corpus(name, call.head.caller)
+    return call.made(inspection.search(call.service, corpus, query, call.head))

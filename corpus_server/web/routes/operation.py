@@ -2,35 +2,78 @@
 
 from __future__ import annotations
 
-from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+import dataclasses
+from typing import Annotated
 
-from corpus_server.web import metrics
-from corpus_server.web.problems import problem
-from corpus_server.web.routes.shared import ServiceHere, json_response, make_router, read_route
+from fastapi import APIRouter, Query
+from starlette.responses import PlainTextResponse
+from starlette.responses import Response as AsgiResponse
 
-router = make_router("operation")
+from corpus_server import live, metrics
+from corpus_server.data.queries import parameters
+from corpus_server.data.response import json_response
+from corpus_server.errors import CorpusServerError, Forbidden, NotReady, Unauthorized
+from corpus_server.web.responses import Events, refused, sent
+from corpus_server.web.routes.shared import CallHere, read_route
+from corpus_server.web.schemas import EVENTS, LiveAnswer, LiveQuery
+
+router = APIRouter(tags=["operation"])
 
 
 @read_route(router, "/healthz")
 async def health() -> dict[str, str]:
-    """Answer as long as the process lives."""
+    """Answer 200 as long as the process lives."""
     return {"status": "alive"}
 
 
 @read_route(router, "/readyz")
-async def readiness(service: ServiceHere) -> Response:
-    """Answer 200 while every corpus is as it was opened and plans can be kept, else 503."""
-    failure = await run_in_threadpool(service.why_not_ready)
+async def readiness(call: CallHere) -> AsgiResponse:
+    """Answer 200 while the server should get requests, else 503 with the reason.
+
+    Reasons: it is shutting down, a shard changed, the disk hangs, or plans cannot be kept.
+    """
+    failure = await call.service.run_probe(call.service.why_not_ready)
     if failure is not None:
-        return problem(503, "not-ready", failure)
-    return json_response(
-        {"status": "ready", "corpora": list(service.catalog.corpora)}, {"Cache-Control": "no-store"}
+        return refused(call.request.scope, NotReady(failure))
+    ready = {"status": "ready", "corpora": list(call.service.catalog.corpora)}
+    return sent(json_response(ready, {"Cache-Control": "no-store"}))
+
+
+@read_route(router, "/v1/access", status_code=204, response_class=AsgiResponse)
+async def access(call: CallHere) -> AsgiResponse:
+    """Tell a proxy whether a request may be answered from its cache: 204, 401 or 403.
+
+    The proxy sends what it was asked in `X-Original-Method` and `X-Original-URI`, with the token. Where the
+    URL's plan is not known here, nobody can tell which corpora it reads: `Corpus-Access: unknown` says that
+    the cache must not answer.
+    """
+    target = call.request.headers.get("x-original-uri", "/").encode("latin-1")
+    asked = dataclasses.replace(
+        call.head, method=call.request.headers.get("x-original-method", "GET"), target=target
     )
+    granted = "granted"
+    try:
+        caller = call.service.gate.check(asked)
+        if (plan_id := parameters(asked.query_string).get("plan")) is not None:
+            await call.service.run(lambda: call.service.plan(plan_id, caller), caller)
+    except (Unauthorized, Forbidden):
+        raise
+    except CorpusServerError:  # the request itself will be told
+        granted = "unknown"
+    return AsgiResponse(status_code=204, headers={"Corpus-Access": granted})
 
 
-@read_route(router, "/metrics")
-async def prometheus() -> Response:
+@read_route(router, "/metrics", response_class=PlainTextResponse)
+async def prometheus(call: CallHere) -> AsgiResponse:
     """Return Prometheus text over all worker processes."""
-    content = await run_in_threadpool(metrics.render)
-    return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
+    content = await call.service.run_probe(metrics.render)
+    return AsgiResponse(content, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@read_route(router, "/v1/live", response_model=LiveAnswer, responses=EVENTS)
+async def last_hour(call: CallHere, query: Annotated[LiveQuery, Query()]) -> AsgiResponse:
+    """Return what all worker processes counted in the last hour, and how each rank is doing."""
+    if query.follow == "true":
+        return Events(call.service, call.request, call.head)
+    answer = await call.service.run_probe(live.answer)
+    return sent(json_response(answer, {"Cache-Control": "no-store"}))

@@ -2,180 +2,113 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Callable
+from typing import Annotated
 
-from fastapi import Query, Request
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response as AsgiResponse
 
-from corpus_server.corpus import Corpus
-from corpus_server.errors import InvalidParameter
-from corpus_server.plan import Plan
-from corpus_server.plan.lookup import look_up
-from corpus_server.plan.usage import usage_between
-from corpus_server.web.routes.shared import (
-    Nothing,
-    PlanId,
-    ServiceHere,
-    json_response,
-    make_router,
-    not_modified,
-    plan_headers,
-    read_route,
-)
+from corpus_server.data import inspection, questions
+from corpus_server.data.inspection import DiffQuery, RowsQuery
+from corpus_server.data.questions import LookupQuery, ShardsQuery, StepQuery, UsageQuery
+from corpus_server.data.response import Response, json_response
+from corpus_server.errors import RequestTimeout
+from corpus_server.web.plan_schema import PLAN_BODY
+from corpus_server.web.responses import sent
+from corpus_server.web.routes.shared import CallHere, Nothing, PlanId, read_route
 from corpus_server.web.schemas import (
+    NOT_MODIFIED,
+    DiffAnswer,
     LookupAnswer,
-    LookupQuery,
     PlanAnswer,
     PlansAnswer,
     PlansQuery,
+    PostQuery,
     ReceiptAnswer,
-    StepQuery,
+    RowsAnswer,
+    ShardsAnswer,
     UsageAnswer,
-    UsageQuery,
 )
 
-MAX_PLAN_BYTES = 32 * 2**20
-"""A plan that leaves out 10^6 steps takes about 20 MB of JSON; one body costs a process no more than this."""
-
 MAX_LIST_BYTES = 8 * 2**20
+"""Bytes of plan documents in one list."""
 
-router = make_router("plans")
+router = APIRouter(tags=["plans"])
 
 
-@router.post("/v1/plans", response_model=PlanAnswer)
-async def post_plan(request: Request, query: Nothing, service: ServiceHere) -> Any:
-    """Keep a plan and bind it to the corpora here; posting it again changes nothing."""
-    body = await _body(request)
-    content = await run_in_threadpool(lambda: service.keep(Plan.parse(body)).to_json())
-    return Response(content, media_type="application/json")
+@router.post("/v1/plans", response_model=PlanAnswer, openapi_extra=PLAN_BODY)
+async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> AsgiResponse:
+    """Keep the plan document in the body and describe the plan; posting it again changes nothing."""
+    body = bytearray()
+    with call.service.gate.receiving() as count:
+        await _receive(call.request, body, count, call.service.settings.body_timeout_seconds)
+        keep, plans = query.keep == "true", call.service.plans
+        described = await call.run(lambda: plans.keep_document(body, call.head.caller, keep=keep).to_json())
+    return AsgiResponse(described, media_type="application/json")
 
 
 @read_route(router, "/v1/plans", response_model=PlansAnswer)
-async def plans(query: Annotated[PlansQuery, Query()], service: ServiceHere) -> Any:
-    """List the plans this server has seen, last seen first: as many as were asked for and fit 8 MiB."""
+async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiResponse:
+    """List the plans that were posted to this server, last seen first: at most `limit`, and at most 8 MiB."""
 
-    def list_them() -> dict[str, Any]:
-        newest = service.store.newest(query.limit, max_bytes=MAX_LIST_BYTES)
+    def list_them() -> Response:
+        newest = call.service.store.newest(query.limit, max_bytes=MAX_LIST_BYTES)
         plans = [{"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen} for plan, seen in newest]
-        return {"num_plans": service.store.count(), "plans": plans}
+        return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})
 
-    return json_response(await run_in_threadpool(list_them))
+    return sent(await call.run(list_them))
 
 
 @read_route(router, "/v1/plans/{plan_id}", response_model=PlanAnswer)
-async def plan(plan_id: PlanId, query: Nothing, service: ServiceHere) -> Any:
+async def plan(call: CallHere, plan_id: PlanId, query: Nothing) -> AsgiResponse:
     """Describe a plan: its document, its sources, its shard list."""
-    bound = await service.by_id(plan_id)
-    return Response(await run_in_threadpool(bound.to_json), media_type="application/json")
+    described = await call.run(lambda: call.service.plan(plan_id, call.head.caller).to_json())
+    return AsgiResponse(described, media_type="application/json")
 
 
-@read_route(router, "/v1/plans/{plan_id}/usage", response_model=UsageAnswer)
-async def usage(
-    request: Request, plan_id: PlanId, query: Annotated[UsageQuery, Query()], service: ServiceHere
-) -> Response:
+@read_route(router, "/v1/plans/{plan_id}/usage", response_model=UsageAnswer, responses=NOT_MODIFIED)
+async def usage(call: CallHere, plan_id: PlanId, query: Annotated[UsageQuery, Query()]) -> AsgiResponse:
     """Return what training saw of each source before a step, or between two, and what it skipped."""
-    bound = await service.by_id(plan_id)
-    headers = plan_headers(bound, f"usage.{query.since}.{query.step}")
-    used = await service.answering.run(lambda: usage_between(bound.sampler, query.since, query.step))
-    if (unchanged := not_modified(request, headers)) is not None:
-        return unchanged
-    fields = dataclasses.asdict(used)
-    skipped = {"steps": fields.pop("skipped_steps"), "sources": fields.pop("skipped")}
-    return json_response(
-        {"plan": plan_id, "since": query.since, "step": query.step, **fields, "skipped": skipped}, headers
-    )
+    return call.made(questions.usage(call.service, plan_id, query, call.head))
 
 
-@read_route(router, "/v1/plans/{plan_id}/receipt", response_model=ReceiptAnswer)
-async def receipt(
-    request: Request, plan_id: PlanId, query: Annotated[StepQuery, Query()], service: ServiceHere
-) -> Response:
+@read_route(router, "/v1/plans/{plan_id}/shards", response_model=ShardsAnswer, responses=NOT_MODIFIED)
+async def shards(call: CallHere, plan_id: PlanId, query: Annotated[ShardsQuery, Query()]) -> AsgiResponse:
+    """Return the shards that the next steps read, and which of them are on the server's machine."""
+    return call.made(questions.shards(call.service, plan_id, query, call.head))
+
+
+@read_route(router, "/v1/plans/{plan_id}/receipt", response_model=ReceiptAnswer, responses=NOT_MODIFIED)
+async def receipt(call: CallHere, plan_id: PlanId, query: Annotated[StepQuery, Query()]) -> AsgiResponse:
     """Return the checksum of a step's whole global batch: what a resumed run must see next."""
-    bound = await service.by_id(plan_id)
-    headers = plan_headers(bound, f"receipt.{query.step}")
-    if (unchanged := not_modified(request, headers)) is not None:
-        return unchanged
-    rows = bound.sampler.check_part(query.step)
-    digest = await service.global_batch_checksum(bound, query.step, rows)
-    fields = {"plan": plan_id, "step": query.step, "plan_step": bound.sampler.timeline.plan_step(query.step)}
-    return json_response({**fields, "global_batch_size": rows, "digest": digest}, headers)
+    return call.made(questions.receipt(call.service, plan_id, query, call.head))
 
 
-@read_route(router, "/v1/lookup", response_model=LookupAnswer)
-async def lookup(request: Request, query: Annotated[LookupQuery, Query()], service: ServiceHere) -> Response:
+@read_route(router, "/v1/plans/{plan_id}/rows", response_model=RowsAnswer, responses=NOT_MODIFIED)
+async def rows(call: CallHere, plan_id: PlanId, query: Annotated[RowsQuery, Query()]) -> AsgiResponse:
+    """Show rows of a step's global batch as text, cut at the borders of documents."""
+    return call.made(inspection.rows(call.service, plan_id, query, call.head))
+
+
+@read_route(router, "/v1/plans/{plan_id}/diff", response_model=DiffAnswer)
+async def diff(call: CallHere, plan_id: PlanId, query: Annotated[DiffQuery, Query()]) -> AsgiResponse:
+    """Say in which fields another plan differs from this one, and from which step on which rows."""
+    return call.made(inspection.diff(call.service, plan_id, query, call.head))
+
+
+@read_route(router, "/v1/lookup", response_model=LookupAnswer, responses=NOT_MODIFIED)
+async def lookup(call: CallHere, query: Annotated[LookupQuery, Query()]) -> AsgiResponse:
     """Return every row of the first epochs that holds a token, a range of tokens or a document."""
-    bound = await service.plan_of(query, names_corpus=True)
-    name = _looked_up_corpus(query, bound.plan.sources)
-    start, stop = _looked_up_range(query, bound.corpora[name])
-    identity = f"lookup.{name}.{start}.{stop}.{query.epochs}.{query.limit}"
-    headers = plan_headers(bound, identity, by_id=query.plan is not None)
-    if (unchanged := not_modified(request, headers)) is not None:
-        return unchanged
-    found = await service.answering.run_admitted(
-        lambda: look_up(bound.sampler, name, start, stop, epochs=query.epochs)
-    )
-    fields = {"plan": bound.plan.id, "corpus": name, "start": start, "stop": stop, "epochs": query.epochs}
-    rows = [dataclasses.asdict(each) for each in found[: query.limit]]
-    return json_response(
-        {**fields, "num_found": len(found), "truncated": len(found) > len(rows), "rows": rows}, headers
-    )
+    return call.made(questions.lookup(call.service, query, call.head))
 
 
-def _looked_up_corpus(query: LookupQuery, sources: tuple[str, ...]) -> str:
-    if query.corpus in sources:
-        return query.corpus
-    if query.corpus is None and len(sources) == 1:
-        return sources[0]
-    raise InvalidParameter(
-        f"corpus must name a source of the plan, {', '.join(sources)}, got {query.corpus!r}",
-        parameter="corpus",
-        received=query.corpus,
-        accepted=", ".join(sources),
-    )
-
-
-def _looked_up_range(query: LookupQuery, corpus: Corpus) -> tuple[int, int]:
-    """Return the tokens that a query names in one of its three ways."""
-    ways = {
-        "token": query.token is not None,
-        "document": query.document is not None,
-        "start and stop": query.start is not None or query.stop is not None,
-    }
-    given = [way for way, is_given in ways.items() if is_given]
-    if len(given) != 1:
-        raise InvalidParameter(
-            f"name what to look up by one of {', '.join(ways)}, got {' and '.join(given) or 'none'}",
-            parameter="token",
-            accepted=", ".join(ways),
-        )
-    if query.document is not None:
-        return corpus.document_range(query.document)
-    start, stop = (query.start, query.stop) if query.token is None else (query.token, query.token + 1)
-    if start is None or stop is None or not start < stop <= corpus.num_tokens:
-        raise InvalidParameter(
-            f"tokens must lie in [0, {corpus.num_tokens}) with start < stop, got start {start}, stop {stop}",
-            parameter="token" if query.token is not None else "stop",
-            received=stop,
-            accepted=f"0 <= start < stop <= {corpus.num_tokens}",
-        )
-    return start, stop
-
-
-async def _body(request: Request) -> bytearray:
-    """Return the whole body, refused as soon as it is known to be too large: by its announced length, or
-    while it comes in chunks.
-
-    What a refused client still sends is thrown away, so that it gets to read the refusal.
-    """
-    body = bytearray()
-    if int(request.headers.get("content-length", "0")) <= MAX_PLAN_BYTES:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_PLAN_BYTES:
-                break
-        else:
-            return body
-    raise HTTPException(413, f"a plan holds at most {MAX_PLAN_BYTES} bytes")
+async def _receive(request: Request, body: bytearray, count: Callable[[int], None], seconds: float) -> None:
+    """Receive the whole body; one that becomes too large, or comes too slowly, holds memory no longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                count(len(body) + len(chunk))
+                body += chunk
+    except TimeoutError:
+        raise RequestTimeout(f"the body must arrive within {seconds:g} s, {len(body)} bytes came") from None

@@ -1,34 +1,47 @@
-"""The limit: a socket and a gather, no protocol. 16 bytes ask for a step, the answer is its tokens.
+"""Measure the limit: a socket and a gather without a protocol. 24 bytes ask for steps, tokens come back.
 
-In four forms: over TCP or a Unix-domain socket, and with the windows copied together and sent
-(`gather`, each token copied once before the socket) or sent from the map by the kernel (`sendmsg`).
+Four ways to send the windows of the map:
+
+    gather    NumPy's fancy index into a new array, a step at a time
+    join      `b"".join` of the map's slices into new bytes, a step at a time
+    piece     copy 896 KiB of the request's windows at a time into one reused buffer
+    sendmsg   no copy: the kernel takes the map's slices
+
+and two amounts in flight: a few requests of one step, and as many bytes as our client asks for. Which
+combination is fastest depends on the shape and the machine, so the limit is the strongest one of each round.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from scripts.benchmarks.contender import Shape
-from scripts.benchmarks.peers.common import REQUEST, Windows, publish, starts_of
+from scripts.benchmarks.peers.common import STEPS_REQUEST as REQUEST
+from scripts.benchmarks.peers.common import Peer, Windows, publish
+from scripts.benchmarks.servers import Address
 
 Transport = Literal["tcp", "unix"]
-Sending = Literal["gather", "sendmsg"]
+Sending = Literal["gather", "join", "piece", "sendmsg"]
+SENDINGS: tuple[Sending, ...] = get_args(Sending)
 
-MAX_SLICES = 1024
-"""Linux takes this many pieces in one call (IOV_MAX)."""
+MAX_SLICES = 1024  # per call; Linux takes no more (IOV_MAX)
+PIECE_BYTES = 896 << 10  # stays in 1 MiB of L2 cache between the copy and the send
+FEW = 3  # requests in flight: one is sent, one is received, one waits
 
 
-def serve(path: Path, address_file: Path, transport: Transport, sending: Sending) -> None:
-    windows = Windows(path)
-    answer = {"gather": _send_gathered, "sendmsg": _send_slices}[sending]
+def serve(path: Path, address_file: Path, transport: Transport) -> None:
+    """Answer every connection in a thread of its own; the bench measures one at a time."""
+    Windows(path)  # a wrong path fails before the address is published
     if transport == "unix":
         address = str(address_file.with_suffix(".socket"))
         listener = socket.socket(socket.AF_UNIX)
@@ -40,41 +53,47 @@ def serve(path: Path, address_file: Path, transport: Transport, sending: Sending
     publish(address_file, address)
     while True:
         connection, _ = listener.accept()
-        with connection:
-            if transport == "tcp":
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _answer_all(connection, windows, answer)
+        if transport == "tcp":
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=_answer_all, args=(connection, Windows(path)), daemon=True).start()
 
 
-class Bare:
-    """Receives straight into a tensor, with `in_flight` requests on the wire.
+class Bare(Peer):
+    """Receive straight into a tensor.
 
     Args:
-        address: a port of loopback or the path of a socket.
-        num_tokens: of the corpus.
+        in_flight: requests that are sent before the first answer is read, this one included.
+        steps: of one request.
     """
 
     def __init__(
-        self, name: str, address: str, pids: list[int], shape: Shape, num_tokens: int, *, in_flight: int = 2
+        self,
+        name: str,
+        peer: Address,
+        shape: Shape,
+        *,
+        sending: Sending,
+        in_flight: int = FEW,
+        steps: int = 1,
     ) -> None:
-        self.name = name
-        self.pids = pids
-        self.ahead_bytes = in_flight * shape.num_bytes
-        self._shape, self._num_tokens = shape, num_tokens
-        if address.startswith("/"):
+        super().__init__(name, peer, shape, in_flight * steps * shape.num_bytes)
+        self._sending, self._steps = SENDINGS.index(sending), steps
+        if peer.at.startswith("/"):
             self._socket = socket.socket(socket.AF_UNIX)
-            self._socket.connect(address)
+            self._socket.connect(peer.at)
         else:
-            self._socket = socket.create_connection(("127.0.0.1", int(address)))
+            self._socket = socket.create_connection(("127.0.0.1", int(peer.at)))
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         size = (shape.rows, shape.length)
         self._ring = deque(torch.empty(size, dtype=torch.uint16) for _ in range(3))
-        self._step = 0
+        self._asked = self._received = 0
         for _ in range(in_flight - 1):
             self._ask()
 
     def next(self) -> torch.Tensor:
-        self._ask()
+        if self._received % self._steps == 0:
+            self._ask()
+        self._received += 1
         batch = self._ring[0]
         self._ring.rotate(-1)
         view = batch.numpy().data.cast("B")
@@ -85,35 +104,51 @@ class Bare:
             view = view[received:]
         return batch
 
-    def starts(self, step: int) -> npt.NDArray[np.int64]:
-        return starts_of(step, self._num_tokens, self._shape.rows, self._shape.length)
-
     def close(self) -> None:
         self._socket.close()
 
     def _ask(self) -> None:
-        self._socket.sendall(REQUEST.pack(self._step, self._shape.rows, self._shape.length))
-        self._step += 1
+        request = REQUEST.pack(self._sending, self._asked, self._steps, self._shape.rows, self._shape.length)
+        self._socket.sendall(request)
+        self._asked += self._steps
 
 
-Answer = Callable[[socket.socket, Windows, int, int, int], None]
+def makers(name: str, peer: Address, shape: Shape, steps: int, in_flight: int) -> Iterator[partial[Bare]]:
+    """Yield what connects every way to send, with few bytes in flight and with our client's.
+
+    Args:
+        steps, in_flight: of our client: steps of a request, and requests.
+    """
+    for sending in SENDINGS:
+        make = partial(Bare, peer=peer, shape=shape, sending=sending)
+        yield partial(make, f"{name} {sending}, {FEW} steps in flight")
+        yield partial(
+            make, f"{name} {sending}, {in_flight} x {steps} steps in flight", steps=steps, in_flight=in_flight
+        )
 
 
-def _answer_all(connection: socket.socket, windows: Windows, answer: Answer) -> None:
-    request = bytearray(REQUEST.size)
-    try:
+def _answer_all(connection: socket.socket, windows: Windows) -> None:
+    request, buffer = bytearray(REQUEST.size), np.empty(PIECE_BYTES // 2, np.uint16)
+    with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the consumer left
         while connection.recv_into(request, REQUEST.size, socket.MSG_WAITALL) == REQUEST.size:
-            answer(connection, windows, *REQUEST.unpack(request))
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the consumer left with answers under way
+            sending, step, count, rows, length = REQUEST.unpack(request)
+            if SENDINGS[sending] == "piece":
+                starts, most = windows.starts(step, count, rows, length), len(buffer) // length
+                for first in range(0, len(starts), most):
+                    piece = buffer[: len(starts[first : first + most]) * length]
+                    windows.copy(starts[first : first + most], length, piece)
+                    connection.sendall(piece.data.cast("B"))
+                continue
+            for each in range(step, step + count):
+                if SENDINGS[sending] == "gather":
+                    connection.sendall(windows.gather(each, 1, rows, length).data.cast("B"))
+                elif SENDINGS[sending] == "join":
+                    connection.sendall(b"".join(windows.slices(each, rows, length)))
+                else:
+                    _send_slices(connection, windows.slices(each, rows, length))
 
 
-def _send_gathered(connection: socket.socket, windows: Windows, step: int, rows: int, length: int) -> None:
-    connection.sendall(windows.gather(step, rows, length).data.cast("B"))
-
-
-def _send_slices(connection: socket.socket, windows: Windows, step: int, rows: int, length: int) -> None:
-    left = windows.slices(step, rows, length)
+def _send_slices(connection: socket.socket, left: list[memoryview]) -> None:
     while left:
         sent = connection.sendmsg(left[:MAX_SLICES])
         done = 0

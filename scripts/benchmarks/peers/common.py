@@ -1,23 +1,43 @@
-"""What the peers' servers share: which windows a step has, and how their address becomes known."""
+"""Share among the peers' servers which windows a step has and how their address becomes known."""
 
 from __future__ import annotations
 
 import struct
+from collections import deque
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from scripts.benchmarks.contender import Shape, read_only_tensor
+from scripts.benchmarks.servers import Address
 
 REQUEST = struct.Struct("<QII")
 """step, rows, window length."""
 
+STEPS_REQUEST = struct.Struct("<IQIII")
+"""way to send, first step, steps, rows, window length."""
+
+STREAM_BYTES = 16 << 20
+"""gRPC lets a stream's flow-control window grow about this far."""
+
 MESSAGE_BYTES = 1 << 20
-"""gRPC and Flight send so many bytes at a time: single batches of 64 x 1,025 are delivered half as fast."""
+"""gRPC and Flight send messages of this size: single batches of 64 x 1,025 are delivered half as fast."""
 
 
-def starts_of(step: int, num_tokens: int, rows: int, length: int) -> npt.NDArray[np.int64]:
-    """Return the window starts of a step, `(rows,) int64`, as every peer computes them."""
-    return np.random.default_rng(step).integers(0, num_tokens - length, rows)
+def starts_of(step: int, count: int, num_tokens: int, rows: int, length: int) -> npt.NDArray[np.int64]:
+    """Return the window starts of consecutive steps, `(count * rows,) int64`, as every peer computes them.
+
+    A mixing function of the row's number (splitmix64 without its last round), because NumPy's generators
+    take 15 microseconds to be seeded for a step: a quarter of what the limit needs for one of 64 x 1,025.
+    """
+    mixed = np.arange(step * rows + 1, (step + count) * rows + 1, dtype=np.uint64)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    return (mixed % np.uint64(num_tokens - length)).astype(np.int64)
 
 
 def steps_per_message(rows: int, length: int) -> int:
@@ -25,32 +45,68 @@ def steps_per_message(rows: int, length: int) -> int:
     return max(1, MESSAGE_BYTES // (2 * rows * length))
 
 
+class Peer:
+    """Share what the consumers of all peers have; see `Contender`.
+
+    Args:
+        peer: its server.
+        ahead_bytes: as of `Contender`.
+    """
+
+    def __init__(self, name: str, peer: Address, shape: Shape, ahead_bytes: int) -> None:
+        self.name, self.pids, self.ahead_bytes = name, peer.pids, ahead_bytes
+        self._shape, self._num_tokens = shape, peer.num_tokens
+
+    def starts(self, step: int) -> npt.NDArray[np.int64]:
+        return starts_of(step, 1, self._num_tokens, self._shape.rows, self._shape.length)
+
+
+class Streamed(Peer):
+    """Share how consumers of a stream split messages of several small steps into batches."""
+
+    def __init__(self, name: str, peer: Address, shape: Shape) -> None:
+        super().__init__(name, peer, shape, STREAM_BYTES)
+        self._batches: deque[torch.Tensor] = deque()
+
+    def next(self) -> torch.Tensor:
+        if not self._batches:
+            tokens = read_only_tensor(self._receive())
+            self._batches.extend(tokens.view(-1, self._shape.rows, self._shape.length))
+        return self._batches.popleft()
+
+    def _receive(self) -> bytes | memoryview:
+        """Return the next message's tokens."""
+        raise NotImplementedError
+
+
 class Windows:
-    """The windows of a mapped corpus of uint16 tokens, gathered or pointed at."""
+    """Gather or slice the windows of a mapped corpus of uint16 tokens; used by one thread."""
 
     def __init__(self, path: Path) -> None:
-        self._data = np.memmap(path, dtype=np.uint16, mode="r")
+        # As a plain array: slicing a memmap object costs a microsecond more.
+        self._data = np.asarray(np.memmap(path, dtype=np.uint16, mode="r"))
         self._bytes = self._data.data.cast("B")
         self._views: dict[int, npt.NDArray[np.uint16]] = {}
 
-    def gather(self, step: int, rows: int, length: int) -> npt.NDArray[np.uint16]:
-        """Copy a step's windows, `(rows, length)` uint16, C order, into an array that the caller owns.
+    def starts(self, step: int, count: int, rows: int, length: int) -> npt.NDArray[np.int64]:
+        """Return where the windows of consecutive steps begin, `(count * rows,)`."""
+        return starts_of(step, count, len(self._data), rows, length)
+
+    def gather(self, step: int, count: int, rows: int, length: int) -> npt.NDArray[np.uint16]:
+        """Copy the windows of consecutive steps, `(count * rows, length)`, C order, into a new array.
 
         One fancy index is the fastest gather that NumPy has.
         """
-        tokens: npt.NDArray[np.uint16] = self._view(length)[starts_of(step, len(self._data), rows, length)]
+        tokens: npt.NDArray[np.uint16] = self._view(length)[self.starts(step, count, rows, length)]
         return tokens
 
-    def gather_steps(self, step: int, count: int, rows: int, length: int) -> npt.NDArray[np.uint16]:
-        """Copy the windows of consecutive steps, `(count * rows, length)`, as `gather` does."""
-        steps = range(step, step + count)
-        starts = np.concatenate([starts_of(each, len(self._data), rows, length) for each in steps])
-        tokens: npt.NDArray[np.uint16] = self._view(length)[starts]
-        return tokens
+    def copy(self, starts: npt.NDArray[np.int64], length: int, into: npt.NDArray[np.uint16]) -> None:
+        """Copy windows one after another into `into`, `(len(starts) * length,)`, without new memory."""
+        np.concatenate([self._data[start : start + length] for start in starts.tolist()], out=into)
 
     def slices(self, step: int, rows: int, length: int) -> list[memoryview]:
         """Return views of a step's windows in the map, `2 * length` bytes each."""
-        starts = starts_of(step, len(self._data), rows, length)
+        starts = self.starts(step, 1, rows, length)
         return [self._bytes[2 * start : 2 * (start + length)] for start in starts.tolist()]
 
     def _view(self, length: int) -> npt.NDArray[np.uint16]:

@@ -6,20 +6,16 @@ views of what was received. Several small steps share a record batch, as with gR
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.flight as flight  # type: ignore[import-untyped]
-import torch
 
-from scripts.benchmarks.contender import Shape, read_only_tensor
-from scripts.benchmarks.peers.common import REQUEST, Windows, publish, starts_of, steps_per_message
-from scripts.benchmarks.peers.grpc_stream import WINDOW_BYTES
+from scripts.benchmarks.contender import Shape
+from scripts.benchmarks.peers.common import REQUEST, Streamed, Windows, publish, steps_per_message
+from scripts.benchmarks.servers import Address
 
 
 def serve(path: Path, address_file: Path) -> None:
@@ -41,34 +37,24 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     def _batches(self, schema: Any, step: int, rows: int, length: int) -> Iterator[Any]:
         count = steps_per_message(rows, length)
         while True:
-            tokens = self._windows.gather_steps(step, count, rows, length)
+            tokens = self._windows.gather(step, count, rows, length)
             column = pa.Array.from_buffers(schema.field(0).type, len(tokens), [None, pa.py_buffer(tokens)])
             yield pa.record_batch([column], schema=schema)
             step += count
 
 
-class Flight:
+class Flight(Streamed):
     """Reads one record batch after another."""
 
-    def __init__(self, name: str, address: str, pids: list[int], shape: Shape, num_tokens: int) -> None:
-        self.name = name
-        self.pids = pids
-        self.ahead_bytes = WINDOW_BYTES
-        self._shape, self._num_tokens = shape, num_tokens
-        self._client = flight.connect(f"grpc://127.0.0.1:{address}")
+    def __init__(self, name: str, peer: Address, shape: Shape) -> None:
+        super().__init__(name, peer, shape)
+        self._client = flight.connect(f"grpc://127.0.0.1:{peer.at}")
         ticket = flight.Ticket(REQUEST.pack(0, shape.rows, shape.length))
         self._reader = self._client.do_get(ticket)
-        self._batches: deque[torch.Tensor] = deque()
 
-    def next(self) -> torch.Tensor:
-        if not self._batches:
-            _, content = self._reader.read_chunk().data.column(0).buffers()
-            message = read_only_tensor(memoryview(content))
-            self._batches.extend(message.view(-1, self._shape.rows, self._shape.length))
-        return self._batches.popleft()
-
-    def starts(self, step: int) -> npt.NDArray[np.int64]:
-        return starts_of(step, self._num_tokens, self._shape.rows, self._shape.length)
+    def _receive(self) -> memoryview:
+        _, content = self._reader.read_chunk().data.column(0).buffers()
+        return memoryview(content)
 
     def close(self) -> None:
         self._reader.cancel()

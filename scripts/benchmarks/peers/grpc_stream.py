@@ -6,23 +6,18 @@ server and options for larger frames were tried and are not faster.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
-import numpy as np
-import numpy.typing as npt
-import torch
 
-from scripts.benchmarks.contender import Shape, read_only_tensor
-from scripts.benchmarks.peers.common import REQUEST, Windows, publish, starts_of, steps_per_message
+from scripts.benchmarks.contender import Shape
+from scripts.benchmarks.peers.common import REQUEST, Streamed, Windows, publish, steps_per_message
+from scripts.benchmarks.servers import Address
 
 SERVICE, METHOD = "bench.Batches", "Stream"
 UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-WINDOW_BYTES = 16 << 20
-"""gRPC lets a stream's flow-control window grow about this far."""
 
 
 def serve(path: Path, address_file: Path) -> None:
@@ -32,7 +27,7 @@ def serve(path: Path, address_file: Path) -> None:
         step, rows, length = REQUEST.unpack(request)
         count = steps_per_message(rows, length)
         while True:
-            yield windows.gather_steps(step, count, rows, length).tobytes()
+            yield windows.gather(step, count, rows, length).tobytes()
             step += count
 
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
@@ -46,27 +41,17 @@ def serve(path: Path, address_file: Path) -> None:
     server.wait_for_termination()
 
 
-class GrpcStream:
+class GrpcStream(Streamed):
     """Reads each message where gRPC left it: the tensors are views of its bytes."""
 
-    def __init__(self, name: str, address: str, pids: list[int], shape: Shape, num_tokens: int) -> None:
-        self.name = name
-        self.pids = pids
-        self.ahead_bytes = WINDOW_BYTES
-        self._shape, self._num_tokens = shape, num_tokens
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{address}", options=UNLIMITED)
+    def __init__(self, name: str, peer: Address, shape: Shape) -> None:
+        super().__init__(name, peer, shape)
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{peer.at}", options=UNLIMITED)
         call: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(f"/{SERVICE}/{METHOD}")
         self._call = call(REQUEST.pack(0, shape.rows, shape.length))
-        self._batches: deque[torch.Tensor] = deque()
 
-    def next(self) -> torch.Tensor:
-        if not self._batches:
-            message = read_only_tensor(next(self._call))
-            self._batches.extend(message.view(-1, self._shape.rows, self._shape.length))
-        return self._batches.popleft()
-
-    def starts(self, step: int) -> npt.NDArray[np.int64]:
-        return starts_of(step, self._num_tokens, self._shape.rows, self._shape.length)
+    def _receive(self) -> bytes:
+        return next(self._call)
 
     def close(self) -> None:
         self._call.cancel()

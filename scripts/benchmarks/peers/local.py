@@ -1,4 +1,4 @@
-"""Without a server: what a training process that holds the corpus itself does."""
+"""Deliver without a server, as a training process that holds the corpus itself does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scripts.benchmarks.contender import Shape
 
 
 class NanoGpt:
-    """The idiom of nanoGPT's train.py: inputs and targets as int64 tensors from a memmap."""
+    """Deliver as nanoGPT's train.py does: inputs and targets as int64 tensors from a memmap."""
 
     def __init__(self, name: str, path: Path, shape: Shape) -> None:
         self.name = name
@@ -41,10 +41,10 @@ class NanoGpt:
 
 
 class Gather:
-    """NumPy's gather into a fresh uint16 array: what no server on the same host can beat.
+    """Gather with NumPy into a new uint16 array: no server on the same host can beat it.
 
-    `source="indices"` is held against it: the same tokens of the same type, gathered in this process too,
-    from windows that the server names.
+    `source="indices"` is compared with it: it gathers the same tokens in this process too, from windows that
+    the server names.
     """
 
     def __init__(self, name: str, path: Path, shape: Shape) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ import torch
 from hypothesis import given, settings
 
 from corpus_client import Batch, CorpusLoader, get_batch
-from corpus_client.device import STORED_DTYPES, open_device
+from corpus_client.staging.device import STORED_DTYPES
+from corpus_client.staging.opening import open_device
 from tests.client.conftest import make_corpus
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
-from tests.client.test_device import EDGES
-from tests.client.test_structure import by_hand, check, structure_of, windows
+from tests.client.staging.test_device import EDGES
+from tests.client.test_structure import by_hand, check, make_batch, structure_of, windows
 
 pytestmark = pytest.mark.needs_cuda
 MakeLoader = Callable[..., CorpusLoader]
@@ -25,12 +27,14 @@ MakeLoader = Callable[..., CorpusLoader]
 @pytest.mark.parametrize("dtype", [torch.int64, None])
 def test_values_at_the_edges_survive_the_way(name: str, dtype: torch.dtype | None) -> None:
     stored = torch.tensor([[EDGES[name]]], dtype=torch.int64).to(STORED_DTYPES[name]).pin_memory()
-    transfer = open_device(torch.device("cuda"), dtype).upload(stored)
-    tokens = transfer.claim()
+    device = open_device(torch.device("cuda"))
+    device.prepare(stored.nbytes)
+    group = device.upload(stored)
+    tokens = Batch(group.read_next(partial(device.make, dtype))).tokens
     assert tokens.is_cuda
     assert tokens.dtype == (dtype or STORED_DTYPES[name])
     assert tokens.cpu().to(torch.int64).tolist() == [EDGES[name]]
-    assert transfer.done()
+    assert group.done()
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
@@ -86,7 +90,7 @@ def test_structure_on_the_device_is_what_a_plain_loop_finds(
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_only_the_borders_of_documents_wait_for_the_device() -> None:
-    batch = Batch(0, torch.randint(0, 50, (8, 1025), device="cuda"), 7)
+    batch = make_batch(torch.randint(0, 50, (8, 1025), device="cuda"), 7)
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")

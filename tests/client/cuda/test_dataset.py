@@ -19,13 +19,13 @@ pytestmark = [
 def test_stored_batches_are_pinned_and_widened_on_the_device(
     server: ReferenceServer, num_workers: int
 ) -> None:
-    options = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "rank": 0, "world_size": 1}
+    options = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
     with CorpusLoader(server.url, **options, device="cpu", num_steps=7) as loader:
         expected = [(batch.step, batch.tokens.tolist()) for batch in loader]
     dataset = CorpusIterableDataset(server.url, **options, dtype=None, num_steps=7)
     found = []
     for batch in DataLoader(dataset, batch_size=None, num_workers=num_workers, pin_memory=True):
-        assert batch.tokens.is_pinned()
+        assert batch.inputs.is_pinned()
         found.append(batch.to("cuda", dtype=torch.int64, non_blocking=True))
     assert {batch.inputs.device.type for batch in found} == {"cuda"}
     assert [(batch.step, batch.tokens.tolist()) for batch in found] == expected

@@ -1,13 +1,15 @@
-"""Pinned slots and device memory on a real device: nothing is reused too early, nothing grows."""
+"""Pinned slots and staging buffers on a real device: nothing is reused too early, nothing grows."""
 
 from __future__ import annotations
 
 import gc
+import math
 import mmap
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,25 +17,31 @@ import numpy as np
 import pytest
 import torch
 
-from corpus_client import CorpusLoader, buffers, errors, streams
-from corpus_client.pipeline import Pipeline, _Emptying
-from corpus_client.schedule import Stretch
-from corpus_client.streams import StreamDevice
+from corpus_client import CorpusLoader, Staging, errors
+from corpus_client.plan.schedule import StepRange
+from corpus_client.staging import ring
+from corpus_client.staging.pipeline import Pipeline
+from corpus_client.staging.ring import GROUP_BYTES, NUM_BUFFERS, DeviceRing
+from corpus_client.staging.slots import RingSize, allocate_ring
 from scripts.gpu_lib.soak import mismatches
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
-from tests.client.test_pipeline import SPAN, CountingFiller
+from tests.client.staging.counting import STEPS, CountingFiller
 
 pytestmark = pytest.mark.needs_cuda
 MakeLoader = Callable[..., CorpusLoader]
 MOST_CYCLES = 200_000  # about a tenth of a millisecond
 
 
-class SlowDevice(StreamDevice):
+def cuda() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+class SlowRing(DeviceRing):
     """Each copy begins late: the transfer stream is kept busy for a random time before it."""
 
-    def __init__(self, seed: int, most_cycles: int, dtype: torch.dtype | None = torch.int64) -> None:
-        super().__init__(torch.device("cuda", torch.cuda.current_device()), dtype, torch.cuda)
+    def __init__(self, seed: int, most_cycles: int, group_bytes: int = GROUP_BYTES) -> None:
+        super().__init__(cuda(), torch.cuda, group_bytes=group_bytes)
         self._draw = random.Random(seed)
         self._most_cycles = most_cycles
 
@@ -43,25 +51,25 @@ class SlowDevice(StreamDevice):
         return super().upload(stored)
 
 
-def pipeline_on(device: StreamDevice, *, rows: int = 2, num_slots: int = 3, steps: int = 4) -> Pipeline:
+def pipeline_on(device: DeviceRing, *, rows: int = 2, num_slots: int = 3, steps: int = 4) -> Pipeline:
     batch_bytes = rows * 3 * 4
-    size = buffers.RingSize(num_slots=num_slots, steps_per_slot=steps, batch_bytes=batch_bytes)
-    span = replace(
-        SPAN,
+    size = RingSize(num_slots=num_slots, steps_per_slot=steps, batch_bytes=batch_bytes)
+    fetched = replace(
+        STEPS,
         start_step=0,
-        stretches=(Stretch(start_step=0, stop_step=None, num_rows=rows),),
+        step_ranges=(StepRange(start_step=0, stop_step=None, shape=(rows, 3)),),
         slot_bytes=steps * batch_bytes,
     )
-    ring = buffers.allocate_ring(size, device.pin)
+    ring = allocate_ring(size, device.pin)
     assert all(slot.storage.is_pinned() for slot in ring.slots)
-    return Pipeline(WideFiller(), ring.slots, device, span)
+    return Pipeline(WideFiller(), ring.slots, device, fetched)
 
 
 class WideFiller(CountingFiller):
     """Step n is full of n, whatever its rows."""
 
     def finish(self, ticket: range, view: memoryview) -> None:
-        size = self.rows.pop(ticket.start) * 3
+        size = math.prod(self.shapes.pop(ticket.start))
         tokens = torch.frombuffer(view, dtype=torch.int32)[: size * len(ticket)].view(len(ticket), size)
         for row, step in zip(tokens.numpy(), ticket, strict=True):
             row[:] = step
@@ -75,25 +83,22 @@ def closed(pipeline: Pipeline) -> Iterator[Pipeline]:
         assert pipeline.close()
 
 
-def batches_of(pipeline: Pipeline, device: StreamDevice | None = None) -> Iterator[torch.Tensor]:
-    """Steps in order, each full of its number; with `device`, as a loader takes them."""
+def batches_of(pipeline: Pipeline, dtype: torch.dtype | None = torch.int64) -> Iterator[torch.Tensor]:
+    """Inputs of the steps in order, each full of its number."""
     for expected in count():
-        if device is not None:
-            device.pace()
-        step, tokens = next(pipeline)
+        step, (inputs, _) = pipeline.take(partial(pipeline._device.make, dtype))
         assert step == expected
-        yield tokens
+        yield inputs
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, None])
 @pytest.mark.parametrize("group_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("num_slots", [2, 3, 8])
 def test_ten_thousand_steps_with_random_delays_are_exact(
-    monkeypatch: pytest.MonkeyPatch, num_slots: int, group_bytes: int, dtype: torch.dtype | None
+    num_slots: int, group_bytes: int, dtype: torch.dtype | None
 ) -> None:
     """Delays before copies and before reads; every batch is compared on the device, none waited for."""
-    monkeypatch.setattr(StreamDevice, "group_bytes", group_bytes)
-    device = SlowDevice(num_slots, MOST_CYCLES, dtype)
+    device = SlowRing(num_slots, MOST_CYCLES, group_bytes)
     draw = random.Random(0)
 
     def late() -> None:
@@ -101,67 +106,99 @@ def test_ten_thousand_steps_with_random_delays_are_exact(
             torch.cuda._sleep(draw.randrange(MOST_CYCLES))
 
     with closed(pipeline_on(device, num_slots=num_slots)) as pipeline:
-        wrong = mismatches(batches_of(pipeline, device), range(10_000), late, torch.device("cuda"))
+        # As stored is int32 here, which can be compared on the device.
+        wrong = mismatches(batches_of(pipeline, dtype), range(10_000), late, cuda())
     assert wrong.item() == 0
 
 
 def test_the_same_check_notices_slots_that_are_reused_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Emptying, "is_free", lambda _: True)
-    device = SlowDevice(0, 20_000_000)
+    monkeypatch.setattr(ring._Copy, "done", lambda _: True)
+    device = SlowRing(0, 20_000_000)
     with closed(pipeline_on(device, num_slots=2)) as pipeline:
-        wrong = mismatches(batches_of(pipeline), range(200), lambda: None, torch.device("cuda"))
+        wrong = mismatches(batches_of(pipeline), range(200), lambda: None, cuda())
     assert wrong.item() > 0
+
+
+def test_the_same_check_notices_buffers_that_are_reused_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transfer stream does not wait for the consumer, who is slow."""
+    device = SlowRing(0, 1000)
+    pipeline = pipeline_on(device, num_slots=8)
+    for buffer in device._buffers:
+        monkeypatch.setattr(buffer, "consumed", _Unrecorded())
+    with closed(pipeline):
+        sleep = lambda: torch.cuda._sleep(2_000_000)  # noqa: E731
+        wrong = mismatches(_late(batches_of(pipeline), sleep), range(200), lambda: None, cuda())
+    assert wrong.item() > 0
+
+
+class _Unrecorded(torch.cuda.Event):
+    def record(self, stream: Any = None) -> None:
+        """Forget it."""
+
+
+def _late(batches: Iterator[torch.Tensor], sleep: Callable[[], None]) -> Iterator[torch.Tensor]:
+    """The widening of each batch is queued behind a long kernel."""
+    while True:
+        sleep()
+        yield next(batches)
 
 
 def test_a_dropped_batch_is_not_reused_before_its_last_reader() -> None:
     """The reader is queued behind a long kernel, and the batch is dropped at once."""
-    device = SlowDevice(1, 1000)
+    device = SlowRing(1, 1000)
     sums = []
     with closed(pipeline_on(device, rows=4096)) as pipeline:
-        for _ in range(300):
-            device.pace()
-            step, tokens = next(pipeline)
+        for step, inputs in zip(range(300), batches_of(pipeline), strict=False):
             torch.cuda._sleep(1_000_000)
-            sums.append((step, tokens.sum()))
-            del tokens
-    assert [int(total.item()) for _, total in sums] == [step * 4096 * 3 for step, _ in sums]
+            sums.append((step, inputs.sum()))
+            del inputs
+    assert [int(total.item()) for _, total in sums] == [step * 4096 * 2 for step, _ in sums]
+
+
+def test_batches_read_on_two_streams_are_exact() -> None:
+    device = SlowRing(4, MOST_CYCLES)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    sums = []
+    with closed(pipeline_on(device, rows=64, num_slots=8)) as pipeline:
+        for number in range(1000):
+            with torch.cuda.stream(streams[number % 2]):
+                torch.cuda._sleep(100_000 * (number % 2))
+                step, (inputs, _) = pipeline.take(partial(device.make, torch.int64))
+                sums.append((step, inputs.sum()))
+    torch.cuda.synchronize()
+    assert [int(total.item()) for _, total in sums] == [step * 64 * 2 for step, _ in sums]
 
 
 @pytest.mark.parametrize("keep", [0, 3])
-def test_device_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    """The loop may get further ahead of the device in the course of time, by 4 MiB at most."""
-    monkeypatch.setattr(streams, "AHEAD_BYTES", 4 << 20)
-    device = SlowDevice(2, 10_000)
+def test_device_memory_does_not_grow(keep: int) -> None:
+    """Also where the loop is far ahead of the device, as with replayed graphs: nothing waits for a stream."""
+    device = SlowRing(2, 10_000)
     kept: list[torch.Tensor] = []
     reserved: dict[int, int] = {}
     with closed(pipeline_on(device, rows=4096)) as pipeline:
-        for number in range(5001):
-            device.pace()
-            _, tokens = next(pipeline)
-            kept = [*kept, tokens][-keep:] if keep else []
-            if number in (500, 5000):
+        for number, inputs in zip(range(5001), batches_of(pipeline), strict=False):
+            torch.cuda._sleep(100_000)
+            kept = [*kept, inputs][-keep:] if keep else []
+            if number in (100, 5000):
                 reserved[number] = torch.cuda.memory_stats()["reserved_bytes.all.current"]
-    assert reserved[5000] - reserved[500] <= 4 << 20
+    assert reserved[5000] == reserved[100]
 
 
-def test_training_loop_far_ahead_of_the_device_does_not_fill_its_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A step of one long kernel, as a replayed graph is; batches of 1 MiB, 8 MiB of them ahead."""
-    monkeypatch.setattr(streams, "AHEAD_BYTES", 8 << 20)
+def test_staging_buffers_are_all_that_the_loader_keeps_on_the_device(make_loader: MakeLoader) -> None:
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_stats()["active_bytes.all.current"]
-    rows = (1 << 20) // (3 * 8)
-    device = SlowDevice(3, 1000)
-    with closed(pipeline_on(device, rows=rows, num_slots=4, steps=1)) as pipeline:
-        for _ in range(400):
-            device.pace()
-            next(pipeline)
-            torch.cuda._sleep(5_000_000)
-    # Active counts what was dropped but may not be reused yet: batches ahead, looked ahead, as stored.
-    assert torch.cuda.memory_stats()["active_bytes.all.peak"] - before < (8 + 8) << 20
+    before = torch.cuda.memory_allocated()
+    loader = make_loader(device="cuda")
+    for _ in range(100):
+        next(loader)
+    assert loader.stats().device_bytes == NUM_BUFFERS * GROUP_BYTES
+    assert torch.cuda.memory_allocated() - before == loader.stats().device_bytes
+    loader.close()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_loaders_share_one_transfer_stream(make_loader: MakeLoader) -> None:
+    streams = {make_loader(device="cuda")._device.stream.cuda_stream for _ in range(40)}
+    assert len(streams) == 1
 
 
 def test_slots_are_page_locked_to_the_byte(make_loader: MakeLoader) -> None:
@@ -176,7 +213,7 @@ def test_slots_are_page_locked_to_the_byte(make_loader: MakeLoader) -> None:
 
 
 def test_memory_can_be_locked_again_after_it_was_unlocked() -> None:
-    device = StreamDevice(torch.device("cuda", 0), None, torch.cuda)
+    device = DeviceRing(torch.device("cuda", 0), torch.cuda)
     assert device.pin is not None
     memory = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
     storage = torch.frombuffer(memory, dtype=torch.uint8)
@@ -192,13 +229,13 @@ def test_ring_is_unlocked_when_its_last_slot_is_dropped(
     make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlocked = []
-    register = StreamDevice._register
+    register = DeviceRing._register
 
-    def noted(self: StreamDevice, address: int, num_bytes: int) -> Callable[[], None]:
+    def noted(self: DeviceRing, address: int, num_bytes: int) -> Callable[[], None]:
         unpin = register(self, address, num_bytes)
         return lambda: (unpin(), unlocked.append(address))[1]
 
-    monkeypatch.setattr(StreamDevice, "_register", noted)
+    monkeypatch.setattr(DeviceRing, "_register", noted)
     loader = make_loader(device="cuda")
     next(loader)
     assert loader._ring is not None
@@ -213,7 +250,7 @@ def test_ring_is_unlocked_when_its_last_slot_is_dropped(
 
 
 def test_too_much_to_lock_is_a_clear_error() -> None:
-    device = StreamDevice(torch.device("cuda", 0), None, torch.cuda)
+    device = DeviceRing(torch.device("cuda", 0), torch.cuda)
     assert device.pin is not None
     with pytest.raises(errors.PinningFailed, match="could not be page-locked"):
         device.pin(mmap.PAGESIZE, 1 << 40)  # an address that nothing is mapped at
@@ -225,7 +262,12 @@ def test_loaders_dropped_with_copies_under_way_leave_nothing(server: ReferenceSe
     reserved = 0
     for number in range(30):
         loader = CorpusLoader(
-            server.url, corpus="web", seq_len=16, global_batch_size=12, device="cuda", prefetch_bytes=1 << 16
+            server.url,
+            corpus="web",
+            seq_len=16,
+            global_batch_size=12,
+            device="cuda",
+            staging=Staging(prefetch_bytes=1 << 16),
         )
         for _ in range(num_steps):
             next(loader)

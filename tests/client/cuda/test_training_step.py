@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Callable
@@ -30,29 +29,32 @@ def expected_score(corpus: ReferenceCorpus, loader: CorpusLoader, step: int) -> 
     return (tokens * np.arange(1, tokens.shape[1] + 1)).sum(axis=1).tolist()
 
 
-def test_captured_step_reads_a_tensor_of_its_own(make_loader: MakeLoader, corpus: ReferenceCorpus) -> None:
+def test_captured_step_reads_tensors_that_the_loader_fills(
+    make_loader: MakeLoader, corpus: ReferenceCorpus
+) -> None:
     """Captured in mid-run, with the fetcher busy: it must not touch the device, the mode is global."""
     loader = make_loader(device="cuda", order="shuffle", prefetch_bytes=1 << 13, num_steps=300)
-    first = next(loader)
-    static = torch.empty_like(first.tokens)
+    inputs, targets = (torch.zeros(12, 16, dtype=torch.int64, device="cuda") for _ in range(2))
+    loader.next_into(inputs, targets)
     warm_up = torch.cuda.Stream()
     warm_up.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(warm_up):
         for _ in range(3):
-            score(static)
+            score(inputs) + score(targets)
     torch.cuda.current_stream().wait_stream(warm_up)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = score(static)
+        result = score(inputs) + score(targets)
         time.sleep(0.2)  # the fetcher goes on meanwhile
     results = []
-    for batch in itertools.chain([first], loader):
-        static.copy_(batch.tokens, non_blocking=True)
+    for _ in range(299):
+        step = loader.next_into(inputs, targets)
         graph.replay()
-        results.append((batch.step, result.clone()))
-    assert len(results) == 300
+        results.append((step, result.clone()))
+    places = np.arange(1, 17)
     for step, found in results:
-        assert found.tolist() == expected_score(corpus, loader, step)
+        tokens = tokens_of_step(corpus, loader.plan, step).astype(np.int64)
+        assert found.tolist() == ((tokens[:, :-1] + tokens[:, 1:]) * places).sum(axis=1).tolist()
 
 
 def test_batch_asked_for_during_a_capture_is_refused_and_the_capture_goes_on(

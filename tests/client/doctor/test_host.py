@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from corpus_client.buffers import RingSize
 from corpus_client.doctor import host
-from corpus_client.tools.gpus import Bus, Gpu
+from corpus_client.errors import PinningFailed
+from corpus_client.tools.machine import Gpu
+from corpus_client.tools.timing import Meter, Spread
 
 MIB = 2**20
-RING = RingSize(num_slots=4, steps_per_slot=1, batch_bytes=MIB)
-GPU = Gpu(name="H100", uuid="GPU-1", driver="550.1", bus=Bus(generation=5, width=16), width_max=16)
-NARROW = replace(GPU, bus=Bus(generation=4, width=8))
-UNKNOWN = replace(GPU, bus=None, width_max=None)
+GPU = Gpu(name="H100", driver="550.1", generation="5", width="16", width_max="16")
+NARROW = GPU._replace(generation="4", width="8")
+UNKNOWN = GPU._replace(generation="[N/A]", width="[N/A]", width_max="[N/A]")
 
 
 @pytest.mark.parametrize(
@@ -29,38 +29,59 @@ def test_cores(cores: float, loaders: int, server_here: bool, status: str, neede
     assert (f"give this job {needed} cores" in check.advice) == (status == "warn")
 
 
-@pytest.mark.parametrize(("loaders", "status"), [(1, "ok"), (2, "ok"), (3, "warn")])
-def test_slots_of_all_loaders_within_half_of_the_memory(loaders: int, status: str) -> None:
-    check = host.check_memory(RING, loaders, memory_bytes=16 * MIB)
-    assert (check.status, check.measured["slots_bytes"]) == (status, loaders * 4 * MIB)
-    assert ("prefetch_bytes=2796202 or less" in check.advice) == (status == "warn")
-
-
 def test_page_locking_needs_no_limit_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for limit, shown in ((resource.RLIM_INFINITY, "unlimited"), (8 * MIB, "8 MiB")):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
-        check = host.check_pinning(RING)
+        check = host.check_pinning(MIB, torch.device("cpu"))
         assert (check.status, check.found) == ("ok", f"not needed without a GPU (ulimit -l: {shown})")
+
+
+def test_memory_that_cannot_be_locked_fails_in_the_loaders_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> torch.Tensor:
+        raise PinningFailed("4,096 bytes for the slots could not be page-locked")
+
+    monkeypatch.setattr(host, "host_memory", refuse)
+    check = host.check_pinning(4096, torch.device("cuda"))
+    assert (check.status, check.found) == ("fail", "4,096 bytes for the slots could not be page-locked")
+    assert "--ulimit memlock=-1" in check.advice
 
 
 @pytest.mark.needs_cuda
 def test_page_locking_is_tried_with_a_gpu() -> None:
-    check = host.check_pinning(RING)
+    check = host.check_pinning(4 * MIB, torch.device("cuda"))
     assert check.status == "ok"
     assert "4 MiB were page-locked" in check.found
+
+
+@pytest.mark.parametrize(("registered", "status"), [(20e9, "ok"), (10e9, "warn")])
+def test_the_loaders_memory_is_compared_with_torchs(
+    monkeypatch: pytest.MonkeyPatch, registered: float, status: str
+) -> None:
+    """The speeds are made up: they arrive in the order of the kinds."""
+    speeds = iter((5e9, 21e9, registered))
+
+    class MadeUp(Meter):
+        def time(self, *_: Any, **__: Any) -> Any:
+            spread = Spread.of([host.TRANSFER_BYTES / next(speeds)])
+            return spread, spread
+
+    monkeypatch.setattr(host, "Meter", MadeUp)
+    check = host.check_transfers(torch.device("cpu"))
+    assert check.status == status
+    assert f"pageable 5.0 GB/s, torch-pinned 21.0 GB/s, registered {registered / 1e9:.1f} GB/s" in check.found
+    assert bool(check.advice) == (status == "warn")
 
 
 @pytest.mark.parametrize(
     ("seen", "cuda", "driver", "status", "found", "advice"),
     [
-        ([], None, None, "ok", "none; batches go to host memory", ""),
+        ([], None, [], "ok", "none; batches go to host memory", ""),
         ([], None, [GPU], "fail", "sees none of the driver's 1", "install a CUDA build of torch"),
         ([], "12.4", [GPU, GPU], "fail", "sees none of the driver's 2", "CUDA_VISIBLE_DEVICES"),
         (["H100"] * 2, "12.4", [GPU] * 2, "ok", "2 x H100; torch", ""),
         (["H100"], "12.4", [GPU], "ok", "driver 550.1, PCIe 5 x16", ""),
         (["H100"], "12.4", [UNKNOWN], "ok", "PCIe link unknown", ""),
-        (["H100"], "12.4", None, "ok", "1 x H100", "install nvidia-smi"),
+        (["H100"], "12.4", [], "ok", "1 x H100", "install nvidia-smi"),
         (
             ["A"],
             "12.4",
@@ -75,7 +96,7 @@ def test_gpus(
     monkeypatch: pytest.MonkeyPatch,
     seen: list[str],
     cuda: str | None,
-    driver: list[Gpu] | None,
+    driver: list[Gpu],
     status: str,
     found: str,
     advice: str,
@@ -90,9 +111,9 @@ def test_gpus(
     assert bool(advice) == bool(check.advice)
 
 
-def test_loaders_as_said_or_as_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaders_as_torchrun_says_or_one_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert (host.num_loaders(3), host.num_loaders(None)) == (3, 4)
+    assert host.num_loaders() == 4
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert host.num_loaders(None) == 8
+    assert host.num_loaders() == 8

@@ -1,27 +1,23 @@
 """The bench's command: axes found, reports shown and saved, servers ended."""
 
 import contextlib
-import importlib
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import psutil
 import pytest
 from matplotlib.figure import Figure
 
 from scripts.benchmarks import __main__ as command
-from scripts.benchmarks import axes, corpus, rendering
-from scripts.benchmarks.contender import Shape, check
-from scripts.benchmarks.peers.bare import MAX_SLICES, Bare
-from scripts.benchmarks.registry import find_axes
-from scripts.benchmarks.report import Options, Plot, Report, Table, Target
+from scripts.benchmarks import axes, rendering
+from scripts.benchmarks.__main__ import find_axes
+from scripts.benchmarks.report import Options, Report, Table, Target
 from scripts.benchmarks.servers import spawn_peer
 from scripts.processes import ServerFailed, running
 
@@ -39,7 +35,7 @@ REPORT = Report(
         Target(figure="fast", reached=2.0, bound="at least", wanted=1.0),
         Target(figure="small", reached=2.0, bound="at most", wanted=1.0, unit="ms"),
     ],
-    plots=[Plot(name="curve", draw=draw)],
+    plots={"curve": draw},
     notes=["A note."],
 )
 
@@ -67,29 +63,9 @@ def run() -> rendering.Run:
     )
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """An importable package with one axis in it."""
-    folder = tmp_path / "some_axes"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    (folder / "good.py").write_text("HELP = 'good'\ndef measure(options): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("some_axes")
-    for name in [name for name in sys.modules if name.startswith("some_axes")]:
-        del sys.modules[name]
-
-
 def test_the_axes_are_the_modules_of_their_folder() -> None:
-    assert set(find_axes(axes)) == {path.stem for path in Path(axes.__path__[0]).glob("[!_]*.py")}
-    assert {"throughput", "latency", "concurrency"} <= set(find_axes(axes))
-
-
-def test_an_axis_that_lacks_a_part_is_named(package: ModuleType) -> None:
-    assert list(find_axes(package)) == ["good"]
-    Path(package.__path__[0], "bad.py").write_text("HELP = 'bad'\n")
-    with pytest.raises(TypeError, match=r"some_axes\.bad must have HELP and measure.*lacks \['measure'\]"):
-        find_axes(package)
+    assert set(find_axes()) == {path.stem for path in Path(axes.__path__[0]).glob("[!_]*.py")}
+    assert {"throughput", "latency", "paced"} <= set(find_axes())
 
 
 @pytest.mark.parametrize(
@@ -153,6 +129,14 @@ def test_some_axes_are_saved_as_a_page_each(run: rendering.Run, tmp_path: Path) 
     assert "## two" not in pages[0].read_text()
 
 
+def test_a_page_takes_the_place_of_that_of_an_earlier_day(run: rendering.Run, tmp_path: Path) -> None:
+    for name in ("2026-01-01-bench-one.md", "2026-01-01-curve.png", "2026-01-01-bench-three.md"):
+        (tmp_path / name).touch()
+    command.save(run, tmp_path, whole=False)
+    left = {path.name for path in tmp_path.glob("2026-01-01-*")}
+    assert left == {"2026-01-01-bench-three.md"}
+
+
 def test_json_holds_the_data_and_the_targets(run: rendering.Run) -> None:
     found = json.loads(rendering.to_json(run))
     assert found["axes"]["one"]["data"] == {"answer": 42}
@@ -163,7 +147,7 @@ def test_json_holds_the_data_and_the_targets(run: rendering.Run) -> None:
 def test_the_command_prints_what_the_chosen_axes_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "find_axes", lambda package: {"one": Axis(), "two": Axis()})
+    monkeypatch.setattr(command, "find_axes", lambda: {"one": Axis(), "two": Axis()})
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(command, "ROOT", tmp_path)
     before = signal.getsignal(signal.SIGTERM)
@@ -180,7 +164,7 @@ def test_the_command_prints_what_the_chosen_axes_measured(
 
 
 def test_a_bench_that_is_told_to_end_leaves_no_server_behind() -> None:
-    words = [sys.executable, "-m", "scripts.benchmarks", "plans", "--smoke"]
+    words = [sys.executable, "-m", "scripts.benchmarks", "plans", "--quick"]
     with running(words, stop_seconds=60) as process:
         bench = psutil.Process(process.pid)
         while not (servers := bench.children(recursive=True)):
@@ -210,18 +194,7 @@ def test_a_peer_that_does_not_start_fails_with_its_last_words(
 ) -> None:
     with (
         pytest.raises(ServerFailed, match="ended with exit code 1"),
-        spawn_peer("bare", tmp_path / "absent.bin", "tcp", "gather"),
+        spawn_peer("bare", tmp_path / "absent.bin", "tcp"),
     ):
         pytest.fail("it never was ready")
     assert "No such file" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("transport", ["tcp", "unix"])
-def test_sendmsg_sends_batches_of_more_slices_than_one_call_takes(tmp_path: Path, transport: str) -> None:
-    """And of more bytes than a socket buffers."""
-    path, num_tokens = corpus.make(tmp_path, 100_000), 100_000
-    shape = Shape(rows=2 * MAX_SLICES + 1, length=1025)
-    with spawn_peer("bare", path, transport, "sendmsg") as (address, pids):
-        bare = Bare("bare", address, pids, shape, num_tokens)
-        check(bare, path, shape)
-        bare.close()

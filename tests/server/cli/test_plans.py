@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from corpus_server.plan import Plan
-from corpus_server.plan.store import PlanStore
+from corpus_server.plan_store import PlanStore
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
 from tests.serving import RunningServer, command, environment
@@ -88,7 +88,7 @@ def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_pat
     other = write_raw(tmp_path / "other.bin", some_tokens(5000, seed=5))
     for arguments, message in (
         (["show", "0123456789abcdef", "--state-dir", state], "no plan here begins with '0123456789abcdef'"),
-        (["show", "xyz", "--state-dir", state], "a plan's id is up to 64 of the digits"),
+        (["show", "xyz", "--state-dir", state], "id must be up to 64 of the digits"),
         (["list", "--state-dir", tmp_path / "none"], "holds no plans that can be read"),
         (
             ["diff", one, skipping, "--state-dir", state, "--corpus", f"code={path}"],
@@ -96,7 +96,7 @@ def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_pat
         ),
         (
             ["diff", one, skipping, "--state-dir", state, "--corpus", f"web={other}"],
-            "corpus 'web' has other content than plan",
+            "corpus 'web' has other content than the plan",
         ),
     ):
         said = run(*arguments)
@@ -115,3 +115,14 @@ def test_an_abbreviation_of_several_plans_names_them(tmp_path: Path) -> None:
     assert said.returncode == 2
     assert "several plans begin with '0': 0" in said.stderr
     assert "give more digits" in said.stderr
+
+
+def test_import_prints_a_plan_and_says_what_is_left_out(tmp_path: Path) -> None:
+    blend = tmp_path / "blend.txt"
+    blend.write_text("0.7 /data/web 0.3 /data/code")
+    done = run("import", "megatron", blend, "--seq-len", "8", "--batch-size", "4")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stages"][0]["mixture"] == {"web": 0.7, "code": 0.3}
+    assert "not carried over: the order" in done.stderr
+    assert "serve web=/data/web code=/data/code" in done.stderr
+    assert run("import", "megatron", blend).returncode == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan
+from corpus_server.plan.document import MAX_RANGES_IN_FORCE, MAX_STAGE_SOURCES, MAX_STAGES
 from tests.plans import Case, small_plans
 from tests.reference import one_source
 
@@ -28,28 +30,30 @@ def test_the_canonical_json_and_the_id_are_these_bytes() -> None:
     expected = (
         '{"fingerprints":{"web":"sampled-' + "0" * 64 + '"},"order":"shuffle","seed":1337,"seq_len":1024,'
         '"skip_steps":[],"stages":[{"from_step":0,"global_batch_size":512,"mixture":{"web":1.0}}],'
-        '"stride":1024}'
+        '"stride":1024,"version":1}'
     )
-    assert plan.canonical_json() == expected
+    assert plan.canonical_json == expected
     assert plan.id == hashlib.sha256(expected.encode()).hexdigest()
 
 
-@given(case=small_plans(orders=("shuffle", "sequential", "random")))
+@given(case=small_plans(orders=("shuffle", "sequential", "bounded", "random")))
 def test_the_canonical_json_is_the_sorted_one_without_spaces(case: Case) -> None:
     plan = Plan.from_json(case.document)
-    assert plan.canonical_json() == json.dumps(plan.to_json(), sort_keys=True, separators=(",", ":"))
-    assert Plan.parse(plan.canonical_json()) == plan
+    assert plan.canonical_json == json.dumps(plan.to_json(), sort_keys=True, separators=(",", ":"))
+    assert Plan.parse(plan.canonical_json) == plan
 
 
 @pytest.mark.parametrize(
     "spelled",
     [
+        {"version": 1},
         {"stride": 1024},
         {"seed": 0},
         {"order": "shuffle"},
         {"skip_steps": []},
         {"fingerprints": FINGERPRINTS},
         {"stages": [{"global_batch_size": 512, "mixture": {"web": 1}}]},
+        {"stages": [{"global_batch_size": 512, "mixture": {"web": 1}, "seq_len": 1024}]},
         {"stages": [{"from_step": 0, "global_batch_size": 512, "mixture": {"web": 0.3}, "exclude": {}}]},
     ],
     ids=lambda spelled: next(iter(spelled)),
@@ -65,8 +69,10 @@ def test_a_default_spelled_out_is_the_same_plan(spelled: dict[str, Any]) -> None
         {"stride": 1025},
         {"seed": 1},
         {"order": "sequential"},
+        {"order": {"shuffle": {"block_windows": 16384, "group_blocks": 64}}},
         {"fingerprints": {"web": "sampled-" + "1" * 64}},
         {"stages": [{"global_batch_size": 511, "mixture": {"web": 1}}]},
+        {"stages": [{"global_batch_size": 512, "mixture": {"web": 1}, "seq_len": 512}]},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -88,9 +94,14 @@ def test_json_makes_an_equal_plan(
 ) -> None:
     document = one_source(name, seq_len, batch_size, seed=seed, order=order)
     plan = Plan.from_json(document if stride is None else {**document, "stride": stride})
-    again = Plan.from_json(json.loads(plan.canonical_json()))
+    again = Plan.from_json(json.loads(plan.canonical_json))
     assert again == plan
     assert (plan.stride, plan.sources) == (stride or seq_len, (name,))
+
+
+def test_a_bounded_shuffle_stands_in_the_canonical_json_as_it_was_posted() -> None:
+    order = {"shuffle": {"group_blocks": 64, "block_windows": 16384}}
+    assert '"order":{"shuffle":{"block_windows":16384,"group_blocks":64}}' in make(order=order).canonical_json
 
 
 def test_the_stride_of_random_is_one() -> None:
@@ -103,6 +114,15 @@ def test_only_a_bound_plan_has_an_id() -> None:
         _ = make().id
 
 
+@pytest.mark.parametrize("version", [0, 2, "1", 1.0, True, None], ids=repr)
+def test_a_version_that_is_not_known_is_refused_by_name(version: object) -> None:
+    with pytest.raises(InvalidPlan, match=rf"server knows \(1\), got {version!r}") as caught:
+        make(version=version)
+    assert (caught.value.parameter, caught.value.received, caught.value.accepted) == ("version", version, "1")
+    assert "release that knows" in str(caught.value.remedy)
+
+
+BOUNDS = {"block_windows": 16384, "group_blocks": 64}
 STAGE = {"global_batch_size": 1, "mixture": {"web": 1}}
 MISTAKES: list[tuple[str, object, str, str]] = [
     ("seq-len-0", {"seq_len": 0}, "seq_len", r"seq_len must be an integer in \[1, 1048576\], got 0"),
@@ -117,6 +137,31 @@ MISTAKES: list[tuple[str, object, str, str]] = [
     ("seed-2^64", {"seed": 2**64}, "seed", r"\[0, 18446744073709551615\]"),
     ("order", {"order": "Shuffle"}, "order", "shuffle, sequential, random"),
     ("order-list", {"order": ["shuffle"]}, "order", "one of"),
+    ("order-empty", {"order": {}}, "order", "block_windows"),
+    ("order-other", {"order": {"random": {}}}, "order", "got {'random'"),
+    ("order-text", {"order": {"shuffle": "all"}}, "order.shuffle", "must be a JSON object, got str"),
+    ("order-lacks", {"order": {"shuffle": {"block_windows": 8}}}, "group_blocks", "lacks group_blocks"),
+    (
+        "order-unknown",
+        {"order": {"shuffle": {"block_window": 8, "group_blocks": 8}}},
+        "block_window",
+        "did you mean 'block_windows'",
+    ),
+    *(
+        (
+            f"order-{name}-{value}",
+            {"order": {"shuffle": {**BOUNDS, name: value}}},
+            f"order.shuffle.{name}",
+            told,
+        )
+        for name, value, told in (
+            ("block_windows", 0, r"integer in \[1, 1099511627776\], got 0"),
+            ("block_windows", 2**40 + 1, "got 1099511627777"),
+            ("group_blocks", 2**16 + 1, r"integer in \[1, 65536\], got 65537"),
+            ("group_blocks", 8.0, "got 8.0"),
+            ("group_blocks", None, "got None"),
+        )
+    ),
     ("typing-error", {"sed": 1}, "sed", "unknown field 'sed'; did you mean 'seed'"),
     ("unknown", {"zzzzzz": 1}, "zzzzzz", "unknown field 'zzzzzz'$"),
     *(
@@ -136,7 +181,7 @@ MISTAKES: list[tuple[str, object, str, str]] = [
             ("beyond", [[0, 2**40 + 1]], r"got \[0, 1099511627777\]"),
         )
     ),
-    ("stages-none", {"stages": []}, "stages", r"begin with from_step 0 and go on with larger ones, got \[\]"),
+    ("stages-none", {"stages": []}, "stages", r"with from_step 0 first, and then larger ones, got \[\]"),
     ("stages-late", {"stages": [{**STAGE, "from_step": 5}]}, "stages", r"from_step 0.*got \[5\]"),
     ("stages-same", {"stages": [STAGE, {**STAGE, "from_step": 0}]}, "stages", r"got \[0, 0\]"),
     *(
@@ -151,6 +196,21 @@ MISTAKES: list[tuple[str, object, str, str]] = [
             f"got {value}",
         )
         for value in (-1, True, 1.5, 2**40 + 1)
+    ),
+    *(
+        (f"length-{value}", {"stages": [{**STAGE, "seq_len": value}]}, "stages[].seq_len", message)
+        for value, message in (
+            (0, "got 0"),
+            (True, "got True"),
+            (1000, "a divisor of the plan's seq_len 1024, got 1000"),
+            (2048, "a divisor of the plan's seq_len 1024, got 2048"),
+        )
+    ),
+    (
+        "length-batch",
+        {"stages": [{**STAGE, "seq_len": 256, "global_batch_size": 510}]},
+        "stages[].global_batch_size",
+        "a multiple of 4, the rows of 256 tokens that make one window of 1024, got 510",
     ),
     ("stages-object", {"stages": {"a": 1}}, "stages", "list of objects"),
     ("stages-text", {"stages": "abc"}, "stages", "list of objects"),
@@ -235,4 +295,72 @@ def test_a_plan_does_not_follow_its_document() -> None:
     document["stages"][0]["mixture"]["web"] = 3.0
     document["stages"][0]["mixture"]["code"] = 1.0
     assert (plan.id, plan.sources) == (before, ("web",))
-    assert Plan.from_json(json.loads(plan.canonical_json())).id == before
+    assert Plan.from_json(json.loads(plan.canonical_json)).id == before
+
+
+def staged(number: int, **fields: Any) -> list[dict[str, Any]]:
+    return [{**STAGE, "from_step": k, **fields} for k in range(number)]
+
+
+def test_a_plan_has_a_bounded_number_of_stages() -> None:
+    assert len(make(stages=staged(MAX_STAGES)).stages) == MAX_STAGES
+    with pytest.raises(InvalidPlan, match="at most 512 stages, got 513") as caught:
+        make(stages=staged(MAX_STAGES + 1))
+    assert "join" in str(caught.value.remedy)
+
+
+def test_stages_times_sources_are_bounded() -> None:
+    """Also where each stage names few of the plan's sources."""
+    number = MAX_STAGE_SOURCES // MAX_STAGES + 1
+    mixture = {f"source-{k}": 1 for k in range(number)}
+    with pytest.raises(InvalidPlan, match="stages times sources"):
+        make(stages=staged(MAX_STAGES, mixture=mixture))
+    stages = staged(MAX_STAGES)
+    stages[0] = {**stages[0], "mixture": mixture}
+    with pytest.raises(InvalidPlan, match="stages times sources"):
+        make(stages=stages)
+    assert len(make(stages=stages[: MAX_STAGES // 2]).sources) == number + 1
+
+
+def test_exclusions_that_stages_repeat_are_bounded() -> None:
+    """A stage that adds one range keeps all ranges of the stages before it."""
+    many = [[3 * k, 3 * k + 1] for k in range(MAX_RANGES_IN_FORCE // 100)]
+    stages = staged(101, exclude={"web": [[10**9, 10**9 + 1]]})
+    stages[0]["exclude"] = {"web": many}
+    with pytest.raises(InvalidPlan, match="at most 3145728 ranges summed") as caught:
+        make(stages=stages)
+    assert "fewer stages" in str(caught.value.remedy)
+    assert make(stages=[stages[0], *staged(101)[1:]])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("text", ["{}", "no JSON"])
+def test_the_garbage_collector_is_left_as_it_was(enabled: bool, text: str) -> None:
+    """Also when the document is refused."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(InvalidPlan):
+            Plan.parse(text)
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_a_field_given_twice_is_found_among_many() -> None:
+    """In time that does not grow with the square of their number."""
+    many = ",".join(f'"source-{k}":1' for k in range(200_000))
+    with pytest.raises(InvalidPlan, match="'last' is given twice"):
+        Plan.parse(f'{{"mixture":{{{many},"last":1,"last":1}}}}')
+
+
+def test_a_long_value_is_named_by_its_beginning() -> None:
+    for change in (
+        {"order": "x" * 10**6},
+        {"x" * 10**6: 1},
+        {"skip_steps": "x" * 10**6},
+        {"stages": "x" * 10**6},
+    ):
+        with pytest.raises(InvalidPlan) as caught:
+            make(**change)
+        assert len(caught.value.detail) < 1000

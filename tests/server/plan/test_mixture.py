@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan
+from corpus_server.plan.mixture import Mixture
 from tests.arithmetic import chi_square_p_value
 from tests.plans import FAR_BLOCK, Case, source_numbers
 from tests.reference import BLOCK, units_of
@@ -21,6 +22,7 @@ WEIGHTS = {
     "thirds": {"c": 1, "b": 1, "a": 1},
     "one in 65,536": {"a": 65535, "b": 1},
     "sixteen": {f"source-{k:02}": 1.0 + k / 7 for k in range(16)},
+    "three hundred": {f"source-{k:03}": 1.0 + k / 7 for k in range(300)},  # an index needs more than a byte
     "tenths": {"web": 0.7, "code": 0.2, "math": 0.1},
 }
 
@@ -44,8 +46,8 @@ def mixed(mixture: dict[str, float], **fields: Any) -> Case:
 def test_the_canonical_document_is_a_fixed_point(mixture: dict[str, float]) -> None:
     """A client posts what it was answered: its weights, and so the id, must not drift."""
     plan = Plan.from_json(mixed(mixture).document).bind(dict.fromkeys(mixture, "sampled-00"))
-    again = Plan.from_json(json.loads(plan.canonical_json()))
-    assert again.canonical_json() == plan.canonical_json()
+    again = Plan.from_json(json.loads(plan.canonical_json))
+    assert again.canonical_json == plan.canonical_json
     assert again.id == plan.id
     reordered = dict(reversed(mixture.items()))
     assert Plan.from_json(mixed(reordered).document).bind(plan.fingerprints).id == plan.id
@@ -146,3 +148,28 @@ def test_weights_of_any_magnitude_are_quantised_exactly(weights: tuple[float, fl
             Plan.from_json(mixed(mixture).document)
     else:
         assert Plan.from_json(mixed(mixture).document).stages[0].units == units_of(mixture)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_rows_are_counted_before_any_row(name: str) -> None:
+    """Against counting them one by one; and summed over many places, in slices."""
+    units = units_of(WEIGHTS[name])
+    mixture = Mixture(units, key=5)
+    sources, _ = mixture.place(np.arange(3 * BLOCK, dtype="uint64"))
+    places = [
+        0,
+        1,
+        2,
+        1000,
+        BLOCK // 2,
+        BLOCK // 2 + 1,
+        BLOCK - 1,
+        BLOCK,
+        BLOCK + 1,
+        3 * BLOCK - 1,
+        3 * BLOCK,
+    ]
+    expected = [np.bincount(sources[:place], minlength=len(units)).tolist() for place in places]
+    assert [mixture.count(np.array([place], dtype="uint64")).tolist() for place in places] == expected
+    together = mixture.count(np.array(20 * places, dtype="uint64"))
+    assert together.tolist() == (20 * np.sum(expected, axis=0)).tolist()

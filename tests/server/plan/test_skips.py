@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,21 +28,18 @@ def test_training_steps_are_the_plan_steps_that_are_left(skip_steps: list[list[i
     sampler = skipping(skip_steps).sampler()
     left = [step for step in range(100) if not any(start <= step < stop for start, stop in skip_steps)]
     assert [sampler.timeline.plan_step(step) for step in range(len(left))] == left
-    numbers = {plan_step: step for step, plan_step in enumerate(left)}
-    assert [sampler.timeline.training_step(plan_step) for plan_step in range(100)] == [
-        numbers.get(plan_step) for plan_step in range(100)
-    ]
+    assert [sampler.plan.skip_steps.outside_before(plan_step) for plan_step in left] == [*range(len(left))]
 
 
 @settings(deadline=None)
-@given(small_plans(orders=("shuffle", "sequential", "random")))
+@given(small_plans(orders=("shuffle", "sequential", "bounded", "random")))
 def test_a_training_step_holds_the_rows_of_its_plan_step(case: Case) -> None:
     """Skipping moves whole steps and changes no row."""
     skipping, plain = case.sampler(), case.with_fields(skip_steps=[]).sampler()
     for step in range(case.document["stages"][-1]["from_step"] + 8):
         plan_step = skipping.timeline.plan_step(step)
         assert (skipping.locate(step) == plain.locate(plan_step)).all()
-        assert skipping.timeline.training_step(plan_step) == step
+        assert skipping.plan.skip_steps.outside_before(plan_step) == step
 
 
 def test_consecutive_steps_may_be_asked_over_a_skip() -> None:
@@ -56,7 +54,6 @@ def test_far_skips() -> None:
     assert sampler.timeline.plan_step(81_200) == 81_400
     assert sampler.timeline.plan_step(10**8 - 201) == 10**8 - 1
     assert sampler.timeline.plan_step(10**8 - 200) == 10**8 + 10**6
-    assert sampler.timeline.training_step(10**8 + 5) is None
 
 
 @settings(deadline=None)
@@ -78,3 +75,22 @@ def test_the_spelling_of_skips_is_of_no_account(skip_steps: list[list[int]]) -> 
 def test_the_first_steps_of_a_plan_may_be_skipped(start: int) -> None:
     case = skipping([[start, 10]])
     assert case.sampler().timeline.plan_step(start) == 10
+
+
+@pytest.mark.parametrize(
+    ("skip_steps", "first"),
+    [([], 10), ([[4, 9]], 5), ([[10, 20]], None), ([[10, 19]], 10), ([[3, 25]], None)],
+)
+def test_a_stage_that_is_skipped_as_a_whole_has_no_first_step(
+    skip_steps: list[list[int]], first: int | None
+) -> None:
+    stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
+    stages = [stage, {**stage, "from_step": 10}, {**stage, "from_step": 20}]
+    assert skipping(skip_steps, stages=stages).sampler().timeline.first_training_step(1) == first
+
+
+def test_a_skipped_stage_of_another_batch_size_does_not_part_its_neighbours() -> None:
+    stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
+    stages = [stage, {**stage, "from_step": 10, "global_batch_size": 9}, {**stage, "from_step": 20}]
+    sampler = skipping([[10, 20]], stages=stages).sampler()
+    assert (sampler.locate(8, count=4) == np.stack([sampler.locate(step)[0] for step in range(8, 12)])).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ Windows = dict[str, list[tuple[int, int]]]
 
 
 def by_source(case: Case, num_steps: int) -> Windows:
-    """The windows that each source gave over the first steps, in row order."""
-    sampler = case.sampler()
-    located = np.concatenate([sampler.locate(step)[0] for step in range(num_steps)])
+    """The windows that each source gave over the first steps, in row order.
+
+    A window that was read in parts is the one of its first part, which every step holds.
+    """
+    sampler, seq_len = case.sampler(), case.document["seq_len"]
+    parts = [seq_len // sampler.seq_len(step) for step in range(num_steps)]
+    located = np.concatenate([sampler.locate(step)[0, ::every] for step, every in enumerate(parts)])
     numbers = source_numbers(case, located)
     return {
         name: [tuple(row) for row in located[numbers == number].tolist()]
@@ -99,7 +104,7 @@ def test_steps_of_one_size_may_be_asked_together_over_a_change_of_stage() -> Non
     assert sampler.locate(0, count=17).shape == (17, 6, 2)
     assert (sampler.locate(0, count=17) == np.stack([sampler.locate(step)[0] for step in range(17)])).all()
     assert sampler.locate(17, count=9).shape == (9, 12, 2)
-    assert [sampler.global_batch_size_at(step) for step in (0, 16, 17, 10**8)] == [6, 6, 12, 12]
+    assert [sampler.check_part(step) for step in (0, 16, 17, 10**8)] == [6, 6, 12, 12]
 
 
 @pytest.mark.parametrize(("step", "count"), [(0, 18), (16, 2), (10, 4096)])
@@ -131,3 +136,64 @@ def test_any_sequence_of_world_sizes_gives_the_same_rows(world_sizes: list[int])
         size = world_sizes[step % len(world_sizes)]
         joined = np.concatenate([sampler.locate(step, rank=r, world_size=size)[0] for r in range(size)])
         assert (joined == sampler.locate(step)[0]).all()
+
+
+@settings(deadline=None)
+@given(small_plans(exclude=False, skip=False))
+def test_every_token_comes_once_an_epoch_whatever_the_lengths_of_stages(case: Case) -> None:
+    """Each input of each window, over the first epoch of each source, its rows cut anywhere."""
+    case = case.with_fields(stride=case.document["seq_len"])
+    sampler, sources = case.sampler(), case.reference().sources
+    seen: Counter[tuple[int, int, int]] = Counter()
+    left = {number: sources[name].num_windows * sources[name].seq_len for number, name in enumerate(sources)}
+    for step in range(case.document["stages"][-1]["from_step"] + 10):
+        seq_len = sampler.seq_len(step)
+        located = sampler.locate(step)[0]
+        for (shard, start), number in zip(
+            located.tolist(), source_numbers(case, located).tolist(), strict=True
+        ):
+            if left[number]:
+                left[number] -= seq_len
+                seen.update((number, shard, token) for token in range(start, start + seq_len))
+    assert set(seen.values()) == {1}
+
+
+def lengthened() -> Case:
+    """A curriculum: rows of 2 inputs, then of 4, then of 8; 48 inputs a step throughout."""
+    stages = [
+        {"from_step": 0, "global_batch_size": 24, "mixture": {"web": 1}, "seq_len": 2},
+        {"from_step": 10, "global_batch_size": 12, "mixture": {"web": 1}, "seq_len": 4},
+        {"from_step": 20, "global_batch_size": 6, "mixture": {"web": 1}, "seq_len": 8},
+    ]
+    return Case({"seq_len": 8, "stages": stages, "skip_steps": [[5, 8]]}, {"web": [4001, 37]})
+
+
+def test_parts_of_a_window_are_neighbours_and_steps_hold_the_windows_of_a_plan_of_one_length() -> None:
+    """With a constant number of inputs, each step reads what it reads without a curriculum."""
+    case = lengthened()
+    stages = [{"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}]
+    sampler, plain = case.sampler(), case.with_fields(stages=stages).sampler()
+    for step in (0, 6, 7, 16, 17, 1000):
+        windows = plain.locate(step)[0]
+        seq_len = sampler.seq_len(step)
+        parts = [[[shard, start + at] for at in range(0, 8, seq_len)] for shard, start in windows.tolist()]
+        assert sampler.locate(step)[0].tolist() == [row for window in parts for row in window]
+    assert [sampler.seq_len(step) for step in (0, 6, 7, 16, 17, 10**8)] == [2, 2, 4, 4, 8, 8]
+
+
+def test_ranks_join_to_the_batch_where_a_rank_holds_half_a_window() -> None:
+    sampler = lengthened().sampler()
+    joined = np.concatenate([sampler.locate(0, rank=rank, world_size=12)[0] for rank in range(12)])
+    assert (joined == sampler.locate(0)[0]).all()
+
+
+def test_a_count_over_a_change_of_length_is_refused() -> None:
+    """The batch size stays: still one response cannot hold rows of two lengths."""
+    stages = [
+        {"from_step": 0, "global_batch_size": 8, "mixture": {"web": 1}, "seq_len": 2},
+        {"from_step": 10, "global_batch_size": 8, "mixture": {"web": 1}},
+    ]
+    sampler = Case({"seq_len": 8, "stages": stages}, {"web": [4001]}).sampler()
+    assert sampler.locate(0, count=10).shape == (10, 8, 2)
+    with pytest.raises(InvalidParameter, match="differ in seq_len: it changes from 2 at step 10; ask for at"):
+        sampler.locate(4, count=7)

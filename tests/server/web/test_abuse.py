@@ -93,7 +93,7 @@ def test_a_huge_product_is_refused_before_it_is_allocated(
             check_problem(answer, 422, answer.json()["type"])
         else:
             document = check_problem(answer, 422, "answer-too-large", parameter="count")
-            limit = 2**20 if "tokens" in document["accepted"] else 2**26
+            limit = 2**26 if "bytes" in document["accepted"] else 2**20
             assert document["accepted"].startswith(f"at most {limit} ")
             assert document["received"] > limit
             assert document["remedy"]

@@ -129,4 +129,4 @@ def test_a_trillion_tokens_open_and_answer_in_little_memory(server: RunningServe
     assert tokens[rows, 1023].tolist() == (rows + 2).tolist()
     assert np.count_nonzero(tokens) == 2 * rows.size
     assert server.get("/v1/corpora/trillion").json()["num_tokens"] == TRILLION
-    assert private_kilobytes(server.pid) < 100_000
+    assert private_kilobytes(server.worker_pid) < 100_000

@@ -21,6 +21,7 @@ def test_posting_a_plan_again_changes_nothing(server: RunningServer) -> None:
     first = answers[0].json()
     assert all(answer.json() == first for answer in answers)
     assert first["plan"] == {
+        "version": 1,
         "seq_len": 16,
         "stride": 16,
         "seed": 123,

@@ -230,7 +230,17 @@ def test_the_openapi_document_describes_the_parameters(server: RunningServer) ->
     } <= set(paths)
     listed = {p["name"]: p for p in paths["/v1/batches"]["get"]["parameters"]}
     assert set(listed) == {
-        *("plan", "corpus", "seq_len", "batch_size", "seed", "order", "stride"),
+        *(
+            "plan",
+            "corpus",
+            "seq_len",
+            "batch_size",
+            "seed",
+            "order",
+            "stride",
+            "block_windows",
+            "group_blocks",
+        ),
         *("step", "count", "rank", "world_size", "format", "checksum"),
     }
     assert listed["step"]["required"]

@@ -1,0 +1,151 @@
+"""Batches as NumPy arrays, for JAX and other frameworks: the loader's network and plan, without torch.
+
+There is no thread. A request for the steps behind the current ones is on the wire while the caller computes,
+and the kernel's socket buffer holds what has arrived of its answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from corpus_client.network.control import BoundPlan
+from corpus_client.network.options import Network
+from corpus_client.network.replicas import Exchange
+from corpus_client.plan.document import requested_plan
+from corpus_client.plan.requests import StepRequests
+from corpus_client.plan.schedule import pieces, rank_shapes
+from corpus_client.plan.state import PlanLoader, make_state
+from corpus_client.plan.world import find_rank
+
+REQUEST_BYTES = 4 << 20
+"""Steps share a request up to this size; a batch that is kept keeps the memory of its whole request."""
+
+Tokens = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ArrayBatch:
+    """One rank's part of one step, the caller's own. It unpacks into `inputs, targets`.
+
+    tokens: `(rows, seq_len + 1)` as stored, C order.
+    """
+
+    step: int
+    tokens: Tokens
+    plan: BoundPlan = field(repr=False)
+
+    @property
+    def inputs(self) -> Tokens:
+        """`(rows, seq_len)`, a view of `tokens`."""
+        return self.tokens[:, :-1]
+
+    @property
+    def targets(self) -> Tokens:
+        """`(rows, seq_len)`, a view of `tokens`, one token further than `inputs`."""
+        return self.tokens[:, 1:]
+
+    def state_after(self) -> dict[str, Any]:
+        """Return the state to save once this batch was trained on: a run resumed from it begins behind it.
+
+        Unlike the loader's `state_dict`, it does not count batches that the training loop holds ahead.
+        """
+        return make_state(self.plan, self.step + 1)
+
+    def __iter__(self) -> Iterator[Tokens]:
+        return iter((self.inputs, self.targets))
+
+
+class ArrayLoader(PlanLoader):
+    """Yield the batches of a plan, step after step, for ever (or up to `num_steps`).
+
+    `close` it, or use it as a context manager. Retries, failover, checksums, states and what is refused (a
+    second thread, a fork, a pass after the last step) are those of `CorpusLoader`, and so are the arguments
+    of the same names.
+
+    Args:
+        rank, world_size: default RANK and WORLD_SIZE, then 0 and 1. With JAX pass `jax.process_index()` and
+            `jax.process_count()`.
+        plan: `corpus`, `seq_len`, `global_batch_size`, `seed` and `order`, or a whole `plan`.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_steps: int | None = None,
+        network: Network | None = None,
+        **plan: Any,
+    ) -> None:
+        document = requested_plan(**plan)
+        network = network or Network()
+        super().__init__(urls, network, num_steps)
+        self._rank, self._world_size = find_rank(rank, world_size)
+        self._in_flight = network.in_flight
+        with self._connect() as replicas:
+            self._bound = replicas.bind(document)
+        self._step_ranges = rank_shapes(self._bound.stages, self._world_size, self._bound.num_steps)
+        self._requests: StepRequests | None = None
+        self._asked: deque[Exchange] = deque()
+        self._received: deque[Tokens] = deque()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Rank and world size, as given or found."""
+        return self._rank, self._world_size
+
+    def __iter__(self) -> Iterator[ArrayBatch]:
+        """Return an iterator that goes on with step `step`; `RunComplete` if the last one was yielded."""
+        self._check_more()
+        return iter(self.__next__, None)
+
+    def __next__(self) -> ArrayBatch:
+        """Return the next step's batch. After an error the same step is asked for again."""
+        self._claim()
+        if not self._received:
+            try:
+                self._receive()
+            except BaseException as error:
+                self._used = self._used or isinstance(error, StopIteration)
+                self.close()
+                raise
+        batch = ArrayBatch(step=self._step, tokens=self._received.popleft(), plan=self._bound)
+        self._step, self._used = self._step + 1, True
+        return batch
+
+    def seek(self, step: int) -> None:
+        """Go to a training step, which the next batch will have."""
+        super().seek(step)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and drop what was received ahead; asking for a batch opens new ones."""
+        requests, self._requests = self._requests, None
+        if requests is not None:
+            requests.close()
+        self._asked.clear()
+        self._received.clear()
+
+    def _receive(self) -> None:
+        """Receive the oldest answer, with as many newer requests on the wire as may be."""
+        dtype = np.dtype(self._bound.dtype).newbyteorder("<")
+        if self._requests is None:
+            replicas = self._connect(plan=self._bound)
+            self._requests = StepRequests(replicas, self._bound, rank=self._rank, world_size=self._world_size)
+            most = REQUEST_BYTES // dtype.itemsize
+            self._pieces = pieces(self._step_ranges, self._step, self._end_step, most_tokens=most)
+        while len(self._asked) < self._in_flight and (piece := next(self._pieces, None)) is not None:
+            self._asked.append(self._requests.begin(*piece))
+        if not self._asked:
+            raise StopIteration
+        exchange = self._asked.popleft()
+        tokens = np.empty(exchange.request.shape, dtype)
+        self._requests.finish(exchange, tokens.data.cast("B"))
+        self._received.extend(tokens)

@@ -1,0 +1,95 @@
+"""What the integrations share: a loader's batches in a framework's form, and the step that was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from corpus_client import errors
+from corpus_client.plan.document import integer
+
+if TYPE_CHECKING:
+    from corpus_client.arrays import ArrayLoader
+    from corpus_client.loader import CorpusLoader
+
+
+class Feed:
+    """Yield a loader's batches in the form that a framework takes; its state counts the steps trained on.
+
+    A framework holds batches ahead: Lightning one, HF Trainer all of an optimizer step. `trained` reports
+    each batch when it was trained on, so that the state never counts a batch that was only held:
+
+        yielded    0 1 2 3 4       five batches were asked for
+        trained    0 1 2           `trained()` was called three times
+        state            3         `next_step`: the batches 3 and 4 come again
+
+    Args:
+        loader: that nothing else asks for batches.
+        convert: what a batch becomes; None: it stays what it is.
+    """
+
+    def __init__(
+        self, loader: CorpusLoader | ArrayLoader, convert: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.loader = loader
+        self._convert = convert
+        self._step = loader.step
+
+    def __len__(self) -> int:
+        """Return the loader's `num_steps`, the steps of the whole run."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the steps not trained on; batches that were only held come again."""
+        if self.loader.step != self._step:
+            self.loader.seek(self._step)
+        iter(self.loader)  # raises `RunComplete` behind the last step
+        # Not the feed itself: a prefetcher that takes the first batch by `next` iterates over its iterator.
+        return iter(self.__next__, None)
+
+    def __next__(self) -> Any:
+        """Return the next step's batch, converted."""
+        batch = next(self.loader)
+        return batch if self._convert is None else self._convert(batch)
+
+    @property
+    def step(self) -> int:
+        """The first step that was not trained on."""
+        return self._step
+
+    def trained(self, num_batches: int = 1) -> None:
+        """Report that the next `num_batches` of the yielded batches were trained on.
+
+        Raises:
+            StepOutOfOrder: so many were not yielded; the framework got batches from elsewhere, or some twice.
+        """
+        step = self._step + integer("num_batches", num_batches, 0, self.loader.step)
+        if step > self.loader.step:
+            raise errors.StepOutOfOrder(
+                f"steps before {step} are reported as trained on, but only those before {self.loader.step} "
+                "were yielded; was a batch trained on twice, or did it come from elsewhere?"
+            )
+        self._step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a run that goes on behind the last batch trained on."""
+        return self.loader.state_at(self._step)
+
+    def load_state_dict(self, saved: Mapping[str, Any], *, trained_steps: int | None = None) -> None:
+        """Go on at the state's next step; `trained_steps` as `CorpusLoader.load_state_dict` has it."""
+        self.loader.load_state_dict(saved, trained_steps=trained_steps)
+        self._step = self.loader.step
+
+
+def check_place(found: tuple[int, int], expected: tuple[int, int], framework: str) -> None:
+    """Raise `WrongRows` unless a loader's (rank, world size) are those of the framework.
+
+    found: of the loader; processes that must get the same rows, as tensor parallel ones, have one rank.
+    """
+    if found != expected:
+        raise errors.WrongRows(
+            f"the loader reads as rank {found[0]} of {found[1]}, {framework} trains as rank {expected[0]} of "
+            f"{expected[1]}: rows would be trained on twice or left out; make the loader after {framework} "
+            f"has set up its processes, or with placement=Placement(rank={expected[0]}, "
+            f"world_size={expected[1]})"
+        )

@@ -1,0 +1,61 @@
+"""llm.c's `train_gpt2.py`: its `DistributedDataLoader`, in the same order, from a server.
+
+from corpus_client.integrations.llmc import DistributedDataLoader     # instead of the class in the script
+python train_gpt2.py --input_bin http://data:8000/fineweb ...
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+from corpus_client import errors
+from corpus_client.loader import CorpusLoader
+from corpus_client.plan.world import Placement
+from corpus_client.yielded import Batch
+
+
+class DistributedDataLoader(CorpusLoader):
+    """A `CorpusLoader` with the constructor and the methods of llm.c's loader.
+
+    Step s has the same tokens on every rank as there, up to the end of the first shard: llm.c drops what does
+    not fill a batch of all ranks, and a plan goes on in the next shard. After that the order of the windows
+    is the same, and their places in batches differ.
+
+    Args:
+        filename_pattern: `http://host:port/corpus`.
+        B, T: rows of a rank, tokens of a row.
+        options: of `CorpusLoader`.
+    """
+
+    def __init__(
+        self,
+        filename_pattern: str,
+        B: int,  # noqa: N803 - llm.c's name
+        T: int,  # noqa: N803 - llm.c's name
+        process_rank: int,
+        num_processes: int,
+        **options: Any,
+    ) -> None:
+        url, _, name = filename_pattern.rstrip("/").rpartition("/")
+        if "://" not in url:
+            raise errors.InvalidArgument(
+                f"filename_pattern must be http://host:port/corpus, got {filename_pattern!r}"
+            )
+        defaults = {"order": "sequential", "device": "cpu"}  # the script moves batches itself
+        super().__init__(
+            url,
+            corpus=unquote(name),
+            seq_len=T,
+            global_batch_size=B * num_processes,
+            placement=Placement(rank=process_rank, world_size=num_processes),
+            **{**defaults, **options},
+        )
+
+    def next_batch(self) -> Batch:
+        """Return the next step's batch: `x, y = loader.next_batch()`, `(B, T) int64` each."""
+        return next(self)
+
+    def reset(self) -> None:
+        """Begin again with the first step."""
+        self.seek(0)

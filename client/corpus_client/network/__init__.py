@@ -1,0 +1,3 @@
+"""The network: from a request to the bytes of its answer in a buffer that the caller owns. No torch."""
+
+__all__ = ["control", "endpoint", "options", "pool", "replica", "replicas", "transport", "wire"]

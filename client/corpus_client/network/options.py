@@ -1,0 +1,154 @@
+"""How a client talks to servers: deadlines, hedging, headers, credentials, certificates; sends nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from corpus_client import errors
+
+Auth = str | os.PathLike[str] | Callable[[], str]
+"""A bearer token, the file that holds it, or a function that returns it."""
+
+ATTEMPT_SHARE = 0.25
+"""Of the deadline: a silent server leaves time to ask at least three others."""
+
+CONNECT_SECONDS = 10.0
+"""TCP has repeated its first packet three times by then."""
+
+MAX_IN_FLIGHT = 64
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[\t -~\x80-\xff]*")
+_TOKEN = re.compile(r"[!-~]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Options of the network, the same for every server of a loader.
+
+    Args:
+        deadline_seconds: how long one request is tried, over all servers; no attempt takes more than a
+            quarter of it.
+        progress_seconds: longest wait for the next byte before the request is sent again.
+        hedge_factor: a request that takes this many times its server's 95th percentile is also sent to
+            another server, and the first answer counts; 0: never.
+        in_flight: requests on the wire at a time; two hide the round trip.
+        verify: whether each answer carries a checksum and is compared with it.
+        headers: sent with every request.
+        auth: bearer token for every request, the path (`os.PathLike`) of a file that holds it and is read
+            again when it changes, or a function that is called for each request.
+        ca_file: PEM file of the authorities to trust instead of the system's.
+        cert_file, key_file: PEM files of this client's certificate and its key, for servers that ask.
+    """
+
+    deadline_seconds: float = 300.0
+    progress_seconds: float = 30.0
+    hedge_factor: float = 3.0
+    in_flight: int = 2
+    verify: bool = True
+    # Both may hold secrets: they stay out of `repr`, and so out of logs.
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    auth: Auth | None = field(default=None, repr=False)
+    ca_file: str | os.PathLike[str] | None = None
+    cert_file: str | os.PathLike[str] | None = None
+    key_file: str | os.PathLike[str] | None = None
+    credentials: Credentials = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("deadline_seconds", "progress_seconds"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise errors.InvalidArgument(f"{name} must be above 0, got {value!r}")
+        if self.hedge_factor != 0 and not 1 <= self.hedge_factor < math.inf:
+            raise errors.InvalidArgument(f"hedge_factor must be 0 or at least 1, got {self.hedge_factor!r}")
+        if isinstance(self.in_flight, bool) or self.in_flight not in range(1, MAX_IN_FLIGHT + 1):
+            raise errors.InvalidArgument(f"in_flight must be in [1, {MAX_IN_FLIGHT}], got {self.in_flight!r}")
+        if self.key_file is not None and self.cert_file is None:
+            raise errors.InvalidArgument("key_file must come with cert_file, got key_file alone")
+        for name, value in self.headers.items():
+            if not _NAME.fullmatch(name) or not isinstance(value, str) or not _VALUE.fullmatch(value):
+                raise errors.InvalidArgument(f"headers must be single lines of Latin-1, got {name!r}")
+            if name.lower() == "authorization" and self.auth is not None:
+                raise errors.InvalidArgument("auth= and an Authorization header say the same; give one")
+        # Made here, so that a wrong one is found now and not by the first request.
+        object.__setattr__(self, "credentials", Credentials(self.auth))
+
+    @property
+    def attempt_seconds(self) -> float:
+        """The longest that one attempt may take."""
+        return self.deadline_seconds * ATTEMPT_SHARE
+
+    @property
+    def connect_seconds(self) -> float:
+        """The longest that opening a connection, or a question of the control plane, may take."""
+        return min(CONNECT_SECONDS, self.attempt_seconds)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Make what https needs: authorities to trust, and this client's certificate if it has one."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            files = [str(each) for each in (self.ca_file, self.cert_file, self.key_file) if each is not None]
+            raise errors.InvalidArgument(
+                f"ca_file, cert_file and key_file must be PEM files, got {', '.join(files)}: {error}"
+            ) from error
+        return context
+
+
+class Credentials:
+    """The value of the `Authorization` header, asked for at every request; the token is never shown."""
+
+    def __init__(self, auth: Auth | None) -> None:
+        self._auth = auth
+        self._stamp: tuple[int, ...] = ()
+        self._from_file = ""
+        if isinstance(auth, str | os.PathLike):
+            self.header()
+        elif auth is not None and not callable(auth):
+            raise errors.InvalidArgument(
+                f"auth must be a token, the path of a file or a function, got {type(auth).__name__}"
+            )
+
+    def header(self) -> str | None:
+        """Return `Bearer TOKEN`, or None without `auth`; refuse a token that does not fit into a header."""
+        auth, source = self._auth, "auth"
+        if auth is None:
+            return None
+        if isinstance(auth, str):
+            token = auth
+        elif isinstance(auth, os.PathLike):
+            token, source = self._read(auth), f"the file {os.fspath(auth)!r} of auth"
+        else:
+            source = "the function of auth"
+            try:
+                token = auth()
+            except Exception as error:
+                raise errors.InvalidArgument(f"{source} failed: {type(error).__name__}") from error
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            what = "an empty one" if token == "" else "something else"
+            raise errors.InvalidArgument(f"{source} must give a token of ASCII without spaces, got {what}")
+        return f"Bearer {token}"
+
+    def _read(self, path: os.PathLike[str]) -> str:
+        """Return the file's token; a stat per request (2 microseconds) tells whether it changed."""
+        try:
+            status = Path(path).stat()
+            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if stamp != self._stamp:
+                self._from_file = Path(path).read_text("utf-8").strip() or self._from_file
+                self._stamp = stamp
+        except (OSError, UnicodeDecodeError) as error:
+            # While it is being replaced the file may be missing or empty: the last token may still do.
+            if not self._from_file:
+                raise errors.InvalidArgument(
+                    f"auth must name a file with a token, got {os.fspath(path)!r}: {type(error).__name__}"
+                ) from None
+        return self._from_file

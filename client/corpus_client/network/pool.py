@@ -1,0 +1,329 @@
+"""The servers behind a loader: looked up, connected to, chosen, left alone when they fail.
+
+Everything that may block for seconds (name service, connecting, TLS, posting a plan) happens in short-lived
+background threads. The thread that wants batches only waits for the first server that is ready, so one that
+does not answer delays nothing while another one does, and `stop` wakes it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from corpus_client import errors
+from corpus_client.network.control import BoundPlan, ControlPlane
+from corpus_client.network.endpoint import Endpoint
+from corpus_client.network.options import Network
+from corpus_client.network.replica import Replica, may_pass
+from corpus_client.network.transport import Connection
+from corpus_client.observe.attribution import Stopwatch
+
+LOOKUP_SECONDS = 30.0
+"""Between two look-ups of a name: usual lifetime of a record for services that come and go."""
+
+LOOKUP_TRIES = 3
+"""A second apart, while the name service does not answer at all."""
+
+log = logging.getLogger("corpus_client")
+
+
+class Stopped(Exception):
+    """The servers were let go of from another thread; never leaves this package."""
+
+
+@dataclass(slots=True)
+class _Name:
+    """A host given by name, to be looked up (again) when it is `due`; infinite while that is being done."""
+
+    endpoint: Endpoint
+    due: float = 0.0
+    num_failures: int = 0
+    found: bool = False
+    refused: Exception | None = None
+
+
+class Pool:
+    """Servers and their open connections; every method may be called from any thread.
+
+    changed: guards everything here and in the replicas; notified of whatever a waiting thread may want.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], network: Network, stopwatch: Stopwatch, plan: BoundPlan | None = None
+    ) -> None:
+        self.network = network
+        self.changed = threading.Condition()
+        self.plan = plan
+        self._stopwatch = stopwatch
+        self._names: list[_Name] = []
+        self._replicas: list[Replica] = []
+        self._controls: list[ControlPlane] = []
+        self._connections: set[Connection] = set()
+        self._stopped = self._closed = False
+        self._num_background = 0
+        self._last_error: Exception | None = None
+        self._last_failure = "nothing came in time"
+        for endpoint in [Endpoint.parse(url, network) for url in dict.fromkeys(urls)]:
+            if endpoint.address is None:
+                self._names.append(_Name(endpoint))
+            else:
+                self._add(endpoint)
+        if plan is not None:
+            # Else all clients of a service would begin with the same server. Where the plan is still to be
+            # agreed on, the first server decides which corpus is meant.
+            random.shuffle(self._replicas)
+
+    def live(self) -> list[Replica]:
+        """Return the replicas that may be used, or raise why there is none; look names up that are due."""
+        with self.changed:
+            if self._stopped:
+                raise Stopped
+            for name in self._names:
+                if name.due <= time.monotonic():
+                    name.due = math.inf
+                    self.run(self._look_up, name)
+            live = [replica for replica in self._replicas if replica.usable]
+            if not live and all(name.found or name.refused for name in self._names):
+                raise self.refusal()
+            return live
+
+    def looked_up(self) -> bool:
+        """Return whether every name's first look-up has ended, well or not."""
+        return all(name.found or name.num_failures for name in self._names)
+
+    def refusals(self) -> list[Exception]:
+        """Return why servers are not used any more."""
+        every = [name.refused for name in self._names] + [replica.refused for replica in self._replicas]
+        return [error for error in every if error is not None]
+
+    def refusal(self) -> Exception:
+        """Return these reasons as one error."""
+        first, *more = self.refusals()
+        return errors.ReplicaUnusable("; ".join(map(str, (first, *more)))) if more else first
+
+    def ready(self, *, idle: bool, other_than: Replica | None = None) -> tuple[Replica, Connection] | None:
+        """Return the best replica (`other_than` one) and an open connection to it, if any; open more behind.
+
+        idle: no other answer may come before that of the next request.
+        """
+        with self.changed:
+            now = time.monotonic()
+            found, without = [], []
+            for replica in self.live():
+                if replica is other_than:
+                    continue
+                connection = replica.connection(idle=idle)
+                if connection is None:
+                    without.append(replica)
+                elif replica.retry_at <= now:
+                    found.append((replica, connection))
+            healthy = any(replica.probe_at <= now for replica, _ in found)
+            # A busy one gets a second connection only where no other is idle.
+            for replica in [] if idle and healthy else without:
+                if not replica.opening and (replica.probe_at if healthy else replica.retry_at) <= now:
+                    replica.opening = True
+                    self.run(self._open, replica)
+            return min(found, key=lambda each: each[0].cost(now), default=None)
+
+    def acquire(self, deadline: float, *, idle: bool, resting: bool) -> tuple[Replica, Connection] | None:
+        """Wait for what `ready` returns; None: the deadline passed.
+
+        resting: wait also while all servers are left alone after failures.
+        """
+        with self.changed:
+            while (found := self.ready(idle=idle)) is None and time.monotonic() < deadline:
+                if not resting and not self._num_background:
+                    break
+                self.wait(deadline)
+            return found
+
+    def wait(self, deadline: float, next_at: float = 0.0) -> None:
+        """Wait for a change, the end of a back-off or one of these times; the lock is held."""
+        now = time.monotonic()
+        times = [next_at, *(each.retry_at for each in self._replicas), *(each.due for each in self._names)]
+        # A deadline that has passed since the caller looked counts; the other times are over then.
+        self.changed.wait(max(0.0, min([deadline, *(each for each in times if each > now)]) - now))
+
+    def deadline_exceeded(self, seconds: float) -> errors.DeadlineExceeded:
+        """Return what to raise after so many seconds, with the last failure as its cause."""
+        names = ", ".join(each.endpoint.name for each in self._replicas or self._names)
+        error = errors.DeadlineExceeded(
+            f"no good answer from {names} within {seconds:g} s; last: {self._last_failure}; is the server "
+            "running? deadline_seconds= sets how long to wait"
+        )
+        error.__cause__ = self._last_error
+        return error
+
+    def others(self, replica: Replica) -> bool:
+        """Return whether another replica works, so that this one need not be waited for."""
+        with self.changed:
+            now = time.monotonic()
+            return any(
+                other.probe_at <= now and other.usable and other.connection(idle=False) is not None
+                for other in self._replicas
+                if other is not replica
+            )
+
+    def introduce(self, replica: Replica) -> None:
+        """Make the plan known there; raise `ReplicaRefused` if it would give other tokens."""
+        if self.plan is None:
+            return
+        try:
+            there = replica.control.post_plan(self.plan.document)
+        except errors.ServerError as error:
+            if error.passing or isinstance(error, errors.AccessDenied):
+                raise
+            raise errors.ReplicaRefused(
+                f"{replica.endpoint.name} refuses the plan {self.plan.plan_id}: {error}"
+            ) from error
+        if there.plan_id != self.plan.plan_id:
+            raise errors.ReplicaRefused(
+                f"{replica.endpoint.name} makes plan {there.plan_id} of the plan {self.plan.plan_id}: "
+                "does it run another version?"
+            )
+        replica.plan_in_doubt = False
+
+    def failed(self, replica: Replica, error: Exception, *, level: int = logging.WARNING) -> None:
+        """Leave a replica alone: for a while, or for good if asking again cannot help."""
+        with self.changed:
+            if self._stopped:
+                raise Stopped
+            self._last_error, self._last_failure = error, named(replica, error)
+            for connection in list(replica.connections):
+                if not connection.num_waiting:
+                    self.discard(replica, connection)  # the same restart broke it, in all likelihood
+            if isinstance(error, errors.UnknownPlan | errors.AnswerCorrupt):
+                replica.plan_in_doubt = True  # a wrong plan header: posting the plan tells chance from error
+            if not may_pass(error):
+                replica.refused = error
+                log.error("%s; this server is not used any more", named(replica, error))
+            elif not (isinstance(error, errors.ConnectionFailed) and error.stale):
+                delay = replica.leave_alone(error, time.monotonic())
+                # From the first failure on, then ever more rarely. Of a name's addresses one may be out of
+                # reach for good (IPv6, say); that is no news while another one works.
+                spare = any(
+                    each.endpoint.url == replica.endpoint.url and not each.num_failures
+                    for each in self._replicas
+                )
+                if replica.num_failures & (replica.num_failures - 1) == 0:
+                    log.log(
+                        logging.INFO if spare else level,
+                        "%s; failure %d in a row, left alone for %.2f s",
+                        *(named(replica, error), replica.num_failures, delay),
+                    )
+            self.changed.notify_all()
+
+    def discard(self, replica: Replica, connection: Connection) -> None:
+        """Close a connection."""
+        with self.changed:
+            connection.close()
+            with suppress(ValueError):
+                replica.connections.remove(connection)
+            self._connections.discard(connection)
+
+    def run(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function that may block, in a thread of its own."""
+
+        def background() -> None:
+            try:
+                with suppress(Stopped):
+                    function(*arguments)
+            finally:
+                with self.changed:
+                    self._num_background -= 1
+                    self.changed.notify_all()
+                    self._close_controls()
+
+        with self.changed:
+            self._num_background += 1
+        threading.Thread(target=background, name="corpus-network", daemon=True).start()
+
+    def stop(self) -> None:
+        """Wake whoever waits here with `Stopped`, for good."""
+        with self.changed:
+            self._stopped = True
+            self.changed.notify_all()
+            for connection in self._connections:
+                connection.abort()
+
+    def close(self) -> None:
+        """Close every connection; idempotent."""
+        self.stop()
+        with self.changed:
+            self._closed = True
+            for replica in self._replicas:
+                for connection in list(replica.connections):
+                    self.discard(replica, connection)
+            self._close_controls()
+
+    def _close_controls(self) -> None:
+        # A background thread may be in a request; the last one to end closes what it used.
+        if self._closed and not self._num_background:
+            for control in self._controls:
+                control.close()
+
+    def _add(self, endpoint: Endpoint) -> None:
+        control = ControlPlane(endpoint, self.network)
+        self._controls.append(control)
+        self._replicas.append(Replica(endpoint, control))
+
+    def _look_up(self, name: _Name) -> None:
+        """Compare a name's addresses with the replicas."""
+        try:
+            found = name.endpoint.resolve()
+        except errors.CorpusClientError as error:
+            with self.changed:
+                name.num_failures += 1
+                name.due = time.monotonic() + 1.0
+                self._last_error, self._last_failure = error, str(error)
+                if not may_pass(error) or name.num_failures >= LOOKUP_TRIES:
+                    name.due, name.refused = math.inf, error
+                log.warning("%s", error)
+            return
+        with self.changed:
+            name.due, name.found, name.num_failures = time.monotonic() + LOOKUP_SECONDS, True, 0
+            mine = [each for each in self._replicas if each.endpoint.url == name.endpoint.url]
+            known = {each.endpoint.address for each in mine}
+            for endpoint in random.sample(found, len(found)):
+                if endpoint.address not in known:
+                    self._add(endpoint)
+            for replica in mine:
+                replica.gone = replica.endpoint.address not in {each.address for each in found}
+                if replica.gone and not replica.num_in_flight and not replica.opening:
+                    self._replicas.remove(replica)
+                    for connection in list(replica.connections):
+                        self.discard(replica, connection)
+
+    def _open(self, replica: Replica) -> None:
+        """Open one more connection."""
+        connection = Connection(replica.endpoint, self.network, stopwatch=self._stopwatch)
+        try:
+            with self.changed:
+                self._connections.add(connection)
+            if not self._stopped:  # else `stop` did not see the connection
+                if replica.plan_in_doubt:
+                    self.introduce(replica)
+                connection.open(time.monotonic() + self.network.connect_seconds)
+        except Exception as error:  # noqa: BLE001 - an unknown one is raised once no other server is left
+            with self.changed:
+                self.discard(replica, connection)
+                replica.opening = False
+                self.failed(replica, error)
+        else:
+            with self.changed:
+                replica.opening = False
+                replica.connections.append(connection)
+                if self._stopped:
+                    self.discard(replica, connection)
+
+
+def named(replica: Replica, error: Exception) -> str:
+    """Return the error with the replica's name, which an error answer of the server does not hold."""
+    return f"{replica.endpoint.name}: {error}" if isinstance(error, errors.ServerError) else str(error)

@@ -1,0 +1,127 @@
+"""One server at one address: how fast it answers, how it fails, its connections. No I/O."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from corpus_client import errors
+from corpus_client.network.control import ControlPlane
+from corpus_client.network.endpoint import Endpoint
+from corpus_client.network.transport import Connection
+
+BACKOFF_FIRST_SECONDS = 0.05
+BACKOFF_LAST_SECONDS = 2.0
+PROBE_LAST_SECONDS = 30.0
+
+RECENT = 64
+"""Answers that tell what is usual; some seconds' worth."""
+
+FORGET_SECONDS = 10.0
+"""Half-life of a measurement: a replica that was 100 times slower is tried again after about a minute."""
+
+LATE_FLOOR_SECONDS = 0.1
+"""No answer is late before: garbage collection and a busy scheduler take that long, too."""
+
+LATE_UNKNOWN_SECONDS = 1.0
+"""When an answer is late if fewer than `FEW` came before it."""
+
+FEW = 8
+
+
+class Latency:
+    """Seconds from sending a request to the end of its answer, as measured lately."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._measured_at = 0.0
+
+    def add(self, seconds: float, now: float, *, waited: bool) -> None:
+        """Keep a measurement. waited: False if the answer lay there before anybody looked.
+
+        Such an answer took at most as long, so it only counts if that is less than usual.
+        """
+        if waited or (self._recent and seconds < self._usual):
+            self._recent.append(seconds)
+            self._measured_at = now
+
+    def expected(self, now: float) -> float:
+        """Return the median of the last five, halved for every `FORGET_SECONDS` since; 0: not known."""
+        return self._usual * 0.5 ** ((now - self._measured_at) / FORGET_SECONDS) if self._recent else 0.0
+
+    def late_after(self, factor: float) -> float:
+        """Return the seconds after which an answer is late: `factor` times the 95th percentile."""
+        if len(self._recent) < FEW:
+            return LATE_UNKNOWN_SECONDS
+        ordered = sorted(self._recent)
+        return max(LATE_FLOOR_SECONDS, factor * ordered[int(0.95 * (len(ordered) - 1))])
+
+    @property
+    def _usual(self) -> float:
+        last = sorted(list(self._recent)[-5:])
+        return last[len(last) // 2]
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One server at one address; guarded by the pool's lock."""
+
+    endpoint: Endpoint
+    control: ControlPlane
+    latency: Latency = field(default_factory=Latency)
+    # Open ones: `begin` sends on the last, an older one is closed behind its last answer.
+    connections: list[Connection] = field(default_factory=list)
+    opening: bool = False
+    num_in_flight: int = 0
+    num_failures: int = 0
+    retry_at: float = 0.0  # `time.monotonic` seconds before which it is left alone
+    probe_at: float = 0.0  # before it, replicas that work are preferred
+    last_used: int = 0  # number of the request that was sent there last
+    plan_in_doubt: bool = False  # post the plan before the next request
+    refused: Exception | None = None
+    gone: bool = False  # its host's name has other addresses; closed once requests in flight are answered
+
+    @property
+    def usable(self) -> bool:
+        """Return whether new requests may be sent there."""
+        return self.refused is None and not self.gone
+
+    def connection(self, *, idle: bool) -> Connection | None:
+        """Return an open connection. idle: no other answer may come before that of the next request."""
+        for connection in reversed(self.connections):
+            if connection.usable and not (idle and connection.num_waiting):
+                return connection
+            if not idle:
+                break
+        return None
+
+    def cost(self, now: float) -> tuple[bool, float, int, int]:
+        """Return a key for `min`: healthy before failing, then the earliest answer, then in turn."""
+        expected = self.latency.expected(now) * (self.num_in_flight + 1)
+        return self.probe_at > now, expected, self.num_in_flight, self.last_used
+
+    def succeeded(self) -> None:
+        """Forget failures."""
+        self.num_failures = 0
+        self.retry_at = self.probe_at = 0.0
+
+    def leave_alone(self, error: Exception, now: float) -> float:
+        """Back off, for longer with each failure in a row; return the seconds."""
+        doublings = min(self.num_failures, 16)
+        self.num_failures += 1
+        delay = min(BACKOFF_LAST_SECONDS, BACKOFF_FIRST_SECONDS * 2.0**doublings) * random.uniform(0.5, 1.0)
+        if isinstance(error, errors.ServerError) and error.retry_after_seconds is not None:
+            # Ranks in step are refused together, and must not come back together.
+            delay = max(delay, error.retry_after_seconds * random.uniform(1.0, 1.5))
+        self.retry_at = now + delay
+        # While others work, a failing replica is probed ever more rarely.
+        self.probe_at = now + max(delay, min(PROBE_LAST_SECONDS, 2.0**doublings))
+        return delay
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether the same request may succeed later or elsewhere."""
+    if isinstance(error, errors.ServerError):
+        return error.passing or isinstance(error, errors.UnknownPlan)
+    return isinstance(error, errors.TransportError)

@@ -1,0 +1,333 @@
+"""Requests over the replicas of one service: failures are ridden out, slow servers passed by.
+
+Any replica answers any request with the same bytes, so a failure is answered by asking again (at once
+elsewhere, after a back-off here, until the request's deadline), and an answer that is late by asking a
+second replica as well. One thread does all of it. It alone writes to the caller's buffer, from one connection
+at a time: it waits until one of two answers begins, receives that one, and closes the other's connection
+unread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from corpus_client import errors
+from corpus_client.network.control import BoundPlan, ControlPlane
+from corpus_client.network.options import Network
+from corpus_client.network.pool import Pool
+from corpus_client.network.replica import Replica, may_pass
+from corpus_client.network.transport import Connection, first_to_answer
+from corpus_client.network.wire import ArrayRequest
+from corpus_client.observe.attribution import Stopwatch
+
+STALL_SECONDS = 1.0
+"""Longest silence of a replica while another one works."""
+
+LOOK_SECONDS = 0.02
+"""Between two looks for a second replica, while an answer is late."""
+
+HEDGE_SHARE = 0.1
+"""Of the requests may be sent twice; otherwise servers that are all slow would get twice the work."""
+
+HEDGE_BURST = 5.0
+
+ASK_SECONDS = 0.5
+"""Until a question of the control plane is asked elsewhere, too; an answer takes milliseconds."""
+
+BIND_SECONDS = 1.0
+"""For all replicas to accept the plan, once one has; a slower one is told when it is used."""
+
+T = TypeVar("T")
+
+log = logging.getLogger("corpus_client")
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A request on a connection; `started` is when its answer began to be awaited."""
+
+    replica: Replica
+    connection: Connection
+    sent_at: float
+    started: float
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request and where it is on its way; nowhere: it waits to be sent (again)."""
+
+    request: ArrayRequest
+    flights: list[_Flight] = field(default_factory=list)
+
+
+class Replicas:
+    """The servers behind one loader: base URLs, of whose host names each address is a replica.
+
+    `stop` and `ask` may be called from any thread; everything else belongs to one thread at a time.
+
+    Args:
+        plan: what `bind` returned for the same URLs; posted to a replica that does not know it.
+        stopwatch: of the thread that uses them; told what it does.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        network: Network | None = None,
+        *,
+        plan: BoundPlan | None = None,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
+        urls = (urls,) if isinstance(urls, str) else urls
+        if not urls:
+            raise errors.InvalidArgument("urls must name at least one server, got none")
+        self._stopwatch = stopwatch if stopwatch is not None else Stopwatch()
+        self.network = network if network is not None else Network()
+        self._pool = Pool(urls, self.network, self._stopwatch, plan)
+        self._num_sent = 0
+        self._hedges_left = HEDGE_BURST
+        self.num_retries = 0
+        self.num_hedges = 0
+        self.received_bytes = 0
+
+    def __enter__(self) -> Replicas:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def bind(self, plan: Mapping[str, Any]) -> BoundPlan:
+        """Post the plan to every replica that answers soon; wait for the first within the deadline.
+
+        Raises:
+            ReplicaRefused: a replica has another corpus under that name, or makes another plan of it.
+            HostNotFound, CertificateRefused, AccessDenied: a replica cannot be used at all.
+        """
+        pool = self._pool
+        first, bound = self._ask(lambda control: control.post_plan(plan), self.network.deadline_seconds)
+        pool.plan = bound
+        with pool.changed:
+            # A name that does not exist is an error now, not a warning in the middle of a run.
+            pool.changed.wait_for(pool.looked_up, self.network.connect_seconds)
+        waiting = [replica for replica in pool.live() if replica is not first]
+
+        def introduce(replica: Replica) -> None:
+            try:
+                pool.introduce(replica)
+            except Exception as error:  # noqa: BLE001 - kept as the reason why the replica is refused
+                pool.failed(replica, error)
+            finally:
+                waiting.remove(replica)
+
+        with pool.changed:
+            for replica in list(waiting):
+                pool.run(introduce, replica)
+            pool.changed.wait_for(lambda: not waiting, BIND_SECONDS)
+            for replica in waiting:
+                log.warning("%s has not answered yet; going on without it", replica.endpoint.name)
+            if pool.refusals():
+                raise pool.refusal()
+        return bound
+
+    def ask(self, question: Callable[[ControlPlane], T], *, deadline_seconds: float | None = None) -> T:
+        """Return the answer of whichever replica gives one first; one that does not know the plan is told."""
+        return self._ask(question, deadline_seconds or self.network.deadline_seconds)[1]
+
+    def begin(self, request: ArrayRequest) -> Exchange:
+        """Send the request if a replica can be reached now; `finish` mends what fails here."""
+        exchange = Exchange(request=request)
+        self._stopwatch.enter("send")
+        deadline = time.monotonic() + self.network.connect_seconds
+        found = self._pool.acquire(deadline, idle=False, resting=False)
+        if found is not None:
+            exchange.flights += self._send(request, *found)
+        return exchange
+
+    def finish(self, exchange: Exchange, buffer: memoryview) -> None:
+        """Receive the right answer at the start of `buffer`, from whichever replica gives it.
+
+        Raises:
+            ServerError: the request itself is wrong (4xx).
+            DeadlineExceeded, ReplicaRefused: no replica answered in time, or none is left that has this plan.
+        """
+        request, flights = exchange.request, exchange.flights
+        started = time.monotonic()
+        deadline = started + self.network.deadline_seconds
+        again = False
+        for flight in list(flights):
+            flight.started = started
+            if not flight.connection.usable:
+                self._land(flights, flight)  # what was asked before it on that connection has failed
+                again = True
+        for tries in itertools.count():
+            while not flights:
+                self._stopwatch.enter("retry" if tries else "send")
+                found = self._pool.acquire(deadline, idle=True, resting=True)
+                if found is None:
+                    raise self._pool.deadline_exceeded(self.network.deadline_seconds)
+                flights += self._send(request, *found)
+                self.num_retries += again
+                again = False
+            flight, waited = self._first_to_answer(request, flights, deadline)
+            try:
+                flight.connection.receive_into(
+                    buffer,
+                    request,
+                    deadline=min(deadline, flight.started + self.network.attempt_seconds),
+                    progress_seconds=self._patience(flight),
+                )
+            except errors.CorpusClientError as error:
+                self._land(flights, flight)
+                if not may_pass(error) and not isinstance(error, errors.ReplicaUnusable):
+                    raise
+                self._pool.failed(flight.replica, error)
+                again = True
+            else:
+                break
+        now = time.monotonic()
+        flight.replica.latency.add(now - flight.sent_at, now, waited=waited)
+        flight.replica.succeeded()
+        self._land(flights, flight)
+        self._give_up(flights, now)
+        self._hedges_left = min(HEDGE_BURST, self._hedges_left + HEDGE_SHARE)
+        self.received_bytes += request.num_bytes
+
+    def stop(self) -> None:
+        """Wake whoever waits here with `Stopped`, for good."""
+        self._pool.stop()
+
+    def close(self) -> None:
+        """Close every connection; by the thread that used them, or after it ended."""
+        self._pool.close()
+
+    def _send(self, request: ArrayRequest, replica: Replica, connection: Connection) -> list[_Flight]:
+        """Put the request on the wire; return its flight, or nothing if that failed."""
+        now = time.monotonic()
+        try:
+            connection.send(request.path, deadline=now + self.network.attempt_seconds)
+        except (errors.TransportError, errors.ReplicaUnusable) as error:
+            self._pool.discard(replica, connection)
+            self._pool.failed(replica, error)
+            return []
+        self._num_sent += 1
+        with self._pool.changed:
+            replica.last_used = self._num_sent
+            replica.num_in_flight += 1
+        return [_Flight(replica, connection, now, now)]
+
+    def _first_to_answer(
+        self, request: ArrayRequest, flights: list[_Flight], deadline: float
+    ) -> tuple[_Flight, bool]:
+        """Wait until an answer begins or one has taken too long; ask a second replica if the first is late.
+
+        Returns the flight whose connection is to be read, and whether its answer was waited for.
+        """
+        if len(self._pool.live()) == 1:
+            return flights[0], True
+        self._stopwatch.enter("answer")
+        late_at = flights[0].sent_at + flights[0].replica.latency.late_after(self.network.hedge_factor)
+        wait = 0.0  # a look first: an answer that is there already tells little about its replica
+        for looks in itertools.count():
+            found = first_to_answer([flight.connection for flight in flights], wait)
+            now = time.monotonic()
+            ends = [min(deadline, flight.started + self._patience(flight)) for flight in flights]
+            for flight, end in zip(flights, ends, strict=True):
+                if flight.connection is found or now >= end:
+                    return flight, looks > 0  # at its end, reading it raises `NoProgress`
+            wait = min(*ends, now + STALL_SECONDS) - now
+            if len(flights) == 1 and self.network.hedge_factor:
+                if now >= late_at:
+                    flights += self._hedge(request, flights[0])
+                if len(flights) == 1:
+                    wait = min(wait, max(late_at - now, LOOK_SECONDS))
+        raise AssertionError("unreachable")
+
+    def _hedge(self, request: ArrayRequest, late: _Flight) -> list[_Flight]:
+        """Send the request to a second replica, if one is ready and healthy."""
+        if self._hedges_left < 1:
+            return []
+        found = self._pool.ready(idle=True, other_than=late.replica)
+        if found is None or found[0].probe_at > time.monotonic():
+            return []
+        self._hedges_left -= 1
+        self.num_hedges += 1
+        seconds = time.monotonic() - late.sent_at
+        names = late.replica.endpoint.name, found[0].endpoint.name
+        log.info("%s has not answered for %.2f s; asking %s as well", names[0], seconds, names[1])
+        return self._send(request, *found)
+
+    def _patience(self, flight: _Flight) -> float:
+        """Return the longest silence to accept from this replica."""
+        longest = min(self.network.progress_seconds, self.network.attempt_seconds)
+        return min(longest, STALL_SECONDS) if self._pool.others(flight.replica) else longest
+
+    def _land(self, flights: list[_Flight], flight: _Flight) -> None:
+        """Take a flight off its connection, which is closed if it broke or a newer one took its place."""
+        flights.remove(flight)
+        replica, connection = flight.replica, flight.connection
+        with self._pool.changed:
+            replica.num_in_flight -= 1
+            superseded = not connection.num_waiting and connection not in replica.connections[-1:]
+            if superseded or not connection.usable:
+                self._pool.discard(replica, connection)
+
+    def _give_up(self, flights: list[_Flight], now: float) -> None:
+        """Leave answers unread that came too late, with the connections that they would come on."""
+        for loser in list(flights):
+            loser.connection.close()
+            self._land(flights, loser)
+            seconds = now - loser.sent_at
+            loser.replica.latency.add(seconds, now, waited=True)
+            text = f"{loser.replica.endpoint.name}: no answer in {seconds:.2f} s, another replica was faster"
+            self._pool.failed(loser.replica, errors.NoProgress(text), level=logging.INFO)
+
+    def _ask(self, question: Callable[[ControlPlane], T], seconds: float) -> tuple[Replica, T]:
+        """Ask one replica after another in the background, the next after a failure or half a second."""
+        pool = self._pool
+        deadline = time.monotonic() + seconds
+        asked: set[Replica] = set()
+        answers: deque[tuple[Replica, T | Exception]] = deque()
+
+        def put(replica: Replica) -> None:
+            answer: T | Exception
+            try:
+                try:
+                    answer = question(replica.control)
+                except errors.UnknownPlan:
+                    pool.introduce(replica)
+                    answer = question(replica.control)
+            except Exception as error:  # noqa: BLE001 - raised again by whoever asked
+                answer = error
+            answers.append((replica, answer))
+
+        with pool.changed:
+            next_at = 0.0
+            while True:
+                live = pool.live()
+                while answers:
+                    replica, answer = answers.popleft()
+                    asked.discard(replica)
+                    if not isinstance(answer, Exception):
+                        replica.succeeded()
+                        return replica, answer
+                    if not may_pass(answer) and not isinstance(answer, errors.ReplicaUnusable):
+                        raise answer
+                    pool.failed(replica, answer)
+                    next_at = 0.0
+                    live = pool.live()
+                now = time.monotonic()
+                rested = [each for each in live if each not in asked and each.retry_at <= now]
+                if rested and now >= next_at:
+                    best = min(rested, key=lambda each: each.cost(now))
+                    asked.add(best)
+                    pool.run(put, best)
+                    next_at = now + min(ASK_SECONDS, seconds / 4)
+                if now >= deadline:
+                    raise pool.deadline_exceeded(seconds)
+                pool.wait(deadline, next_at)

@@ -1,0 +1,325 @@
+"""One HTTP connection that fills a buffer it is handed: no copy in Python, no torch.
+
+Sending and receiving are two calls, so that one thread keeps several requests on the wire: it sends the
+next one before it reads the answer to the one before it (pipelining, RFC 9112, 9.3.2). The server
+answers them in order, each from end to end, and is never without work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import select
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import xxhash
+
+from corpus_client import errors
+from corpus_client.network import wire
+from corpus_client.network.endpoint import Endpoint
+from corpus_client.network.options import Network
+from corpus_client.observe.attribution import Stopwatch
+from corpus_client.observe.tracing import SentRequest
+
+MAX_ERROR_BYTES = 65_536
+
+HEAD_PIECE_BYTES = 2048
+"""Most heads fit; what comes with them of the body is copied once more."""
+
+PIECE_BYTES = 512 * 1024
+"""What is received at once stays in the processor's cache until it is hashed."""
+
+KEEP_ALIVE_SECONDS = 15
+"""Idle time before TCP probes the peer; firewalls forget a silent connection after a few minutes."""
+
+KEEP_ALIVE: list[tuple[int, int, int]] = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+if hasattr(socket, "TCP_KEEPIDLE"):
+    KEEP_ALIVE += [
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_SECONDS),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_SECONDS),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    ]
+
+
+class Connection:
+    """One keep-alive connection; answers come in the order of the requests.
+
+    Everything but `abort` belongs to one thread at a time. After any error but `ServerError` the connection
+    is closed, for good, and what else was on it is lost. `num_waiting` requests have no answer yet.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, network: Network | None = None, *, stopwatch: Stopwatch | None = None
+    ) -> None:
+        self.endpoint = endpoint
+        self._network = network if network is not None else Network()
+        self._stopwatch = stopwatch if stopwatch is not None else Stopwatch()
+        self._request_lines = wire.request_lines(endpoint.authority, self._network.headers)
+        self._progress_seconds = self._network.progress_seconds
+        self._fills_whole = endpoint.tls is None  # by the kernel in one call, which also limits its waits
+        self._wait_seconds = 0.0
+        self._socket: socket.socket | None = None
+        self._num_answers = 0
+        self._received = bytearray()  # of the next answer: it came with the one before, or with `peek`
+        self.usable = True  # opened by the first request
+        self.num_waiting = 0
+        self._id_prefix, self._num_named = secrets.token_hex(6), 0
+        self._sent: deque[SentRequest] = deque()  # oldest first
+
+    def open(self, deadline: float) -> None:
+        """Connect to the endpoint's address; `deadline` is in `time.monotonic` seconds."""
+        endpoint = self.endpoint
+        assert endpoint.address is not None
+        family, address = endpoint.address
+        try:
+            # In reach of `abort` from its first moment.
+            self._socket = sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.settimeout(min(self._network.connect_seconds, max(deadline - time.monotonic(), 0.001)))
+            if not self.usable:
+                raise ConnectionAbortedError("closed")
+            sock.connect(address)
+            if family != socket.AF_UNIX:
+                for option in (*KEEP_ALIVE, (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)):
+                    sock.setsockopt(*option)
+            if endpoint.tls is not None:
+                self._socket = endpoint.tls.wrap_socket(sock, server_hostname=endpoint.host)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def send(self, path: str, *, deadline: float) -> None:
+        """Put a GET for `path` on the wire; `deadline` is in `time.monotonic` seconds."""
+        request = wire.request_line(self.endpoint.prefix + path) + self._request_lines
+        if (authorization := self._network.credentials.header()) is not None:
+            request += f"Authorization: {authorization}\r\n".encode("ascii")
+        try:
+            if self._socket is None:
+                self.open(deadline)
+            self._limit_wait(deadline)
+            self._num_named += 1
+            sent = SentRequest(self.endpoint.name, "GET", path, f"{self._id_prefix}-{self._num_named}")
+            self._sent.append(sent)
+            names = "".join(f"{name}: {value}\r\n" for name, value in sent.headers().items())
+            self._open_socket.sendall(request + names.encode("ascii") + b"\r\n")
+        except OSError as error:
+            raise self._failed(error, stale=self._num_answers > 0) from error
+        self.num_waiting += 1
+
+    def peek(self) -> bool:
+        """Return whether something of the next answer came, or the connection ended; never block."""
+        if self._received:
+            return True
+        part = bytearray(HEAD_PIECE_BYTES)
+        try:
+            if isinstance(self._open_socket, ssl.SSLSocket):
+                # A readable socket may hold records of TLS alone; only reading tells.
+                self._wait_seconds = 0.0
+                self._open_socket.settimeout(0)
+                num_bytes = self._open_socket.recv_into(part)
+            else:
+                num_bytes = self._open_socket.recv_into(part, 0, socket.MSG_DONTWAIT)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        except OSError:
+            return True  # `receive_into` meets it again and reports it
+        self._received += part[:num_bytes]
+        return True
+
+    def receive_into(
+        self,
+        buffer: memoryview,
+        request: wire.ArrayRequest,
+        *,
+        deadline: float,
+        progress_seconds: float | None = None,
+    ) -> wire.Headers:
+        """Receive the answer to the oldest request that has none, and check it; return its headers.
+
+        Args:
+            buffer: at least `request.num_bytes` writable bytes; the array lies at its start afterwards.
+                After an error its content is undefined.
+            deadline: `time.monotonic` seconds; no wait goes beyond it.
+            progress_seconds: longest wait for the next byte, instead of the network's.
+        """
+        self._stopwatch.enter("answer")
+        self.num_waiting -= 1
+        sent = self._sent.popleft()
+        self._progress_seconds = progress_seconds or self._network.progress_seconds
+        silent = True
+        try:
+            with sent:
+                head = self._receive_head(deadline)
+                silent = False
+                status, headers = wire.read_head(head)
+                if status != 200:
+                    raise self._error_answer(status, headers, deadline)
+                self._stopwatch.enter("receive", server_seconds=wire.server_seconds(headers))
+                wire.check_headers(headers, request)
+                digest = xxhash.xxh3_64() if request.verify else None
+                self._fill(buffer[: request.num_bytes], deadline, digest)
+                if digest is not None:
+                    tail = bytearray(wire.TAIL_BYTES)
+                    self._fill(memoryview(tail), deadline)
+                    wire.check_tail(digest, bytes(tail))
+                if self._received and not self.num_waiting:
+                    raise errors.AnswerCorrupt("the body must end where the headers say, more came")
+                self._stopwatch.enter("host")
+        except errors.AnswerCorrupt as error:
+            self.close()
+            raise errors.AnswerCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error
+        except OSError as error:
+            # stale: nothing came, and it had served before; the server closed it while idle.
+            stale = silent and self._num_answers > 0
+            raise self._failed(error, stale=stale, request_id=sent.id) from error
+        self._num_answers += 1
+        self._close_if_asked(headers)
+        return headers
+
+    def abort(self) -> None:
+        """Wake the thread that uses the connection; from any thread, for good."""
+        self.usable = False
+        if (sock := self._socket) is not None:
+            with contextlib.suppress(OSError):  # it may not be connected any more
+                # The base class's method: SSLSocket.shutdown takes the TLS state from under the reader.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it; idempotent."""
+        self.usable = False
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        while self._sent:  # their answers will not be read
+            self._sent.popleft().end(ConnectionAbortedError())
+
+    def fileno(self) -> int:
+        """Return the descriptor, for `poll`."""
+        return self._open_socket.fileno()
+
+    def _close_if_asked(self, headers: wire.Headers) -> None:
+        if "close" in headers.get("connection", "").lower():
+            self.close()
+
+    @property
+    def _open_socket(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionAbortedError("closed")
+        return self._socket
+
+    def _limit_wait(self, deadline: float) -> None:
+        """Let no single wait pass the progress timeout or the deadline."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the time for this attempt is over")
+        seconds = min(left, self._progress_seconds)
+        if 0.9 * seconds <= self._wait_seconds <= 1.05 * seconds:
+            return  # near enough; setting it anew costs as much as receiving
+        self._wait_seconds = seconds
+        if self._fills_whole:
+            whole, part = divmod(seconds, 1.0)
+            limit = struct.pack("ll", int(whole), max(int(part * 1e6), 1))  # a zero would mean for ever
+            self._open_socket.settimeout(None)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._open_socket.setsockopt(socket.SOL_SOCKET, option, limit)
+        else:
+            self._open_socket.settimeout(seconds)
+
+    def _receive(self, part: memoryview, deadline: float, flags: int = 0) -> int:
+        """Receive something at the start of `part`; return the number of bytes, 0 at the end."""
+        self._limit_wait(deadline)
+        try:
+            return self._open_socket.recv_into(part, 0, flags)
+        except BlockingIOError:
+            raise TimeoutError("timed out") from None
+
+    def _receive_head(self, deadline: float) -> bytes:
+        """Receive the head of an answer; what came with it of the body stays in `_received`."""
+        part = memoryview(bytearray(HEAD_PIECE_BYTES))
+        while (end := self._received.find(wire.HEAD_END)) < 0:
+            if len(self._received) > wire.MAX_HEAD_BYTES:
+                raise errors.AnswerCorrupt(f"the head must have at most {wire.MAX_HEAD_BYTES} bytes")
+            num_bytes = self._receive(part, deadline)
+            if not num_bytes:
+                raise ConnectionResetError(
+                    f"closed connection after {len(self._received)} bytes of the answer's head"
+                )
+            self._received += part[:num_bytes]
+        return self._take(end + len(wire.HEAD_END))
+
+    def _take(self, most: int) -> bytes:
+        """Remove and return up to `most` bytes of what was received already."""
+        taken = bytes(self._received[:most])
+        del self._received[:most]
+        return taken
+
+    def _fill(self, part: memoryview, deadline: float, digest: xxhash.xxh3_64 | None = None) -> None:
+        """Receive exactly `len(part)` bytes, straight from the socket; hash them as they come."""
+        early = self._take(len(part))
+        received = len(early)
+        part[:received] = early
+        if digest is not None:
+            digest.update(early)
+        flags = socket.MSG_WAITALL if self._fills_whole else 0
+        while received < len(part):
+            num_bytes = self._receive(part[received : received + PIECE_BYTES], deadline, flags)
+            if not num_bytes:
+                raise errors.AnswerCorrupt(
+                    f"the body must have {len(part)} bytes here, it ended after {received}"
+                )
+            if digest is not None:
+                digest.update(part[received : received + num_bytes])
+            received += num_bytes
+
+    def _error_answer(self, status: int, headers: wire.Headers, deadline: float) -> errors.ServerError:
+        """Receive the rest of an answer other than 200; return the error that it stands for.
+
+        The connection goes on only if the body has a plain length and nothing else is on the wire: a server
+        that failed may have answered the next request out of turn.
+        """
+        length = headers.get("content-length", "")
+        is_plain = length.isascii() and length.isdigit()
+        num_bytes = int(length) if is_plain else 0
+        body = memoryview(bytearray(min(num_bytes, MAX_ERROR_BYTES)))
+        self._fill(body, deadline)
+        self._close_if_asked(headers)
+        if not is_plain or num_bytes > len(body) or self.num_waiting:
+            self.close()
+        return wire.error_from_answer(status, headers, bytes(body))
+
+    def _failed(
+        self, error: OSError, *, stale: bool = False, request_id: str = ""
+    ) -> errors.CorpusClientError:
+        self.close()
+        named = f"; request {request_id}" if request_id else ""
+        if is_certificate_error(error):
+            return errors.CertificateRefused(f"{self.endpoint.name}: {error}")
+        if isinstance(error, TimeoutError):
+            return errors.NoProgress(f"{self.endpoint.name}: nothing came in time ({error}){named}")
+        detail = f"{self.endpoint.name}: {type(error).__name__}: {error}{named}"
+        return errors.ConnectionFailed(detail, stale=stale)
+
+
+def is_certificate_error(error: BaseException | None) -> bool:
+    """Return whether one side refused the other's certificate: asking again gets the same answer."""
+    if not isinstance(error, ssl.SSLError):
+        return False
+    return any(word in (error.reason or "") for word in ("CERT", "UNKNOWN_CA"))
+
+
+def first_to_answer(connections: Sequence[Connection], seconds: float) -> Connection | None:
+    """Wait for the first connection on which something comes; return None if nothing does in time."""
+    end = time.monotonic() + seconds
+    while True:
+        poll = select.poll()
+        for connection in connections:
+            # A closed one counts as one that came: `receive_into` reports what happened to it.
+            if not connection.usable or connection.peek():
+                return connection
+            poll.register(connection, select.POLLIN)
+        if (left := end - time.monotonic()) <= 0:
+            return None
+        poll.poll(left * 1e3)

@@ -1,0 +1,234 @@
+"""Heads, names and checks of the wire format; no I/O.
+
+An array answer is the little-endian C-order body alone; what it is stands in its headers:
+
+    Corpus-Shape: 4,64,1025          Corpus-Dtype: uint16
+    Corpus-Plan: <64 hex>            Corpus-Checksum: xxh3-64=tail
+    Content-Length: exact, never chunked
+    ETag: "<64 hex>.batches.STEP.COUNT.RANK.WORLD_SIZE.raw+tail"
+
+`tail` says that 8 bytes follow the array, its checksum: so the server sends each piece as it reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import quote, quote_plus
+
+import xxhash
+
+from corpus_client import errors
+from corpus_client.observe.tracing import REQUEST_ID_HEADER
+
+SHAPE_HEADER = "corpus-shape"
+DTYPE_HEADER = "corpus-dtype"
+PLAN_HEADER = "corpus-plan"
+TAG_HEADER = "etag"
+CHECKSUM_HEADER = "corpus-checksum"
+CHECKSUM_TAIL = "xxh3-64=tail"
+TAIL_BYTES = 8
+TIMING_HEADER = "server-timing"
+PROBLEM_TYPE = "application/problem+json"
+
+DIGEST = re.compile(r"xxh3-64=[0-9a-f]{16}")
+"""A receipt: the checksum of a whole global batch's raw tokens."""
+
+SERVER_SECONDS = re.compile(r"\banswer;dur=(\d+(?:\.\d+)?)")
+"""In `Server-Timing` (W3C): milliseconds from the request's arrival to the answer's first byte."""
+
+ITEM_BYTES: dict[str, int] = {"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
+"""Bytes of one item, by the name in `Corpus-Dtype`."""
+
+ERRORS = {"unknown-corpus": errors.UnknownCorpus, "unknown-plan": errors.UnknownPlan}
+"""The `type` of a problem document -> the error that it becomes, where that is a class of its own."""
+
+ACCESS_REMEDY = "auth= gives the token: as text, the path of a file or a function"
+
+MAX_HEAD_BYTES = 65_536
+HEAD_END = b"\r\n\r\n"
+
+_UNFIT_TARGET = re.compile(r"[^!-~]")
+_STATUS = re.compile(rb"HTTP/1\.[01] ([2-5]\d\d)(?: [^\r\n]*)?\r\n")
+
+Headers = Mapping[str, str]
+"""Of an answer: a dict with names in lower case, or any mapping that ignores case."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrayRequest:
+    """One GET and exactly what a right answer to it is."""
+
+    path: str  # route and query, below the server's base URL
+    shape: tuple[int, ...]
+    dtype: str  # numpy name
+    plan_id: str | None  # what `Corpus-Plan` must say; None: not checked
+    verify: bool = True  # whether a checksum is asked for and checked
+    # What the `ETag` must say behind the plan's id: the checksum of another step's answer is valid, too.
+    identity: str | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Exact length of the array in the body."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def request_lines(host: str, headers: Headers) -> bytes:
+    """Return a GET's head without its first line, the authorization and the empty line at the end."""
+    lines = {"Host": host, "Accept-Encoding": "identity", **headers}
+    return "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode("latin-1")
+
+
+def request_line(target: str) -> bytes:
+    """Return the first line of a GET; refuse a target with what a URL spells with percent signs."""
+    if _UNFIT_TARGET.search(target):
+        raise errors.InvalidArgument(f"url must be percent-encoded ASCII, got {target!r}")
+    return f"GET {target} HTTP/1.1\r\n".encode()
+
+
+def read_head(head: bytes) -> tuple[int, dict[str, str]]:
+    """Return status and headers of an answer's head: names in lower case, of repeated ones the last.
+
+    The standard library's parser costs more than receiving a small batch.
+    """
+    line = _STATUS.match(head)
+    if line is None:
+        raise errors.AnswerCorrupt(f"must begin with the status line of HTTP/1.1, got {head[:40]!r}")
+    lines = head[line.end() : -len(HEAD_END)].decode("latin-1").split("\r\n")
+    pairs = (each.partition(":") for each in lines)
+    return int(line[1]), {name.lower(): value.strip() for name, _, value in pairs}
+
+
+def array_path(route: str, *, verify: bool, **parameters: int | str) -> str:
+    """Path of a raw array answer, with a checksum at its end or without one."""
+    parameters |= {"format": "raw", "checksum": "tail" if verify else "false"}
+    # `urlencode` would take five times as long, for each request.
+    texts = (
+        f"{name}={value if isinstance(value, int) else quote_plus(value)}"
+        for name, value in parameters.items()
+    )
+    return f"{route}?{'&'.join(texts)}"
+
+
+def steps_request(
+    route: str,
+    shape: tuple[int, int, int],
+    dtype: str,
+    *,
+    step: int,
+    rank: int = 0,
+    world_size: int = 1,
+    verify: bool,
+    **plan: int | str,
+) -> ArrayRequest:
+    """Return the request for consecutive steps of one rank.
+
+    Args:
+        shape: of the answer: steps, rows, items of a row.
+        step: the first of the steps.
+        plan: `plan=ID`, or the parameters that spell a plan in the URL.
+    """
+    steps = {"step": step, "count": shape[0], "rank": rank, "world_size": world_size}
+    identity = (route.rpartition("/")[2], *map(str, steps.values()), "raw+tail" if verify else "raw")
+    return ArrayRequest(
+        path=array_path(route, verify=verify, **plan, **steps),
+        shape=shape,
+        dtype=dtype,
+        plan_id=str(plan["plan"]) if "plan" in plan else None,
+        verify=verify,
+        identity=".".join(identity),
+    )
+
+
+def corpus_path(name: str) -> str:
+    """Route of a corpus's description."""
+    return f"/v1/corpora/{quote(name, safe='')}"
+
+
+def check_headers(headers: Headers, request: ArrayRequest) -> None:
+    """Raise `AnswerCorrupt` unless the headers announce exactly the array that was asked for."""
+    expected = {
+        "content-length": str(request.num_bytes + (TAIL_BYTES if request.verify else 0)),
+        SHAPE_HEADER: ",".join(map(str, request.shape)),
+        DTYPE_HEADER: request.dtype,
+    }
+    if request.plan_id is not None:
+        expected[PLAN_HEADER] = request.plan_id
+    if request.verify:
+        expected[CHECKSUM_HEADER] = CHECKSUM_TAIL
+    for name, value in expected.items():
+        if headers.get(name) != value:
+            raise errors.AnswerCorrupt(f"{name} must be {value!r}, got {headers.get(name)!r}")
+    if request.identity is not None:
+        check_tag(headers, request.identity)
+
+
+def check_tag(headers: Headers, identity: str) -> None:
+    """Raise `AnswerCorrupt` if the `ETag` names another answer: other steps, rank or world size.
+
+    A proxy may strip the tag or weaken it (W/); the other checks are left then.
+    """
+    tag = headers.get(TAG_HEADER)
+    expected = f'"{headers.get(PLAN_HEADER)}.{identity}"'
+    if tag is not None and tag.removeprefix("W/") != expected:
+        raise errors.AnswerCorrupt(f"{TAG_HEADER} must be {expected}, got {tag}")
+
+
+def check_tail(digest: xxhash.xxh3_64, tail: bytes) -> None:
+    """Raise `AnswerCorrupt` unless the array received has the checksum that followed it."""
+    if digest.digest() != tail:
+        raise errors.AnswerCorrupt(f"the array's checksum must be {tail.hex()}, got {digest.hexdigest()}")
+
+
+def checked_array(body: bytes) -> bytes:
+    """Return the array of a whole body that ends with a checksum."""
+    array, tail = body[:-TAIL_BYTES], body[-TAIL_BYTES:]
+    check_tail(xxhash.xxh3_64(array), tail)
+    return array
+
+
+def server_seconds(headers: Headers) -> float:
+    """How long the server says it took to begin its answer; 0 where it does not say."""
+    found = SERVER_SECONDS.search(headers.get(TIMING_HEADER) or "")
+    return float(found[1]) / 1e3 if found else 0.0
+
+
+def error_from_answer(status: int, headers: Headers, body: bytes) -> errors.ServerError:
+    """The error that an answer other than 2xx stands for."""
+    content_type = (headers.get("content-type") or "").partition(";")[0].strip().lower()
+    problem: dict[str, object] = {}
+    if content_type == PROBLEM_TYPE:
+        with suppress(ValueError, TypeError):
+            problem = dict(json.loads(body))
+    # A proxy in front may deny access in words of its own, so here the status decides.
+    denied = status in (401, 403)
+    slug, detail = _text(problem.get("type")) or "", problem.get("detail")
+    kind = errors.AccessDenied if denied else ERRORS.get(slug, errors.ServerError)
+    excerpt = body[:200].decode("utf-8", "replace").strip()
+    told = detail or problem.get("title") or (repr(excerpt) if excerpt else "no explanation")
+    return kind(
+        str(told) if detail and not denied else f"HTTP {status}: {told}",
+        status=status,
+        kind=slug,
+        parameter=_text(problem.get("parameter")),
+        received=problem.get("received"),
+        accepted=_text(problem.get("accepted")),
+        remedy=_text(problem.get("remedy", ACCESS_REMEDY if denied else None)),
+        retry_after_seconds=_seconds(headers.get("retry-after")),
+        request_id=_text(problem.get("request_id", headers.get(REQUEST_ID_HEADER))),
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _seconds(value: str | None) -> float | None:
+    """`Retry-After` in seconds; its date form is not worth a clock comparison and reads as 1 s."""
+    if value is None:
+        return None
+    return float(value) if value.isascii() and value.isdigit() else 1.0

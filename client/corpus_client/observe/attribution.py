@@ -1,0 +1,209 @@
+"""Where the time goes: what the fetcher is doing, and what it was doing while the training loop waited.
+
+The fetcher thread is always in one phase; its stopwatch adds up how long each took. A training loop that
+waits reads the stopwatch before and after: the difference is, phase by phase, what it waited for. Nothing
+is sampled or guessed, but for the share of the server in the time to an answer's first byte, which is the
+server's own word (`Server-Timing`), at most that time.
+
+    fetcher's phase    what it does                            the wait's cause
+    send               connects, sends a request               network
+    answer             waits for an answer's first byte        server (as it says), else network
+    receive            receives the body                       network
+    host               checksum, gather from a local copy      host
+    retry              waits before asking again               retry
+    idle               has no free slot                        transfer: every slot is being copied
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Literal, Self
+
+from corpus_client.observe.trace import Tracer
+
+Phase = Literal["send", "answer", "receive", "host", "retry", "idle"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seconds:
+    """Durations by name, which are added and subtracted name by name."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(**{name: seconds + getattr(other, name) for name, seconds in asdict(self).items()})
+
+    def __sub__(self, other: Self) -> Self:
+        return type(self)(**{name: seconds - getattr(other, name) for name, seconds in asdict(self).items()})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchSeconds(_Seconds):
+    """How long the fetcher was in each phase; `server` is the part of `answer` that the server claims."""
+
+    send: float = 0.0
+    answer: float = 0.0
+    server: float = 0.0
+    receive: float = 0.0
+    host: float = 0.0
+    retry: float = 0.0
+    idle: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitSeconds(_Seconds):
+    """How long the training loop waited for what."""
+
+    network: float = 0.0  # connecting, latency, receiving
+    server: float = 0.0  # as it says in `Server-Timing`
+    host: float = 0.0  # this process's CPU: checksum, gather, the copy of a batch on the CPU
+    transfer: float = 0.0  # slots or the device's driver: queueing copies, waiting for one to free a slot
+    retry: float = 0.0  # waiting to ask again after a failure
+
+    @classmethod
+    def during(cls, fetched: FetchSeconds) -> WaitSeconds:
+        """Return what a wait was for, given what the fetcher did in it."""
+        server = min(fetched.server, fetched.answer)
+        return cls(
+            network=fetched.send + fetched.answer - server + fetched.receive,
+            server=server,
+            host=fetched.host,
+            transfer=fetched.idle,
+            retry=fetched.retry,
+        )
+
+    @property
+    def cause(self) -> str:
+        """The largest of them; "" if there was no wait."""
+        cause, seconds = max(asdict(self).items(), key=lambda each: float(each[1]))
+        return cause if seconds > 0 else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderStats:
+    """What a loader has done since it was made; `since` makes it what was done since an earlier look."""
+
+    num_batches: int = 0
+    num_tokens: int = 0  # inputs yielded: batches x rows x seq_len
+    seconds: float = 0.0  # from when the first batch was asked for to when the last one was yielded
+    wait_seconds: float = 0.0  # of these, the time in which the training loop stood still for data
+    wait: WaitSeconds = field(default_factory=WaitSeconds)  # the same time by cause
+    fetch: FetchSeconds = field(default_factory=FetchSeconds)  # of its thread, mostly beside the loop
+    transfer_seconds: float = 0.0  # of the copies on the device; measured with `trace_steps` only
+    # How long the device's consuming stream stood still for a copy; measured with `trace_steps` only, and
+    # beside `wait_seconds`, since the CPU runs ahead of the device.
+    stall_seconds: float = 0.0
+    received_bytes: int = 0  # of right answers
+    num_retries: int = 0  # requests that were repeated
+    num_hedges: int = 0  # requests that were sent to a second replica because the first was late
+    ready_slots: int = 0  # filled, and waiting at this moment
+    num_slots: int = 0
+    ring_bytes: int = 0  # of all slots
+    pinned_bytes: int = 0  # of these, page-locked
+    device_bytes: int = 0  # of the staging buffers on the device
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Inputs yielded per second; 0 before the first batch."""
+        return self.num_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time in which the training loop stood still for data."""
+        return min(1.0, self.wait_seconds / self.seconds) if self.seconds else 0.0
+
+    @property
+    def fill(self) -> float:
+        """Share of the slots that are ready: near 1 where the loader keeps up, near 0 where it does not."""
+        return self.ready_slots / self.num_slots if self.num_slots else 0.0
+
+    def since(self, earlier: LoaderStats) -> LoaderStats:
+        """Return the counters less those of an earlier look; slots and bytes of the ring are those of now."""
+        names = [each.name for each in fields(self)]
+        counters = names[: names.index("ready_slots")]  # the others say how things are now
+        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counters})
+
+
+class Stopwatch:
+    """Add up how long the fetcher is in each phase; `reading` may be called by any thread."""
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer if tracer is not None and tracer.active else None
+        self._lock = threading.Lock()
+        self._phase: Phase = "idle"
+        self._since = time.perf_counter()
+        self._seconds: dict[str, float] = {each.name: 0.0 for each in fields(FetchSeconds)}
+
+    def enter(self, phase: Phase, *, server_seconds: float = 0.0) -> None:
+        """End the present phase and begin another. server_seconds: of it, what the server says it took."""
+        now = time.perf_counter()
+        with self._lock:
+            ended, since = self._phase, self._since
+            self._seconds[ended] += now - since
+            self._seconds["server"] += min(server_seconds, now - since)
+            self._phase, self._since = phase, now
+        if self._tracer is not None:
+            self._tracer.phase(ended, since, now, phase)
+
+    def reading(self) -> FetchSeconds:
+        """Return the seconds in each phase, the present one included."""
+        now = time.perf_counter()
+        with self._lock:
+            seconds = dict(self._seconds)
+            seconds[self._phase] += now - self._since
+        return FetchSeconds(**seconds)
+
+
+class Meter:
+    """Measure a loader's waits by cause; everything but `fetcher` belongs to the training loop's thread."""
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self.tracer = tracer if tracer is not None else Tracer()
+        self.fetcher = Stopwatch(self.tracer)
+        self.wait_seconds = 0.0
+        self._for_slots = WaitSeconds()
+        self.upload_seconds = 0.0  # in which the training loop queued copies to the device
+        self._first_asked: float | None = None
+        self._asked = self._yielded = 0.0
+
+    def prepared(self, started: float) -> None:
+        """Count a wait before fetching could begin. started: when the training loop asked."""
+        now = time.perf_counter()
+        self.wait_seconds += now - started
+        if self._first_asked is None:
+            self._first_asked = started
+        self._yielded = now
+
+    def ask(self) -> None:
+        """Note that the training loop asks for a batch."""
+        self._asked = time.perf_counter()
+        if self._first_asked is None:
+            self._first_asked = self._yielded = self._asked
+        if self.tracer.active:
+            self.tracer.ask(self._yielded, self._asked)
+
+    def get(self, step: int | None) -> None:
+        """Note that the training loop got the batch of a step; None: an error or the end came instead."""
+        self._yielded = time.perf_counter()
+        self.wait_seconds += self._yielded - self._asked
+        if self.tracer.active:
+            self.tracer.get(self._asked, self._yielded, step)
+
+    def waited(self, before: FetchSeconds) -> None:
+        """Count a wait for a slot by cause. before: what the fetcher's stopwatch read when it began."""
+        self._for_slots += WaitSeconds.during(self.fetcher.reading() - before)
+
+    def stats(self, *, copies_on_host: bool) -> LoaderStats:
+        """Return the times. copies_on_host: whether this CPU copies batches, rather than ask a device to."""
+        wait = self._for_slots
+        if not copies_on_host:
+            wait += WaitSeconds(transfer=self.upload_seconds)
+        others = wait.network + wait.server + wait.transfer + wait.retry
+        # What remains is this thread's own work: copies, and handing over.
+        wait = replace(wait, host=max(0.0, self.wait_seconds - others))
+        return LoaderStats(
+            seconds=0.0 if self._first_asked is None else self._yielded - self._first_asked,
+            wait_seconds=self.wait_seconds,
+            wait=wait,
+            fetch=self.fetcher.reading(),
+        )

@@ -1,0 +1,128 @@
+"""The plan that a loader asks for: from arguments, a document or a file; and its successors."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from corpus_client import errors
+
+ORDERS = ("shuffle", "sequential", "random")
+MAX_STEP = 2**40
+STAGE_FIELDS = ("mixture", "global_batch_size", "seq_len", "exclude")
+
+DEFAULTS: dict[str, Any] = {"seed": 0, "order": "shuffle"}
+"""Of `make_plan`; a loader cannot tell an argument that was left out from one that says the same."""
+
+OrderArgument = str | Mapping[str, Mapping[str, Any]]
+PlanArgument = Mapping[str, Any] | str | os.PathLike[str]
+
+
+def requested_plan(plan: PlanArgument | None = None, **parts: Any) -> Mapping[str, Any]:
+    """Return the plan that a loader's arguments ask for: `plan`, or what `make_plan` makes of the others."""
+    if plan is None:
+        return make_plan(**parts)
+    if any(value != DEFAULTS.get(name) for name, value in parts.items()):
+        raise errors.InvalidArgument("plan= must come without the arguments that stand in a plan")
+    return read_plan(plan)
+
+
+def make_plan(
+    *,
+    corpus: str | None = None,
+    seq_len: int | None = None,
+    global_batch_size: int | None = None,
+    seed: int = 0,
+    order: OrderArgument = "shuffle",
+    stride: int | None = None,
+) -> dict[str, Any]:
+    """Return the plan document of one corpus, as `plan=` of a loader takes it.
+
+    Args:
+        corpus: name of a corpus of the server.
+        seq_len: inputs of a row, in tokens.
+        global_batch_size: rows of a step over all ranks.
+        order: `shuffle`, `sequential`, `random`, or one with parameters as a plan document spells it:
+            `{"shuffle": {"block_windows": 16384, "group_blocks": 64}}` or
+            `{"megatron": {"num_samples": 1000000}}`.
+        stride: tokens from the start of a window to the next one's; default: `seq_len`.
+
+    Raises:
+        InvalidArgument: a value lies outside its range.
+    """
+    if not isinstance(corpus, str) or not corpus:
+        raise errors.InvalidArgument(f"corpus must name a corpus of the server, got {corpus!r}")
+    # The server checks the fields of an order with parameters.
+    has_fields = isinstance(order, Mapping) and list(order) in (["shuffle"], ["megatron"])
+    if not has_fields and order not in ORDERS:
+        raise errors.InvalidArgument(
+            f"order must be one of {', '.join(ORDERS)}, "
+            f'or {{"shuffle": {{"block_windows": ..., "group_blocks": ...}}}}, '
+            f'or {{"megatron": {{"num_samples": ...}}}}, got {order!r}'
+        )
+    stage = {
+        "from_step": 0,
+        "global_batch_size": integer("global_batch_size", global_batch_size, 1, 2**20),
+        "mixture": {corpus: 1.0},
+    }
+    plan: dict[str, Any] = {
+        "seq_len": integer("seq_len", seq_len, 1, 2**20),
+        "seed": integer("seed", seed, 0, 2**64 - 1),
+        "order": order,
+        "stages": [stage],
+    }
+    if stride is not None:
+        plan["stride"] = integer("stride", stride, 1, 2**63 - 1)
+    return plan
+
+
+def read_plan(plan: PlanArgument) -> Mapping[str, Any]:
+    """Return a plan document, read from its JSON file if `plan` is a path; the server checks its fields."""
+    found: object = plan
+    if isinstance(plan, str | os.PathLike):
+        try:
+            found = json.loads(Path(plan).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise errors.InvalidArgument(
+                f"plan must be a plan document or the path of one, got {str(plan)!r}: {error.strerror}"
+            ) from error
+        except ValueError as error:
+            raise errors.InvalidArgument(f"plan {str(plan)!r} must be JSON: {error}") from error
+    if not isinstance(found, Mapping):
+        kind = type(found).__name__
+        raise errors.InvalidArgument(f"plan must be a plan document or the path of one, got a {kind}")
+    return found
+
+
+def successor(plan: Mapping[str, Any], from_step: int, stage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the canonical plan with one more stage, which begins at the plan step `from_step`.
+
+    stage: `mixture`, and where they change `global_batch_size`, `seq_len` and `exclude`.
+    """
+    if not isinstance(stage, Mapping) or "mixture" not in stage or not set(stage) <= set(STAGE_FIELDS):
+        found = sorted(stage, key=str) if isinstance(stage, Mapping) else type(stage).__name__
+        raise errors.InvalidArgument(
+            f"stage must hold mixture and may hold {', '.join(STAGE_FIELDS[1:])}, got {found}; "
+            "it begins at the loader's next step"
+        )
+    last = plan["stages"][-1]
+    if last["from_step"] >= from_step:
+        raise errors.InvalidArgument(
+            f"stage would begin at plan step {from_step}, where or before which a stage of the plan begins "
+            f"({last['from_step']}); to replace that one, build the loader with a whole plan="
+        )
+    grown = copy.deepcopy(dict(plan))
+    shape = {name: last[name] for name in ("global_batch_size", "seq_len") if name in last}
+    grown["stages"].append({"from_step": from_step, **shape, **copy.deepcopy(dict(stage))})
+    return grown
+
+
+def integer(name: str, value: object, low: int, high: int) -> int:
+    """Return the value if it is an integer in `[low, high]`; a bool counts as a typing error."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise errors.InvalidArgument(f"{name} must be an integer in [{low}, {high}], got {value!r}")
+    return value

@@ -1,0 +1,106 @@
+"""The shape of a rank's batches, by training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from corpus_client import errors
+from corpus_client.network.control import StageDescription
+
+MAX_STEPS_PER_REQUEST = 256
+
+Piece = tuple[int, int, tuple[int, int]]
+"""First step, number of steps, shape of a batch: rows and tokens of a row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRange:
+    """Training steps `[start_step, stop_step)` in which a rank's batches have one shape.
+
+    stop_step: None in the last range of a plan without an end.
+    shape: rows of a batch, tokens of a row (its stage's seq_len + 1).
+    """
+
+    start_step: int
+    stop_step: int | None
+    shape: tuple[int, int]
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a batch."""
+        return self.shape[0] * self.shape[1]
+
+
+def rank_shapes(
+    stages: Sequence[StageDescription], world_size: int, num_steps: int | None = None
+) -> tuple[StepRange, ...]:
+    """Return the ranges of a plan, in order; neighbouring stages of one shape make one range.
+
+    Stages of 12 rows from step 0, then 24 from 100 and 24 from 300, all of 8 inputs, over two ranks: shape
+    (6, 9) in `[0, 100)`, (12, 9) from 100 on.
+
+    Args:
+        num_steps: of the plan; None: it has no end.
+
+    Raises:
+        InvalidArgument: a stage's batch does not divide; the message names it and what would.
+    """
+    begun: list[tuple[int, tuple[int, int]]] = []
+    for number, stage in enumerate(stages):
+        size = stage.global_batch_size
+        if size % world_size:
+            raise errors.InvalidArgument(
+                f"stages[{number}].global_batch_size must be divisible by world_size, got {size} over "
+                f"{world_size}; it divides over {_divisors(size)}"
+            )
+        if stage.first_step is None:
+            continue  # training skips all of it
+        if begun and begun[-1][0] == stage.first_step:
+            begun.pop()
+        shape = size // world_size, stage.seq_len + 1
+        if not begun or begun[-1][1] != shape:
+            begun.append((stage.first_step, shape))
+    if not begun or begun[0][0] != 0 or begun != sorted(begun, key=lambda each: each[0]):
+        raise errors.AnswerCorrupt(f"the first steps of a plan's stages must rise from 0, got {stages}")
+    stops = [start for start, _ in begun[1:]]
+    return tuple(
+        StepRange(start_step=start, stop_step=stop, shape=shape)
+        for (start, shape), stop in zip(begun, [*stops, num_steps], strict=True)
+    )
+
+
+def pieces(
+    step_ranges: Sequence[StepRange],
+    start_step: int,
+    end_step: int | None,
+    *,
+    most_tokens: int,
+    step_stride: int = 1,
+) -> Iterator[Piece]:
+    """Yield what is asked for at a time.
+
+    None crosses two ranges. The first ones have 1, 2, 4... steps, so that the first batch comes after one
+    small answer.
+
+    Args:
+        end_step: where to stop; None: never.
+        most_tokens: of a piece of several steps.
+        step_stride: every how many steps one is asked for; above 1 each is a piece of its own.
+    """
+    step, count = start_step, 1
+    for step_range in step_ranges:
+        most = min(most_tokens // step_range.batch_tokens, MAX_STEPS_PER_REQUEST)
+        if step_stride > 1 or most == 0:
+            most = 1
+        stops = [stop for stop in (step_range.stop_step, end_step) if stop is not None]
+        while not stops or step < min(stops):
+            num_steps = min(count, most, *(stop - step for stop in stops))
+            yield step, num_steps, step_range.shape
+            step += max(num_steps, step_stride)
+            count = min(2 * count, MAX_STEPS_PER_REQUEST)
+
+
+def _divisors(size: int) -> str:
+    divisors = [n for n in range(1, min(size, 4096) + 1) if size % n == 0]
+    return ", ".join(map(str, divisors[:32]))

@@ -1,0 +1,221 @@
+"""The state from which a loader resumes: small, readable JSON; and what every loader of a plan does with it.
+
+    {"plan": {...}, "plan_id": "<64 hex>", "next_step": 1234}
+
+`next_batch`, if it is there, is the receipt of the next global batch (`xxh3-64=<16 hex>`): a resume then
+checks that the server still has the same tokens. World size, device and prefetching are no part of a state.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+from corpus_client import errors
+from corpus_client.network.control import BoundPlan
+from corpus_client.network.options import Network
+from corpus_client.network.replicas import Replicas
+from corpus_client.network.wire import DIGEST
+from corpus_client.plan import receipts
+from corpus_client.plan.document import MAX_STEP, integer
+
+REQUIRED = {"plan", "plan_id", "next_step"}
+OPTIONAL = {"next_batch"}
+
+
+def make_state(plan: BoundPlan, next_step: int, next_batch: str | None = None) -> dict[str, Any]:
+    """Return what a checkpoint needs, as JSON values that the caller owns; `next_batch` is a receipt."""
+    state = {"plan": copy.deepcopy(plan.document), "plan_id": plan.plan_id, "next_step": next_step}
+    return state if next_batch is None else {**state, "next_batch": next_batch}
+
+
+def check_state(state: Mapping[str, Any], plan: BoundPlan) -> tuple[int, str | None]:
+    """Return (next step, receipt of its batch or None) of this plan's state; name each field of another's."""
+    if not isinstance(state, Mapping) or not REQUIRED <= set(state) <= REQUIRED | OPTIONAL:
+        found = sorted(state, key=str) if isinstance(state, Mapping) else type(state).__name__
+        raise errors.StateMismatch(
+            f"a state must hold plan, plan_id and next_step, and may hold next_batch, got {found}"
+        )
+    differences = _differences("", state["plan"], plan.document)
+    if not differences and state["plan_id"] != plan.plan_id:
+        differences = [f"plan_id: the state has {state['plan_id']}, this loader {plan.plan_id}"]
+    if differences:
+        raise errors.StateMismatch(
+            f"the state belongs to another run; {'; '.join(differences)}; to go on with that run build the "
+            "loader with plan=state['plan']"
+        )
+    receipt = state.get("next_batch")
+    if receipt is not None and not (isinstance(receipt, str) and DIGEST.fullmatch(receipt)):
+        raise errors.StateMismatch(
+            f"the state's next_batch must be xxh3-64=<16 hex> or null, got {receipt!r}"
+        )
+    try:
+        return integer("next_step", state["next_step"], 0, MAX_STEP), receipt
+    except errors.InvalidArgument as error:
+        raise errors.StateMismatch(f"the state's {error}") from error
+
+
+def check_step(next_step: int, trained_steps: int | None) -> None:
+    """Raise `StateMismatch` if a state goes on at another step than the trainer, whose count may be None."""
+    if trained_steps is None or next_step == trained_steps:
+        return
+    kind = "skip" if next_step > trained_steps else "repeat"
+    raise errors.StateMismatch(
+        f"the state goes on at step {next_step}, but the trainer has trained {trained_steps} steps: the run "
+        f"would {kind} {abs(next_step - trained_steps)}; save batch.state_after() of the batch trained on "
+        f"last, or state_at({trained_steps})"
+    )
+
+
+def _differences(path: str, theirs: object, ours: object) -> list[str]:
+    """Return a line per leaf that differs: `stages[0].global_batch_size: the state has 8, this loader 16`."""
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        return [
+            line
+            for name in sorted({*theirs, *ours}, key=str)
+            for line in _differences(
+                f"{path}.{name}" if path else str(name), theirs.get(name, ...), ours.get(name, ...)
+            )
+        ]
+    if isinstance(theirs, list) and isinstance(ours, list):
+        found = [
+            line
+            for number, pair in enumerate(zip(theirs, ours, strict=False))
+            for line in _differences(f"{path}[{number}]", *pair)
+        ]
+        if len(theirs) != len(ours):
+            found.append(f"{path}: the state has {len(theirs)} of them, this loader {len(ours)}")
+        return found
+    if theirs == ours:
+        return []
+    return [f"{path or 'plan'}: the state has {_shorten(theirs)}, this loader {_shorten(ours)}"]
+
+
+def _shorten(value: object) -> str:
+    text = "nothing" if value is ... else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+class PlanLoader:
+    """A place in a plan, used by one thread at a time. A loader sets `_bound`, overrides `seek`, `close`."""
+
+    _bound: BoundPlan
+
+    def __init__(self, urls: str | Sequence[str], network: Network, num_steps: int | None) -> None:
+        self._connect = partial(Replicas, urls, network)
+        self._end_step = None if num_steps is None else integer("num_steps", num_steps, 0, MAX_STEP)
+        self._step = 0
+        self._used = False  # whether a batch, or the end, was yielded since the last `seek`
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._thread_lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Return `num_steps`, the steps of the whole run, whatever was yielded already."""
+        if self._end_step is None:
+            raise TypeError("a loader without num_steps= has no length")
+        return self._end_step
+
+    @property
+    def step(self) -> int:
+        """The step that the next batch will have."""
+        return self._step
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """A copy of the canonical plan, with the fingerprints of its corpora."""
+        return copy.deepcopy(self._bound.document)
+
+    @property
+    def plan_id(self) -> str:
+        """64 hex digits that stand for plan and corpora."""
+        return self._bound.plan_id
+
+    def seek(self, step: int) -> None:
+        """Go to a training step, which the next batch will have. Another thread may iterate from then on."""
+        step = integer("step", step, 0, MAX_STEP)
+        self._claim()
+        self._step, self._used = step, False
+        self._thread = None
+
+    def state_dict(self, *, receipt: bool = False) -> dict[str, Any]:
+        """Return `{"plan", "plan_id", "next_step"}` as of the batches yielded so far; asks no server.
+
+        A training loop that fetches one batch before it trains on the last one (nanoGPT, Lightning) must
+        not save this state: it counts the held batch as done. Such a loop saves `batch.state_after()` of
+        the batch it trained on, or `state_at(loader.step - 1)`.
+
+        Args:
+            receipt: add `next_batch`, the server's checksum of the next global batch, which `load_state_dict`
+                compares. Costs a request. If no server answers within two seconds, `next_batch` is left out
+                and a warning is logged.
+        """
+        return self.state_at(self._step, receipt=receipt)
+
+    def state_at(self, step: int, *, receipt: bool = False) -> dict[str, Any]:
+        """Return the state of a run whose next training step is `step`; the rest as `state_dict`."""
+        plan, step = self._bound, integer("step", step, 0, MAX_STEP)
+        return make_state(plan, step, receipts.receipt_soon(self._connect, plan, step) if receipt else None)
+
+    def load_state_dict(self, saved: Mapping[str, Any], *, trained_steps: int | None = None) -> None:
+        """Go on at the state's next step, before the first batch or in mid-run.
+
+        World size, device, local copy and prefetching may differ from the run that made the state. Asks the
+        server only if the state has a receipt.
+
+        Args:
+            trained_steps: how many steps the trainer has trained by its own count; compared with the state's.
+
+        Raises:
+            StateMismatch: the state is of another plan or corpus, every differing field is named; or it
+                goes on at another step than the trainer; or the server has other tokens for its next batch.
+        """
+        step, next_batch = check_state(saved, self._bound)
+        check_step(step, trained_steps)
+        if next_batch is not None:
+            with self._connect(plan=self._bound) as replicas:
+                receipts.check_next(replicas, self._bound, step, next_batch)
+        self.seek(step)
+
+    def close(self) -> None:
+        """Stop, and give everything back; idempotent."""
+
+    def _check_more(self) -> None:
+        """Raise `RunComplete` if the last step was yielded: a new pass would repeat the data in silence."""
+        if self._used and self._end_step is not None and self._step >= self._end_step:
+            raise errors.RunComplete(
+                f"all steps before num_steps={self._end_step} were yielded; to go over them again call "
+                "loader.seek(0), for more steps make a loader with a larger num_steps"
+            )
+
+    def _claim(self) -> None:
+        """Make the calling thread the one that iterates; refuse a second one by name.
+
+        Two threads in `__next__` would deliver a step twice. A thread that has ended may be followed.
+        """
+        if os.getpid() != self._pid:
+            raise errors.ForkedLoader(
+                "a loader was used in a forked process, where its thread and sockets do not exist; "
+                "make it there (it prefetches by itself; if it must be a DataLoader: CorpusIterableDataset)"
+            )
+        thread = threading.current_thread()
+        if self._thread is thread:
+            return
+        with self._thread_lock:
+            owner = self._thread
+            if owner is not None and owner is not thread and owner.is_alive():
+                raise errors.SecondThread(
+                    f"thread {thread.name!r} uses a loader over which thread {owner.name!r} iterates; make a "
+                    f"loader for each thread, or hand it over by loader.seek(loader.step) in {owner.name!r}"
+                )
+            self._thread = thread

@@ -1,0 +1,160 @@
+"""Which part of the global batch a process gets: from arguments, a device mesh or the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from corpus_client import errors
+from corpus_client.plan.document import MAX_STEP, integer
+
+WHOLE = (0, 1)
+
+
+class Found(NamedTuple):
+    """A process's part: rows of the global batch by its rank; context: (rank, size) of a slice of columns."""
+
+    rank: int
+    world_size: int
+    context: tuple[int, int] = WHOLE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Which part of the global batch a process gets: the `placement=` of `CorpusLoader`.
+
+    Rank r of W gets rows `[r*G/W, (r+1)*G/W)`: with G = 8, W = 4, rank 1 gets rows 2 and 3. Processes that
+    have the same rank here send the same requests, byte for byte, which caches on the way answer.
+
+    Args:
+        rank, world_size: default torch.distributed, then RANK and WORLD_SIZE, then 0 and 1.
+        mesh: a named `DeviceMesh` instead of these. Processes that differ only in other dimensions than
+            `data_dims` get the same batch, by the same requests.
+        data_dims: dimensions of the mesh over which rows are divided, the first one slowest.
+        context_parallel: (rank, size): yield this contiguous slice of each sequence.
+        context_dim: dimension of the mesh that says so instead.
+        step_stride: yield every so many steps one, for processes that take turns in feeding a rank (as
+            `CorpusIterableDataset` does); above 1 each step is a request of its own.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    mesh: Any = None
+    data_dims: str | Sequence[str] | None = None
+    context_parallel: tuple[int, int] | None = None
+    context_dim: str | None = None
+    step_stride: int = 1
+
+    def __post_init__(self) -> None:
+        integer("step_stride", self.step_stride, 1, MAX_STEP)
+        if self.context_parallel is not None and self.context_dim is not None:
+            raise errors.InvalidArgument("context_parallel and context_dim say the same; give one")
+        if self.mesh is None and (self.data_dims is not None or self.context_dim is not None):
+            raise errors.InvalidArgument("data_dims and context_dim need mesh=, got none")
+        if self.mesh is not None and (self.rank, self.world_size) != (None, None):
+            raise errors.InvalidArgument("mesh and rank say the same; give one")
+
+    def find(self) -> Found:
+        """Return this process's part; asks torch.distributed and the environment where nothing is given."""
+        dims = (self.data_dims,) if isinstance(self.data_dims, str) else self.data_dims
+        if self.mesh is None:
+            rank, world_size = find_rank(self.rank, self.world_size)
+        elif dims is None:
+            raise errors.InvalidArgument(
+                f"data_dims must name the mesh's data dimensions, out of {_names(self.mesh)}"
+            )
+        else:
+            rank, world_size = mesh_rank(self.mesh, dims)
+        context = WHOLE
+        if self.context_dim is not None:
+            if self.context_dim in (dims or ()):
+                raise errors.InvalidArgument(
+                    f"context_dim must not be a data dimension, got {self.context_dim!r}"
+                )
+            context = mesh_rank(self.mesh, (self.context_dim,))
+        elif (given := self.context_parallel) is not None:
+            if not isinstance(given, Sequence) or len(given) != 2:
+                raise errors.InvalidArgument(f"context_parallel must be (rank, world size), got {given!r}")
+            context = _checked(*given, "context_parallel's ")
+        return Found(rank, world_size, context)
+
+    def check(self, found: Found) -> None:
+        """Raise `WrongRows` if torch.distributed was set up after `found` was found, and says otherwise."""
+        given = self.mesh is not None or self.rank is not None
+        now = None if given else _from_torch()
+        if now not in (None, found[:2]):
+            raise errors.WrongRows(
+                f"the rows are those of rank {found.rank} of {found.world_size}, and torch.distributed, set "
+                "up later, says rank {} of {}; call init_process_group first, or pass placement=".format(*now)
+            )
+
+
+def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return (rank, world size): as given, else torch.distributed's, else RANK and WORLD_SIZE, or (0, 1)."""
+    if (rank is None) != (world_size is None):
+        raise errors.InvalidArgument(
+            f"rank and world_size must be given together, got rank={rank}, world_size={world_size}"
+        )
+    if rank is None or world_size is None:
+        rank, world_size = _from_torch() or _from_environment()
+    return _checked(rank, world_size)
+
+
+def ranks_on_host() -> int:
+    """How many ranks share this host's memory: LOCAL_WORLD_SIZE, which torchrun sets, else 1."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
+def mesh_rank(mesh: Any, dims: Sequence[str]) -> tuple[int, int]:
+    """(rank, size) along some dimensions taken as one, the first varying slowest.
+
+    At (replicate 1, shard 2, tensor 0) of a 2 x 4 x 2 mesh, ("replicate", "shard") gives (6, 8).
+    """
+    names = _names(mesh)
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise errors.InvalidArgument("mesh must contain this process, got one that does not")
+    if len(set(dims)) != len(dims):
+        raise errors.InvalidArgument(f"data_dims must name each dimension once, got {list(dims)}")
+    rank, size = WHOLE
+    for name in dims:
+        if name not in names:
+            raise errors.InvalidArgument(f"the mesh's dimensions are {names}, got {name!r}")
+        at = names.index(name)
+        rank = rank * mesh.shape[at] + coordinate[at]
+        size *= mesh.shape[at]
+    return rank, size
+
+
+def _names(mesh: Any) -> list[str]:
+    if not mesh.mesh_dim_names:
+        raise errors.InvalidArgument("mesh must have named dimensions; make it with mesh_dim_names=")
+    return list(mesh.mesh_dim_names)
+
+
+def _checked(rank: int, world_size: int, prefix: str = "") -> tuple[int, int]:
+    integer(f"{prefix}world_size", world_size, 1, 2**31)
+    return integer(f"{prefix}rank", rank, 0, world_size - 1), world_size
+
+
+def _from_torch() -> tuple[int, int] | None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _from_environment() -> tuple[int, int]:
+    texts = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    if not any(texts.values()):
+        return 0, 1
+    try:
+        return int(texts["RANK"] or ""), int(texts["WORLD_SIZE"] or "")
+    except ValueError as error:
+        raise errors.InvalidArgument(
+            f"RANK and WORLD_SIZE must both be set to integers, got {texts}; or pass rank= and world_size="
+        ) from error

@@ -1,0 +1,155 @@
+"""A plan made ready for one process: the shape of its batches, the ring, the pipeline that brings them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from corpus_client import errors
+from corpus_client.network.control import BoundPlan
+from corpus_client.network.options import Network
+from corpus_client.network.replicas import Replicas
+from corpus_client.observe.attribution import Meter
+from corpus_client.plan.document import integer
+from corpus_client.plan.requests import StepRequests
+from corpus_client.plan.schedule import MAX_STEPS_PER_REQUEST, rank_shapes
+from corpus_client.plan.world import Found, ranks_on_host
+from corpus_client.staging import local
+from corpus_client.staging.device import STORED_DTYPES, Device
+from corpus_client.staging.fetcher import FetchRange, Filler
+from corpus_client.staging.options import Staging
+from corpus_client.staging.pipeline import Pipeline
+from corpus_client.staging.slots import Ring, RingSize, ring_size
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What stays the same when a loader changes its plan; most are the loader's arguments of these names."""
+
+    connect: partial[Replicas]
+    place: Found
+    step_stride: int
+    dtype: torch.dtype | None
+    eot_id: int | None
+    ignore_index: int | None
+    network: Network
+    staging: Staging
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (torch.int64, torch.int32, None):
+            raise errors.InvalidArgument(f"dtype must be torch.int64, torch.int32 or None, got {self.dtype}")
+        if self.eot_id is not None:
+            integer("eot_id", self.eot_id, 0, 2**32 - 1)
+        if self.ignore_index is not None:
+            integer("ignore_index", self.ignore_index, -(2**31), 2**31 - 1)
+            if self.dtype is None:
+                raise errors.InvalidArgument(
+                    "ignore_index needs dtype=torch.int64 or torch.int32, got None: tokens as stored may "
+                    "be unsigned"
+                )
+
+    def check(self, plan: BoundPlan) -> None:
+        """Raise `InvalidArgument` unless they go together with this plan."""
+        if plan.dtype not in STORED_DTYPES:
+            raise errors.AnswerCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {plan.dtype!r}")
+        if self.dtype == torch.int32 and plan.dtype in ("uint32", "int64"):
+            raise errors.InvalidArgument(
+                f"dtype must be torch.int64 or None for {plan.dtype} tokens, got int32"
+            )
+        high = torch.iinfo(STORED_DTYPES[plan.dtype]).max
+        if self.eot_id is not None and self.eot_id > high:
+            raise errors.InvalidArgument(
+                f"eot_id must be in [0, {high}] for {plan.dtype} tokens, got {self.eot_id}"
+            )
+        if self.ignore_index is not None and self.eot_id is None and plan.eot_id is None:
+            raise errors.InvalidArgument("ignore_index needs eot_id=, the token that ends a document")
+        size = self.place.context[1]
+        for stage in plan.stages:
+            if stage.seq_len % size:
+                raise errors.InvalidArgument(
+                    f"seq_len must be divisible by the context-parallel size, got {stage.seq_len} over {size}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedPlan:
+    """A bound plan that is known to work in this process.
+
+    eot_id: the token that ends a document: as the user says, else as the server does.
+    steps: all of this process's batches; of whole sequences, not of a context rank's slices.
+    """
+
+    options: PlanOptions
+    bound: BoundPlan
+    eot_id: int | None
+    steps: FetchRange
+    ring: RingSize
+
+    @classmethod
+    def prepare(cls, document: Mapping[str, Any], options: PlanOptions) -> PreparedPlan:
+        """Agree on the plan with the replicas, and check everything that could fail later."""
+        with options.connect() as replicas:
+            bound = replicas.bind(document)
+            options.check(bound)
+            steps = FetchRange(
+                step_ranges=rank_shapes(bound.stages, options.place.world_size, bound.num_steps),
+                dtype=STORED_DTYPES[bound.dtype],
+                in_flight=options.network.in_flight,
+                step_stride=options.step_stride,
+            )
+            ring = ring_size(
+                batch_bytes=steps.batch_bytes,
+                prefetch_bytes=options.staging.prefetch_bytes,
+                in_flight=steps.in_flight,
+                ranks_on_host=ranks_on_host(),
+            )
+            if options.staging.local_root is not None:
+                shards = local.open_shards(bound, options.staging.local_root)
+                with ExitStack() as stack:
+                    for shard in shards:
+                        stack.callback(shard.close)
+                    local.check_shards(replicas, shards)
+        return cls(
+            options=options,
+            bound=bound,
+            eot_id=bound.eot_id if options.eot_id is None else options.eot_id,
+            steps=replace(steps, slot_bytes=ring.used_bytes),
+            ring=ring,
+        )
+
+    @property
+    def steps_per_request(self) -> int:
+        """How many steps one request asks for at most, where batches are largest."""
+        return min(self._request_bytes // self.ring.batch_bytes, MAX_STEPS_PER_REQUEST)
+
+    def start(
+        self, ring: Ring, device: Device, meter: Meter, start_step: int, end_step: int | None
+    ) -> tuple[Pipeline, Replicas]:
+        """Return a pipeline over `[start_step, end_step)`, and the connections it uses.
+
+        ring: that nothing reads or writes.
+        """
+        place, root = self.options.place, self.options.staging.local_root
+        steps = replace(self.steps, start_step=start_step, end_step=end_step)
+        shards = local.open_shards(self.bound, root) if root is not None else []
+        replicas = self.options.connect(plan=self.bound, stopwatch=meter.fetcher)
+        requests = StepRequests(
+            replicas, self.bound, rank=place.rank, world_size=place.world_size, places=root is not None
+        )
+        filler: Filler = requests
+        if root is not None:
+            filler = local.IndexFiller(requests, self.bound, shards, steps, self._request_bytes)
+        return Pipeline(filler, ring.slots, device, steps, meter), replicas
+
+    @property
+    def _request_bytes(self) -> int:
+        """Of the tokens that one request is about, whether they are answered or only where they lie."""
+        if self.options.staging.local_root is None:
+            return self.ring.used_bytes
+        most_window = max(each.shape[1] for each in self.steps.step_ranges)
+        return max(self.ring.used_bytes, local.REQUEST_ROWS * most_window * self.steps.dtype.itemsize)

@@ -1,0 +1,182 @@
+"""What the pipeline asks of a device, and how host memory does it.
+
+    slot (host) --copy as stored--> staging buffer (device) --widen--> inputs, targets
+
+Everything here is called by the training loop's thread alone. Another thread must not even ask whether a
+copy is done: while a CUDA graph is captured, an event query anywhere in the process breaks the capture.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from corpus_client import errors
+from corpus_client.plan.world import WHOLE
+from corpus_client.staging.slots import Pin
+
+T = TypeVar("T")
+
+Views = tuple[torch.Tensor, ...]
+"""Inputs and targets, `(rows, seq_len)` each; of a context rank also the whole rows they are a slice of."""
+
+STORED_DTYPES: dict[str, torch.dtype] = {
+    "uint8": torch.uint8,
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+"""Tensor types of stored tokens, by NumPy name; int64 is sent where shards are uint32 and int32."""
+
+
+def shifted(stored: torch.Tensor, context: tuple[int, int] = WHOLE) -> list[Views]:
+    """Return inputs and targets of each batch of a group, as views of its tokens.
+
+    All at once, because `unbind` makes a view in 0.4 microseconds and slicing in 2.
+    stored: `(batches, rows, whole seq_len + 1)`; context: (rank, size) of the slice of each sequence.
+    """
+    rank, size = context
+    width = (stored.shape[-1] - 1) // size
+    start, stop = rank * width, (rank + 1) * width
+    parts = [stored[..., start:stop], stored[..., start + 1 : stop + 1]]
+    if size > 1:  # where documents begin shows in whole rows only
+        parts.append(stored)
+    return list(zip(*(part.unbind() for part in parts), strict=True))
+
+
+def widened(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a new tensor of another type in host memory.
+
+    NumPy copies it, on this thread: torch would wake its OpenMP threads, whose spinning takes the
+    cores from the fetcher and from the model.
+    """
+    tokens = torch.empty(stored.shape, dtype=dtype)
+    np.copyto(tokens.numpy(), stored.numpy(), casting="unsafe")
+    return tokens
+
+
+class Group:
+    """Consecutive batches of a slot, on their way into a staging buffer or there already.
+
+    In host memory they are read where they lie, so the slot is free when the last one is read.
+
+    next_step: of the batch that is read next; for whoever uploads it to keep.
+    unread: views of the batches that were not read yet.
+    """
+
+    def __init__(self, device: Device, stored: torch.Tensor) -> None:
+        self.next_step = -1
+        self._device = device
+        self._timed = device.timed
+        self.unread = deque(shifted(stored, device.context))
+        self._interval: tuple[float, float] | None = None
+
+    def read_next(self, use: Callable[[Views], T]) -> T:
+        """Return what `use` makes of the next batch; after an error it is still the next.
+
+        use: gets views of the batch as stored, to be read by copies that it queues on the current stream.
+        """
+        started = time.perf_counter() if self._timed else 0.0
+        made = use(self.unread[0])
+        if self._timed:
+            self._interval = started, time.perf_counter()
+            self._device.copy_seconds += self._interval[1] - started
+        self.unread.popleft()
+        return made
+
+    def done(self) -> bool:
+        """Whether the slot is not read any more; never blocks."""
+        return not self.unread
+
+    def interval(self) -> tuple[float, float] | None:
+        """When the copy ran, `time.perf_counter` seconds; None: not done, or not measured."""
+        return self._interval
+
+
+class Device:
+    """A place for batches, used by one thread: host memory, or an accelerator without streams (mps).
+
+    Here the slot itself is the staging buffer; `DeviceRing` has buffers of its own.
+
+    Args:
+        location: where batches are made.
+        context: (rank, size) of the slice of each sequence that inputs and targets are.
+        timed: measure copies, and stalls of the consumer's stream.
+    """
+
+    pin: Pin | None = None  # what page-locks the slots; None: they stay pageable
+    num_buffers = 1  # how many groups may be uploaded and not yet read to the end
+    num_bytes = 0  # of the staging buffers
+    copies_on_host = True  # whether this CPU copies, rather than ask a device to
+
+    def __init__(
+        self, location: torch.device, *, context: tuple[int, int] = WHOLE, timed: bool = False
+    ) -> None:
+        self.location = location
+        self.context = context
+        self.timed = timed
+        # Batches, as stored, are uploaded together up to this. Where copies are measured, each goes alone.
+        self.group_bytes = 0 if timed else sys.maxsize
+        self.copy_seconds = self.stall_seconds = 0.0
+
+    def check_not_capturing(self) -> None:
+        """Raise `InvalidArgument` while batches cannot be moved."""
+
+    def prepare(self, batch_bytes: int) -> None:
+        """Allocate staging buffers for batches of at most this size, as stored."""
+
+    def upload(self, stored: torch.Tensor) -> Group:
+        """Put batches on their way. stored: `(batches, rows, seq_len + 1)`, a view of slot memory."""
+        return Group(self, stored)
+
+    def make(self, dtype: torch.dtype | None, views: Views) -> Views:
+        """Copy a batch into tensors of its own.
+
+        As stored on the CPU nothing is copied: the tensors are then views of slot memory, valid until the
+        next batch is asked for.
+
+        dtype: of the copy; None: as stored.
+        """
+        if dtype is None and self.location.type == "cpu":
+            return views
+        # An allocation for each: one of twice the size is given back to the kernel after every batch by
+        # glibc, and its page faults take ten times as long as the copy (370 instead of 40 microseconds).
+        copies = tuple(widened(view, dtype or view.dtype) for view in views)
+        return copies if self.location.type == "cpu" else tuple(each.to(self.location) for each in copies)
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
+        """Copy staged tokens of any strides into a tensor of another type."""
+        if into.device.type == "cpu":
+            np.copyto(into.numpy(), source.numpy(), casting="unsafe")
+        else:
+            into.copy_(widened(source, into.dtype))  # some accelerators have no unsigned types
+
+    def fill(self, inputs: torch.Tensor, targets: torch.Tensor, views: Views) -> Views:
+        """Copy a batch into the caller's tensors, of any integer type and any strides; return these."""
+        into = {"inputs": inputs, "targets": targets}
+        for (name, tensor), view in zip(into.items(), views[:2], strict=True):
+            if tensor.shape != view.shape or tensor.device != self.location or tensor.is_floating_point():
+                raise errors.InvalidArgument(
+                    f"{name} must be an integer tensor of shape {tuple(view.shape)} on {self.location}, "
+                    f"got {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+                )
+        self.copy(views[0], inputs)
+        self.copy(views[1], targets)
+        return inputs, targets
+
+    def seconds(self) -> tuple[float, float]:
+        """Return seconds (of copies, of the consumer's stream standing still for them), where measured."""
+        return self.copy_seconds, self.stall_seconds
+
+    def drain(self) -> None:
+        """Wait until no slot is read any more; raises nothing."""
+
+    def close(self) -> None:
+        """Give the staging buffers back; `prepare` makes new ones."""

@@ -1,0 +1,202 @@
+"""The thread that fills slots, and the queues in which it and the training loop hand slots to one another.
+
+The thread knows the `SlotQueues` and never the `Pipeline`, so a pipeline that is dropped can be collected;
+its finaliser then stops the thread. Every field of the queues is guarded by their condition.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from corpus_client import errors
+from corpus_client.network.pool import Stopped
+from corpus_client.observe.attribution import Stopwatch
+from corpus_client.observe.trace import Tracer
+from corpus_client.plan.schedule import Piece, StepRange, pieces
+from corpus_client.staging.device import Group
+from corpus_client.staging.slots import Slot
+
+JOIN_SECONDS = 15.0
+"""Seconds; longer than the longest wait that stopping cannot interrupt, a request on the control plane."""
+
+
+class Filler(Protocol):
+    """Fills slots with consecutive steps; `stop` comes from any thread, the rest from the fetcher."""
+
+    def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> Any:
+        """Ask for these steps without waiting for them; the ticket goes to `finish`.
+
+        shape: of each batch, rows and tokens of a row.
+        """
+
+    def finish(self, ticket: Any, view: memoryview) -> None:
+        """Put the tokens of the steps at the start of `view`."""
+
+    def stop(self) -> None:
+        """Wake whoever waits in `begin` or `finish` with `Stopped`."""
+
+    def close(self) -> None:
+        """Release connections and files."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchRange:
+    """Which steps are fetched, and how."""
+
+    step_ranges: tuple[StepRange, ...]  # the last one ends with the plan
+    dtype: torch.dtype
+    in_flight: int  # slots that are begun at a time, each of which may be a request on the wire
+    step_stride: int = 1  # every how many steps one is fetched; above 1 each is a request of its own
+    start_step: int = 0
+    end_step: int | None = None
+    slot_bytes: int = 0  # of tokens that a slot takes; one batch is taken whatever its size
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of the largest batch, as stored."""
+        return max(each.batch_tokens for each in self.step_ranges) * self.dtype.itemsize
+
+    def pieces(self, most_bytes: int) -> Iterator[Piece]:
+        """Return what is fetched at a time, as `schedule.pieces` does."""
+        tokens, steps = most_bytes // self.dtype.itemsize, (self.start_step, self.end_step)
+        return pieces(self.step_ranges, *steps, most_tokens=tokens, step_stride=self.step_stride)
+
+
+@dataclass(slots=True)
+class Filled:
+    """A slot with consecutive steps at its start, and the groups of `num_uploaded` of its batches."""
+
+    slot: Slot
+    start_step: int
+    num_steps: int
+    shape: tuple[int, int]  # of a batch
+    groups: list[Group] = field(default_factory=list)
+    num_uploaded: int = 0
+
+
+class SlotQueues:
+    """What the fetcher thread and the training loop share."""
+
+    def __init__(self, slots: Sequence[Slot], filler: Filler, stopwatch: Stopwatch) -> None:
+        self.filler = filler
+        self.stopwatch = stopwatch
+        self.pid = os.getpid()
+        self.thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._free = list(slots)
+        self._ready: deque[Filled] = deque()
+        self._ended = False
+        self._stopped = False
+        self._error: BaseException | None = None
+
+    @property
+    def num_ready(self) -> int:
+        """Filled slots that wait."""
+        return len(self._ready)
+
+    def take_free(self, *, wait: bool) -> Slot | None:
+        """Return a slot that nothing reads; the one freed last, as the CPU's cache may still hold it."""
+        with self._changed:
+            while not self._stopped:
+                if self._free:
+                    return self._free.pop()
+                if not wait:
+                    return None
+                self.stopwatch.enter("idle")
+                self._changed.wait()
+        raise Stopped
+
+    def put_free(self, slot: Slot) -> None:
+        """Give a slot back that nothing reads any more."""
+        with self._changed:
+            self._free.append(slot)
+            self._changed.notify_all()
+
+    def put_ready(self, filled: Filled) -> None:
+        """Hand a filled slot to the training loop."""
+        with self._changed:
+            self._ready.append(filled)
+            self._changed.notify_all()
+
+    def take_ready(self) -> Filled | None:
+        """Return the next filled slot, if there is one."""
+        with self._changed:
+            return self._ready.popleft() if self._ready else None
+
+    def await_ready(self, timeout: float | None) -> bool:
+        """Wait for a filled slot or the end; return whether it came in `timeout` seconds (None: no limit)."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._ready) or self._ended or self._stopped, timeout)
+
+    def check_end(self) -> None:
+        """Return if the run is over, since nothing will become ready any more; else raise why, once."""
+        with self._changed:
+            if self._error is not None:
+                # Kept here, its traceback would keep the caller's frames alive.
+                error, self._error, self._stopped = self._error, None, True
+                try:
+                    if isinstance(error, errors.CorpusClientError):
+                        raise error
+                    raise errors.FetchFailed(
+                        f"fetching ended by an error that is not the client's own: {type(error).__name__}: "
+                        f"{error}; asking for a batch starts over from the same step"
+                    ) from error
+                finally:
+                    del error
+            if self._stopped:
+                raise errors.LoaderClosed("the loader was closed while a batch was awaited")
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note that nothing more will become ready."""
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread, wherever it waits; idempotent, from any thread."""
+        if os.getpid() != self.pid:
+            return  # a forked child: thread and sockets are the parent's
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self.filler.stop()
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(JOIN_SECONDS)
+
+
+def fetch(queues: SlotQueues, steps: FetchRange, tracer: Tracer) -> None:
+    """Run the fetcher thread: keep `in_flight` requests on the wire and fill slots in order."""
+    on_wire: deque[tuple[Any, Filled]] = deque()
+
+    def receive_oldest() -> None:
+        ticket, filled = on_wire.popleft()
+        with tracer.fetch(filled.start_step, filled.num_steps):
+            queues.filler.finish(ticket, filled.slot.view)
+        queues.put_ready(filled)
+
+    try:
+        for start_step, num_steps, shape in steps.pieces(steps.slot_bytes):
+            # Never sleep on a full ring with answers on the wire: the server would see a stalled reader.
+            while (slot := queues.take_free(wait=not on_wire)) is None:
+                receive_oldest()
+            ticket = queues.filler.begin(start_step, num_steps, shape)
+            on_wire.append((ticket, Filled(slot, start_step, num_steps, shape)))
+            if len(on_wire) >= steps.in_flight:
+                receive_oldest()
+        while on_wire:
+            receive_oldest()
+        queues.end()
+    except Stopped:
+        queues.end()
+    except BaseException as error:  # noqa: BLE001 - it is raised again in the training loop
+        queues.end(error)
+    finally:
+        queues.stopwatch.enter("idle")
+        queues.filler.close()

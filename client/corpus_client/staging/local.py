@@ -1,0 +1,144 @@
+"""`local_root=`: the server says which windows, the tokens come from a local copy of the shards."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from corpus_client import errors
+from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
+from corpus_client.network.replicas import Exchange, Replicas
+from corpus_client.plan.requests import StepRequests
+from corpus_client.staging.fetcher import FetchRange
+from corpus_client.staging.gather import Gatherer, LocalShard
+from corpus_client.staging.options import LocalRoot
+
+PROBE_TOKENS = 2048
+PROBE_SHARDS = 8
+
+REQUEST_ROWS = 16_384
+"""Whose indices one request asks for at most, or for as many as a slot holds: 256 KiB."""
+
+
+def open_shards(plan: BoundPlan, local_root: LocalRoot) -> list[LocalShard]:
+    """Map every shard of the plan, in the order that indices count them."""
+    if isinstance(order := plan.document.get("order"), Mapping) and "megatron" in order:
+        raise errors.InvalidArgument(
+            "local_root must be left out for a plan of order megatron: its rows join pieces of several "
+            "documents, and only the server knows which"
+        )
+    with ExitStack() as on_error:
+        paths = ((_local_path(local_root, described), described) for described in plan.shards)
+        shards = [on_error.enter_context(closing(LocalShard(*each))) for each in paths]
+        on_error.pop_all()
+    return shards
+
+
+def check_shards(replicas: Replicas, shards: Sequence[LocalShard]) -> None:
+    """Compare first and last tokens of up to eight shards of each corpus with the server's."""
+    for corpus, group in itertools.groupby(shards, key=lambda shard: shard.described.corpus):
+        copies = list(group)
+        starts = [0, *itertools.accumulate(shard.described.num_tokens for shard in copies)]
+        for number in sorted({i * (len(copies) - 1) // (PROBE_SHARDS - 1) for i in range(PROBE_SHARDS)}):
+            _check_shard(replicas, corpus, starts[number], copies[number])
+
+
+def _check_shard(replicas: Replicas, corpus: str, start: int, shard: LocalShard) -> None:
+    num_tokens = shard.described.num_tokens
+    count = min(PROBE_TOKENS, num_tokens)
+    for first in sorted({0, num_tokens - count} if count else ()):
+        dtype, body = replicas.ask(
+            partial(ControlPlane.tokens, corpus=corpus, start=start + first, count=count)
+        )
+        served = np.frombuffer(body, np.dtype(dtype).newbyteorder("<"))
+        if not np.array_equal(served, shard.tokens[first : first + count]):
+            raise errors.LocalCopyMismatch(
+                f"corpus {corpus!r}: {shard.path} holds other tokens than the server's shard "
+                f"{shard.described.name} (tokens {first:,} to {first + count:,}); is it another corpus?"
+            )
+
+
+def _local_path(local_root: LocalRoot, described: ShardDescription) -> Path:
+    if isinstance(local_root, Mapping):
+        if described.corpus not in local_root:
+            raise errors.InvalidArgument(
+                f"local_root must name a folder for corpus {described.corpus!r}, got {sorted(local_root)}"
+            )
+        local_root = local_root[described.corpus]
+    root = Path(local_root)
+    if root.is_file() and root.name == described.name:
+        return root
+    path = root / described.name
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise errors.LocalCopyMismatch(f"shard name {described.name!r} leads out of {root}")
+    return path
+
+
+class IndexFiller:
+    """Receives indices, of many slots at a time, and gathers the tokens from local shards, which it owns.
+
+    most: bytes of the tokens that one request is about. `steps.in_flight` of these requests are on the wire;
+        their answers wait in the kernel's buffers while no slot is free.
+    """
+
+    def __init__(
+        self, requests: StepRequests, plan: BoundPlan, shards: list[LocalShard], steps: FetchRange, most: int
+    ) -> None:
+        self._requests = requests
+        self._dtype = plan.dtype
+        self._shards = shards
+        self._gatherers: dict[int, Gatherer] = {}  # by tokens of a row
+        self._pieces = steps.pieces(most)
+        self._in_flight = steps.in_flight
+        self._asked: deque[tuple[Exchange, int]] = deque()  # with the tokens of a row
+        self._received = bytearray()
+        self._num_selected = self._num_gathered = 0  # rows of the answer received last
+
+    def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> tuple[int, int]:
+        """Have requests on the wire for steps with batches of this shape, or for those behind them."""
+        self._ask_ahead()
+        return num_steps * shape[0], shape[1]
+
+    def finish(self, ticket: tuple[int, int], view: memoryview) -> None:
+        """Gather the steps' tokens: `(num_steps, rows, seq_len + 1)`, C order, as the server sends them."""
+        out = np.frombuffer(view, self._dtype, count=ticket[0] * ticket[1]).reshape(ticket)
+        while len(out):
+            if self._num_gathered == self._num_selected:
+                self._receive()
+            count = min(self._num_selected - self._num_gathered, len(out))
+            self._gatherers[ticket[1]].gather(self._num_gathered, out[:count])
+            self._num_gathered += count
+            out = out[count:]
+
+    def stop(self) -> None:
+        """Wake the fetcher thread."""
+        self._requests.stop()
+
+    def close(self) -> None:
+        """Close connections and files."""
+        self._requests.close()
+        for shard in self._shards:
+            shard.close()
+
+    def _ask_ahead(self) -> None:
+        while len(self._asked) < self._in_flight and (piece := next(self._pieces, None)) is not None:
+            self._asked.append((self._requests.begin(*piece), piece[2][1]))
+
+    def _receive(self) -> None:
+        """Select the windows that the next answer names; those before them are gathered."""
+        self._ask_ahead()
+        exchange, window = self._asked.popleft()
+        num_bytes = exchange.request.num_bytes
+        if len(self._received) < num_bytes:
+            self._received = bytearray(num_bytes)
+        self._requests.finish(exchange, memoryview(self._received))
+        indices = np.frombuffer(self._received, "<i8", count=num_bytes // 8).reshape(-1, 2)
+        if window not in self._gatherers:
+            self._gatherers[window] = Gatherer(self._shards, window)
+        self._num_selected, self._num_gathered = self._gatherers[window].select(indices), 0

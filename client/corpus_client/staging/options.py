@@ -1,0 +1,42 @@
+"""What a loader holds in host memory and what it records: the `staging=` of `CorpusLoader`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from corpus_client.plan.document import integer
+
+LocalRoot = Mapping[str, str | os.PathLike[str]] | str | os.PathLike[str]
+
+PREFETCH_BYTES = 64 << 20
+"""Four slots of 16 MiB: two being received, one being read, one ready. Four times as much was no faster.
+
+It holds half a minute of training at a million tokens a second. Loaders do not share their slots, so this is
+also what a second one, for evaluation, page-locks beside the first.
+"""
+MAX_TRACE_STEPS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staging:
+    """How batches are staged on the host.
+
+    Args:
+        prefetch_bytes: bound of the memory for what is fetched ahead, in bytes; never more than half of the
+            host's memory is taken.
+        local_root: folder with a copy of the corpus's shards, or a mapping from corpus to folder. Then only
+            the places of the windows travel, and their tokens are read from the copy.
+        trace_steps: keep what happened in the last so many steps for `CorpusLoader.trace`, and measure
+            copies on the device. 0: record nothing.
+        nvtx: mark `fetch`, `receive`, `transfer` and `wait` for Nsight Systems; needs CUDA.
+    """
+
+    prefetch_bytes: int = PREFETCH_BYTES
+    local_root: LocalRoot | None = None
+    trace_steps: int = 0
+    nvtx: bool = False
+
+    def __post_init__(self) -> None:
+        integer("trace_steps", self.trace_steps, 0, MAX_TRACE_STEPS)

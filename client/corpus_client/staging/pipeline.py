@@ -1,0 +1,139 @@
+"""Bring batches to the training loop: one thread fills slots, the loop uploads and reads them.
+
+    free --> fetcher thread fills --> ready --> uploaded in groups of batches --> in use --> free
+                                                                      (when no group is read from it)
+
+The device is the training loop's: only its thread uploads, reads, and asks whether a copy is done.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from corpus_client.observe.attribution import Meter
+from corpus_client.staging.device import Device, Group, T, Views
+from corpus_client.staging.fetcher import FetchRange, Filled, Filler, SlotQueues, fetch
+from corpus_client.staging.slots import Slot
+
+TRANSFER_POLL_SECONDS = 0.001
+"""Only while nothing is ready and slots are being copied; a copy takes a fraction of this."""
+
+
+class Pipeline:
+    """Yield batches in order, on the device; used by one thread.
+
+    `close` is idempotent; dropping the pipeline, or ending the interpreter, closes it too.
+    """
+
+    def __init__(
+        self,
+        filler: Filler,
+        slots: Sequence[Slot],
+        device: Device,
+        steps: FetchRange,
+        meter: Meter | None = None,
+    ) -> None:
+        self._meter = meter = meter if meter is not None else Meter()
+        self._device = device
+        self._steps = steps
+        device.prepare(steps.batch_bytes)
+        # One slot must stay with the fetcher: if all are uploaded ahead, it is idle during the step.
+        self._most_uploaded = max(1, min(device.num_buffers, len(slots) - 1))
+        self._uploaded: deque[Group] = deque()  # groups with batches that are not read yet
+        self._uploading: Filled | None = None
+        self._in_use: deque[Filled] = deque()  # slots whose batches are uploaded, or being uploaded
+        self.queues = SlotQueues(slots, filler, meter.fetcher)
+        self.queues.thread = threading.Thread(
+            target=fetch, args=(self.queues, steps, meter.tracer), name="corpus-fetcher", daemon=True
+        )
+        self._closer = weakref.finalize(self, self.queues.stop)
+        self.queues.thread.start()
+
+    def take(self, use: Callable[[Views], T]) -> tuple[int, T]:
+        """Return (step, what `use` makes of its batch); raise `StopIteration` after the last step."""
+        self._meter.ask()
+        step = None
+        try:
+            if len(self._uploaded) < self._most_uploaded:  # once per group
+                self._reclaim()
+                if not self._uploaded and not self._upload_next(wait=True):
+                    raise StopIteration
+                while len(self._uploaded) < self._most_uploaded and self._upload_next(wait=False):
+                    pass
+            group = self._uploaded[0]
+            made = group.read_next(use)
+            step, group.next_step = group.next_step, group.next_step + 1
+            if not group.unread:
+                self._uploaded.popleft()
+            return step, made
+        finally:
+            self._meter.get(step)
+
+    def close(self) -> bool:
+        """Stop the thread, also while it waits for the network; wait a bounded time for its end.
+
+        Returns whether nothing writes or reads the slots any more.
+        """
+        self._closer()
+        if os.getpid() != self.queues.pid:
+            return False
+        self._device.drain()
+        return not (self.queues.thread and self.queues.thread.is_alive())
+
+    def _reclaim(self) -> None:
+        """Give the fetcher every slot that nothing is read from, in whichever order they become free."""
+        for _ in range(len(self._in_use)):
+            filled = self._in_use.popleft()
+            if all(group.done() for group in filled.groups):
+                self.queues.put_free(filled.slot)
+            else:
+                self._in_use.append(filled)
+
+    def _upload_next(self, *, wait: bool) -> bool:
+        """Put the next group on its way; False: none is ready, or with `wait`, the run is over."""
+        if self._uploading is None:
+            filled = self.queues.take_ready()
+            if filled is None and wait:
+                filled = self._await_filled()
+            if filled is None:
+                return False
+            self._uploading = filled
+        self._upload(self._uploading)
+        if self._uploading.num_uploaded == self._uploading.num_steps:
+            self._in_use.append(self._uploading)
+            self._uploading = None
+        return True
+
+    def _await_filled(self) -> Filled | None:
+        before = self._meter.fetcher.reading()
+        try:
+            # The fetcher may itself wait for a slot, and only this thread sees that a copy is done.
+            while not self.queues.await_ready(TRANSFER_POLL_SECONDS if self._in_use else None):
+                self._reclaim()
+        finally:
+            self._meter.waited(before)
+        filled = self.queues.take_ready()
+        if filled is None:
+            self.queues.check_end()
+        return filled
+
+    def _upload(self, filled: Filled) -> None:
+        first = filled.num_uploaded
+        batch_bytes = math.prod(filled.shape) * self._steps.dtype.itemsize
+        count = min(filled.num_steps - first, max(1, self._device.group_bytes // batch_bytes))
+        stored = filled.slot.batches(first, count, filled.shape, self._steps.dtype)
+        started = time.perf_counter()
+        with self._meter.tracer.range("transfer"):
+            group = self._device.upload(stored)
+        self._meter.upload_seconds += time.perf_counter() - started
+        group.next_step = filled.start_step + first
+        self._meter.tracer.transfer(group.next_step, count, group)
+        self._uploaded.append(group)
+        filled.groups.append(group)
+        filled.num_uploaded += count

@@ -1,0 +1,280 @@
+"""Copy batches to a GPU through a ring of staging buffers in its memory.
+
+    transfer stream     wait consumed[k] | copy a group into buffer k | record copied
+    consumer's stream   step 6 | wait copied | widen batch 7 | record consumed[k] | step 7 | widen batch 8 ...
+
+A staging buffer holds tokens as stored, 2 or 4 bytes each. The consumer's stream is the one that is current
+in the training loop when it asks for a batch. Why the work is divided like this:
+
+- A batch is made on the consumer's stream, so it is an ordinary tensor there: the allocator reuses its
+  memory in that stream's order. `record_stream` is not needed, and a loop that runs ahead of its GPU (a
+  replayed CUDA graph: by hundreds of steps) needs no more memory for it.
+- The transfer stream runs copies only. With `CUDA_DEVICE_MAX_CONNECTIONS=1` (Megatron's setting) all kernels
+  share one hardware queue, so a kernel behind a copy would hold up the training step queued after it.
+- A buffer is refilled after `consumed`, a slot after `copied`. The GPU waits for the first. For the second
+  the training loop's thread asks the event whenever it comes for a batch.
+
+While a CUDA graph is captured nothing is called here: such a call would break the capture, or become part of
+the graph. A captured step reads tensors of its own, which `next_into` fills before each replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import resource
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from corpus_client import errors
+from corpus_client.plan.world import WHOLE
+from corpus_client.staging.device import Device, Group, T, Views
+from corpus_client.staging.slots import host_memory_bytes
+
+NUM_BUFFERS = 3
+"""One is read, the next is full, the one after it is being filled."""
+
+GROUP_BYTES = 4 << 20
+"""Bytes of one copy: 0.17 ms at the 25 GB/s of PCIe 4, long beside the call that queues it.
+
+Not measured yet; `corpus-client transfer` shows speed by size on a machine with a GPU.
+"""
+
+PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of the process
+
+
+@functools.cache
+def transfer_stream(runtime: Any, device: torch.device) -> Any:
+    """Return the stream that all loaders of the process copy on; one each would use up torch's pool of 32."""
+    with runtime.device(device):
+        return runtime.Stream(device, priority=-1)
+
+
+class DeviceRing(Device):
+    """Staging buffers on an accelerator with streams and events.
+
+    runtime: the accelerator's module, `torch.cuda` or one with the same names (`torch.xpu`).
+    """
+
+    num_buffers = NUM_BUFFERS
+    copies_on_host = False
+
+    def __init__(
+        self,
+        device: torch.device,
+        runtime: Any,
+        *,
+        context: tuple[int, int] = WHOLE,
+        timed: bool = False,
+        group_bytes: int = GROUP_BYTES,
+    ) -> None:
+        super().__init__(device, context=context, timed=timed)
+        self.group_bytes = group_bytes
+        self.runtime = runtime
+        if device.type == "cuda":  # other runtimes offer nothing like it, and copy from pageable memory
+            self.pin = self._register
+        self.stream = transfer_stream(runtime, device)
+        self._buffers: list[_Buffer] = []
+        self._release: Callable[[], object] = lambda: None
+        self._num_uploads = 0
+        self._latest: _Copy | None = None
+        self._unmeasured: deque[_Copy] = deque()
+
+    def check_not_capturing(self) -> None:
+        """Refuse to move batches while a CUDA graph is captured."""
+        capturing = getattr(self.runtime, "is_current_stream_capturing", None)
+        if capturing is not None and capturing():
+            raise errors.InvalidArgument(
+                "a batch was asked for while a CUDA graph is being captured; capture the step on tensors "
+                "of its own, and fill them before each replay: loader.next_into(inputs, targets)"
+            )
+
+    def prepare(self, batch_bytes: int) -> None:
+        """Allocate the buffers, unless those that exist hold a batch of this size."""
+        if self.num_bytes and batch_bytes <= self.num_bytes // NUM_BUFFERS:
+            return
+        self.close()
+        # Whole groups, and each buffer where a copy likes to begin.
+        buffer_bytes = -(-max(batch_bytes, self.group_bytes) // 512) * 512
+        # Made under `inference_mode`, as in an evaluation, the memory could not be written to outside of it.
+        with torch.inference_mode(mode=False), self._on_transfer_stream():
+            memory = torch.empty(NUM_BUFFERS, buffer_bytes, dtype=torch.uint8, device=self.location)
+        self.num_bytes = memory.nbytes
+        self._buffers = [_Buffer(part, consumed=self.runtime.Event()) for part in memory]
+        self._release = weakref.finalize(self, _release, self.stream, self._buffers)
+        self._release.atexit = False  # the process's end frees the memory too
+
+    def upload(self, stored: torch.Tensor) -> _Copy:
+        """Queue one copy; return before it has run."""
+        buffer = self._buffers[self._num_uploads % NUM_BUFFERS]
+        self._num_uploads += 1
+        staged = buffer.memory[: stored.nbytes].view(stored.dtype).view(stored.shape)
+        with self._on_transfer_stream():
+            self.stream.wait_event(buffer.consumed)
+            begun = self.event(self.stream) if self.timed else None
+            staged.copy_(stored, non_blocking=True)
+            self._latest = copy = _Copy(self, buffer, staged, begun, self.event(self.stream))
+        if self.timed:
+            self._measure()
+            self._unmeasured.append(copy)
+        return copy
+
+    def make(self, dtype: torch.dtype | None, views: Views) -> Views:
+        """Queue the widening of a batch into tensors of its own, on the consumer's stream."""
+        inputs, _, *rows = views
+        # One overlapping view of both, so that one kernel writes inputs and targets.
+        both = inputs.as_strided((2, *inputs.shape), (1, *inputs.stride()))
+        copies = []
+        for view in (both, *rows):
+            copies.append(torch.empty(view.shape, dtype=dtype or view.dtype, device=self.location))
+            self.copy(view, copies[-1])
+        return *copies[0], *copies[1:]
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
+        """Queue a widening copy within the device, on the consumer's stream."""
+        into.copy_(source, non_blocking=True)
+
+    def drain(self) -> None:
+        """Wait until no slot is read any more; forget copies that nobody will read."""
+        if self._latest is not None:
+            # After a device error no slot is read any more, and the error is raised where the loop meets it:
+            # raised from here as well, it would hide the cause behind the loader's `close`.
+            with contextlib.suppress(RuntimeError):
+                self._latest.copied.synchronize()
+                self._measure()
+        self._latest = None
+        self._unmeasured.clear()
+
+    def close(self) -> None:
+        """Give the buffers' memory back to the allocator."""
+        self._release()
+        self._buffers, self.num_bytes = [], 0
+
+    def seconds(self) -> tuple[float, float]:
+        """Return seconds of copies, and of the consumer's stream standing still for them, up to now."""
+        self._measure()
+        return super().seconds()
+
+    def event(self, stream: Any) -> Any:
+        """Return a new event, recorded on `stream`."""
+        # A thread that waits for the device must not spin: it may share its core.
+        blocking = {"blocking": True} if self.location.type == "cuda" else {}
+        event = self.runtime.Event(enable_timing=self.timed, **blocking)
+        event.record(stream)
+        return event
+
+    @contextlib.contextmanager
+    def _on_transfer_stream(self) -> Iterator[None]:
+        # Device first: leaving `stream` alone would make the process's first device current again, and with
+        # that a context there, hundreds of megabytes, in every rank that never called `set_device`.
+        with self.runtime.device(self.location), self.runtime.stream(self.stream):
+            yield
+
+    def _measure(self) -> None:
+        """Add up the copies that are over, in order."""
+        while self._unmeasured and self._unmeasured[0].over():
+            copy_seconds, stall_seconds = self._unmeasured.popleft().measured()
+            self.copy_seconds += copy_seconds
+            self.stall_seconds += stall_seconds
+
+    def _register(self, address: int, num_bytes: int) -> Callable[[], None]:
+        runtime, device = self.runtime, self.location
+        cudart = runtime.cudart()
+        with runtime.device(device):
+            code = int(cudart.cudaHostRegister(address, num_bytes, PORTABLE))
+            if code:
+                # The runtime reports a failure once more at the next launch, whoever's that is: launch here.
+                with contextlib.suppress(RuntimeError):
+                    torch.ones(1, device=device)
+        if code:
+            soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+            limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"
+            raise errors.PinningFailed(
+                f"{num_bytes:,} bytes for the slots could not be page-locked (CUDA error {code}); this "
+                f"process may use {host_memory_bytes():,} bytes of memory, and `ulimit -l` is {limit}; "
+                "lower prefetch_bytes, or raise these limits"
+            )
+
+        def unregister() -> None:
+            self.drain()
+            with runtime.device(device):
+                cudart.cudaHostUnregister(address)
+
+        return unregister
+
+
+@dataclass(slots=True, eq=False)
+class _Buffer:
+    """One staging buffer. consumed: recorded on the consumer's stream behind everything that reads it."""
+
+    memory: torch.Tensor
+    consumed: Any
+
+
+def _release(stream: Any, buffers: list[_Buffer]) -> None:
+    """Let the allocator reuse the buffers' memory, in the order of the transfer stream it belongs to."""
+    with contextlib.suppress(RuntimeError):  # after a device error
+        for buffer in buffers:
+            stream.wait_event(buffer.consumed)
+    buffers.clear()
+
+
+class _Copy(Group):
+    """A group of batches in a buffer. begun: event before the copy, if timed; copied: behind it."""
+
+    def __init__(
+        self, ring: DeviceRing, buffer: _Buffer, staged: torch.Tensor, begun: Any, copied: Any
+    ) -> None:
+        super().__init__(ring, staged)
+        self.copied = copied
+        self._ring = ring
+        self._buffer = buffer
+        self._begun = begun
+        self._reader: Any = None
+        self._stall: tuple[Any, Any] | None = None
+
+    def read_next(self, use: Callable[[Views], T]) -> T:
+        current = self._ring.runtime.current_stream(self._ring.location)
+        if self._reader is None or self._reader != current:
+            self._wait(current)
+        made = use(self.unread[0])
+        # After each batch and not only the last: the others may never be read, if the loader goes elsewhere.
+        self._buffer.consumed.record(current)
+        self.unread.popleft()
+        return made
+
+    def done(self) -> bool:
+        return bool(self.copied.query())
+
+    def interval(self) -> tuple[float, float] | None:
+        if self._begun is None or not self.done():
+            return None
+        now = self._ring.event(self._ring.stream)
+        now.synchronize()
+        stop = time.perf_counter() - float(self.copied.elapsed_time(now)) / 1e3
+        return stop - float(self._begun.elapsed_time(self.copied)) / 1e3, stop
+
+    def over(self) -> bool:
+        """Whether both the copy and the wait of its consumer are."""
+        return self._stall is not None and self.done() and bool(self._stall[1].query())
+
+    def measured(self) -> tuple[float, float]:
+        """Seconds of the copy, and of the consumer's stream that stood still for it."""
+        assert self._stall is not None
+        before, after = self._stall
+        return float(self._begun.elapsed_time(self.copied)) / 1e3, float(before.elapsed_time(after)) / 1e3
+
+    def _wait(self, current: Any) -> None:
+        """Order what `current` does from now on behind the copy, and behind readers on other streams."""
+        before = self._ring.event(current) if self._begun is not None and self._stall is None else None
+        current.wait_event(self.copied)
+        current.wait_event(self._buffer.consumed)
+        if before is not None:
+            self._stall = (before, self._ring.event(current))
+        self._reader = current

@@ -1,0 +1,67 @@
+"""What the commands share: options, errors in one line; figures as lines, tables and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.markup import escape
+
+from corpus_client import errors
+from corpus_client.loader import CorpusLoader
+from corpus_client.network.options import Network
+from corpus_client.plan.world import Placement
+
+URLS = "http://host:port or uds:///path of the server, or of its replicas"
+
+Header = Annotated[list[str] | None, typer.Option(help="'NAME: VALUE' sent with every request; repeatable")]
+TokenFile = Annotated[Path | None, typer.Option(help="file with a bearer token that every request carries")]
+Device = Annotated[str | None, typer.Option(help="default: cuda where there is one")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object instead of tables")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """The figures of one run of a command: for programs, and as lines and tables for a person."""
+
+    data: Mapping[str, Any]
+    shown: Sequence[RenderableType]
+
+
+def run(measure: Callable[[], Report], *, as_json: bool) -> Report:
+    """Run a command: measure, print; return the report."""
+    console = Console(stderr=as_json)
+    try:
+        with console.status("measuring"):
+            report = measure()
+    except errors.CorpusClientError as error:
+        # Brackets in the message are not markup.
+        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps(report.data))
+    else:
+        for part in report.shown:
+            console.print(part, highlight=False)
+    return report
+
+
+def read_network(header: Sequence[str] | None, token_file: Path | None) -> Network:
+    """Return what `--header` and `--token-file` ask for."""
+    headers = {}
+    for line in header or ():
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise errors.InvalidArgument(f"--header must be 'NAME: VALUE', got {line!r}")
+        headers[name.strip()] = value.strip()
+    return Network(headers=headers, auth=token_file)
+
+
+def open_loader(urls: str | Sequence[str], *, world_size: int = 1, **options: Any) -> CorpusLoader:
+    """Make the loader of rank 0 that a command measures; the environment has no say in its rank."""
+    return CorpusLoader(urls, placement=Placement(rank=0, world_size=world_size), **options)

@@ -1,0 +1,215 @@
+"""Who may ask for what: bearer tokens, of which a file holds only the hashes.
+
+    [tokens.training]
+    sha256 = "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
+    scopes = ["read:web", "read:code", "plans"]
+    expires = 2027-06-30T00:00:00Z
+    max_requests = 64
+
+A token is 32 random bytes, so its plain SHA-256 says nothing about it, and a look-up by the hash takes the
+same time for every wrong token. `corpus-server token` makes tokens. The file is read again when it changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+import time
+import tomllib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from corpus_server.errors import Forbidden, InvalidParameter, Unauthorized
+
+READ_ALL = "read:*"
+SCOPES = ("plans", "inspect", "metrics")
+"""Besides `read:NAME` and `read:*`: post plans, list plans and see the pages, see the metrics."""
+
+_SCOPE = re.compile(r"read:(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,127})|" + "|".join(SCOPES))
+_PREFIX = "corpus_"  # by which secret scanners can find a token that leaked
+
+_log = logging.getLogger("corpus_server")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one token may use of each worker process; None for no limit of its own."""
+
+    max_requests: int | None = None  # token responses under way
+    max_bytes: int | None = None  # bytes of token responses under way
+    max_bytes_per_second: int | None = None  # averaged over a second
+    max_plans: int | None = None  # plans that the server keeps, over all workers
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks.
+
+    Args:
+        name: of the token.
+        scopes: what it may do.
+        expires: Unix seconds after which it is refused.
+        is_private: whether responses to it must not be kept by caches that others share.
+    """
+
+    name: str
+    scopes: frozenset[str]
+    expires: float = float("inf")
+    limits: Limits = field(default_factory=Limits)
+    is_private: bool = True
+
+    def check(self, scope: str) -> None:
+        """Raise Forbidden unless the token has a scope; `read` stands for any corpus."""
+        if scope == "read":
+            allowed = any(each.startswith("read:") for each in self.scopes)
+        else:
+            allowed = scope in self.scopes
+        if not allowed:
+            wanted = "read:NAME" if scope == "read" else scope
+            raise Forbidden(f"token {self.name!r} lacks the scope {wanted}", remedy="use another token")
+
+    def may_read(self, corpus: str) -> bool:
+        """Tell whether the token may read a corpus."""
+        return READ_ALL in self.scopes or f"read:{corpus}" in self.scopes
+
+    def check_read(self, corpora: Iterable[str]) -> None:
+        """Raise Forbidden unless the token may read all corpora; does not tell whether they exist."""
+        for name in corpora:
+            if not self.may_read(name):
+                raise Forbidden(
+                    f"token {self.name!r} lacks the scope read:{name}", remedy="use another token"
+                )
+
+
+ANYONE = Caller("anyone", frozenset((READ_ALL, *SCOPES)), is_private=False)
+"""Whoever asks a server that has no tokens."""
+
+
+class Access:
+    """The tokens of a server.
+
+    Args:
+        path: TOML file of tokens; None: everybody may do everything.
+
+    Raises:
+        InvalidParameter: the file cannot be read, or a table, key or value is not accepted.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._version: object = None
+        self._callers: dict[bytes, Caller] = {}
+        if path is not None:
+            self._version = _version(path)
+            self._callers = read_tokens(path)
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Number of tokens, expired ones included; None without a file."""
+        return None if self._path is None else len(self._callers)
+
+    def reload(self) -> None:
+        """Read the file again if it changed; a file with a mistake changes nothing. Blocks."""
+        if self._path is None or (version := _version(self._path)) == self._version:
+            return
+        self._version = version
+        try:
+            self._callers = read_tokens(self._path)
+        except InvalidParameter as error:
+            _log.error("%s; the tokens read before stay valid", error.detail)
+        else:
+            _log.info("read %d tokens from %s", len(self._callers), self._path.name)
+
+    def caller(self, authorization: str | None) -> Caller:
+        """Return who sends an `Authorization` header.
+
+        Raises:
+            Unauthorized: none was sent, or its token is unknown or expired. Which of these is not said.
+        """
+        if self._path is None:
+            return ANYONE
+        scheme, _, token = (authorization or "").partition(" ")
+        found = self._callers.get(_digest(token.strip()))
+        if found is None or scheme.lower() != "bearer" or time.time() >= found.expires:
+            raise Unauthorized(is_given=authorization is not None)
+        return found
+
+
+def read_tokens(path: Path) -> dict[bytes, Caller]:
+    """Return the callers of a file of tokens by the SHA-256 of their tokens.
+
+    Raises:
+        InvalidParameter: see `Access`.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidParameter(f"cannot read tokens from {path}: {error}", parameter="tokens") from error
+    tokens = tables.pop("tokens", {})
+    if tables or not isinstance(tokens, dict):
+        found = ", ".join(tables) or repr(tokens)
+        raise _mistake(path, f"expected tables [tokens.NAME] alone, got {found}")
+    callers: dict[bytes, Caller] = {}
+    for name, table in tokens.items():
+        digest, caller = _read_token(path, name, table)
+        if digest in callers:
+            raise _mistake(path, f"[tokens.{callers[digest].name}] and [tokens.{name}] are the same token")
+        callers[digest] = caller
+    return callers
+
+
+def make_token(name: str, scopes: Iterable[str], expires: datetime | None, limits: Limits) -> tuple[str, str]:
+    """Return a new token and its table for the file."""
+    token = _PREFIX + secrets.token_urlsafe(32)
+    quoted = ", ".join(f'"{scope}"' for scope in scopes)
+    lines = [f"[tokens.{name}]", f'sha256 = "{_digest(token).hex()}"', f"scopes = [{quoted}]"]
+    if expires is not None:
+        lines.append(f"expires = {expires.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}")
+    given = {key: value for key, value in asdict(limits).items() if value is not None}
+    lines += [f"{key} = {value}" for key, value in given.items()]
+    return token, "\n".join(lines) + "\n"
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _version(path: Path) -> object:
+    """Return what changes with a file; None while it cannot be found."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+
+
+def _read_token(path: Path, name: str, table: Any) -> tuple[bytes, Caller]:
+    where = f"[tokens.{name}]"
+    limits = [each.name for each in fields(Limits)]
+    if not isinstance(table, dict) or (unknown := set(table) - {"sha256", "scopes", "expires", *limits}):
+        found = f"unknown {', '.join(sorted(unknown))}" if isinstance(table, dict) else repr(table)
+        accepted = ", ".join(("sha256", "scopes", "expires", *limits))
+        raise _mistake(path, f"{where} must be a table of {accepted}; got {found}")
+    digest, scopes, expires = table.get("sha256"), table.get("scopes"), table.get("expires")
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise _mistake(path, f"{where} sha256 must be 64 of the digits 0-9 and a-f, got {digest!r:.80}")
+    if not isinstance(scopes, list) or not all(isinstance(s, str) and _SCOPE.fullmatch(s) for s in scopes):
+        accepted = "read:NAME, read:*, " + ", ".join(SCOPES)
+        raise _mistake(path, f"{where} scopes must be a list of {accepted}; got {scopes!r:.200}")
+    if expires is not None and not (isinstance(expires, datetime) and expires.tzinfo):
+        raise _mistake(path, f"{where} expires must be a time like 2027-06-30T00:00:00Z, got {expires}")
+    given = {key: table[key] for key in limits if key in table}
+    for key, value in given.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise _mistake(path, f"{where} {key} must be an integer of at least 1, got {value!r:.80}")
+    until = float("inf") if expires is None else expires.timestamp()
+    return bytes.fromhex(digest), Caller(name, frozenset(scopes), until, Limits(**given))
+
+
+def _mistake(path: Path, what: str) -> InvalidParameter:
+    return InvalidParameter(f"{path}: {what}", parameter="tokens")

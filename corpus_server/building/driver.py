@@ -1,0 +1,193 @@
+"""Drive a build: plan the job, run its parts, assemble the corpora, publish the folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from corpus_server.building.assemble import assemble, origin_of
+from corpus_server.building.job import (
+    PARTS,
+    WHOLE,
+    BuildOptions,
+    Input,
+    Job,
+    Part,
+    Report,
+    work_folder,
+)
+from corpus_server.building.manifest import Manifest, folders, read_manifest
+from corpus_server.building.part import PartResult, find_result
+from corpus_server.building.sources import find_inputs, plan_parts
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.publish import sync_folder
+from corpus_server.corpus.tokenizers import open_tokenizer
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
+
+RunParts = Callable[[Job, Sequence[Part], Path], Iterable[PartResult]]
+"""Runs `build_part(job.options, part, folder)` for each part, anywhere, in any order; yields as they end."""
+
+
+def ignore(*progress: object) -> None:
+    """Report to nobody."""
+
+
+# Text holds no NUL, and an id beyond 255 would double the size of every token.
+_BYTES_EOT: Final = 0
+
+
+def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> BuildOptions:
+    """Return the options of a build, with what the tokenizer says: its vocabulary, its end-of-text token.
+
+    Raises:
+        InvalidParameter: an option is out of range, or no end-of-text token is known.
+        UnreadableCorpus, MissingPackage: the tokenizer cannot be opened.
+    """
+    opened = None if tokenizer is None else open_tokenizer(tokenizer)
+    if tokenizer == "bytes":
+        eot = _BYTES_EOT if eot is None else eot
+    elif tokenizer is not None:
+        tokenizer = str(Path(tokenizer).absolute())
+    if eot is None and opened is not None:
+        eot = opened.eot_id
+    if tokenizer is None and others.get("column") is None:
+        accepted = "'bytes', a tokenizer.json, a tiktoken rank file or a SentencePiece model"
+        remedy = "for token ids name their column with --column"
+        raise InvalidParameter.expected("tokenizer", accepted, None, remedy=remedy)
+    if eot is None:
+        known = "there is no tokenizer that names it" if opened is None else "the tokenizer names none"
+        raise InvalidParameter(
+            f"no end-of-text token is known, because {known}; give its id with --eot", parameter="eot"
+        )
+    vocab_size = None if opened is None else opened.vocab_size
+    return BuildOptions(tokenizer=tokenizer, eot=eot, vocab_size=vocab_size, **others)
+
+
+def build(
+    sources: Sequence[str], out: Path, options: BuildOptions, run_parts: RunParts, report: Report = ignore
+) -> dict[str | None, Manifest]:
+    """Build the corpus `out`, or continue where a build of it was interrupted.
+
+    Nothing is at `out` until the corpus is whole; the work lies in `out.building` beside it. A build that was
+    completed before is left as it is.
+
+    Returns:
+        The manifests of the corpora in `out` by split; by None if there are no splits.
+
+    Raises:
+        InvalidParameter: `out` exists, or its work folder holds another job.
+        UnreadableCorpus: a source cannot be read or was changed meanwhile, or the disk refuses.
+    """
+    inputs = _find_all(sources, options)
+    work = work_folder(out)
+    with _writing(work):
+        if not _is_free(out):
+            return _built_before(out, work, options, inputs)
+        job = _begin(work, options, inputs)
+        results = _run(job, job.parts, work, run_parts, report)
+        if changed := {*job.inputs} ^ {*_find_all(sources, options)}:
+            paths = sorted(each.path for each in changed)
+            raise unreadable(Path(paths[0]), "was changed while it was read", f"remove {work} to build anew")
+        manifests = assemble(job, results, work, report)
+        (work / WHOLE).rename(out)
+        sync_folder(out.parent)
+        shutil.rmtree(work)
+    return manifests
+
+
+def tokenize(
+    sources: Sequence[str],
+    out: Path,
+    options: BuildOptions,
+    run_parts: RunParts,
+    report: Report = ignore,
+    *,
+    task: tuple[int, int],
+) -> None:
+    """Run share `task[0]` of `task[1]` of the parts of the build of `out`, at the same time as other shares.
+
+    `build` with the same arguments then finds these parts done. Does nothing if `out` was built before, as
+    when a task is repeated too late.
+    """
+    number, count = task
+    inputs = _find_all(sources, options)
+    work = work_folder(out)
+    with _writing(work):
+        if not _is_free(out):
+            _built_before(out, work, options, inputs)
+            return
+        job = _begin(work, options, inputs)
+        _run(job, job.parts[number::count], work, run_parts, report)
+
+
+def _is_free(out: Path) -> bool:
+    return not out.exists() or (out.is_dir() and not any(out.iterdir()))
+
+
+def _begin(work: Path, options: BuildOptions, inputs: tuple[Input, ...]) -> Job:
+    """Return the job in the folder `work`, after checking that it is this one, or begin it there."""
+    (work / PARTS).mkdir(parents=True, exist_ok=True)
+    sources = inputs if options.tokenizer in (None, "bytes") else inputs[:-1]
+    while (job := Job.load(work)) is None:
+        try:
+            Job(options=options, inputs=inputs, parts=plan_parts(sources)).save(work)
+        except BlockingIOError:  # all tasks of an array begin at once, and another one is saving it
+            time.sleep(0.1)
+    job.check_same(options, inputs, work)
+    return job
+
+
+def _run(
+    job: Job, parts: Sequence[Part], work: Path, run_parts: RunParts, report: Report
+) -> list[PartResult]:
+    """Run those of the parts that are not done yet; return the results of all, in order."""
+    folder = work / PARTS
+    results = {part.number: find_result(part, folder) for part in parts}
+    missing = [part for part in parts if results[part.number] is None]
+    num_bytes = sum(part.num_bytes for part in parts)
+    done, num_tokens = num_bytes - sum(part.num_bytes for part in missing), 0
+    report("tokenizing", done, num_bytes, 0)
+    for result in run_parts(job, missing, folder):
+        results[result.number] = result
+        done, num_tokens = done + result.num_bytes, num_tokens + result.num_tokens
+        report("tokenizing", done, num_bytes, num_tokens)
+    return [result for result in results.values() if result is not None]
+
+
+def _find_all(sources: Sequence[str], options: BuildOptions) -> tuple[Input, ...]:
+    """Return the sources' files, and behind them the tokenizer's."""
+    inputs = find_inputs(sources)
+    if options.tokenizer is None or options.tokenizer == "bytes":
+        return inputs
+    path = Path(options.tokenizer)
+    return (*inputs, dataclasses.replace(Input.of(path), name=path.name))
+
+
+def _built_before(
+    out: Path, work: Path, options: BuildOptions, inputs: tuple[Input, ...]
+) -> dict[str | None, Manifest]:
+    """Return the manifests of `out` if this build made it; it may have been killed before it could say so."""
+    with suppress(UnreadableCorpus):
+        manifests = {split: read_manifest(folder) for split, folder in folders(out).items()}
+        origin = origin_of(options, inputs, ignore)
+        if all(manifest.origins == (origin,) for manifest in manifests.values()):
+            shutil.rmtree(work, ignore_errors=True)
+            return manifests
+    raise InvalidParameter.expected("out", "a folder that does not exist yet", str(out))
+
+
+@contextmanager
+def _writing(work: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"the build cannot be written: {error.strerror or error}"
+        remedy = "make room; the same command continues the build"
+        if isinstance(error, BlockingIOError):
+            remedy = "wait until it is done"
+        raise unreadable(work, what, remedy) from error

@@ -1,0 +1,174 @@
+"""What a built corpus consists of and what it was made from: `manifest.json` in its folder.
+
+The manifest is written last: a folder that has one is whole. Digests of all blocks are not in it but in the
+recorded hashes beside it (`corpus.hashes.json`), where `corpus-server verify` looks for those of any corpus.
+The manifest's fingerprint is made of them, so it vouches for every token.
+
+A manifest says nothing that differs between two builds of the same corpus: no times, hosts or processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+import xxhash
+
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.fingerprints import RecordedHashes, load_sidecar
+from corpus_server.corpus.publish import publishing
+from corpus_server.corpus_spec import MANIFEST, CorpusSpec
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+_PIECE_BYTES: Final = 1 << 20  # bytes; stays in the processor's cache between reading and hashing
+
+
+class _Strict:
+    __slots__ = ()
+    # A field of a newer version must not be lost in silence.
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source(_Strict):
+    """A file that a corpus was made from: input text, or a tokenizer."""
+
+    path: str  # as the user named it, or below the folder that the user named
+    num_bytes: int
+    digest: str  # `file_digest` of its content
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin(_Strict):
+    """One run of `corpus-server build`. A merged corpus has several."""
+
+    options: dict[str, Any]
+    sources: tuple[Source, ...]
+    versions: dict[str, str]  # of this package and of the libraries that read and tokenized
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManifestShard(_Strict):
+    """A shard; its dtype, tokens and digests are also in the recorded hashes."""
+
+    name: str
+    num_tokens: int
+    num_documents: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing(_Strict):
+    """How documents were packed into rows."""
+
+    row_tokens: int
+    num_padding: int  # tokens behind the last documents of rows
+    num_cut: int  # documents that were longer than a row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest(_Strict):
+    """See the module.
+
+    Attributes:
+        split: which split of its origins the corpus is; None if they were not divided.
+        tokenizer: `bytes`; or the tokenizer's file, which lies in the folder under this name; None if the
+            corpus was made from ids and nobody named a tokenizer.
+        packing: None if documents follow one another without regard to rows.
+        fingerprint: `full-<64 hex>`.
+    """
+
+    kind: Literal["corpus-manifest"] = "corpus-manifest"
+    version: Literal[1] = 1
+    split: str | None
+    fingerprint: str
+    dtype: str
+    eot: int
+    tokenizer: Source | Literal["bytes"] | None
+    packing: Packing | None
+    num_tokens: int
+    num_documents: int
+    shards: tuple[ManifestShard, ...]
+    origins: tuple[Origin, ...]
+
+
+def spec_of(folder: Path) -> CorpusSpec:
+    """Return the corpus in a folder that `build` wrote, for what reads any corpus."""
+    return CorpusSpec(name="built", path=folder)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Publish the manifest of the corpus in `folder`."""
+    with publishing(folder / MANIFEST) as file:
+        file.write(_adapter().dump_json(manifest, indent=1) + b"\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of the corpus in `folder`; its shards are not opened.
+
+    Raises:
+        UnreadableCorpus: there is none, or it is damaged or of a newer version.
+    """
+    from pydantic import ValidationError  # the command line starts without it
+
+    path = folder / MANIFEST
+    try:
+        return _adapter().validate_json(path.read_bytes())
+    except FileNotFoundError:
+        what = f"expected a corpus that corpus-server build made: it has no {MANIFEST}"
+        raise unreadable(folder, what, "name the folder that build wrote, or build the corpus") from None
+    except OSError as error:
+        raise unreadable(path, f"cannot be read: {error.strerror}", "check its permissions") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the text"
+        what = f"is no manifest of version 1: {where}: {first['msg']}"
+        remedy = "copy the file again, or use the release that wrote it"
+        raise unreadable(path, what, remedy) from error
+
+
+def check_hashes(folder: Path, manifest: Manifest) -> RecordedHashes:
+    """Return the recorded hashes of the corpus in `folder`.
+
+    Raises:
+        UnreadableCorpus: they are missing or damaged, or not those that the manifest was written for.
+    """
+    hashes = load_sidecar(spec_of(folder))
+    if hashes is None or hashes.full != manifest.fingerprint:
+        found = "there are none" if hashes is None else f"they give {hashes.full[:17]}..."
+        what = f"expected recorded hashes that give {manifest.fingerprint[:17]}..., {found}"
+        raise unreadable(folder, what, "copy the folder again, with all its files")
+    return hashes
+
+
+def file_digest(path: Path) -> str:
+    """Return `xxh3-128=<32 hex>` of a file's content, read in small pieces."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        buffer = memoryview(bytearray(_PIECE_BYTES))
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return f"xxh3-128={digest.hexdigest()}"
+
+
+def folders(path: Path) -> dict[str | None, Path]:
+    """Return the folders of the built corpora in `path` by split; None stands for a corpus without splits.
+
+    `path` is what `build` wrote, one split of it, or the manifest of either.
+    """
+    if path.name == MANIFEST and path.is_file():
+        path = path.parent
+    if (path / MANIFEST).exists() or not path.is_dir():
+        return {None: path}
+    return {each.parent.name: each.parent for each in sorted(path.glob(f"*/{MANIFEST}"))} or {None: path}
+
+
+@cache
+def _adapter() -> TypeAdapter[Manifest]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Manifest)

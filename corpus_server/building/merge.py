@@ -1,0 +1,214 @@
+"""Join built corpora: hard links to their shards, and one manifest. No token is moved.
+
+The recorded digests of the corpora, one after another, are those of the merged one. So its full fingerprint
+is known without reading the shards.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from corpus_server.building.manifest import (
+    Manifest,
+    ManifestShard,
+    Packing,
+    Source,
+    check_hashes,
+    folders,
+    read_manifest,
+    spec_of,
+    write_manifest,
+)
+from corpus_server.corpus.corpus import open_shards
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.fingerprints import (
+    RecordedHashes,
+    ShardHashes,
+    check_fingerprints,
+    sampled_fingerprint,
+    save_sidecar,
+)
+from corpus_server.corpus.formats.documents import documents_path
+from corpus_server.corpus.publish import publishing_folder
+from corpus_server.corpus.shards import Shard
+from corpus_server.errors import InvalidParameter
+
+# A link cannot cross file systems, some file systems have none, and a file can have only so many.
+_NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Built:
+    """One of the corpora to join, open."""
+
+    folder: Path
+    manifest: Manifest
+    hashes: RecordedHashes
+    shards: Sequence[Shard]
+
+
+def merge(paths: Sequence[Path], out: Path, *, copy: bool = False) -> dict[str | None, Manifest]:
+    """Publish the folder `out` with the shards of all built corpora in `paths`, in that order.
+
+    Corpora that were divided into splits are joined split by split. `copy` copies the shards, for an `out` on
+    another file system, or while a server has them open: to a server a new link is a change of the file.
+
+    Returns:
+        The manifests of the merged corpora, by split.
+
+    Raises:
+        InvalidParameter: the corpora do not belong together, or `out` exists.
+        UnreadableCorpus: one is damaged or was not built, or a link is not possible; nothing is published.
+    """
+    if out.exists():
+        raise InvalidParameter.expected("out", "a folder that does not exist yet", str(out))
+    found = [folders(path) for path in paths]
+    _check_splits(paths, found)
+    merged = {}
+    try:
+        with publishing_folder(out) as folder:
+            for split in found[0]:
+                target = folder if split is None else folder / split
+                target.mkdir(exist_ok=True)
+                with ExitStack() as opened:
+                    merged[split] = _merge([_open(each[split], opened) for each in found], target, copy=copy)
+    except OSError as error:
+        raise unreadable(
+            out, f"cannot be written: {error.strerror}", "make room, or give another out"
+        ) from error
+    return merged
+
+
+def _open(folder: Path, opened: ExitStack) -> _Built:
+    manifest = read_manifest(folder)
+    hashes = check_hashes(folder, manifest)
+    shards = open_shards(spec_of(folder), opened)
+    check_fingerprints(spec_of(folder), shards)
+    if [shard.name for shard in shards] != [shard.name for shard in manifest.shards]:
+        what = f"holds {len(shards)} shards, its manifest names {len(manifest.shards)} or other ones"
+        raise unreadable(folder, what, "copy the folder again, with all its files")
+    return _Built(folder=folder, manifest=manifest, hashes=hashes, shards=shards)
+
+
+def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
+    _check_alike(corpora)
+    shards: list[ManifestShard] = []
+    digests: list[ShardHashes] = []
+    for corpus in corpora:
+        for shard, described, hashed in zip(
+            corpus.shards, corpus.manifest.shards, corpus.hashes.shards, strict=True
+        ):
+            # Numbered anew: the order of shards is the order of their names.
+            name = f"{len(shards):06}{shard.path.suffix}"
+            _place(shard.path, folder / name, copy=copy)
+            _place(documents_path(shard.path), documents_path(folder / name), copy=copy)
+            shards.append(replace(described, name=name))
+            digests.append(replace(hashed, name=name))
+    first = corpora[0].manifest
+    if isinstance(first.tokenizer, Source):
+        _place(corpora[0].folder / first.tokenizer.path, folder / first.tokenizer.path, copy=copy)
+    hashes = RecordedHashes(
+        sampled=sampled_fingerprint([shard for corpus in corpora for shard in corpus.shards]),
+        shards=tuple(digests),
+    )
+    save_sidecar(spec_of(folder), hashes)
+    manifest = replace(
+        first,
+        fingerprint=hashes.full,
+        packing=_total([each.manifest.packing for each in corpora]),
+        num_tokens=sum(each.manifest.num_tokens for each in corpora),
+        num_documents=sum(each.manifest.num_documents for each in corpora),
+        shards=tuple(shards),
+        origins=tuple(origin for each in corpora for origin in each.manifest.origins),
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _place(source: Path, target: Path, *, copy: bool) -> None:
+    """Make `target` a hard link to `source`, or a copy of it."""
+    try:
+        if copy:
+            shutil.copyfile(source, target)
+            with target.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            os.link(source, target)
+    except OSError as error:
+        remedy = "make room, or give out on another disk"
+        if not copy and error.errno in _NO_LINK:
+            remedy = "give out on the same file system, or copy the shards with --copy"
+        what = f"cannot be {'copied' if copy else 'linked'} to {target.parent}: {error.strerror}"
+        raise unreadable(source, what, remedy) from error
+
+
+def _check_splits(paths: Sequence[Path], found: Sequence[Mapping[str | None, Path]]) -> None:
+    for path, splits in zip(paths, found, strict=True):
+        if set(splits) != set(found[0]):
+            raise InvalidParameter(
+                f"corpora must have the same splits, {paths[0]} has {_names(found[0])}, {path} has "
+                f"{_names(splits)}",
+                remedy="name the folders of the splits that belong together",
+            )
+
+
+def _names(splits: Mapping[str | None, Path]) -> str:
+    return ", ".join(name for name in splits if name is not None) or "none"
+
+
+def _check_alike(corpora: Sequence[_Built]) -> None:
+    """Refuse corpora that do not belong together, and the same tokens twice."""
+    if len(splits := {corpus.manifest.split for corpus in corpora} - {None}) > 1:
+        raise InvalidParameter(
+            f"corpora must be of one split, got {', '.join(sorted(map(str, splits)))}",
+            remedy="merge each split by itself: training data would hold held-out documents",
+        )
+    for corpus in corpora[1:]:
+        for what, first, other in zip(
+            ("tokenizer", "dtype", "end-of-text token", "row length"),
+            _character(corpora[0].manifest),
+            _character(corpus.manifest),
+            strict=True,
+        ):
+            if first != other:
+                raise InvalidParameter(
+                    f"corpora must have one {what}: that of {corpora[0].folder} is {first}, that of "
+                    f"{corpus.folder} is {other}",
+                    remedy="build one of them again, or serve both and mix them in a plan",
+                )
+    folders_by_fingerprint: dict[str, Path] = {}
+    for corpus in corpora:
+        if (earlier := folders_by_fingerprint.get(corpus.manifest.fingerprint)) is not None:
+            raise InvalidParameter(
+                f"{corpus.folder} holds the same tokens as {earlier}",
+                remedy="name one of them; the weights of a mixture say how often a corpus is read",
+            )
+        folders_by_fingerprint[corpus.manifest.fingerprint] = corpus.folder
+
+
+def _character(manifest: Manifest) -> tuple[str, str, int, str]:
+    tokenizer, packing = manifest.tokenizer, manifest.packing
+    return (
+        f"{tokenizer.path} ({tokenizer.digest})" if isinstance(tokenizer, Source) else str(tokenizer),
+        manifest.dtype,
+        manifest.eot,
+        "none" if packing is None else str(packing.row_tokens),
+    )
+
+
+def _total(packings: Sequence[Packing | None]) -> Packing | None:
+    packed = [packing for packing in packings if packing is not None]
+    if not packed:
+        return None
+    return Packing(
+        row_tokens=packed[0].row_tokens,
+        num_padding=sum(packing.num_padding for packing in packed),
+        num_cut=sum(packing.num_cut for packing in packed),
+    )

@@ -1,0 +1,94 @@
+"""Read the samples of MDS shards and litData chunks that cannot be served as they lie.
+
+Both begin with `<u4 count | <u4 offsets[count + 1]`, offsets from the start of the file. See
+`corpus/formats/mds.py` and `corpus/formats/litdata.py`, which serve the ones that can be mapped.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from corpus_server.corpus.formats.litdata import dtype_name
+
+_U4: Final = np.dtype("<u4")
+# mosaicml-streaming `base/format/mds/encodings.py`: numbers of the types of values and of shapes
+_VALUES: Final = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 32: "u4", 33: "i4", 64: "u8", 65: "i8"}
+
+Ids = np.ndarray[Any, np.dtype[Any]]
+
+
+def mds_samples(data: bytes, column: str) -> Iterator[str | Ids]:
+    """Yield what each sample of an MDS shard holds in `column`: text, or token ids.
+
+    Raises:
+        ValueError: the shard is damaged, has no such column, or another kind of column.
+    """
+    offsets = _offsets(data)
+    config = json.loads(data[4 + offsets.nbytes : offsets[0]])
+    names, sizes = config["column_names"], config["column_sizes"]
+    if column not in names:
+        raise ValueError(f"has no column {column!r}, only {', '.join(map(repr, names))}")
+    number = names.index(column)
+    encoding = config["column_encodings"][number]
+    for start, stop in pairwise(offsets.tolist()):
+        # The sizes of the columns of varying size come first.
+        varying = iter(np.frombuffer(data, _U4, count=sizes.count(None), offset=start).tolist())
+        lengths = [next(varying) if size is None else size for size in sizes]
+        begin = start + _U4.itemsize * sizes.count(None) + sum(lengths[:number])
+        if begin + lengths[number] > stop:
+            raise ValueError(f"a sample of {stop - start} bytes is too short for its columns")
+        yield _mds_value(data[begin : begin + lengths[number]], encoding)
+
+
+def _mds_value(value: bytes, encoding: str) -> str | Ids:
+    kind, *arguments = encoding.split(":")
+    if kind == "str":
+        return value.decode()
+    if kind == "bytes":
+        return np.frombuffer(value, "<i8")  # what LLM Foundry keeps under this encoding
+    if kind != "ndarray":
+        raise ValueError(f"its column is {encoding}, expected str, bytes or ndarray")
+    dtype, at = np.dtype(arguments[0]) if arguments else None, 0
+    if dtype is None:
+        dtype, at = np.dtype(f"<{_VALUES[value[0]]}"), 1
+    if len(arguments) < 2:  # the number of axes and the type of their lengths share a byte
+        at += 1 + (value[at] >> 2) * 2 ** (value[at] % 4)
+    return np.frombuffer(value, dtype.newbyteorder("<"), offset=at)
+
+
+def litdata_items(data: bytes, config: dict[str, Any], *, flat: bool) -> Iterator[Ids]:
+    """Yield the token ids of each item of a litData chunk.
+
+    Args:
+        config: that of `index.json`.
+        flat: the chunk was written with TokensLoader; else the size of an item stands before it.
+
+    Raises:
+        ValueError: the chunk is damaged, or its items are more than one array of token ids.
+    """
+    dtype = dtype_name(config["data_format"])
+    if dtype is None:
+        raise ValueError(f"its items are {', '.join(config['data_format'])}, expected one array of token ids")
+    for start, stop in pairwise(_offsets(data).tolist()):
+        yield np.frombuffer(data[start if flat else start + 4 : stop], dtype)
+
+
+def _offsets(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    try:
+        (count,) = struct.unpack_from("<I", data)
+        offsets = np.frombuffer(data, _U4, count=count + 1, offset=4)
+    except struct.error as error:
+        raise ValueError(f"{len(data)} bytes end inside the header") from error
+    if (
+        offsets[0] < 4 + offsets.nbytes
+        or offsets[-1] != len(data)
+        or (np.diff(offsets.astype("i8")) < 0).any()
+    ):
+        raise ValueError(f"its samples end at byte {offsets[-1]}, the file at byte {len(data)}")
+    return offsets

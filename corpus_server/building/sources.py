@@ -1,0 +1,399 @@
+"""Find the input files, divide them into parts, and read their documents.
+
+    files                                    a document is    divided at
+    .txt .text                               a file           files
+    .jsonl .ndjson .json                     a line           lines
+    these with .gz or .zst behind            as above         files
+    .parquet                                 a row            row groups
+    .arrow .feather                          a row            files
+    .mds, also .gz .zst .zstd (MosaicML)     a sample         files
+    chunk-*.bin (litData)                    an item          files
+
+The division depends on the files alone, and the corpus does not depend on the division: parts are joined in
+the order of the files, and inside a file in its own order.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import io
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+
+from corpus_server.building.job import BuildOptions, Input, Part, Slice
+from corpus_server.building.samples import litdata_items, mds_samples
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.selection import natural_key
+from corpus_server.errors import UnreadableCorpus
+from corpus_server.extras import optional_package
+
+PART_BYTES: Final = 16 << 20  # bytes of input; a few seconds of work, which is what a kill costs a process
+
+# The last parts are smaller, so that processes end together: a share of what is left, but not so little that
+# publishing their files counts.
+_SHARE_OF_LEFT: Final = 8
+_LEAST_PART_BYTES: Final = 1 << 20
+
+_ROWS_AT_ONCE: Final = 256  # a batch of an Arrow file may hold gigabytes, and more of them as Python strings
+_COMPRESSED: Final = (".gz", ".zst", ".zstd")
+
+
+class Document(NamedTuple):
+    """A document of an input.
+
+    Attributes:
+        place: says where it is, for errors: `line 17`, `row 3`, nothing for a whole file.
+        content: text, or token ids `(n,)` of any integer type; empty where the file has a null.
+    """
+
+    path: str
+    place: Callable[[], str]
+    content: Any
+
+    def unreadable(self, what: str, remedy: str | None = None) -> UnreadableCorpus:
+        """Return the error for this document."""
+        return _unreadable(self.path, self.place(), what, remedy)
+
+
+class Kind(NamedTuple):
+    """How files of one kind are divided and read."""
+
+    divide: Callable[[Input], Iterator[Slice]]
+    read: Callable[[Slice, BuildOptions], Iterator[Document]]
+
+
+def find_inputs(sources: Sequence[str]) -> tuple[Input, ...]:
+    """Return the files that the sources name: files, folders and quoted patterns.
+
+    The sources keep their order; the files of a folder or pattern come in natural order. A folder stands for
+    all files below it whose suffix is known, except hidden ones and plain `.json`: Hugging Face's `datasets`
+    describes its Arrow files in such files.
+
+    Raises:
+        UnreadableCorpus: a source names nothing, a file is of an unknown kind or named twice, all are empty.
+    """
+    paths = [path for source in sources for path in _expand(source)]
+    path, count = Counter(paths).most_common(1)[0]
+    if count > 1:
+        raise unreadable(path, f"is named {count} times among the sources", "name it once")
+    inputs = tuple(_input(path) for path in paths)
+    if not any(each.num_bytes for each in inputs):
+        raise unreadable(Path(sources[0]), "the sources are empty files", "was the copy interrupted?")
+    return inputs
+
+
+def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
+    """Divide the inputs, in order, into parts, the last ones smaller. Small files share a part."""
+    inputs = tuple(inputs)
+    left = sum(each.num_bytes for each in inputs)
+    parts: list[Part] = []
+    pending: list[Slice] = []
+    num_bytes = 0
+    for each in inputs:
+        for piece in kind_of(Path(each.path)).divide(each):
+            most = min(PART_BYTES, max(_LEAST_PART_BYTES, left // _SHARE_OF_LEFT))
+            if pending and num_bytes + piece.num_bytes > most:
+                parts.append(Part(number=len(parts), slices=tuple(pending)))
+                left -= num_bytes
+                pending, num_bytes = [], 0
+            num_bytes += piece.num_bytes
+            if pending and (pending[-1].path, pending[-1].stop) == (piece.path, piece.start):
+                piece = pending.pop().joined(piece)
+            pending.append(piece)
+    return (*parts, Part(number=len(parts), slices=tuple(pending)))
+
+
+def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
+    """Yield the documents of a part in order.
+
+    Raises:
+        UnreadableCorpus: naming the file and the place of what is not a document.
+    """
+    for piece in part.slices:
+        yield from kind_of(Path(piece.path)).read(piece, options)
+
+
+def kind_of(path: Path) -> Kind:
+    """Return how a file is read, by its name; raise UnreadableCorpus for an unknown one."""
+    if (kind := KINDS.get(_suffix(path))) is None:
+        raise unreadable(path, "is of no kind that can be read", f"known are {', '.join(KINDS)}")
+    return kind
+
+
+def _suffix(path: Path) -> str:
+    """Return `.jsonl` for `x.jsonl.gz`; compressed Parquet and Arrow files do not exist."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if len(suffixes) > 1 and suffixes[-1] in _COMPRESSED and suffixes[-2] in (*_TEXT, *_LINES, ".mds"):
+        return suffixes[-2]
+    return suffixes[-1] if suffixes else ""
+
+
+def _expand(source: str) -> list[Path]:
+    path = Path(source)
+    if path.is_dir():
+        within = (each for each in path.rglob("*") if each.is_file() and _is_chosen(each.relative_to(path)))
+        found = sorted(within, key=lambda each: natural_key(each.as_posix()))
+        if not found:
+            raise unreadable(path, f"expected files of {', '.join(KINDS)} in the folder, found none")
+        return found
+    if path.exists():
+        return [path]
+    paths = map(Path, glob.glob(source, recursive=True))  # noqa: PTH207 - any part may be a pattern
+    matched = sorted(paths, key=lambda each: natural_key(each.as_posix()))
+    if not matched:
+        raise unreadable(path, "expected a file, a folder or a pattern, found nothing", "check the path")
+    return [each for each in matched if each.is_file()]
+
+
+def _is_chosen(path: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.parts)
+    is_chunk = path.name.startswith("chunk-") or path.suffix != ".bin"
+    return not hidden and _suffix(path) in KINDS and path.suffix != ".json" and is_chunk
+
+
+def _input(path: Path) -> Input:
+    kind_of(path)
+    return Input.of(path)
+
+
+def _divide_not(file: Input) -> Iterator[Slice]:
+    yield Slice(path=file.path, start=0, stop=file.num_bytes, num_bytes=file.num_bytes)
+
+
+def _divide_lines(file: Input) -> Iterator[Slice]:
+    if file.path.endswith(_COMPRESSED):
+        yield from _divide_not(file)
+        return
+    step = min(PART_BYTES, _LEAST_PART_BYTES)
+    for start in range(0, file.num_bytes, step):
+        stop = min(start + step, file.num_bytes)
+        yield Slice(path=file.path, start=start, stop=stop, num_bytes=stop - start)
+
+
+def _divide_row_groups(file: Input) -> Iterator[Slice]:
+    # One slice for each group: `plan_parts` puts small ones together.
+    with _reading(file.path), _open_parquet(file.path) as parquet:
+        groups = parquet.metadata
+        sizes = [groups.row_group(number).total_byte_size for number in range(groups.num_row_groups)]
+        total = max(1, sum(sizes))
+        for number, size in enumerate(sizes):
+            # Its share of the file: the sizes are those of the uncompressed columns.
+            num_bytes = file.num_bytes * size // total
+            yield Slice(path=file.path, start=number, stop=number + 1, num_bytes=num_bytes)
+
+
+def _read_text(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    if options.column is not None:
+        raise _unreadable(piece.path, "", f"is text, which has no column {options.column!r} of token ids")
+    with _reading(piece.path), _open(piece.path) as file:
+        content = file.read()
+    try:
+        yield Document(piece.path, str, content.decode())
+    except UnicodeDecodeError as error:
+        raise _unreadable(
+            piece.path, f"byte {error.start}", "is not UTF-8", "convert it with iconv"
+        ) from error
+
+
+def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    """Yield the lines that begin in the slice; the last one may end behind it."""
+    name = options.column or options.text_field
+    with _reading(piece.path), _open(piece.path) as file:
+        compressed = piece.path.endswith(_COMPRESSED)
+        position = piece.start
+        if position:
+            # The line that the byte before belongs to began before the slice, also if that byte ends it.
+            file.seek(position - 1)
+            position += len(file.readline()) - 1
+        while compressed or position < piece.stop:
+            line = file.readline()
+            if not line:
+                break
+            if not line.isspace():
+                place = partial(_line_name, piece.path, position)
+                yield Document(piece.path, place, _json_content(piece.path, place, line, name, options))
+            position += len(line)
+
+
+def _line_name(path: str, position: int) -> str:
+    """Return `line 17` for the line that begins at byte `position`; counted only when an error needs it."""
+    number, left = 1, position
+    with _open(path) as file:
+        while left > 0 and (piece := file.read(min(left, 1 << 20))):
+            number += piece.count(b"\n")
+            left -= len(piece)
+    return f"line {number}"
+
+
+def _json_content(
+    path: str, place: Callable[[], str], line: bytes, name: str, options: BuildOptions
+) -> str | np.ndarray[Any, np.dtype[Any]]:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise _unreadable(path, place(), f"is not JSON: {error}", "was the copy interrupted?") from error
+    if not isinstance(record, dict):
+        raise _unreadable(path, place(), f"expected an object, got {line[:40]!r}")
+    if name not in record:
+        raise _unreadable(path, place(), *_no_field(name, list(record), options))
+    value = record[name]
+    if options.column is None:
+        if value is None or isinstance(value, str):
+            return value or ""
+        raise _unreadable(
+            path, place(), f"expected text in {name!r}, got {value!r:.60}", _IS_IDS.format(name)
+        )
+    # The types are looked at one by one, because NumPy would make 1 of True.
+    if value is None or (isinstance(value, list) and set(map(type, value)) <= {int}):
+        ids = np.array(value or [], None if value else np.uint32)
+        if ids.dtype != object:  # no id is beyond 64 bits
+            return ids
+    raise _unreadable(path, place(), f"expected a list of token ids in {name!r}, got {value!r:.60}")
+
+
+def _read_parquet(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    with _reading(piece.path), _open_parquet(piece.path) as parquet:
+        name = _column(piece.path, parquet.schema_arrow, options)
+        row = sum(parquet.metadata.row_group(number).num_rows for number in range(piece.start))
+        groups = list(range(piece.start, piece.stop))
+        for batch in parquet.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=[name]):
+            yield from _rows(piece.path, row, batch.column(0), options)
+            row += batch.num_rows
+
+
+def _read_arrow(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    """Read either layout: the file format (Feather), or the stream that `datasets` writes."""
+    arrow = _pyarrow(piece.path)
+    with _reading(piece.path), arrow.memory_map(piece.path) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        with (arrow.ipc.open_file if is_file else arrow.ipc.open_stream)(file) as reader:
+            name, row = _column(piece.path, reader.schema, options), 0
+            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            for batch in batches:
+                column = batch.column(name)
+                for first in range(0, len(column), _ROWS_AT_ONCE):
+                    yield from _rows(piece.path, row + first, column.slice(first, _ROWS_AT_ONCE), options)
+                row += batch.num_rows
+
+
+def _column(path: str, schema: Any, options: BuildOptions) -> str:
+    """Return the column to read after checking its type."""
+    types = _pyarrow(path).types
+    name = options.column or options.text_field
+    if name not in schema.names:
+        raise _unreadable(path, "", *_no_field(name, schema.names, options))
+    found = schema.field(name).type
+    is_list = any(check(found) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+    if options.column is not None and not (is_list and types.is_integer(found.value_type)):
+        raise _unreadable(path, "", f"expected lists of integers in column {name!r}, got {found}")
+    is_text = any(check(found) for check in (types.is_string, types.is_large_string, types.is_string_view))
+    if options.column is None and not is_text:
+        remedy = _IS_IDS.format(name) if is_list else None
+        raise _unreadable(path, "", f"expected text in column {name!r}, got {found}", remedy)
+    return name
+
+
+def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator[Document]:
+    if options.column is None:
+        for number, text in enumerate(column.to_pylist(), first):
+            yield Document(path, partial("row {}".format, number), text or "")
+        return
+    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    values = column.flatten()
+    if values.null_count:
+        raise _unreadable(path, f"rows {first} to {first + len(column)}", "a list of token ids holds a null")
+    flat, stops = values.to_numpy(), np.cumsum(lengths)
+    for number, (stop, length) in enumerate(zip(stops.tolist(), lengths.tolist(), strict=True), first):
+        yield Document(path, partial("row {}".format, number), flat[stop - length : stop])
+
+
+def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    with _reading(piece.path), _open(piece.path) as file:
+        samples = mds_samples(file.read(), options.column or options.text_field)
+        for number, content in enumerate(samples):
+            if isinstance(content, str) != (options.column is None):
+                what = "text" if options.column is None else "token ids"
+                raise _unreadable(piece.path, f"sample {number}", f"expected {what}, got something else")
+            yield Document(piece.path, partial("sample {}".format, number), content)
+
+
+def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    path = Path(piece.path)
+    with _reading(piece.path):
+        try:
+            index = orjson.loads(path.with_name("index.json").read_bytes())
+            (dim,) = (each["dim"] for each in index["chunks"] if each["filename"] == path.name)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _unreadable(
+                piece.path, "", "is no chunk that an index.json of litData lists", "serve it as it is"
+            ) from error
+        if options.column is None:
+            raise _unreadable(piece.path, "", "holds token ids", "say --column tokens")
+        with _open(piece.path) as file:
+            items = litdata_items(file.read(), index["config"], flat=dim is not None)
+            for number, ids in enumerate(items):
+                yield Document(piece.path, partial("item {}".format, number), ids)
+
+
+_IS_IDS: Final = "for token ids say --column {}"
+
+
+def _no_field(name: str, found: Sequence[str], options: BuildOptions) -> tuple[str, str]:
+    option = "--text-field" if options.column is None else "--column"
+    return f"has no field {name!r}, only {', '.join(map(repr, found))}", f"name one of them with {option}"
+
+
+def _open(path: str) -> IO[bytes]:
+    if path.endswith((".zst", ".zstd", ".zstd.bin")):
+        # Not the package zstandard: it ends silently where a file was cut off.
+        return io.BufferedReader(_pyarrow(path).input_stream(path, compression="zstd"), 1 << 20)
+    if path.endswith(".gz"):
+        return io.BufferedReader(gzip.open(path))
+    return Path(path).open("rb", buffering=1 << 20)
+
+
+def _open_parquet(path: str) -> Any:
+    _pyarrow(path)
+    return optional_package("pyarrow.parquet", extra="build", purpose=path).ParquetFile(path)
+
+
+def _pyarrow(path: str) -> Any:
+    optional_package("pyarrow.ipc", extra="build", purpose=path)
+    return optional_package("pyarrow", extra="build", purpose=path)
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Report what the disk and the libraries raise for a file that cannot be read or is damaged."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:  # pyarrow raises OSError for compressed data
+        raise _unreadable(path, "", f"cannot be read: {error}", "was the copy interrupted?") from error
+    except ValueError as error:  # pyarrow's ArrowInvalid
+        raise _unreadable(path, "", f"is damaged: {error}", "was the copy interrupted?") from error
+
+
+def _unreadable(path: str, place: str, what: str, remedy: str | None = None) -> UnreadableCorpus:
+    return unreadable(Path(path), f"{place}: {what}" if place else what, remedy)
+
+
+_TEXT: Final = dict.fromkeys((".txt", ".text"), Kind(_divide_not, _read_text))
+_LINES: Final = dict.fromkeys((".jsonl", ".ndjson", ".json"), Kind(_divide_lines, _read_lines))
+KINDS: Final = {
+    **_TEXT,
+    **_LINES,
+    ".parquet": Kind(_divide_row_groups, _read_parquet),
+    **dict.fromkeys((".arrow", ".feather"), Kind(_divide_not, _read_arrow)),
+    ".mds": Kind(_divide_not, _read_mds),
+    ".bin": Kind(_divide_not, _read_litdata),
+}

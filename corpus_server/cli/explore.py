@@ -1,0 +1,145 @@
+"""`corpus-server explore | stats`: text and statistics in the terminal, of files or of a server.
+
+Both ask what the server's routes answer, see `answers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.bar import Bar
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from corpus_server.cli.common import CORPUS_HELP, console
+from corpus_server.corpus_spec import CorpusSpec
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="CORPUS|URL", help=f"{CORPUS_HELP} Or the address of a server.", show_default=False
+    ),
+]
+CorpusOption = Annotated[
+    str | None,
+    typer.Option("--corpus", metavar="NAME", help="Which corpus of the server; needless if it has one."),
+]
+_COLOURS = ("blue", "dark_orange3", "green", "magenta", "cyan", "yellow")
+
+Ask = Callable[..., Any]
+
+
+def explore(
+    source: SourceArgument,
+    corpus: CorpusOption = None,
+    document: Annotated[int | None, typer.Option(min=0, help="Show a document.")] = None,
+    start: Annotated[int, typer.Option(min=0, help="Show tokens from this one on.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Tokens, or with --step rows, to show.")] = 512,
+    plan: Annotated[str | None, typer.Option(metavar="ID", help="A plan that the server keeps.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Show the rows of a training step.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Without --plan: inputs per row.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Without --plan: rows of a step.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Without --plan: seed of the shuffle.")] = 0,
+    pager: Annotated[bool, typer.Option("--pager", help="Page through the output.")] = False,
+) -> None:
+    """Show a document, a range of tokens or the rows of a step as text."""
+    with _asked(source, corpus) as ask:
+        shown: list[RenderableType] = []
+        if step is not None:
+            spelled = {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}
+            answer = ask("rows", plan=plan, spelled=spelled, step=step, count=min(count, 64))
+            names = list(dict.fromkeys(row["corpus"] for row in answer["rows"]))
+            for row in answer["rows"]:
+                colour = _COLOURS[names.index(row["corpus"]) % len(_COLOURS)]
+                where = f"step {step} row {row['row']}: {row['corpus']}, {row['shard']}, token {row['start']}"
+                shown += [Text(where, style=f"bold {colour}"), _text(row["spans"]), Text()]
+        else:
+            if document is not None:
+                start, stop = ask("document", number=document)
+                count = max(1, min(stop - start, 2**16))
+            answer = ask("spans", start=start, count=count)
+            where = f"tokens {answer['start']:,} to {answer['stop']:,} of {answer['num_tokens']:,}"
+            shown = [Text(where, style="bold"), _text(answer["spans"])]
+    if pager:
+        with console.pager(styles=True):
+            console.print(Group(*shown))
+    else:
+        console.print(Group(*shown))
+
+
+def stats(
+    source: SourceArgument,
+    corpus: CorpusOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Which parts are sampled.")] = 0,
+) -> None:
+    """Show the lengths of documents and the frequencies of tokens in a sample."""
+    with _asked(source, corpus) as ask:
+        answer = ask("statistics", seed=seed)
+    console.print(
+        f"{answer['num_sampled_tokens']:,} of {answer['num_tokens']:,} tokens sampled, "
+        f"{answer['num_distinct_tokens']:,} distinct"
+    )
+    lengths = answer["document_lengths"]
+    if lengths is None:
+        console.print("no document index: make one with corpus-server index")
+    elif lengths["num_sampled"]:
+        quantiles = lengths["quantiles"]
+        console.print(
+            f"\n{lengths['num_sampled']:,} of {answer['num_documents']:,} documents sampled: median "
+            f"{quantiles['0.5']:,}, mean {lengths['mean']:,.1f}, longest {quantiles['1.0']:,} tokens"
+        )
+        console.print(
+            _bars(
+                ("tokens", "documents"), [(f"{least:,} +", number) for least, number in lengths["histogram"]]
+            )
+        )
+    console.print("\nmost frequent tokens")
+    top = [
+        (f"{each['token']} {'' if each['text'] is None else ascii(each['text'])}", each["count"])
+        for each in answer["top_tokens"][:20]
+    ]
+    console.print(_bars(("token", "occurrences"), top))
+
+
+def _text(spans: list[dict[str, Any]]) -> Text:
+    """Return spans as text; documents alternate in shade, control characters are shown by name."""
+    shown = Text()
+    for number, span in enumerate(spans):
+        if span["document"] is not None and (not number or spans[number - 1]["document"] != span["document"]):
+            shown.append(f"[document {span['document']}] ", style="bold cyan")
+        if span["is_eot"]:
+            shown.append(f"<{span['text'] or 'end of text'}>\n", style="bold red")
+        else:
+            text = " ".join(map(str, span["tokens"])) if span["text"] is None else span["text"]
+            shown.append(
+                "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+            )
+    return shown
+
+
+def _bars(head: tuple[str, str], rows: list[tuple[str, int]]) -> Table:
+    table = Table(box=None, padding=(0, 1))
+    for name in head:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", ratio=1)
+    most = max((number for _, number in rows), default=0) or 1
+    for name, number in rows:
+        table.add_row(Text(name), f"{number:,}", Bar(most, 0, number, width=40))
+    return table
+
+
+@contextmanager
+def _asked(source: str, corpus: str | None) -> Iterator[Ask]:
+    """Yield a function that asks a server, or files in this process."""
+    # It loads pydantic, which the other commands do not wait for.
+    from corpus_server.cli.answers import of_files, of_server
+
+    if source.startswith(("http://", "https://")):
+        yield of_server(source.rstrip("/"), corpus)
+    else:
+        with of_files(CorpusSpec.parse(source)) as ask:
+            yield ask

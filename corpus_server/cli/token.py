@@ -1,0 +1,52 @@
+"""`corpus-server token`: make an access token."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corpus_server.access import Limits, make_token, read_tokens
+from corpus_server.cli.common import errors
+from corpus_server.corpus_spec import NAME
+from corpus_server.errors import InvalidParameter
+
+
+def token(
+    file: Annotated[Path, typer.Argument(help="File of tokens to add to; made if it does not exist.")],
+    name: Annotated[str, typer.Argument(help="Who gets the token; appears in logs and metrics.")],
+    scope: Annotated[
+        list[str],
+        typer.Option(help="read:CORPUS, read:*, plans, inspect or metrics; may be given several times."),
+    ],
+    expires: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Day (UTC) from which it is refused.")
+    ] = None,
+    max_requests: Annotated[int | None, typer.Option(min=1, help="Responses under way per process.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(min=1, help="Bytes under way per process.")] = None,
+    max_bytes_per_second: Annotated[int | None, typer.Option(min=1, help="Per process.")] = None,
+    max_plans: Annotated[int | None, typer.Option(min=1, help="Plans that the server keeps.")] = None,
+) -> None:
+    """Make an access token, add its hash to a file, and print the token: it is shown this once."""
+    if not NAME.fullmatch(name):
+        raise InvalidParameter.expected("name", "1 to 128 letters, digits, '.', '_' or '-'", name)
+    limits = Limits(max_requests, max_bytes, max_bytes_per_second, max_plans)
+    until = None if expires is None else expires.replace(tzinfo=UTC)
+    secret, table = make_token(name, scope, until, limits)
+    before = file.read_text(encoding="utf-8") if file.exists() else ""
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        # Readable by its owner alone, whole or not at all: a server may be reading it.
+        with os.fdopen(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
+            out.write(before + ("\n" if before else "") + table)
+            out.flush()
+            os.fsync(out.fileno())
+        read_tokens(aside)
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
+    errors.print(f"added {name} to {file}; the token, which is not kept anywhere:", soft_wrap=True)
+    print(secret)

@@ -1,0 +1,286 @@
+"""A corpus: a named, immutable token sequence in one or more shards."""
+
+from __future__ import annotations
+
+import resource
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.corpus.files import LOCAL_FILES, Closing, Files, unreadable
+from corpus_server.corpus.fingerprints import check_fingerprints
+from corpus_server.corpus.formats import DocumentIndex, TokenDtype, data_path, token_dtype
+from corpus_server.corpus.selection import list_shards
+from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import InvalidParameter, UnknownDocument
+
+_MAX_OPEN_FILES = 1 << 20
+
+
+class Corpus(Closing):
+    """An open corpus; use `open`.
+
+    Attributes:
+        starts: corpus-wide number of each shard's first token, then `num_tokens`.
+        dtype: smallest type that holds the tokens of every shard.
+        fingerprints: kind ("sampled", "full") -> value, all that are known.
+        fingerprint_kind, fingerprint: the strongest of them.
+        eot: id of the end-of-text token, if the user or the document ends say it.
+        earlier: names of the corpora that hold what this one held before.
+        tokenizer: decodes tokens to text, or None; `tokenizer_name` is "bytes" or the name of its file.
+        num_documents: documents of all shards; None unless every shard has an index.
+    """
+
+    def __init__(
+        self,
+        spec: CorpusSpec,
+        shards: Sequence[Shard],
+        fingerprints: dict[str, str],
+        *,
+        eot: int | None,
+        tokenizer: Path | str | None,
+    ) -> None:
+        self.name = spec.name
+        self.earlier = spec.earlier
+        self.eot = eot
+        self.shards = tuple(shards)
+        self.starts = (0, *accumulate(shard.num_tokens for shard in shards))
+        self.num_tokens = self.starts[-1]
+        self.dtype: TokenDtype = np.result_type(*(shard.dtype for shard in shards))
+        self.fingerprints = dict(fingerprints)
+        self.fingerprint_kind: Literal["sampled", "full"] = "full" if "full" in fingerprints else "sampled"
+        self.fingerprint = fingerprints[self.fingerprint_kind]
+        self.tokenizer: Tokenizer | None = None if tokenizer is None else open_tokenizer(tokenizer)
+        self.tokenizer_name = tokenizer.name if isinstance(tokenizer, Path) else tokenizer
+        indices = [shard.documents for shard in shards if shard.documents is not None]
+        self._indices: tuple[DocumentIndex, ...] = ()
+        self._document_starts: tuple[int, ...] = ()  # number of each shard's first document, then of all
+        if len(indices) == len(self.shards):
+            self._indices = tuple(indices)
+            self._document_starts = (0, *accumulate(index.num_documents for index in indices))
+        self.num_documents = self._document_starts[-1] if self._indices else None
+
+    @classmethod
+    def open(cls, spec: CorpusSpec, files: Files = LOCAL_FILES) -> Corpus:
+        """Open a corpus, in O(1) of the token count.
+
+        Args:
+            files: opens the token files; other ones than local files lie in an object store.
+
+        Raises:
+            UnreadableCorpus: a file is not what it should be; nothing stays open.
+            InvalidParameter: the spec contradicts the files.
+            MissingPackage: its tokenizer needs a package that is not installed.
+        """
+        with ExitStack() as on_error:
+            shards = open_shards(spec, on_error, files=files)
+            corpus = cls(
+                spec,
+                shards,
+                check_fingerprints(spec, shards),
+                eot=_find_eot(spec, shards),
+                tokenizer=find_tokenizer(spec, [shard.dtype for shard in shards]),
+            )
+            on_error.pop_all()
+        return corpus
+
+    def close(self) -> None:
+        """Unmap and close all shards."""
+        self.tokenizer = None  # a large vocabulary takes 100 MB
+        for shard in self.shards:
+            shard.close()
+
+    def locate_range(self, start: int, count: int) -> list[tuple[int, int, int]]:
+        """Return the pieces of tokens [start, start + count): (shard number, start, stop in the shard)."""
+        if start < 0 or count < 0 or start + count > self.num_tokens:
+            raise InvalidParameter(
+                f"start + count must be at most {self.num_tokens}, the tokens of corpus {self.name!r}, "
+                f"got {start} + {count}",
+                parameter="count",
+                received=count,
+                accepted=f"start + count <= {self.num_tokens}",
+            )
+        pieces = []
+        number = bisect_right(self.starts, start) - 1
+        position, stop = start, start + count
+        while position < stop:
+            base, end = self.starts[number], min(stop, self.starts[number + 1])
+            if end > position:  # not for an empty shard
+                pieces.append((number, position - base, end - base))
+                position = end
+            number += 1
+        return pieces
+
+    def document_range(self, number: int) -> tuple[int, int]:
+        """Return the tokens `(start, stop)` of a document, corpus-wide.
+
+        Raises:
+            UnknownDocument: the corpus has no such document, or no document index.
+            CorpusChanged: the file of the document index changed.
+            ReadFailed: the disk did not deliver, or the index contradicts itself.
+        """
+        if not self._indices:
+            raise self._no_documents(number)
+        starts = self._document_starts
+        if not 0 <= number < starts[-1]:
+            raise UnknownDocument.expected("document", f"in [0, {starts[-1]})", number)
+        shard_number = bisect_right(starts, number) - 1
+        start, stop = self._indices[shard_number].document_range(number - starts[shard_number])
+        return self.starts[shard_number] + start, self.starts[shard_number] + stop
+
+    def sequences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first token, corpus-wide, and the tokens of each sequence: `(n,) int64` each.
+
+        Reads all document indices, see `DocumentIndex.sequence_lengths`.
+
+        Raises:
+            UnknownDocument: the corpus has no document index.
+            InvalidParameter: the corpus is cut.
+            CorpusChanged, ReadFailed: of the document index.
+        """
+        if not self._indices:
+            raise self._no_documents(None)
+        starts, lengths = [], []
+        for first, index in zip(self.starts, self._indices, strict=False):
+            its = index.sequence_lengths()
+            lengths.append(its)
+            starts.append(first + its.cumsum() - its)
+        return np.concatenate(starts), np.concatenate(lengths)
+
+    def document_at(self, token: int) -> int | None:
+        """Return the number of the document that holds a token, corpus-wide; None where no document does.
+
+        Reads about log2(num_documents) entries of the index.
+
+        Raises:
+            CorpusChanged, ReadFailed: see `document_range`.
+        """
+        if not self._indices:
+            return None
+        shard_number = bisect_right(self.starts, token) - 1
+        index, position = self._indices[shard_number], token - self.starts[shard_number]
+        # The first document that ends behind the token: empty documents before it end at or before it.
+        number = bisect_right(
+            range(index.num_documents), position, key=lambda each: index.document_range(each)[1]
+        )
+        if number == index.num_documents or index.document_range(number)[0] > position:
+            return None
+        return self._document_starts[shard_number] + number
+
+    def _no_documents(self, number: int | None) -> UnknownDocument:
+        remedy = "make one with `corpus-server index PATH,eot=ID`, then restart the server"
+        detail = f"corpus {self.name!r} has no document index"
+        return UnknownDocument(detail, parameter="document", received=number, remedy=remedy)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the corpus's description: the JSON of `/v1/corpora/{name}`."""
+        return {
+            "name": self.name,
+            "num_tokens": self.num_tokens,
+            "dtype": self.dtype.name,
+            "num_documents": self.num_documents,
+            "fingerprint": self.fingerprint,
+            "fingerprint_kind": self.fingerprint_kind,
+            "fingerprints": dict(self.fingerprints),
+            "eot": self.eot,
+            "tokenizer": self.tokenizer_name,
+            "shards": [shard.describe() for shard in self.shards],
+        }
+
+
+def open_shards(
+    spec: CorpusSpec, opened: ExitStack, *, sidecars: bool = True, files: Files = LOCAL_FILES
+) -> list[Shard]:
+    """Open every shard of a corpus.
+
+    `opened` closes the shards, also those opened before an error; `sidecars` as in `Shard.open`.
+    """
+    dtype = None if spec.dtype is None else token_dtype(spec.dtype)
+    listed = list_shards(spec)
+    files.prepare([file.path for file in listed])
+    _allow_open_files()
+    in_folder = data_path(spec.path).is_dir()
+    shards = [
+        opened.enter_context(
+            Shard.open(
+                file.path,
+                name=file.name,
+                dtype=dtype,
+                in_folder=in_folder,
+                sidecar=sidecars,
+                open_file=files.open,
+            )
+        )
+        for file in listed
+    ]
+    return shards if spec.token_range is None else cut_shards(shards, spec.token_range)
+
+
+def cut_shards(shards: Sequence[Shard], token_range: tuple[int, int]) -> list[Shard]:
+    """Return the shards that hold tokens [start, stop) of the corpus, cut to them; close the others."""
+    start, stop = token_range
+    if stop > (num_tokens := sum(shard.num_tokens for shard in shards)):
+        accepted = f"within the {num_tokens} tokens of the files"
+        raise InvalidParameter.expected("token_range", accepted, list(token_range))
+    kept, base = [], 0
+    for shard in shards:
+        end = base + shard.num_tokens
+        first, last = max(start, base), min(stop, end)
+        if first < last:
+            shard.cut(first - base, last - base)
+            kept.append(shard)
+        else:
+            shard.close()
+        base = end
+    return kept
+
+
+def _allow_open_files() -> None:
+    """Raise the soft limit of open files to the hard one, as Go programs do at start.
+
+    A shard takes up to three descriptors (its own, the map's duplicate, the index). The usual soft
+    limit of 1,024 exists for programs that use select(2).
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def check_eot(eot: int, shards: Sequence[Shard]) -> None:
+    """Raise InvalidParameter if no token of the shards can have the id `eot`."""
+    most = max(int(np.iinfo(shard.dtype).max) for shard in shards)
+    if not 0 <= eot <= most:
+        names = ", ".join(sorted({shard.dtype.name for shard in shards}))
+        raise InvalidParameter.expected("eot", f"a token id in [0, {most}] ({names} tokens)", eot)
+
+
+def _find_eot(spec: CorpusSpec, shards: Sequence[Shard]) -> int | None:
+    """Return the end-of-text id that the user or the sidecars say; refuse two that differ."""
+    made = {shard.eot: shard.name for shard in shards if shard.eot is not None}
+    if len(made) > 1:
+        (one, first), (other, second), *_ = sorted(made.items())
+        raise unreadable(
+            spec.path,
+            f"the documents of {first} end at token {one}, those of {second} at token {other}",
+            "was indexing interrupted? Run corpus-server index on the corpus again",
+        )
+    if spec.eot is None:
+        return next(iter(made), None)
+    check_eot(spec.eot, shards)
+    if made and spec.eot not in made:
+        (one, first), *_ = made.items()
+        raise unreadable(
+            spec.path,
+            f"eot is {spec.eot}, but the documents of {first} end at token {one}",
+            "leave eot out, or run corpus-server index on the corpus again",
+        )
+    return spec.eot

@@ -1,0 +1,264 @@
+"""One open file: header checks, map and later reads all see the same inode.
+
+A file is opened once, so that nobody can exchange it between the check of its header and the map.
+A file that is replaced by rename, or deleted, keeps its old bytes here. `check_unchanged` detects a
+file that is changed in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+
+from corpus_server.corpus import guard
+from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
+
+_REOPEN: Final = "check the file with corpus-server verify, then restart the server to serve it as it is now"
+_OPEN_REMEDIES: Final = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EACCES: "give the server's user the right to read it",
+}
+
+
+class Closing:
+    """A context manager that closes itself."""
+
+    def close(self) -> None:
+        """Release what is held; a second call does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class OpenFile(Closing):
+    """A regular file, open for reading until `close`.
+
+    Attributes:
+        path, size_bytes: at opening.
+        name: in errors; the file's name unless set.
+        fd: descriptor, -1 when closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.fd = -1
+        self._guarded: guard.GuardedRange | None = None
+        try:
+            # O_NONBLOCK: opening a named pipe by mistake must not hang; regular files ignore it.
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self.fd)
+        except (OSError, ValueError) as error:
+            self.close()
+            reason = getattr(error, "strerror", error)
+            remedy = _OPEN_REMEDIES.get(getattr(error, "errno", 0))
+            raise unreadable(path, f"cannot be opened: {reason}", remedy) from error
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise unreadable(path, "expected a regular file, found another kind")
+        self.size_bytes = status.st_size
+        self._opened = status
+        self._change: str | None = None  # what `check_unchanged` found first
+
+    def __del__(self) -> None:
+        self.close()
+
+    def unreadable(self, what: str, remedy: str) -> UnreadableCorpus:
+        """Return the error for this file."""
+        return unreadable(self.path, what, remedy)
+
+    def head(self, count: int) -> bytes:
+        """Return the first `count` bytes, or the whole file if it is shorter."""
+        return self.read(0, min(count, self.size_bytes))
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return exactly `count` bytes from byte `offset`, which lie inside the size at opening.
+
+        Raises:
+            CorpusChanged: the file has become shorter.
+            ReadFailed: the disk did not deliver.
+        """
+        buffer = bytearray(count)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from byte `offset`, as `read` does; releases the GIL while the disk works."""
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self.fd, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise ReadFailed(
+                    f"{self.name}: reading {len(buffer)} bytes at byte {offset} failed: {error.strerror}",
+                    remedy="check the disk or the network mount, then run corpus-server verify",
+                ) from error
+            if count == 0:
+                raise CorpusChanged(
+                    f"{self.name}: {self.size_bytes} bytes at opening, now it ends at byte {offset + done}",
+                    remedy=_REOPEN,
+                )
+            done += count
+
+    def map(self) -> mmap.mmap:
+        """Return a read-only map of the whole file, which must not be empty, and guard it until `close`.
+
+        The file's owner keeps the map; the last view of it unmaps.
+        """
+        try:
+            mapped = mmap.mmap(self.fd, self.size_bytes, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # ValueError: the file is shorter now
+            raise self.unreadable(
+                f"cannot be mapped: {error}",
+                "check that the file is not being written, and the limits ulimit -v and vm.max_map_count",
+            ) from error
+        # Without this hint, a cold read of one window reads megabytes ahead.
+        mapped.madvise(mmap.MADV_RANDOM)
+        self._guarded = guard.guard(address_of(mapped), self.size_bytes)
+        return mapped
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the map readable while tokens are copied from it; a local file always is."""
+        yield
+
+    def is_resident(self, offset: int) -> bool:
+        """Tell whether the page cache holds the byte at `offset`; False if the system cannot tell.
+
+        `mincore` and, since Linux 6.14, `cachestat` answer only the file's owner. This way has a side
+        effect: the kernel starts to read a page that is missing.
+        """
+        try:
+            return os.preadv(self.fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except (OSError, AttributeError):  # the system or this file system has no such flag
+            return False
+
+    def drop(self, offset: int, count: int) -> None:
+        """Take whole pages of bytes [offset, offset + count) out of the page cache; never fails."""
+        with contextlib.suppress(OSError, AttributeError):  # closed meanwhile; not Linux
+            os.posix_fadvise(self.fd, offset, count, os.POSIX_FADV_DONTNEED)
+
+    def check_unchanged(self) -> None:
+        """Raise if bytes copied from the file or its map may be wrong; costs one `fstat`.
+
+        Compares size, modification time and inode change time (ctime). Programs set the modification
+        time back (`rsync --inplace -t`, `cp -p`), but none can set the ctime. The ctime also changes with
+        permissions, owner and links, and the kernel does not say which it was: a chmod and a rewrite
+        between two checks look like a chmod alone, and a sample of the content misses a rewritten
+        part. Therefore every new ctime counts as a change, until the file is opened again. The one
+        exception is a file that no longer has a name, because replacing a shard by rename must not
+        interrupt its readers. `docs/formats.md` lists the changes that stay undetected.
+
+        Raises:
+            CorpusChanged: the file may hold other bytes than at opening.
+            ReadFailed: a page of the map could not be read; it holds zeros until the file is opened again.
+        """
+        self._check_status()
+        if self._guarded is not None and self._guarded.num_faults:
+            # If the file was truncated after the first check, that is the reason to report.
+            self._check_status()
+            raise ReadFailed(
+                f"{self.name}: the disk did not deliver {self._guarded.num_faults} pages",
+                remedy="look at the kernel's log of the machine that holds the shard, run corpus-server "
+                "verify, then restart the server",
+            )
+
+    def _check_status(self) -> None:
+        if self._change is None:
+            self._change = self._find_change()
+        if self._change is not None:
+            raise CorpusChanged(
+                f"{self.name}: {self._change}; a served shard must not change", remedy=_REOPEN
+            )
+
+    def _find_change(self) -> str | None:
+        then, now = self._opened, self._status()
+        if now.st_size != then.st_size:
+            return f"{then.st_size} bytes at opening, {now.st_size} now"
+        if now.st_mtime_ns != then.st_mtime_ns:
+            return "written to since it was opened"
+        if now.st_ctime_ns == then.st_ctime_ns or now.st_nlink == 0:
+            return None
+        # tmpfs and XFS set the ctime of a file that is being deleted a moment before its link count.
+        time.sleep(0.001)
+        if self._status().st_nlink == 0:
+            return None
+        return (
+            "its inode changed since it was opened: the file was rewritten with its modification time "
+            "restored, or its permissions, owner or links were changed"
+        )
+
+    def _status(self) -> os.stat_result:
+        try:
+            return os.fstat(self.fd)
+        except OSError as error:
+            raise ReadFailed(f"{self.name}: fstat failed: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the descriptor; a second call does nothing."""
+        if self._guarded is not None:
+            guard.release(self._guarded)
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Files(Protocol):
+    """Opens the token files of a corpus."""
+
+    def prepare(self, paths: Sequence[Path]) -> None:
+        """Note which files will be opened."""
+
+    def open(self, path: Path) -> OpenFile:
+        """Open a token file."""
+
+
+class _LocalFiles:
+    def prepare(self, paths: Sequence[Path]) -> None:
+        pass
+
+    def open(self, path: Path) -> OpenFile:
+        return OpenFile(path)
+
+
+LOCAL_FILES: Final[Files] = _LocalFiles()
+
+
+def address_of(mapped: mmap.mmap) -> int:
+    """Return the address at which a map begins."""
+    return int(np.frombuffer(mapped, np.uint8, count=1).ctypes.data)
+
+
+def advise(tokens: np.ndarray[tuple[int], np.dtype[Any]], advice: int) -> None:
+    """Call `madvise` for the pages of a view of a map; a hint, so an error is ignored."""
+    address = tokens.ctypes.data
+    first = address - address % mmap.PAGESIZE
+    _madvise()(first, address + tokens.nbytes - first, advice)
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int]:
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return madvise
+
+
+def unreadable(path: Path, what: str, remedy: str | None = None) -> UnreadableCorpus:
+    """Return the error for a file that cannot be served: its path, what is wrong, what to do."""
+    detail = f"{path}: {what}" if remedy is None else f"{path}: {what}; {remedy}"
+    return UnreadableCorpus(detail, received=str(path), remedy=remedy)

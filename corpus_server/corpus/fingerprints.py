@@ -1,0 +1,177 @@
+"""Fingerprints: the identity of a corpus by its content, not by path, file name or container format.
+
+    sampled-<hex>  SHA-256 over (num_tokens, dtype) and a few blocks of every shard; O(1)
+    full-<hex>     SHA-256 over (num_tokens, dtype) and the digests of all blocks of every shard,
+                   which are computed once and kept in a sidecar beside the shards
+
+Offsets of blocks count from the first token, so the same tokens have the same fingerprint in a raw file and
+behind a header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats import TokenDtype, data_path
+from corpus_server.corpus.publish import publishing
+from corpus_server.corpus_spec import CorpusSpec
+
+SAMPLE_BYTES: Final = 4096
+SAMPLES_PER_CORPUS: Final = 64
+BLOCK_BYTES: Final = 16 << 20  # bytes; 70 KB of digests for 32 GiB, and a bad block is quick to copy again
+
+_MADE: Final = {"kind": "corpus-hashes", "version": 1, "digest": "xxh3-128", "block_bytes": BLOCK_BYTES}
+
+
+class TokenData(Protocol):
+    """What a fingerprint reads of a shard."""
+
+    num_tokens: int
+    dtype: TokenDtype
+
+    def read_data(self, offset: int, count: int) -> bytes:
+        """Return `count` bytes of token data from byte `offset` of it."""
+
+
+def sampled_fingerprint(shards: Sequence[TokenData], *, samples: int = SAMPLES_PER_CORPUS) -> str:
+    """Return `sampled-<64 hex>` of the shards in order, reading about `samples` blocks in all."""
+    digest = hashlib.sha256(b"corpus-server sampled fingerprint 1\n")
+    # At least two, so that the start and the end of every shard count.
+    num_samples = max(2, samples // len(shards))
+    for shard in shards:
+        digest.update(f"{shard.num_tokens} {shard.dtype.name}\n".encode())
+        for offset, count in sample_blocks(shard.num_tokens * shard.dtype.itemsize, num_samples):
+            digest.update(shard.read_data(offset, count))
+    return f"sampled-{digest.hexdigest()}"
+
+
+def sample_blocks(num_bytes: int, num_samples: int) -> list[tuple[int, int]]:
+    """Return (offset, size) of blocks evenly spaced over `num_bytes`, the first and last included."""
+    if num_bytes <= num_samples * SAMPLE_BYTES:
+        return [(0, num_bytes)]
+    last = num_bytes - SAMPLE_BYTES
+    return [(last * i // (num_samples - 1), SAMPLE_BYTES) for i in range(num_samples)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardHashes:
+    """What was recorded of one shard."""
+
+    name: str  # not part of the fingerprint
+    num_tokens: int
+    dtype: str
+    digests: tuple[str, ...]  # xxh3-128 hex of each `BLOCK_BYTES` of token data; the last may be shorter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedHashes:
+    """The sidecar of a corpus: digests of all blocks, and the sampled fingerprint of the same content."""
+
+    sampled: str
+    shards: tuple[ShardHashes, ...]
+
+    @property
+    def full(self) -> str:
+        """`full-<64 hex>` of the recorded digests."""
+        content = [
+            {"digests": shard.digests, "dtype": shard.dtype, "num_tokens": shard.num_tokens}
+            for shard in self.shards
+        ]
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return f"full-{hashlib.sha256(canonical.encode()).hexdigest()}"
+
+    def to_json(self) -> str:
+        """Return the sidecar's text."""
+        document = {
+            **_MADE,
+            "sampled": self.sampled,
+            "full": self.full,
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+        return json.dumps(document, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RecordedHashes:
+        """Return the hashes in a sidecar's text; raise ValueError if it is damaged or of another kind."""
+        document: dict[str, Any] = json.loads(text)
+        try:
+            made = {name: document[name] for name in _MADE}
+            if made != _MADE:
+                raise ValueError(f"unknown kind of sidecar: {made}")
+            shards = (shard | {"digests": tuple(shard["digests"])} for shard in document["shards"])
+            hashes = cls(sampled=document["sampled"], shards=tuple(ShardHashes(**shard) for shard in shards))
+            recorded_full = document["full"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"field missing or of the wrong type: {error}") from error
+        if hashes.full != recorded_full:
+            raise ValueError("its digests do not give the fingerprint that it records")
+        return hashes
+
+
+def sidecar_path(spec: CorpusSpec) -> Path:
+    """Return where the hashes of a corpus are kept: in its folder, or beside its file.
+
+    Each selection of a folder's shards has a sidecar of its own, named after what the user says: after the
+    files, the sidecar of a selection that lost one would not be found, and the loss not noticed.
+    """
+    path = data_path(spec.path)
+    stem = "corpus" if path.is_dir() else path.name
+    selection = [spec.include, spec.exclude, spec.split, spec.token_range]
+    if any(selection[:2]) or spec.token_range is not None:
+        stem += f".{hashlib.sha256(json.dumps(selection).encode()).hexdigest()[:16]}"
+    elif spec.split is not None:
+        stem += f".{spec.split}"
+    return (path if path.is_dir() else path.parent) / f"{stem}.hashes.json"
+
+
+def load_sidecar(spec: CorpusSpec) -> RecordedHashes | None:
+    """Return the recorded hashes of a corpus, None if there are none.
+
+    Raises:
+        UnreadableCorpus: there is a sidecar, but it is damaged.
+    """
+    sidecar = sidecar_path(spec)
+    try:
+        return RecordedHashes.from_json(sidecar.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        what = f"the recorded hashes cannot be read: {error}"
+        raise unreadable(sidecar, what, "delete the file or record them again") from error
+
+
+def save_sidecar(spec: CorpusSpec, hashes: RecordedHashes) -> Path:
+    """Publish the hashes of a corpus and return the sidecar's path."""
+    sidecar = sidecar_path(spec)
+    try:
+        with publishing(sidecar) as file:
+            file.write(hashes.to_json().encode())
+    except OSError as error:
+        what = f"the hashes cannot be written: {error.strerror}"
+        raise unreadable(sidecar, what, "make room, or record where the folder is writable") from error
+    return sidecar
+
+
+def check_fingerprints(spec: CorpusSpec, shards: Sequence[TokenData]) -> dict[str, str]:
+    """Return the known fingerprints of a corpus: kind -> value, the strongest kind last.
+
+    `full` is among them if hashes are recorded.
+
+    Raises:
+        UnreadableCorpus: the content differs from its recorded hashes, or their sidecar is damaged.
+    """
+    sampled = sampled_fingerprint(shards)
+    recorded = load_sidecar(spec)
+    if recorded is None:
+        return {"sampled": sampled}
+    if recorded.sampled != sampled:
+        remedy = "run corpus-server verify to find the block, or delete "
+        remedy += f"{sidecar_path(spec).name} if the change was meant"
+        raise unreadable(spec.path, "content differs from its recorded hashes", remedy)
+    return {"sampled": sampled, "full": recorded.full}

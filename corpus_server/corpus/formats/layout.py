@@ -1,0 +1,141 @@
+"""What every format's file shares: token types, the layout of a shard, errors, and `Format` itself."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.corpus.files import Closing, OpenFile
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
+
+TokenDtype = np.dtype[Any]
+
+# Little-endian on every machine, on disk and on the wire.
+TOKEN_DTYPES: Final[dict[str, TokenDtype]] = {
+    "uint8": np.dtype("<u1"),
+    "uint16": np.dtype("<u2"),
+    "uint32": np.dtype("<u4"),
+    "int32": np.dtype("<i4"),
+}
+ACCEPTED_DTYPES: Final = ", ".join(TOKEN_DTYPES)
+COPY_AGAIN: Final = "was the copy interrupted? Copy it again"
+
+
+Ends = NDArray[np.integer[Any]]
+"""Cumulative ends of documents, in tokens."""
+
+
+class DocumentIndex(Closing):
+    """Document boundaries of one shard, in an open file. Entries are read one by one."""
+
+    file: OpenFile
+    num_documents: int
+
+    def document_range(self, number: int) -> tuple[int, int]:
+        """Return the tokens `(start, stop)` of document `number` in [0, num_documents)."""
+        raise NotImplementedError
+
+    def sequence_lengths(self) -> Ends:
+        """Return the tokens of each sequence that was written as one, a document in most formats.
+
+        `(n,) int64`. The sequences lie one after another from the shard's first token on.
+        """
+        raise NotImplementedError
+
+    def find_problem(self) -> str | None:
+        """Read the whole index in bounded memory; return the first contradiction, or None."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardLayout:
+    """Where the tokens of one file lie."""
+
+    format: str  # its name, as descriptions show it
+    reason: str  # how it was recognised: `inspect` shows it
+    dtype: TokenDtype
+    data_offset: int  # byte at which token 0 begins
+    num_tokens: int
+    documents: DocumentIndex | None = None  # if the format has them; whoever gets the layout closes them
+    # Document ends in a side file that must be read whole: `corpus-server index` copies them to its sidecar.
+    listed_ends: Callable[[], Iterator[Ends]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """One file format; `registry.FORMATS` lists them all.
+
+    Attributes:
+        read: returns the layout of a file of this format, and None for any other file. Raises
+            UnreadableCorpus for a file of this format that is damaged or not served. It is given the dtype
+            of headerless tokens, if the user named one, and whether the file was found in a folder.
+        side_files: files that accompany shards: glob pattern of the name -> what it is. In a folder they
+            are left out; named directly, they are refused.
+        find_data: returns the data file that a path stands for (Megatron: X or X.idx for X.bin), or None
+            if the path is none of this format's.
+        check_folder: given all files of a folder and whether the user named a dtype, raises if a file
+            lacks its counterpart.
+    """
+
+    read: Callable[[OpenFile, TokenDtype | None, bool], ShardLayout | None]
+    side_files: Mapping[str, str] = field(default_factory=dict)
+    find_data: Callable[[Path], Path | None] = lambda path: None
+    check_folder: Callable[[Collection[Path], bool], None] = lambda paths, dtype_given: None
+
+
+def token_dtype(value: object) -> TokenDtype:
+    """Return the token dtype named by `value` (a name or a numpy dtype); refuse any other."""
+    try:
+        dtype = np.dtype(value)  # type: ignore[call-overload]
+    except TypeError:
+        dtype = None
+    if value is None or dtype is None or TOKEN_DTYPES.get(dtype.name) != dtype:
+        raise InvalidParameter.expected("dtype", f"one of {ACCEPTED_DTYPES} (little-endian)", str(value))
+    return TOKEN_DTYPES[dtype.name]
+
+
+def counted_layout(
+    file: OpenFile, *, name: str, reason: str, dtype: TokenDtype, data_offset: int, num_tokens: int
+) -> ShardLayout:
+    """Return the layout of a file whose header counts its tokens; refuse a file of another size."""
+    expected_bytes = data_offset + num_tokens * dtype.itemsize
+    if num_tokens < 0 or file.size_bytes != expected_bytes:
+        held = (file.size_bytes - data_offset) / dtype.itemsize
+        raise file.unreadable(
+            f"holds {held:g} tokens, its header says {num_tokens}"
+            f" ({file.size_bytes} bytes, expected {expected_bytes})",
+            COPY_AGAIN,
+        )
+    return ShardLayout(
+        format=name, reason=reason, dtype=dtype, data_offset=data_offset, num_tokens=num_tokens
+    )
+
+
+def not_served(file: OpenFile, what: str, remedy: str) -> UnreadableCorpus:
+    """Return the error for a file of a known kind that holds no tokens in a served form."""
+    return file.unreadable(f"is {what}, which is not served", remedy)
+
+
+def build_ids(path: Path, column: str = "input_ids") -> str:
+    """Return the remedy for a file that holds token ids in a form that is not served."""
+    source = shlex.quote(str(path))
+    return (
+        f"copy its token ids into shards: corpus-server build {source} --column {column} --eot ID --out DIR"
+    )
+
+
+def build_text(path: Path, field: str = "text") -> str:
+    """Return the remedy for a file that holds text."""
+    option = "" if field == "text" else f" --text-field {field}"
+    source = shlex.quote(str(path))
+    return f"tokenize its text: corpus-server build {source}{option} --tokenizer tokenizer.json --out DIR"

@@ -1,0 +1,120 @@
+"""litData's chunks of tokens, as `optimize(..., item_loader=TokensLoader())` writes them.
+
+Layout (litData `streaming/writer.py`), little-endian:
+
+    chunk-*.bin   <u4 num_items | <u4 offsets[num_items + 1], bytes from the start of the file | items
+    index.json    {"config": {"data_format": ["no_header_tensor:20"], "compression": null, ...},
+                   "chunks": [{"filename": "chunk-0-0.bin", "dim": tokens, ...}, ...]}
+
+An item is what the user's function yielded, usually one document: a flat array without header, so the tokens
+of all items lie one after another and are mapped. `data_format` names the dtype by litData's own numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from corpus_server.corpus.files import OpenFile, unreadable
+from corpus_server.corpus.formats.ends import CumulativeEnds
+from corpus_server.corpus.formats.layout import (
+    ACCEPTED_DTYPES,
+    COPY_AGAIN,
+    TOKEN_DTYPES,
+    Format,
+    ShardLayout,
+    TokenDtype,
+    build_ids,
+    counted_layout,
+)
+
+# litData `constants.py`; torch's numbers name most types twice.
+_DTYPES: Final = {
+    "no_header_tensor": {11: "uint8", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 20: "uint16"},
+    "no_header_numpy": {2: "int32", 3: "int64", 4: "uint8", 5: "uint16", 6: "uint32", 7: "uint64"},
+}
+
+
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+    path = file.path.with_name("index.json")
+    if not (file.path.name.startswith("chunk-") and file.path.suffix == ".bin" and path.is_file()):
+        return None
+    status = path.stat()
+    config, num_tokens = _read_index(path, status.st_mtime_ns, status.st_size)
+    if file.path.name not in num_tokens:
+        raise file.unreadable(f"is not among the chunks that {path.name} lists", "move it away")
+    tokens = _dtype(file, config, flat=num_tokens[file.path.name] is not None)
+    num_items = int.from_bytes(file.head(4), "little")
+    header_bytes = 4 + 4 * (num_items + 1)
+    if file.size_bytes < header_bytes:
+        raise file.unreadable(f"{file.size_bytes} bytes end inside litData's header", COPY_AGAIN)
+    ends = [int.from_bytes(file.read(at, 4), "little") for at in (4, header_bytes - 4)]
+    if ends != [header_bytes, file.size_bytes]:
+        raise file.unreadable(
+            f"its items lie at bytes {ends[0]} to {ends[1]}, expected {header_bytes} to {file.size_bytes}",
+            COPY_AGAIN,
+        )
+    layout = counted_layout(
+        file,
+        name="litdata",
+        reason=f"{path.name} beside it lists it: {config['data_format'][0]}",
+        dtype=tokens,
+        data_offset=header_bytes,
+        num_tokens=num_tokens[file.path.name],
+    )
+    documents = CumulativeEnds(
+        file,
+        at=8,  # behind the first offset, at which the first item begins
+        num_documents=num_items,
+        num_tokens=layout.num_tokens,
+        entry="<u4",
+        origin=header_bytes,
+        unit=tokens.itemsize,
+    )
+    return replace(layout, documents=documents)
+
+
+def dtype_name(data_format: list[str]) -> str | None:
+    """Return the dtype of items that are one array of integers each, None for other items."""
+    serializer, _, number = ",".join(data_format).partition(":")
+    is_known = serializer in _DTYPES and number.isdecimal()
+    return _DTYPES[serializer].get(int(number)) if is_known else None
+
+
+def _dtype(file: OpenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype:
+    """Return the dtype of a chunk's tokens; refuse one whose tokens cannot be mapped."""
+    remedy, found = build_ids(file.path.parent, "tokens"), dtype_name(config["data_format"])
+    reason = None
+    if config.get("encryption"):
+        reason, remedy = "index.json says that it is encrypted", "decrypt it first"
+    elif found is None:
+        reason = f"its items are {', '.join(config['data_format'])}, expected one array of token ids"
+        remedy = "write the token ids alone: optimize(..., item_loader=TokensLoader())"
+    elif config.get("compression"):
+        reason = f"index.json says compression {config['compression']}"
+    elif not flat:
+        reason = "written without TokensLoader, which leaves sizes between the items"
+    elif found not in TOKEN_DTYPES:
+        reason = f"its tokens are {found}, served are {ACCEPTED_DTYPES}"
+    if found is None or reason is not None:
+        raise file.unreadable(f"is a litData chunk that cannot be mapped: {reason}", remedy)
+    return TOKEN_DTYPES[found]
+
+
+# Cached, because each of a folder's chunks asks for the same index, which grows with their number.
+@lru_cache(maxsize=4)
+def _read_index(path: Path, mtime_ns: int, size_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config and the number of tokens of each chunk, None where items are not flat arrays."""
+    try:
+        index = json.loads(path.read_bytes())
+        config, chunks = index["config"], {each["filename"]: each["dim"] for each in index["chunks"]}
+        config["data_format"] = [str(each) for each in config["data_format"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise unreadable(path, f"is no index of litData: {error!r}", COPY_AGAIN) from error
+    return config, chunks
+
+
+FORMAT: Final = Format(read=_read)

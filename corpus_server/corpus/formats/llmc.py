@@ -1,0 +1,68 @@
+"""llm.c's token files, which modded-nanogpt writes too.
+
+Layout (llm.c `dev/data/data_common.py`): a header of 256 `<i4`, of which the first three are
+`[magic, version, num_tokens]` and the others unused, then the tokens.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.formats.layout import (
+    COPY_AGAIN,
+    TOKEN_DTYPES,
+    Format,
+    ShardLayout,
+    TokenDtype,
+    counted_layout,
+)
+
+HEADER_BYTES: Final = 1024
+
+# (magic, version) -> dtype of the tokens
+_DTYPES: Final = {
+    (20240520, 1): TOKEN_DTYPES["uint16"],  # GPT-2's vocabulary
+    (20240801, 7): TOKEN_DTYPES["uint32"],  # Llama 3's
+}
+_MAGICS: Final = {magic for magic, _ in _DTYPES}
+
+# Other files of llm.c begin with similar magic numbers and hold no tokens.
+_NOT_TOKENS: Final = {
+    20240326: "a model checkpoint of llm.c",
+    20240327: "a debug state of llm.c",
+    20240522: "an evaluation set of llm.c",
+}
+
+
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+    head = file.head(12)
+    magic = int.from_bytes(head[:4], "little")
+    if magic in _NOT_TOKENS:
+        raise file.unreadable(f"is {_NOT_TOKENS[magic]}, not tokens", "name its token files")
+    if magic not in _MAGICS:
+        return None
+    if file.size_bytes < HEADER_BYTES:
+        raise file.unreadable(
+            f"{file.size_bytes} bytes end inside llm.c's header of {HEADER_BYTES}", COPY_AGAIN
+        )
+    magic, version, num_tokens = struct.unpack("<iii", head)
+    found = _DTYPES.get((magic, version))
+    if found is None:
+        accepted = ", ".join(f"{known[0]} with version {known[1]}" for known in _DTYPES)
+        raise file.unreadable(
+            f"llm.c magic {magic} with version {version} is unknown (known: {accepted})",
+            "write it again with llm.c of today",
+        )
+    return counted_layout(
+        file,
+        name="llm.c",
+        reason=f"begins with llm.c's magic number {magic}, version {version}",
+        dtype=found,
+        data_offset=HEADER_BYTES,
+        num_tokens=num_tokens,
+    )
+
+
+FORMAT: Final = Format(read=_read)

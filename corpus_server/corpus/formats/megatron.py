@@ -1,0 +1,278 @@
+r"""Megatron's indexed datasets: tokens in `X.bin`, sequences and documents in `X.idx`.
+
+Layout of the index (Megatron-LM `indexed_dataset.py`), little-endian:
+
+    b"MMIDIDX\0\0" | <u8 version | flags | <u1 dtype code | <u8 num_sequences | <u8 num_indices
+    <i4 lengths[num_sequences]      tokens of each sequence
+    <i8 pointers[num_sequences]     byte in X.bin at which each begins
+    <i8 indices[num_indices]        first sequence of each document, then num_sequences
+    <i1 modes[num_sequences]        only in multimodal files; ignored
+
+Version 1 has no flags. Versions 2 and 3 (Fast-LLM) have one and two flag bytes. A flag announces an
+extra array; a file is served if all flags are 0.
+
+An index may hold 10^9 sequences, so it is never read whole: opening checks the sizes, both ends and
+a few places between, and a look-up reads single entries. Entries are read, not mapped, because an index
+that is truncated under a running server then gives an error instead of a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from corpus_server.corpus.files import OpenFile, unreadable
+from corpus_server.corpus.formats.layout import (
+    ACCEPTED_DTYPES,
+    TOKEN_DTYPES,
+    DocumentIndex,
+    Format,
+    ShardLayout,
+    TokenDtype,
+    not_served,
+)
+from corpus_server.errors import ReadFailed
+
+_MAGIC: Final = b"MMIDIDX\x00\x00"
+_LEGACY_MAGIC: Final = b"TNTIDX\x00\x00"
+
+# dtype code -> name; there is no uint32
+_DTYPE_NAMES: Final = dict(
+    enumerate(("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"), start=1)
+)
+_NUM_FLAGS: Final = {1: 0, 2: 1, 3: 2}  # version -> flag bytes
+_COPY_AGAIN: Final = "was the copy interrupted? Copy .bin and .idx again"
+_OVERFLOWED: Final = (
+    "its byte pointers overflowed 32 bits (merged by an old tool)",
+    "merge the files again with a Megatron of today; the .bin itself is whole and can be served as raw "
+    "tokens from a folder without the .idx",
+)
+_SAMPLED_SEQUENCES: Final = 16
+_CHUNK_ENTRIES: Final = 1 << 18
+
+Entries = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+    path, index_path = file.path, file.path.with_suffix(".idx")
+    if path.suffix == ".bin" and index_path.exists():
+        return _read_pair(file, index_path)
+    head = file.head(len(_MAGIC))
+    if head == _MAGIC:
+        raise not_served(file, "a Megatron index under another name", "name it X.idx, beside X.bin")
+    if head.startswith(_LEGACY_MAGIC):
+        raise not_served(file, "an index of the legacy fairseq format", "build it again as MMIDIDX")
+    if dtype is None and path.name.endswith(("_text_document.bin", "_text_sentence.bin")):
+        raise file.unreadable(
+            f"named like one half of a Megatron dataset, but {index_path.name} is missing",
+            f"put the index beside it, or say the dtype ({ACCEPTED_DTYPES}) to serve it as raw tokens",
+        )
+    return None
+
+
+def _read_pair(file: OpenFile, index_path: Path) -> ShardLayout:
+    with ExitStack() as on_error:
+        index = on_error.enter_context(OpenFile(index_path))
+        magic = index.head(len(_MAGIC))
+        if magic != _MAGIC:
+            what = "a legacy fairseq index" if magic.startswith(_LEGACY_MAGIC) else "no Megatron index"
+            raise index.unreadable(
+                f"is {what}: expected it to begin with MMIDIDX, got {magic!r}",
+                f"build the index again, or move it away to serve {file.path.name} as raw tokens",
+            )
+        documents = MegatronIndex(index, data=file)
+        on_error.pop_all()  # from here on the layout's owner closes the index
+    return ShardLayout(
+        format="megatron",
+        reason="an .idx of the same name beside it",
+        dtype=documents.dtype,
+        data_offset=0,
+        num_tokens=documents.num_tokens,
+        documents=documents,
+    )
+
+
+def _find_data(path: Path) -> Path | None:
+    """Return X.bin for X.idx, and for the prefix X if both files are there."""
+    if path.suffix == ".idx":
+        data = path.with_suffix(".bin")
+        if not data.is_file():
+            raise unreadable(path, f"is an index, but {data.name} is missing beside it", "put the .bin there")
+        return data
+    data = path.with_name(path.name + ".bin")
+    if not path.exists() and data.is_file() and data.with_suffix(".idx").is_file():
+        return data
+    return None
+
+
+def _check_folder(paths: Collection[Path], dtype_given: bool) -> None:
+    """Check that no `.idx` lacks its `.bin` and, if any `.bin` has an `.idx`, that all have one."""
+    indices = {path.with_suffix("") for path in paths if path.suffix == ".idx"}
+    data = {path.with_suffix("") for path in paths if path.suffix == ".bin"}
+    if orphans := sorted(indices - data):
+        raise unreadable(
+            orphans[0].with_name(f"{orphans[0].name}.idx"),
+            f"is an index, but {orphans[0].name}.bin is missing beside it",
+            "put the .bin there or remove the .idx",
+        )
+    if indices and (alone := sorted(data - indices)) and not dtype_given:
+        raise unreadable(
+            alone[0].with_name(f"{alone[0].name}.bin"),
+            "has no .idx, but other files of the folder do: it may be raw tokens or half of a Megatron pair",
+            "put its .idx there, or give the dtype to serve it as raw tokens",
+        )
+
+
+class MegatronIndex(DocumentIndex):
+    """An open `.idx` file, checked in O(1) against its own size and its `.bin`."""
+
+    def __init__(self, file: OpenFile, *, data: OpenFile) -> None:
+        self.file = file
+        self.dtype, self.num_sequences, num_indices, self.header_bytes = _read_header(file)
+        self.num_documents = num_indices - 1
+        self.num_tokens, rest = divmod(data.size_bytes, self.dtype.itemsize)
+        if rest:
+            raise data.unreadable(
+                f"{data.size_bytes} bytes are no whole {self.dtype.name} tokens", _COPY_AGAIN
+            )
+        self._check_ends(data)
+        self._check_sample()
+
+    def document_range(self, number: int) -> tuple[int, int]:
+        """Return the tokens `(start, stop)` of document `number` in [0, num_documents)."""
+        self.file.check_unchanged()
+        first, end = (int(entry) for entry in self._indices(number, 2))
+        if 0 <= first <= end <= self.num_sequences:
+            start, stop = self._sequence_start(first), self._sequence_start(end)
+            if 0 <= start <= stop <= self.num_tokens:
+                return start, stop
+        raise ReadFailed(
+            f"{self.file.path.name}: the entry of document {number} contradicts its neighbours",
+            remedy="run corpus-server verify, then copy or build the index again",
+        )
+
+    def sequence_lengths(self) -> Entries:
+        """Return the tokens of each sequence: Megatron shuffles these, and a document may have several."""
+        self.file.check_unchanged()
+        return self._lengths(0, self.num_sequences)
+
+    def find_problem(self) -> str | None:
+        """Read the whole index in bounded memory; return the first contradiction, or None."""
+        name, itemsize, expected = self.file.path.name, self.dtype.itemsize, 0
+        for start in range(0, self.num_sequences, _CHUNK_ENTRIES):
+            count = min(_CHUNK_ENTRIES, self.num_sequences - start)
+            ends = expected + np.cumsum(self._lengths(start, count) * itemsize)
+            begins = np.concatenate(([expected], ends[:-1]))
+            wrong = np.flatnonzero(self._pointers(start, count) != begins)
+            if wrong.size:
+                return f"{name}: sequence {start + int(wrong[0])} does not begin where the one before it ends"
+            expected = int(ends[-1])
+        previous = 0
+        for start in range(0, self.num_documents + 1, _CHUNK_ENTRIES):
+            indices = self._indices(start, min(_CHUNK_ENTRIES, self.num_documents + 1 - start))
+            wrong = np.flatnonzero(np.diff(indices, prepend=previous) < 0)
+            if wrong.size:
+                return f"{name}: document {start + int(wrong[0])} begins before the one before it"
+            previous = int(indices[-1])
+        return None
+
+    def _lengths(self, start: int, count: int) -> Entries:
+        return self._entries(4 * start, count, "<i4").astype("<i8")
+
+    def _pointers(self, start: int, count: int) -> Entries:
+        return self._entries(4 * self.num_sequences + 8 * start, count, "<i8")
+
+    def _indices(self, start: int, count: int) -> Entries:
+        return self._entries(12 * self.num_sequences + 8 * start, count, "<i8")
+
+    def _entries(self, offset: int, count: int, dtype: str) -> Entries:
+        data = self.file.read(self.header_bytes + offset, count * np.dtype(dtype).itemsize)
+        return np.frombuffer(data, dtype)
+
+    def _pointer(self, number: int) -> int:
+        return int(self._pointers(number, 1)[0])
+
+    def _end(self, number: int) -> int:
+        """Return the byte behind the last token of a sequence."""
+        return self._pointer(number) + int(self._lengths(number, 1)[0]) * self.dtype.itemsize
+
+    def _sequence_start(self, number: int) -> int:
+        """Return the first token of a sequence; behind the last sequence, the number of tokens."""
+        if number == self.num_sequences:
+            return self.num_tokens
+        return self._pointer(number) // self.dtype.itemsize
+
+    def _check_ends(self, data: OpenFile) -> None:
+        num_sequences = self.num_sequences
+        first, last = int(self._indices(0, 1)[0]), int(self._indices(self.num_documents, 1)[0])
+        if (first, last) != (0, num_sequences):
+            raise self.file.unreadable(
+                f"its documents cover sequences {first} to {last}, expected 0 to {num_sequences}",
+                "build the index again",
+            )
+        begin, end = (self._pointer(0), self._end(num_sequences - 1)) if num_sequences else (0, 0)
+        if begin != 0:
+            raise self.file.unreadable(f"its first sequence begins at byte {begin}, expected 0", _COPY_AGAIN)
+        if end != data.size_bytes:
+            held = f"{data.path.name} holds {data.size_bytes} bytes"
+            wrong = f"its sequences end at byte {end}, but {held}", _COPY_AGAIN
+            raise self.file.unreadable(*(wrong if (data.size_bytes - end) % 2**32 else _OVERFLOWED))
+
+    def _check_sample(self) -> None:
+        """Check at a few places that each sequence begins where the one before it ends."""
+        last = self.num_sequences - 2
+        for number in {last * i // (_SAMPLED_SEQUENCES - 1) for i in range(_SAMPLED_SEQUENCES) if last >= 0}:
+            begin, end, after = self._pointer(number), self._end(number), self._pointer(number + 1)
+            if begin < 0 or (end != after and (end - after) % 2**32 == 0):
+                raise self.file.unreadable(*_OVERFLOWED)
+            if end != after:
+                raise self.file.unreadable(
+                    f"sequence {number + 1} begins at byte {after}, the one before it ends at byte {end}",
+                    "tokens must lie one after another: build the dataset again",
+                )
+
+
+def _read_header(file: OpenFile) -> tuple[TokenDtype, int, int, int]:
+    """Return dtype, num_sequences, num_indices and the size of the header in bytes; check the file's size."""
+    head = file.head(40)
+    version = int.from_bytes(head[9:17], "little")
+    header_bytes = 34 + _NUM_FLAGS.get(version, 0)
+    if len(head) < header_bytes:
+        raise file.unreadable(f"{file.size_bytes} bytes end inside the Megatron header", _COPY_AGAIN)
+    if version not in _NUM_FLAGS:
+        raise file.unreadable(
+            f"Megatron index version {version} is unknown (served: 1; 2 and 3 without spans)",
+            "build the index again as version 1, or serve the .bin alone as raw tokens",
+        )
+    if any(head[17 : header_bytes - 17]):
+        raise file.unreadable(
+            f"Megatron index version {version} with spans (Fast-LLM) is not served",
+            "build it again without loss-masking or preference spans",
+        )
+    code, num_sequences, num_indices = struct.unpack_from("<BQQ", head, header_bytes - 17)
+    name = _DTYPE_NAMES.get(code, "unknown")
+    if name not in TOKEN_DTYPES:
+        raise file.unreadable(
+            f"its tokens are {name} (dtype code {code}), served are {ACCEPTED_DTYPES}",
+            "build the dataset again with uint16 or int32 tokens",
+        )
+    if num_indices < 1:
+        raise file.unreadable("it holds no document entries, expected at least 1", "build the index again")
+    expected_bytes = header_bytes + 12 * num_sequences + 8 * num_indices
+    if file.size_bytes not in (expected_bytes, expected_bytes + num_sequences):  # with modes
+        raise file.unreadable(
+            f"{num_sequences} sequences and {num_indices} document entries need {expected_bytes} bytes, "
+            f"the index holds {file.size_bytes}",
+            _COPY_AGAIN,
+        )
+    return TOKEN_DTYPES[name], num_sequences, num_indices, header_bytes
+
+
+FORMAT: Final = Format(
+    read=_read, side_files={"*.idx": "a Megatron index"}, find_data=_find_data, check_folder=_check_folder
+)

@@ -1,0 +1,78 @@
+"""NumPy's `.npy` files: 1-D arrays of tokens.
+
+Layout (numpy.lib.format): `\\x93NUMPY`, version major and minor (1 byte each), header length
+(`<u2` in version 1, `<u4` in 2 and 3), header (a Python dict literal), data.
+"""
+
+from __future__ import annotations
+
+import io
+import tokenize
+from typing import Final
+
+import numpy as np
+
+from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.formats.layout import (
+    ACCEPTED_DTYPES,
+    COPY_AGAIN,
+    TOKEN_DTYPES,
+    Format,
+    ShardLayout,
+    TokenDtype,
+    counted_layout,
+)
+
+_MAGIC: Final = b"\x93NUMPY"
+_MAX_HEADER_BYTES: Final = 10_000  # numpy's own limit, so that a hostile literal is not parsed
+
+
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+    head = file.head(12 + _MAX_HEADER_BYTES)
+    if not head.startswith(_MAGIC):
+        return None  # OLMo's headerless dumps are called .npy, too: see `olmo`
+    shape, fortran_order, found, data_offset = _parse_header(file, head)
+    if TOKEN_DTYPES.get(found.name) != found:
+        raise file.unreadable(
+            f"tokens must be little-endian {ACCEPTED_DTYPES}, its header says "
+            f"{np.lib.format.dtype_to_descr(found)!r}",
+            "save it again: numpy.save(path, array.astype('uint32'))",
+        )
+    if len(shape) != 1 or type(shape[0]) is not int or shape[0] < 0:
+        raise file.unreadable(
+            f"expected a 1-D array of tokens, got shape {shape!r}",
+            "save it flat: numpy.save(path, array.reshape(-1))",
+        )
+    if fortran_order:
+        raise file.unreadable(
+            "expected C order, the header says Fortran order",
+            "save it again: numpy.save(path, numpy.ascontiguousarray(array))",
+        )
+    tokens = TOKEN_DTYPES[found.name]
+    return counted_layout(
+        file,
+        name="npy",
+        reason=r"begins with \x93NUMPY",
+        dtype=tokens,
+        data_offset=data_offset,
+        num_tokens=shape[0],
+    )
+
+
+def _parse_header(file: OpenFile, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
+    """Return shape, Fortran order, dtype, and the byte at which the data begins."""
+    stream = io.BytesIO(head)
+    try:
+        major, _ = np.lib.format.read_magic(stream)
+        if major not in (1, 2, 3):
+            raise file.unreadable(f"NPY version {major} is unknown", "save it with a numpy release of today")
+        # Version 3 is version 2 in UTF-8, and the header of a token array is ASCII.
+        read_header = (
+            np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        )
+        return *read_header(stream, max_header_size=_MAX_HEADER_BYTES), stream.tell()
+    except (ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
+        raise file.unreadable(f"its NPY header is damaged: {error}", COPY_AGAIN) from error
+
+
+FORMAT: Final = Format(read=_read)

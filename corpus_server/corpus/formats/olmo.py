@@ -1,0 +1,62 @@
+"""OLMo's and Dolma's `part-*.npy`: a raw dump under a name that promises an NPY file.
+
+Beside it lies `part-*.csv.gz` with one row `start,end,id,source,place` per document, in tokens (Dolma
+`tokenizer/memmap_writer.py`). It must be decompressed whole, so `corpus-server index` copies its ends
+to the sidecar, once; opening does not read it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from corpus_server.corpus.files import OpenFile, unreadable
+from corpus_server.corpus.formats.ends import CHUNK_ENDS
+from corpus_server.corpus.formats.layout import COPY_AGAIN, Ends, Format, ShardLayout, TokenDtype
+from corpus_server.corpus.formats.raw import headerless_layout
+
+
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+    if file.path.suffix != ".npy":
+        return None
+    layout = headerless_layout(file, dtype, name="olmo", reason="named .npy, without the NPY header")
+    rows = file.path.with_suffix(".csv.gz")
+    if not rows.exists():
+        return layout
+    return replace(layout, listed_ends=partial(_read_ends, rows, layout.num_tokens))
+
+
+def _read_ends(path: Path, num_tokens: int) -> Iterator[Ends]:
+    """Yield the document ends in pieces; refuse rows that do not cover the tokens one after another."""
+    previous = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as text:
+            rows = csv.reader(text)
+            while piece := [(int(row[0]), int(row[1])) for row in islice(rows, CHUNK_ENDS)]:
+                starts, ends = np.array(piece, np.int64).T
+                if starts[0] != previous or (starts[1:] != ends[:-1]).any() or (starts > ends).any():
+                    raise ValueError(f"a document behind token {previous} does not begin where another ends")
+                previous = int(ends[-1])
+                yield ends
+        if previous != num_tokens:
+            raise ValueError(f"its last document ends at token {previous}, the shard holds {num_tokens}")
+    except (OSError, EOFError, ValueError, IndexError, csv.Error) as error:
+        raise unreadable(path, f"its rows 'start,end,...' cannot be used: {error}", COPY_AGAIN) from error
+
+
+FORMAT: Final = Format(
+    read=_read,
+    side_files={
+        "*.csv.gz": "a table of document boundaries (OLMo), or another compressed CSV file",
+        "*label_mask*.npy": "a loss mask of OLMo",
+        "*labels_mask*.npy": "a loss mask of OLMo",
+    },
+)

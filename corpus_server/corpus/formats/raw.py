@@ -1,0 +1,75 @@
+"""Headerless tokens: nanoGPT's `train.bin`, `.raw`, `.tokens`.
+
+Such a file does not say its dtype: the user does, else it is uint16. A guess that the first tokens
+contradict is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.formats.layout import (
+    ACCEPTED_DTYPES,
+    TOKEN_DTYPES,
+    Format,
+    ShardLayout,
+    TokenDtype,
+)
+
+# In a folder only files of these names are read as raw tokens: a stray file must not become a shard.
+_SUFFIXES: Final = (".bin", ".raw", ".tokens")
+
+_SAMPLE_BYTES: Final = 4096
+_MIN_SAMPLE_BYTES: Final = 512
+
+
+def headerless_layout(file: OpenFile, dtype: TokenDtype | None, *, name: str, reason: str) -> ShardLayout:
+    """Return the layout of a file that holds nothing but tokens; without a dtype it is uint16.
+
+    Raises:
+        UnreadableCorpus: the size is no whole number of tokens, or the first tokens contradict uint16.
+    """
+    if dtype is None:
+        _check_guess(file)
+        dtype, reason = TOKEN_DTYPES["uint16"], f"{reason}; no dtype was said, so uint16"
+    num_tokens, rest = divmod(file.size_bytes, dtype.itemsize)
+    if rest:
+        raise file.unreadable(
+            f"{file.size_bytes} bytes are not a whole number of {dtype.name} tokens",
+            f"say its dtype ({ACCEPTED_DTYPES}), or copy it again if the copy was interrupted",
+        )
+    return ShardLayout(format=name, reason=reason, dtype=dtype, data_offset=0, num_tokens=num_tokens)
+
+
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout:
+    if in_folder and file.path.suffix not in _SUFFIXES:
+        raise file.unreadable(
+            "is neither a known token file nor a known side file",
+            f"move it out of the corpus folder, or name raw tokens {', '.join(_SUFFIXES)}",
+        )
+    return headerless_layout(file, dtype, name="raw", reason="no known header: nothing but tokens")
+
+
+def _check_guess(file: OpenFile) -> None:
+    """Refuse to read as uint16 what its first tokens show to be something else."""
+    sample = file.head(_SAMPLE_BYTES)
+    if len(sample) < _MIN_SAMPLE_BYTES:
+        return
+    # Tokens of 4 bytes, read as uint16, show at once: every second one is almost zero.
+    pairs = np.frombuffer(sample, "<u2", count=len(sample) // 8 * 4).reshape(-1, 4)
+    if np.median(pairs[:, 0]) >= 256 and pairs[:, [1, 3]].max() < 32:
+        if not pairs[:, 2].any():
+            raise file.unreadable(
+                "its tokens look like int64, which is not served",
+                "write them as uint16 or uint32: numpy.fromfile(path, 'int64').astype('uint32').tofile(new)",
+            )
+        raise file.unreadable(
+            "its tokens look like uint32, but no dtype was given and the default is uint16",
+            "say dtype uint32 (or int32; or uint16 if that is really meant)",
+        )
+
+
+FORMAT: Final = Format(read=_read)

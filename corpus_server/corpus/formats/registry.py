@@ -1,0 +1,94 @@
+"""All formats, in the order in which they are tried, and which files of a folder are no shards.
+
+Code outside a format's file never names the format.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.formats import (
+    datatrove,
+    documents,
+    foreign,
+    litdata,
+    llmc,
+    mds,
+    megatron,
+    npy,
+    olmo,
+    raw,
+)
+from corpus_server.corpus.formats.layout import Format, ShardLayout, TokenDtype, not_served
+
+# The first format that does not answer None reads the file. Formats that look at a name or a
+# neighbour come first, then those with a magic number; `raw` accepts anything and must be last.
+FORMATS: Final[tuple[Format, ...]] = (
+    megatron.FORMAT,
+    datatrove.FORMAT,
+    mds.FORMAT,
+    litdata.FORMAT,
+    documents.FORMAT,
+    foreign.FORMAT,
+    npy.FORMAT,
+    llmc.FORMAT,
+    olmo.FORMAT,
+    raw.FORMAT,
+)
+# Files that are found beside shards: glob patterns of names. Every other file in a folder is a shard or an
+# error.
+_SIDE_FILES: Final = {pattern: what for each in FORMATS for pattern, what in each.side_files.items()}
+_OTHER_SIDE_FILES: Final = (
+    *("*.json", "*.yaml", "*.yml", "*.toml", "*.md", "*.rst", "*.txt", "*.log", "*.py", "*.sh", "*.csv"),
+    *("*.pkl", "*.model", "*.vocab", "*.tiktoken", "*.sha256", "*.sha1", "*.md5"),
+    *("LICENSE", "README", "NOTICE", "_SUCCESS", "SHA256SUMS", "MD5SUMS"),
+)
+_LEFT_OUT: Final = re.compile("|".join(map(fnmatch.translate, (*_SIDE_FILES, *_OTHER_SIDE_FILES))))
+
+
+def side_file(path: Path) -> str | None:
+    """Return what a format's side file is (`a Megatron index`); None for any other file."""
+    return next(
+        (what for pattern, what in _SIDE_FILES.items() if fnmatch.fnmatchcase(path.name, pattern)), None
+    )
+
+
+def read_layout(file: OpenFile, dtype: TokenDtype | None, *, in_folder: bool = False) -> ShardLayout:
+    """Return the layout of an open file; the arguments are those of `Format.read`.
+
+    Raises:
+        UnreadableCorpus: the format is not served, header, index and size disagree, or the file has
+            another dtype than the user named.
+    """
+    if (what := side_file(file.path)) is not None:
+        raise not_served(file, what, "name the token file beside it")
+    layout = next(found for each in FORMATS if (found := each.read(file, dtype, in_folder)) is not None)
+    if dtype is not None and layout.dtype != dtype:
+        if layout.documents is not None:
+            layout.documents.close()
+        raise file.unreadable(
+            f"holds {layout.dtype.name} tokens, but dtype {dtype.name} was asked for",
+            "leave the dtype out: this format says it itself",
+        )
+    return layout
+
+
+def data_path(path: Path) -> Path:
+    """Return the data file that `path` stands for (Megatron: X and X.idx stand for X.bin), or `path`."""
+    return next((data for each in FORMATS if (data := each.find_data(path)) is not None), path)
+
+
+def is_side_file(path: Path) -> bool:
+    """Tell whether a file of a folder accompanies shards and is none."""
+    return _LEFT_OUT.match(path.name) is not None
+
+
+def check_folder(paths: Collection[Path], *, dtype_given: bool) -> None:
+    """Raise UnreadableCorpus if a file of a folder lacks its counterpart, see `Format.check_folder`."""
+    for each in FORMATS:
+        each.check_folder(paths, dtype_given)

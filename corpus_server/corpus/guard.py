@@ -1,0 +1,121 @@
+"""Survive a page of a map that cannot be read.
+
+Touching a page beyond the end of a truncated file, or one that the disk fails to deliver, raises SIGBUS,
+which ends the process. The guard's signal handler maps a page of zeros in its place and counts the
+fault, so that the copy continues. The caller checks the count after the copy and discards the zeros.
+
+The signal is synchronous: it comes in the thread and at the instruction that touched the page, which is
+a copy by NumPy, never the interpreter or the allocator. That is why the handler may be Python. At an
+address outside guarded ranges the signal ends the process, as before. The HotSpot JVM treats mapped
+buffers in the same way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+_SA_SIGINFO = 4
+_SA_NODEFER = 0x40000000
+_MAP_FIXED = 0x10
+_SIG_DFL = 0
+
+
+@dataclass(slots=True, eq=False)
+class GuardedRange:
+    """A range of mapped memory under guard: addresses [start, stop)."""
+
+    start: int
+    stop: int
+    num_faults: int = 0  # pages that could not be read; from then on they read as zeros
+
+
+class _SignalInfo(ctypes.Structure):
+    # The first fields of siginfo_t on 64-bit Linux (asm-generic/siginfo.h).
+    _fields_ = (
+        ("si_signo", ctypes.c_int),
+        ("si_errno", ctypes.c_int),
+        ("si_code", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("si_addr", ctypes.c_size_t),
+    )
+
+
+_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_SignalInfo), ctypes.c_void_p)
+
+
+class _SignalAction(ctypes.Structure):
+    # struct sigaction of glibc and musl on 64-bit Linux; sigset_t has 1,024 bits.
+    _fields_ = (
+        ("sa_sigaction", _Handler),
+        ("sa_mask", ctypes.c_ulong * 16),
+        ("sa_flags", ctypes.c_int),
+        ("sa_restorer", ctypes.c_void_p),
+    )
+
+
+# Replaced as a whole, never modified, so that the handler needs no lock.
+_ranges: tuple[GuardedRange, ...] = ()
+_lock = threading.Lock()
+_installed: list[object] = []
+
+
+def guard(start: int, num_bytes: int) -> GuardedRange:
+    """Put a mapped range under guard, until `release`."""
+    global _ranges
+    guarded = GuardedRange(start, start + num_bytes)
+    with _lock:
+        _ranges = (*_ranges, guarded)
+    return guarded
+
+
+def release(guarded: GuardedRange) -> None:
+    """End the guard of a range before it is unmapped; idempotent."""
+    global _ranges
+    with _lock:
+        _ranges = tuple(each for each in _ranges if each is not guarded)
+
+
+@cache
+def install() -> bool:
+    """Install the handler for this process, once; return whether it is installed.
+
+    Only 64-bit Linux is supported. Elsewhere a file that is truncated while it is read may end the process.
+    """
+    if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    action = _SignalAction(sa_sigaction=_make_handler(libc), sa_flags=_SA_SIGINFO | _SA_NODEFER)
+    _installed.append(action)  # the handler must live as long as the process
+    return bool(libc.sigaction(signal.SIGBUS, ctypes.byref(action), None) == 0)
+
+
+def _make_handler(libc: ctypes.CDLL) -> Callable[..., None]:
+    # Made before the signal, so that the handler does as little as possible.
+    map_pages = libc.mmap
+    map_pages.restype = ctypes.c_void_p
+    map_pages.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal.restype = ctypes.c_void_p
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    page = mmap.PAGESIZE
+
+    def handle(number: int, info: ctypes._Pointer[_SignalInfo], context: int) -> None:
+        address = info.contents.si_addr
+        for guarded in _ranges:
+            if guarded.start <= address < guarded.stop:
+                guarded.num_faults += 1
+                first = address - address % page
+                if map_pages(first, page, mmap.PROT_READ, flags, -1, 0) == first:
+                    return
+        # With the default action restored, the instruction runs again and ends the process. If no page
+        # can be mapped (vm.max_map_count, ulimit -v), it would otherwise fault for ever.
+        libc.signal(number, _SIG_DFL)
+
+    return _Handler(handle)

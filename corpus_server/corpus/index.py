@@ -1,0 +1,190 @@
+"""Find the documents of shards whose format has none, and keep their ends in a sidecar.
+
+Each shard is read once, in a few MiB of memory. Its sidecar is published when it is complete, so an
+interrupted run keeps the shards that it finished.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+
+import numpy as np
+import xxhash
+
+from corpus_server.corpus.corpus import check_eot, open_shards
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats.documents import (
+    END_DTYPE,
+    HEADER_BYTES,
+    DocumentsHeader,
+    documents_path,
+)
+from corpus_server.corpus.formats.layout import Ends
+from corpus_server.corpus.progress import ByteCounter, Progress
+from corpus_server.corpus.publish import publishing, remove_stale
+from corpus_server.corpus.shards import Shard
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
+
+_PIECE_TOKENS: Final = 1 << 20  # a piece gives at most 8 MiB of ends
+_READ_ONLY_REMEDY: Final = (
+    "run it where the folder may be written to and copy the .documents files beside the shards, "
+    "or index and serve a folder of your own that holds hard links to the shards (make the links "
+    "while no server has the shards open: to a server a new link is a change)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedShard:
+    """What `index` did for one shard.
+
+    It has `written` the sidecar, or `kept` one that was right already. A shard whose format has its `own`
+    index needs none.
+    """
+
+    name: str
+    action: Literal["written", "kept", "own"]
+    sidecar: Path | None
+    num_documents: int
+    num_found: int | None  # end-of-text tokens; None if they were not searched
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """What `index` did."""
+
+    eot: int | None
+    shards: tuple[IndexedShard, ...]
+    num_tokens: int
+    bytes_read: int
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of all shards."""
+        return sum(shard.num_documents for shard in self.shards)
+
+    @property
+    def found_nowhere(self) -> bool:
+        """Whether shards were searched and none holds the end-of-text token: is it the right id?"""
+        found = [shard.num_found for shard in self.shards if shard.num_found is not None]
+        return bool(found) and self.num_tokens > 0 and not any(found)
+
+
+def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = None) -> Indexed:
+    """Write the document ends of every shard of a corpus that needs them.
+
+    Keeps a sidecar that is right already, unless `force` is set, and replaces one for another id or other
+    content. Skips a shard whose format has its own index. A document ends behind an end-of-text token.
+    If the spec says none, the ends are those that side files list (OLMo's `.csv.gz`). Shards are indexed
+    whole, also where the corpus has a `token_range`.
+
+    Raises:
+        InvalidParameter: the spec says no end-of-text id or one that no token can have, or another dtype
+            than those that are accepted.
+        CorpusChanged: a shard was written to meanwhile; nothing of it is published.
+        ReadFailed: the disk did not deliver.
+        UnreadableCorpus: not a corpus, or its folder cannot be written to.
+    """
+    # Old sidecars are not opened: `index` repairs those that are damaged.
+    with ExitStack() as opened:
+        shards = open_shards(dataclasses.replace(spec, token_range=None), opened, sidecars=False)
+        if (eot := spec.eot) is not None:
+            check_eot(eot, shards)
+        elif any(shard.documents is None and shard.listed_ends is None for shard in shards):
+            remedy = f"corpus-server index {spec.path_text()},eot=ID"
+            raise InvalidParameter(
+                "the id of the end-of-text token is missing", parameter="eot", remedy=remedy
+            )
+        counter = ByteCounter(sum(shard.data_bytes for shard in shards if shard.documents is None), progress)
+        done = tuple(_index_shard(shard, eot, counter, force=force) for shard in shards)
+        return Indexed(eot, done, sum(shard.num_tokens for shard in shards), counter.bytes_read)
+
+
+def _index_shard(shard: Shard, eot: int | None, counter: ByteCounter, *, force: bool) -> IndexedShard:
+    if shard.documents is not None:
+        return IndexedShard(shard.name, "own", None, shard.documents.num_documents, None)
+    sidecar = documents_path(shard.path)
+    header = None if force else _right_header(shard, eot)
+    kept = header is not None
+    try:
+        if header is None:
+            with publishing(sidecar) as file:
+                header = write_ends(shard, eot, _find_ends(shard, eot, counter), file)
+        else:
+            remove_stale(sidecar)
+            counter.add(shard.data_bytes, read=False)
+    except OSError as error:
+        what = f"the document ends cannot be written: {error.strerror}"
+        remedy = "make room, then run it again: shards that are done stay done"
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            remedy = _READ_ONLY_REMEDY
+        elif isinstance(error, BlockingIOError):
+            remedy = "wait until it is done"
+        raise unreadable(sidecar, what, remedy) from error
+    unfinished = shard.num_tokens > 0 and int(shard.tokens[-1]) != eot
+    num_found = None if eot is None else header.num_documents - unfinished
+    return IndexedShard(shard.name, "kept" if kept else "written", sidecar, header.num_documents, num_found)
+
+
+def _right_header(shard: Shard, eot: int | None) -> DocumentsHeader | None:
+    """Return the header of the shard's sidecar if it is undamaged and for this content and id."""
+    try:
+        documents = shard.open_sidecar()
+    except UnreadableCorpus:
+        return None
+    if documents is None:
+        return None
+    with documents:
+        is_right = documents.header.eot == eot and documents.find_problem() is None
+        return documents.header if is_right else None
+
+
+def write_ends(shard: Shard, eot: int | None, ends: Iterable[Ends], file: BinaryIO) -> DocumentsHeader:
+    """Write the sidecar of a shard to `file`; the header last, when the counts are known.
+
+    Args:
+        eot: None if the ends were listed, and not found by an end-of-text token.
+        ends: where documents end, in order, in pieces; the last document ends with the shard in any case.
+    """
+    file.write(bytes(HEADER_BYTES))
+    checksum, num_documents, last_end = xxhash.xxh3_64(), 0, 0
+
+    def write(piece: Ends) -> None:
+        nonlocal num_documents, last_end
+        if piece.size:
+            data = piece.astype(END_DTYPE).data
+            file.write(data)
+            checksum.update(data)
+            num_documents, last_end = num_documents + piece.size, int(piece[-1])
+
+    for piece in ends:
+        write(piece)
+    if last_end != shard.num_tokens:
+        write(np.array([shard.num_tokens]))
+    digests = shard.content_digest(), checksum.intdigest()
+    header = DocumentsHeader(eot, shard.num_tokens, num_documents, shard.dtype, *digests)
+    file.seek(0)
+    file.write(header.pack())
+    shard.check_unchanged()
+    return header
+
+
+def _find_ends(shard: Shard, eot: int | None, counter: ByteCounter) -> Iterator[Ends]:
+    """Yield where documents end, piece by piece; without `eot`, where a side file says so."""
+    if eot is None:
+        yield from shard.listed_ends() if shard.listed_ends is not None else ()
+        counter.add(shard.data_bytes, read=False)
+        return
+    itemsize = shard.dtype.itemsize
+    buffer = memoryview(bytearray(min(_PIECE_TOKENS, shard.num_tokens) * itemsize))
+    for first in range(0, shard.num_tokens, _PIECE_TOKENS):
+        piece = buffer[: (shard.num_tokens - first) * itemsize]
+        shard.read_data_into(first * itemsize, piece)
+        yield np.flatnonzero(np.frombuffer(piece, shard.dtype) == eot) + (first + 1)
+        counter.add(len(piece))

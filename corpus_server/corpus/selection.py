@@ -1,0 +1,216 @@
+"""Which files below a path are the shards of a corpus, and in which order.
+
+Training and validation files often lie in one folder. Served as one corpus they would be mixed without a
+word, so files whose names say different splits are refused until the user chooses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats import check_folder, data_path, is_side_file
+from corpus_server.corpus_spec import ALL, OTHER, CorpusSpec, split_of
+from corpus_server.errors import UnreadableCorpus
+
+
+class ShardFile(NamedTuple):
+    """A file of a corpus: its name in the corpus (posix, relative to the folder) and its path."""
+
+    name: str
+    path: Path
+
+
+def list_shards(spec: CorpusSpec) -> list[ShardFile]:
+    """Return the shards of a corpus, in natural order (`b2` before `b10`).
+
+    If the user named no dtype, a `.bin` that may have lost its index is an error.
+
+    Raises:
+        UnreadableCorpus: there are none, a pattern or split chooses none, or they are of several splits.
+    """
+    found, chosen = _matching(spec)
+    by_split = _by_split(chosen)
+    if spec.split is not None:
+        shards = chosen if spec.split == ALL else by_split.get(spec.split, [])
+        if not shards:
+            raise unreadable(spec.path, f"no file is of split {spec.split}; there are {_shown(by_split)}")
+    elif len(by_split) == 1:
+        shards = chosen
+    else:
+        raise _several_splits(spec, by_split)
+    check_folder(_with_side_files(spec, found, shards), dtype_given=spec.dtype is not None)
+    return shards
+
+
+def _with_side_files(spec: CorpusSpec, found: Sequence[ShardFile], shards: Sequence[ShardFile]) -> set[Path]:
+    """Return the paths of the shards and of the files beside them; what is left out may lack counterparts."""
+    paths = {file.path for file in shards}
+    others = [file for file in found if file.path not in paths]
+    stems = {file.path.with_suffix("") for file in others if not is_side_file(file.path)}
+    stems -= {path.with_suffix("") for path in paths}
+    return paths | {
+        file.path
+        for file in others
+        if is_side_file(file.path)
+        and file.path.with_suffix("") not in stems
+        and (spec.split in (None, ALL) or split_of(file.name) == spec.split)
+    }
+
+
+def files_left_out(spec: CorpusSpec) -> list[ShardFile]:
+    """Return the files of the corpus's folder that are not its shards."""
+    shards = set(list_shards(spec))
+    return [file for file in _matching(spec)[0] if file not in shards]
+
+
+def corpora_of_splits(spec: CorpusSpec) -> list[CorpusSpec]:
+    """Return a corpus for each split of a path, called `NAME-SPLIT`; the same one if there is one split."""
+    splits = list(_by_split(_matching(spec)[1]))
+    if spec.split is not None or len(splits) == 1:
+        return [spec]
+    return [
+        dataclasses.replace(spec, name=f"{spec.name}-{split.replace('+', '-')}", split=split).narrowed()
+        for split in splits
+    ]
+
+
+def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
+    """Return a sort key under which numbers inside names count as numbers."""
+    parts = (part for part in re.split(r"(\d+|/)", name) if part)
+    # A folder's separator sorts first, digits next, letters last; the name itself breaks ties (a1, a01).
+    return [(0, 0) if p == "/" else (1, int(p)) if p.isdecimal() else (2, p) for p in parts], name
+
+
+def _matching(spec: CorpusSpec) -> tuple[list[ShardFile], list[ShardFile]]:
+    """Return all files below the path, and the shards among them that the patterns choose."""
+    if spec.store is not None:
+        url = f"{spec.store}{spec.path}"
+        remedy = (
+            "run it on a copy and put the file that it makes (*.hashes.json, *.documents) beside the "
+            f"shards in the store; serve a split by its name: {url}#train"
+        )
+        raise UnreadableCorpus(
+            f"{url}: lies in an object store, and this command takes local files; {remedy}",
+            received=url,
+            remedy=remedy,
+        )
+    path = data_path(spec.path)
+    if path.is_dir():
+        found = sorted(_walk(path, spec.include), key=lambda file: natural_key(file.name))
+        shards = [file for file in found if not is_side_file(file.path)]
+    elif path.exists():
+        shards = found = [ShardFile(path.name, path)]
+    else:
+        what = "expected a token file or a folder of shards, found nothing"
+        raise unreadable(spec.path, what, "check the path and that it is mounted")
+    for pattern in (*spec.include, *spec.exclude):
+        # A typing error in a pattern must not serve what the user meant to leave out.
+        if not any(_matches(file.name, pattern) for file in shards):
+            raise unreadable(path, f"the pattern {pattern!r} matches no token file", "check its spelling")
+    if spec.include:
+        shards = [file for file in shards if any(_matches(file.name, each) for each in spec.include)]
+    shards = [file for file in shards if not any(_matches(file.name, each) for each in spec.exclude)]
+    if not shards:
+        seen = f"only {_examples(found, 5)}" if found else "nothing"
+        remedy = f"check the path, or make token files of text: corpus-server build {path} --out DIR"
+        raise unreadable(path, f"expected token files in the folder, found {seen}", remedy)
+    return found, shards
+
+
+def _by_split(shards: Sequence[ShardFile]) -> dict[str, list[ShardFile]]:
+    found: dict[str, list[ShardFile]] = {}
+    for file in shards:
+        found.setdefault(split_of(file.name), []).append(file)
+    return found
+
+
+def _several_splits(spec: CorpusSpec, by_split: dict[str, list[ShardFile]]) -> UnreadableCorpus:
+    single = " or ".join(spec.path_text(split) for split in by_split)
+    return unreadable(
+        spec.path,
+        f"its files are of several splits: {_shown(by_split)}; as one corpus, training would see its "
+        "validation data",
+        f"choose one: {single}; or serve each under a name of its own: corpus-server serve "
+        f"{spec.path_text()} --splits; or, if they do belong together: {spec.path_text(ALL)}",
+    )
+
+
+def _shown(by_split: dict[str, list[ShardFile]]) -> str:
+    return ", ".join(
+        f"{split} ({'names that say none: ' if split == OTHER else ''}{_examples(files)})"
+        for split, files in by_split.items()
+    )
+
+
+def _examples(files: Sequence[ShardFile], most: int = 2) -> str:
+    names = ", ".join(shlex.quote(file.name) for file in files[:most])
+    return names if len(files) <= most else f"{names} and {len(files) - most:,} more"
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return _match(name.split("/"), pattern.split("/"))
+
+
+def _match(parts: list[str], pattern: list[str], *, is_folder: bool = False) -> bool:
+    """Tell whether the parts of a name match; of a folder, whether a file below it could."""
+    if not pattern or (is_folder and not parts):
+        return not parts
+    if pattern[0] == "**":
+        below = range(len(parts) + 1)
+        return any(_match(parts[skipped:], pattern[1:], is_folder=is_folder) for skipped in below)
+    return (
+        bool(parts)
+        and fnmatchcase(parts[0], pattern[0])
+        and _match(parts[1:], pattern[1:], is_folder=is_folder)
+    )
+
+
+def _walk(root: Path, include: Sequence[str]) -> Iterator[ShardFile]:
+    """Yield every file under `root` that is not hidden; refuse links that leave it.
+
+    Does not enter folders in which no file can match: patterns of two disks meet in the root of all files.
+    """
+    real_root = root.resolve()
+    patterns = [pattern.split("/") for pattern in include] or [["**"]]
+    pending = [real_root]
+    while pending:
+        for entry in _entries(pending.pop()):
+            if entry.name.startswith("."):
+                continue
+            path = Path(entry.path)
+            relative = path.relative_to(real_root)
+            if entry.is_dir(follow_symlinks=False):
+                if any(_match(list(relative.parts), pattern, is_folder=True) for pattern in patterns):
+                    pending.append(path)
+                continue
+            if entry.is_symlink():
+                _check_link(path, real_root)
+            yield ShardFile(relative.as_posix(), path)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise unreadable(folder, f"cannot be listed: {error.strerror}", "check its permissions") from error
+
+
+def _check_link(path: Path, real_root: Path) -> None:
+    target = Path(os.path.realpath(path))  # resolve() raises on circular links
+    if not target.is_relative_to(real_root):
+        raise unreadable(
+            path,
+            f"is a symbolic link that leaves the corpus folder (to {target})",
+            "copy or hard-link the file, or serve the folder that really holds it",
+        )
+    if target.is_dir():
+        raise unreadable(path, "is a symbolic link to a folder, its shards would count twice", "remove it")

@@ -1,0 +1,166 @@
+"""One file of a corpus: open, checked and mapped."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from corpus_server.corpus.files import Closing, OpenFile, advise
+from corpus_server.corpus.fingerprints import sampled_fingerprint
+from corpus_server.corpus.formats import DocumentIndex, ShardLayout, TokenDtype, read_layout
+from corpus_server.corpus.formats.cut_documents import CutDocuments
+from corpus_server.corpus.formats.documents import DocumentEnds, documents_path
+
+_DIGEST_SAMPLES = 8
+
+
+class Shard(Closing):
+    """A mapped token file; use `open`.
+
+    Attributes:
+        name: name in the corpus: path relative to its folder (posix), or the file's name.
+        file: open for as long as the shard.
+        format, reason, dtype, num_tokens, data_offset, documents, listed_ends: see `ShardLayout`.
+        eot: id of the end-of-text token, if the sidecar of document ends says it.
+        tokens: `(num_tokens,) dtype`, read-only view of the map; empty after `close`.
+        address: address of `tokens[0]`, 0 for an empty or closed shard.
+    """
+
+    def __init__(self, file: OpenFile, layout: ShardLayout, name: str) -> None:
+        self.file = file
+        self.name = file.name = name
+        self.path: Path = file.path
+        self.format: str = layout.format
+        self.reason: str = layout.reason
+        self.dtype: TokenDtype = layout.dtype
+        self.num_tokens: int = layout.num_tokens
+        self.data_offset: int = layout.data_offset
+        self.documents: DocumentIndex | None = layout.documents
+        self.listed_ends = layout.listed_ends
+        self.eot: int | None = None
+        self.size_bytes: int = file.size_bytes
+        self._map: mmap.mmap | None = None
+        self.tokens: np.ndarray[tuple[int], np.dtype[Any]] = np.empty(0, self.dtype)
+        self.address = 0
+        if self.num_tokens:  # an empty file cannot be mapped
+            self._map = file.map()
+            self.tokens = np.frombuffer(self._map, self.dtype, count=self.num_tokens, offset=self.data_offset)
+            self.address = self.tokens.ctypes.data
+        self.tokens.flags.writeable = False
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        name: str | None = None,
+        dtype: TokenDtype | None = None,
+        in_folder: bool = False,
+        sidecar: bool = True,
+        open_file: Callable[[Path], OpenFile] = OpenFile,
+    ) -> Shard:
+        """Open, check and map a token file, in O(1) of the token count.
+
+        Args:
+            dtype: type of headerless tokens (None: uint16).
+            in_folder: the file was found in a folder; then a headerless one needs a known suffix.
+            sidecar: open the sidecar of document ends, if the format has no documents.
+            open_file: opens the token file; another one than `OpenFile` if it lies in an object store.
+
+        Raises:
+            UnreadableCorpus: the file or its sidecar is not what it should be; nothing stays open.
+        """
+        with ExitStack() as on_error:
+            file = on_error.enter_context(open_file(path))
+            layout = read_layout(file, dtype, in_folder=in_folder)
+            if layout.documents is not None:
+                on_error.enter_context(layout.documents)
+            shard = on_error.enter_context(cls(file, layout, path.name if name is None else name))
+            if sidecar and shard.documents is None:
+                shard.documents = ends = shard.open_sidecar()
+                shard.eot = None if ends is None else ends.header.eot
+            on_error.pop_all()
+        return shard
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the tokens in bytes."""
+        return self.num_tokens * self.dtype.itemsize
+
+    def cut(self, start: int, stop: int) -> None:
+        """Make the shard hold nothing but its tokens [start, stop), numbered from 0, and their documents."""
+        self.tokens = self.tokens[start:stop]
+        self.num_tokens = stop - start
+        self.data_offset += start * self.dtype.itemsize
+        self.address += start * self.dtype.itemsize
+        if self.documents is not None:
+            self.documents = CutDocuments(self.documents, start, stop)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the shard's entry in a description."""
+        return {
+            "name": self.name,
+            "format": self.format,
+            "num_tokens": self.num_tokens,
+            "dtype": self.dtype.name,
+            "data_offset": self.data_offset,
+            "size_bytes": self.size_bytes,
+        }
+
+    def read_data(self, offset: int, count: int) -> bytes:
+        """Return `count` bytes of token data from byte `offset` of it, read from the file, not the map."""
+        return self.file.read(self.data_offset + offset, count)
+
+    def read_data_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with token data from byte `offset` of it, read from the file, not the map."""
+        self.file.read_into(self.data_offset + offset, buffer)
+
+    def is_resident(self, token: int) -> bool:
+        """Tell whether the page cache holds a token; False if the system cannot tell."""
+        return self.file.is_resident(self.data_offset + token * self.dtype.itemsize)
+
+    def release(self, start: int, stop: int) -> None:
+        """Unmap the pages of tokens [start, stop): they stay in the page cache, and can be dropped there."""
+        # A view keeps the map alive: memory that the process got in its place would lose its content.
+        tokens = self.tokens[start:stop]
+        if tokens.size:
+            advise(tokens, mmap.MADV_DONTNEED)
+
+    def drop(self, start: int, stop: int) -> None:
+        """Take tokens [start, stop) out of the page cache, but for pages that a process has not released."""
+        itemsize = self.dtype.itemsize
+        self.file.drop(self.data_offset + start * itemsize, (stop - start) * itemsize)
+
+    def content_digest(self) -> bytes:
+        """Return a digest of 32 bytes of a few blocks of the content."""
+        return bytes.fromhex(sampled_fingerprint([self], samples=_DIGEST_SAMPLES).partition("-")[2])
+
+    def open_sidecar(self) -> DocumentEnds | None:
+        """Open the sidecar of document ends beside the file; None if there is none.
+
+        Raises:
+            UnreadableCorpus: it is damaged, or was made for other content.
+        """
+        path = documents_path(self.path)
+        if not path.exists():
+            return None
+        return DocumentEnds(path, self.num_tokens, self.dtype, self.content_digest())
+
+    def check_unchanged(self) -> None:
+        """Raise if tokens copied from the map may be wrong, see `OpenFile.check_unchanged`."""
+        self.file.check_unchanged()
+
+    def close(self) -> None:
+        """Unmap and close. Views that callers hold stay valid."""
+        self.address = 0
+        self.tokens = np.empty(0, self.dtype)
+        # mmap.close() would fail while views exist; without it, the last view unmaps.
+        self._map = None
+        if self.documents is not None:
+            self.documents.close()
+        self.file.close()

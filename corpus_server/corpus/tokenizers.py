@@ -1,0 +1,274 @@
+"""Tokenizers: bytes, Hugging Face's `tokenizer.json`, tiktoken's rank files, SentencePiece's models.
+
+The kind is recognised by content. The packages that do the work are imported when a file needs them, so that
+an installation without them serves tokens all the same.
+
+    bytes             a token is a byte of UTF-8                    (no package)
+    tokenizer.json    begins with `{`                               tokenizers
+    *.tiktoken        lines of `BASE64 RANK`; Llama 3's too         tiktoken
+    *.model           a protocol buffer                             sentencepiece
+
+All of them encode without special tokens and without a prefix: the text alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats import TokenDtype
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.extras import optional_package
+
+TokenArray = np.ndarray[tuple[int], np.dtype[np.uint32]]
+
+FILE_NAMES: Final = ("tokenizer.json", "*.tiktoken", "tokenizer.model")
+"""Patterns of the names under which a tokenizer is found beside shards."""
+
+# Texts that mark the end of a document in the vocabularies of GPT-2 and its successors, Llama 3, Llama and
+# Mistral, Gemma, DeepSeek, BERT's successors. The first one that a vocabulary has is its end of text.
+_EOT_TEXTS: Final = (
+    *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+    *("<|eos|>", "[EOS]"),
+)
+
+
+class Tokenizer(Protocol):
+    """What every kind of tokenizer does.
+
+    Attributes:
+        vocab_size: one more than its highest id; the vocabulary may have holes, see `knows`.
+        eot_id: id of the end-of-text token; None if the file has none under a usual name.
+    """
+
+    vocab_size: int
+    eot_id: int | None
+
+    def knows(self, token: int) -> bool:
+        """Tell whether an id is in the vocabulary."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of ids that the tokenizer `knows`; bytes that are no UTF-8 become U+FFFD.
+
+        Special tokens appear as their names.
+        """
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
+        """Return the ids of each text: `(num_tokens,) uint32`. Names of special tokens count as plain text.
+
+        The texts must be valid Unicode: without lone surrogates. Uses one thread, except that a
+        tokenizer.json uses as many as `TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` allow.
+        """
+
+
+def find_tokenizer(spec: CorpusSpec, dtypes: Iterable[TokenDtype]) -> Path | Literal["bytes"] | None:
+    """Return the tokenizer that the user names, else the one beside the shards, else "bytes" for uint8."""
+    if spec.tokenizer is not None:
+        return {"bytes": "bytes", "none": None}.get(spec.tokenizer, Path(spec.tokenizer))
+    folder = spec.path if spec.path.is_dir() else spec.path.parent
+    for pattern in FILE_NAMES:
+        match sorted(folder.glob(pattern)):
+            case [path]:
+                return path
+            case [one, other, *_]:
+                choice = f"say which one: tokenizer={one}, or tokenizer=none"
+                raise unreadable(folder, f"holds several tokenizers, {one.name} and {other.name}", choice)
+    return "bytes" if all(dtype.name == "uint8" for dtype in dtypes) else None
+
+
+def open_tokenizer(source: Path | str) -> Tokenizer:
+    """Return the tokenizer `bytes`, or the one in a file, whose kind its content tells.
+
+    Raises:
+        MissingPackage: its package is not installed.
+        UnreadableCorpus: the file is no tokenizer, or a damaged one.
+    """
+    if source == "bytes":
+        return _Bytes()
+    path = Path(source)
+    if (tokenizer := _OPEN.get(path)) is None:
+        tokenizer = _OPEN[path] = _open(path)
+    return tokenizer
+
+
+# Corpora that use the same file share one tokenizer; it goes with the last of them.
+_OPEN: Final = WeakValueDictionary[Path, Tokenizer]()
+
+
+def _open(path: Path) -> Tokenizer:
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise unreadable(path, f"the tokenizer cannot be read: {reason}", "check its path") from error
+    if head.lstrip()[:1] == b"{":
+        return _HuggingFace(path)
+    if _is_rank(head.partition(b"\n")[0]):
+        return _Tiktoken(path)
+    if head[:1] == b"\n":  # field 1 of ModelProto, the pieces
+        return _SentencePiece(path)
+    raise unreadable(
+        path,
+        "expected a tokenizer, found something else",
+        "give `bytes`, a tokenizer.json, a tiktoken rank file or a SentencePiece model",
+    )
+
+
+class _Bytes:
+    vocab_size = 256
+    eot_id: int | None = None
+
+    def knows(self, token: int) -> bool:
+        return 0 <= token < 256
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode("utf-8", errors="replace")
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
+
+
+class _HuggingFace:
+    def __init__(self, path: Path) -> None:
+        package = optional_package("tokenizers", extra="text", purpose=f"the tokenizer {path}")
+        try:
+            self._inner: Any = package.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises no narrower one
+            raise _damaged(path, "tokenizer.json", error) from error
+        self._inner.no_truncation()  # files of fine-tuned models cut at their context length
+        self._inner.no_padding()
+        self._inner.encode_special_tokens = True  # as plain text: a document must not end by its own words
+        self.vocab_size: int = 1 + max(self._inner.get_vocab().values(), default=-1)
+        ids = (self._inner.token_to_id(text) for text in _EOT_TEXTS)
+        self.eot_id: int | None = next((token for token in ids if token is not None), None)
+
+    def knows(self, token: int) -> bool:
+        return token >= 0 and self._inner.id_to_token(token) is not None
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._inner.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
+        encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(each.ids, np.uint32) for each in encoded]
+
+
+class _Ranks(NamedTuple):
+    """What a rank file does not say: how text is split before it is merged, and the special tokens."""
+
+    name: str
+    pattern: str
+    special: dict[str, int]
+
+
+# The patterns and ids are those of tiktoken's openai_public.py, Llama 3's and Qwen's tokenization code.
+_GPT2: Final = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+_GPT4: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT4O: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_FIM: Final = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
+_LLAMA: Final = ("<|begin_of_text|>", "<|end_of_text|>")
+
+# By the number of ranks: it tells the known vocabularies apart, whatever their files are called.
+_KNOWN_RANKS: Final = {
+    50256: _Ranks("gpt2 (r50k_base)", _GPT2, {"<|endoftext|>": 50256}),
+    50280: _Ranks("p50k_base", _GPT2, {"<|endoftext|>": 50256}),
+    100256: _Ranks("cl100k_base", _GPT4, {"<|endoftext|>": 100257, **_FIM, "<|endofprompt|>": 100276}),
+    128000: _Ranks("llama3", _GPT4, {text: 128000 + i for i, text in enumerate(_LLAMA)}),
+    151643: _Ranks("qwen", _GPT4.replace("{1,3}", ""), {"<|endoftext|>": 151643}),
+    199998: _Ranks("o200k_base", _GPT4O, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
+}
+
+
+class _Tiktoken:
+    def __init__(self, path: Path) -> None:
+        package = optional_package("tiktoken", extra="text", purpose=f"the tokenizer {path}")
+        try:
+            lines = (line.split() for line in path.read_bytes().splitlines() if line)
+            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+        except (OSError, ValueError) as error:
+            raise _damaged(path, "tiktoken rank file", error) from error
+        known = _KNOWN_RANKS.get(len(ranks))
+        if known is None:
+            choices = ", ".join(f"{each.name} {number:,}" for number, each in _KNOWN_RANKS.items())
+            raise unreadable(
+                path,
+                f"holds {len(ranks):,} ranks, which no known vocabulary has (known: {choices})",
+                "copy it again, or make a tokenizer.json of it: a rank file does not say how text is split",
+            )
+        self._inner: Any = package.Encoding(
+            known.name, pat_str=known.pattern, mergeable_ranks=ranks, special_tokens=known.special
+        )
+        self.vocab_size: int = self._inner.n_vocab
+        self.eot_id: int | None = next(known.special[text] for text in _EOT_TEXTS if text in known.special)
+
+    def knows(self, token: int) -> bool:
+        try:
+            self._inner.decode_single_token_bytes(token)
+        except (KeyError, OverflowError):
+            return False
+        return True
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._inner.decode(list(tokens))
+        return text
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
+        return [self._inner.encode_to_numpy(text, disallowed_special=()) for text in texts]
+
+
+class _SentencePiece:
+    def __init__(self, path: Path) -> None:
+        package = optional_package("sentencepiece", extra="text", purpose=f"the tokenizer {path}")
+        try:
+            self._inner: Any = package.SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError) as error:
+            raise _damaged(path, "SentencePiece model", error) from error
+        self.vocab_size: int = self._inner.vocab_size()
+        eot = self._inner.eos_id()
+        self.eot_id: int | None = eot if eot >= 0 else None
+
+    def knows(self, token: int) -> bool:
+        return 0 <= token < self.vocab_size
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        # The package leaves control tokens out; here they separate runs, and their names are shown.
+        text, run = "", list[int]()
+        for token in tokens:
+            if self._inner.is_control(token):
+                text += self._inner.decode(run) + self._inner.id_to_piece(token)
+                run = []
+            else:
+                run.append(token)
+        return text + str(self._inner.decode(run))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
+        encoded = self._inner.encode(list(texts), out_type=int, num_threads=1)
+        return [np.array(each, np.uint32) for each in encoded]
+
+
+def _is_rank(line: bytes) -> bool:
+    token, _, rank = line.rstrip().partition(b" ")
+    try:
+        return bool(base64.b64decode(token, validate=True)) and rank.isdigit()
+    except binascii.Error:
+        return False
+
+
+def _damaged(path: Path, kind: str, error: Exception) -> Exception:
+    return unreadable(path, f"is not a {kind} that can be read: {error}", "was the copy interrupted?")

@@ -1,0 +1,256 @@
+"""Record full content hashes, and find damaged blocks by them later.
+
+Both read every byte of every shard, two blocks at a time, in a few MiB of memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from corpus_server.corpus.corpus import cut_shards, open_shards
+from corpus_server.corpus.fingerprints import (
+    BLOCK_BYTES,
+    RecordedHashes,
+    ShardHashes,
+    load_sidecar,
+    sampled_fingerprint,
+    save_sidecar,
+    sidecar_path,
+)
+from corpus_server.corpus.formats import data_path, token_dtype
+from corpus_server.corpus.progress import ByteCounter, Progress
+from corpus_server.corpus.selection import ShardFile, list_shards
+from corpus_server.corpus.shards import Shard
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed
+
+_NUM_THREADS: Final = 2  # one waits for the disk while the other hashes
+_BLOCKS_AT_ONCE: Final = 16
+_PIECE_BYTES: Final = 1 << 20  # bytes; stays in the processor's cache between reading and hashing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """What `record` did."""
+
+    sidecar: Path
+    fingerprints: dict[str, str]
+    num_shards: int
+    num_tokens: int
+    bytes_read: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadBlock:
+    """A block whose bytes differ from the recorded ones, or cannot be read."""
+
+    shard: str
+    block: int  # blocks of `BLOCK_BYTES` are counted from the first token
+    start: int  # its tokens [start, stop), numbered inside the shard
+    stop: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardProblem:
+    """A shard, or the corpus where `shard` is None, that is not what it was."""
+
+    shard: str | None
+    detail: str
+
+
+@dataclass(kw_only=True, slots=True)
+class Verification:
+    """What `verify` found; `bad_blocks` and `problems` are everything that is wrong.
+
+    Without recorded hashes (`sidecar` is None) only headers, indices and sizes were checked, and that every
+    byte can be read.
+    """
+
+    sidecar: Path | None
+    fingerprint: str | None = None  # the full one, if it was confirmed
+    num_shards: int
+    num_tokens: int = 0
+    bytes_read: int = 0
+    bad_blocks: list[BadBlock] = field(default_factory=list)
+    problems: list[ShardProblem] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.bad_blocks and not self.problems
+
+    def add_problem(self, shard: str | None, detail: str) -> None:
+        """Report a problem of a shard, or of the corpus if `shard` is None."""
+        self.problems.append(ShardProblem(shard=shard, detail=detail))
+
+
+def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
+    """Hash a corpus as it is now and publish its sidecar atomically, replacing an older one.
+
+    Raises:
+        InvalidParameter: the dtype is not one of the accepted types.
+        CorpusChanged: a shard was written to meanwhile; nothing is published.
+        ReadFailed: the disk did not deliver; nothing is published.
+        UnreadableCorpus: not a corpus, or its folder cannot be written to.
+    """
+    with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
+        shards = open_shards(spec, opened)
+        counter = ByteCounter(sum(shard.data_bytes for shard in shards), progress)
+        hashes = [_hash_shard(shard, pool, counter) for shard in shards]
+        recorded = RecordedHashes(sampled=sampled_fingerprint(shards), shards=tuple(hashes))
+        for shard in shards:
+            shard.check_unchanged()
+    return Recorded(
+        sidecar=save_sidecar(spec, recorded),
+        fingerprints={"sampled": recorded.sampled, "full": recorded.full},
+        num_shards=len(shards),
+        num_tokens=sum(shard.num_tokens for shard in shards),
+        bytes_read=counter.bytes_read,
+    )
+
+
+def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verification:
+    """Read every byte of a corpus and compare it with its recorded hashes, if there are any.
+
+    Reports every bad block and every unreadable shard, not only the first.
+
+    Raises:
+        InvalidParameter: the dtype is not one of the accepted types.
+        UnreadableCorpus: there are no such shards at all, or the sidecar is damaged.
+    """
+    recorded = load_sidecar(spec)
+    spec = dataclasses.replace(spec, dtype=spec.dtype or _recorded_dtype(recorded))
+    accepted = None if spec.dtype is None else token_dtype(spec.dtype)
+    files = list_shards(spec)
+    found = Verification(sidecar=None if recorded is None else sidecar_path(spec), num_shards=len(files))
+    in_folder = data_path(spec.path).is_dir()
+    shards: list[Shard] = []
+    with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
+        for file in files:
+            try:
+                shard = Shard.open(file.path, name=file.name, dtype=accepted, in_folder=in_folder)
+                shards.append(opened.enter_context(shard))
+            except CorpusServerError as error:
+                found.add_problem(file.name, error.detail)
+        if spec.token_range is not None and found.ok:  # without all shards, nobody knows where the range is
+            shards = cut_shards(shards, spec.token_range)
+            files = [ShardFile(shard.name, shard.path) for shard in shards]
+        expected = _expected(files, recorded, found)
+        counter = ByteCounter(sum(shard.data_bytes for shard in shards), progress)
+        for shard in shards:
+            _verify_shard(shard, expected.get(shard.name), pool, counter, found)
+        if recorded is not None and found.ok:
+            if sampled_fingerprint(shards) == recorded.sampled:
+                found.fingerprint = recorded.full
+            else:
+                found.add_problem(None, "the sidecar's sampled fingerprint is wrong")
+        found.num_tokens = sum(shard.num_tokens for shard in shards)
+        found.bytes_read = counter.bytes_read
+    return found
+
+
+def _hash_shard(shard: Shard, pool: ThreadPoolExecutor, counter: ByteCounter) -> ShardHashes:
+    digests = []
+    for digest in _hash_blocks(shard, pool, counter):
+        if isinstance(digest, CorpusServerError):
+            raise digest
+        digests.append(digest)
+    return ShardHashes(
+        name=shard.name, num_tokens=shard.num_tokens, dtype=shard.dtype.name, digests=tuple(digests)
+    )
+
+
+Digest = str | CorpusServerError
+"""The xxh3-128 hex of a block's bytes, or the error of reading them."""
+
+
+def _hash_blocks(shard: Shard, pool: ThreadPoolExecutor, counter: ByteCounter) -> Iterator[Digest]:
+    """Yield the digests of a shard's blocks in order; all but the last block are `BLOCK_BYTES` long."""
+    starts = range(0, shard.data_bytes, BLOCK_BYTES)
+    # A few at a time: the executor completes what it was given before an error or Ctrl-C gets through.
+    for first in range(0, len(starts), _BLOCKS_AT_ONCE):
+        batch = starts[first : first + _BLOCKS_AT_ONCE]
+        for start, digest in zip(batch, pool.map(partial(_hash_block, shard), batch), strict=True):
+            yield digest
+            counter.add(min(BLOCK_BYTES, shard.data_bytes - start))
+
+
+def _hash_block(shard: Shard, start: int) -> Digest:
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+    stop = min(start + BLOCK_BYTES, shard.data_bytes)
+    digest = xxhash.xxh3_128()
+    try:
+        for offset in range(start, stop, _PIECE_BYTES):
+            piece = buffer[: stop - offset]
+            shard.read_data_into(offset, piece)
+            digest.update(piece)
+    except (ReadFailed, CorpusChanged) as error:
+        return error
+    return digest.hexdigest()
+
+
+def _recorded_dtype(recorded: RecordedHashes | None) -> str | None:
+    """Return the one dtype of all recorded shards, so that the user need not name it again."""
+    names = set() if recorded is None else {shard.dtype for shard in recorded.shards}
+    return names.pop() if len(names) == 1 else None
+
+
+def _expected(
+    files: Sequence[ShardFile], recorded: RecordedHashes | None, found: Verification
+) -> dict[str, ShardHashes]:
+    """Return the hashes recorded for each file: by position, or by name if the number of files changed."""
+    if recorded is None:
+        return {}
+    names = [file.name for file in files]
+    if len(names) == len(recorded.shards):
+        return dict(zip(names, recorded.shards, strict=True))
+    by_name = {hashes.name: hashes for hashes in recorded.shards}
+    for name in sorted(set(by_name) - set(names)):
+        found.add_problem(name, "recorded, but the file is missing")
+    for name in sorted(set(names) - set(by_name)):
+        found.add_problem(name, "not there when hashes were recorded")
+    return by_name
+
+
+def _verify_shard(
+    shard: Shard,
+    expected: ShardHashes | None,
+    pool: ThreadPoolExecutor,
+    counter: ByteCounter,
+    found: Verification,
+) -> None:
+    digests: tuple[str, ...] = ()
+    if expected is not None:
+        digests = expected.digests
+        was, now = f"{expected.num_tokens} {expected.dtype}", f"{shard.num_tokens} {shard.dtype.name}"
+        if was != now:
+            found.add_problem(shard.name, f"holds {now} tokens, recorded were {was}")
+    block_tokens = BLOCK_BYTES // shard.dtype.itemsize
+    for block, digest in enumerate(_hash_blocks(shard, pool, counter)):
+        if isinstance(digest, CorpusServerError):
+            reason = digest.detail
+        elif block < len(digests) and digest != digests[block]:
+            reason = "its bytes differ from the recorded ones"
+        else:
+            continue
+        start, stop = block * block_tokens, min((block + 1) * block_tokens, shard.num_tokens)
+        found.bad_blocks.append(
+            BadBlock(shard=shard.name, block=block, start=start, stop=stop, reason=reason)
+        )
+    try:
+        problem = None if shard.documents is None else shard.documents.find_problem()
+        if problem is not None:
+            found.add_problem(shard.name, problem)
+        shard.check_unchanged()
+    except (ReadFailed, CorpusChanged) as error:
+        found.add_problem(shard.name, error.detail)

@@ -1,0 +1,196 @@
+"""Bounded shuffle: an order that is random within a working set of two groups of blocks.
+
+A source of n windows falls into blocks of B consecutive windows. In each epoch the blocks come in a keyed
+order. G blocks that are neighbours in this order form a group, and a keyed permutation mixes the windows of
+the group. With 10 windows, B = 3, G = 2, in an epoch that orders the blocks 2, 3, 0, 1:
+
+    offset in the epoch    0  1  2  3  |  4  5  6  7  8  9
+    group                  0           |  1
+    blocks                 2, 3        |  0, 1
+    laid end to end        6  7  8  9  |  0  1  2  3  4  5
+    permuted               8  6  9  7  |  3  0  5  2  1  4   the windows, in the order in which rows take them
+
+The last block of a source, here block 3, may be shorter than B by `gap` windows. It comes at a place of its
+own in each epoch. So all offsets behind its group are `gap` less than they would be with a full block, and
+so are all places behind it in its group. Both corrections need no table.
+
+Groups are numbered through all epochs: group g of epoch e is number e * groups + g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.plan.orders import BoundedShuffle
+from corpus_server.plan.permutation import EpochTable, Grid, invert, permute, round_keys
+
+UInt64Array = NDArray[np.uint64]
+Source = NDArray[np.intp] | int
+
+_ONE = np.uint64(1)
+_TABLE_BLOCKS = 512
+"""Blocks of a group whose order is kept in a table, 4 kB; of larger groups it is computed for each row."""
+
+
+class _Place(NamedTuple):
+    """Where windows come: arrays `(k,)`, or `(1,)` where all windows have the same."""
+
+    keys: UInt64Array  # round keys of the epoch's order of blocks
+    short: UInt64Array  # place of the source's last block in that order
+    group: UInt64Array  # in its epoch
+    slot: UInt64Array  # in the group's windows laid end to end
+
+
+class Groups:
+    """The groups of a plan's sources.
+
+    Windows are numbered from 0 in each source. Methods take the source of each row, `(k,)` or one for all,
+    and `(k,) uint64` arrays.
+
+    Args:
+        order: blocks and groups.
+        num_windows: `(sources,) uint64`.
+        keys: from a purpose to the `stream_key` of each source, `(sources,) uint64`.
+    """
+
+    def __init__(
+        self, order: BoundedShuffle, num_windows: UInt64Array, keys: Callable[[str], UInt64Array]
+    ) -> None:
+        self._num_windows = num_windows
+        self._block, self._group = np.uint64(order.block_windows), np.uint64(order.group_blocks)
+        self._full = self._block * self._group
+        self._num_blocks = (num_windows - _ONE) // self._block + _ONE
+        self._block_grids = Grid.over(self._num_blocks.tolist())
+        self._gap = self._num_blocks * self._block - num_windows
+        self.num_groups = (self._num_blocks - _ONE) // self._group + _ONE
+        last = (self._num_blocks - (self.num_groups - _ONE) * self._group) * self._block
+        full = np.full_like(last, self._full)
+        # Windows of each source's groups: without and with the short block, then of the last group.
+        self._sizes = np.stack((full, full - self._gap, last, last - self._gap), axis=1).reshape(-1)
+        self._grids = Grid.over(self._sizes.tolist())
+        count = len(num_windows)
+        block_keys, window_keys, circle_keys = map(keys, ("blocks", "windows", "circle"))
+        self._block_keys = block_keys
+        block_grids, num_blocks = self._block_grids, self._num_blocks
+
+        def blocks(sources: NDArray[np.intp], epochs: UInt64Array) -> UInt64Array:
+            of_epoch = round_keys(block_keys[sources], epochs)
+            short = invert(num_blocks[sources] - _ONE, block_grids.take(sources), of_epoch)
+            return np.vstack((of_epoch, short))
+
+        self._blocks = EpochTable(count, blocks)
+        self._window_keys = EpochTable(
+            count, lambda sources, groups: round_keys(window_keys[sources], groups)
+        )
+        self._circle_keys = EpochTable(
+            count, lambda sources, groups: round_keys(circle_keys[sources], groups)
+        )
+
+    def blocks(self, source: int, epoch: int, group: int) -> UInt64Array:
+        """Return the blocks of a group in the epoch's order; read-only."""
+        first = group * int(self._group)
+        stop = min(first + int(self._group), int(self._num_blocks[source]))
+        return _blocks(int(self._block_keys[source]), int(self._num_blocks[source]), epoch, first, stop)
+
+    def number_at(self, source: int, position: int) -> int:
+        """Return the number, through all epochs, of the group that a position of a source lies in."""
+        epoch, offset = divmod(position, int(self._num_windows[source]))
+        epochs, offsets = (np.array([each], dtype=np.uint64) for each in (epoch, offset))
+        return epoch * int(self.num_groups[source]) + int(self._at(source, epochs, offsets).group[0])
+
+    def ranges(self, source: int, number: int) -> UInt64Array:
+        """Return the windows of a group: `(blocks, 2) uint64`, start and stop of each block."""
+        blocks = self.blocks(source, *divmod(number, int(self.num_groups[source])))
+        starts = blocks * self._block
+        return np.stack((starts, np.minimum(starts + self._block, self._num_windows[source])), axis=1)
+
+    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
+        """Return the windows at offsets of epochs."""
+        place = self._at(source, epochs, offsets)
+        mixed = permute(place.slot, *self._domain(source, epochs, place, self._window_keys))
+        return self._window(source, epochs, place._replace(slot=mixed))
+
+    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
+        """Return the offsets in their epochs at which windows, maybe none, come: the inverse of `windows`."""
+        if not windows.size:
+            return windows.copy()
+        place = self._place(source, epochs, windows)
+        within = invert(place.slot, *self._domain(source, epochs, place, self._window_keys))
+        behind = place.group > place.short // self._group
+        offsets: UInt64Array = place.group * self._full + within - self._gap[source] * behind
+        return offsets
+
+    def beside(self, source: Source, epochs: UInt64Array, windows: UInt64Array, distance: int) -> UInt64Array:
+        """Return the windows so many places further in the circle of each window's group; back if negative.
+
+        The circle is another keyed permutation of the group.
+        """
+        place = self._place(source, epochs, windows)
+        size, keys = self._domain(source, epochs, place, self._circle_keys)
+        num_windows = np.uint64(size) if isinstance(size, int) else size.size
+        at = invert(place.slot, size, keys)
+        ahead = np.uint64(abs(distance)) % num_windows
+        at = (at + (ahead if distance > 0 else num_windows - ahead)) % num_windows
+        return self._window(source, epochs, place._replace(slot=permute(at, size, keys)))
+
+    def _at(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> _Place:
+        """Return the groups of offsets and their places in them, before the windows are permuted."""
+        blocks = self._blocks.of(source, epochs)
+        keys, short, gap = blocks[:-1], blocks[-1], self._gap[source]
+        behind = offsets >= (short // self._group + _ONE) * self._full - gap
+        group, within = np.divmod(offsets + gap * behind, self._full)
+        return _Place(keys, short, group, within)
+
+    def _place(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> _Place:
+        blocks = self._blocks.of(source, epochs)
+        keys, short = blocks[:-1], blocks[-1]
+        block, within = np.divmod(windows, self._block)
+        ranks = invert(block, self._block_domain(source), keys)
+        group = ranks // self._group
+        slot = (ranks - group * self._group) * self._block + within
+        behind = (group == short // self._group) & (ranks > short)
+        return _Place(keys, short, group, slot - self._gap[source] * behind)
+
+    def _window(self, source: Source, epochs: UInt64Array, place: _Place) -> UInt64Array:
+        first = place.group * self._group  # place of the group's first block in the epoch's order
+        gap = self._gap[source]
+        behind = place.slot >= (place.short + _ONE - first) * self._block - gap
+        behind &= place.group == place.short // self._group
+        ranks, within = np.divmod(place.slot + gap * behind, self._block)
+        if isinstance(source, int) and self._group <= _TABLE_BLOCKS and _is_one(epochs) and _is_one(first):
+            blocks = self.blocks(source, int(epochs[0]), int(place.group[0]))[ranks]
+        else:
+            blocks = permute(first + ranks, self._block_domain(source), place.keys)
+        blocks *= self._block
+        blocks += within
+        return blocks
+
+    def _block_domain(self, source: Source) -> Grid | int:
+        return int(self._num_blocks[source]) if isinstance(source, int) else self._block_grids.take(source)
+
+    def _domain(
+        self, source: Source, epochs: UInt64Array, place: _Place, keys: EpochTable
+    ) -> tuple[Grid | int, UInt64Array]:
+        """Return the number of windows of each group and its round keys, as `permute` takes them."""
+        num_groups, group = self.num_groups[source], place.group
+        kinds = (group == place.short // self._group) + 2 * (group + _ONE == num_groups) + 4 * source
+        size = int(self._sizes[kinds[0]]) if _is_one(kinds) else self._grids.take(kinds)
+        return size, keys.of(source, epochs * num_groups + group)
+
+
+def _is_one(values: NDArray[np.integer]) -> bool:
+    """Tell whether all values are the same."""
+    return bool((values == values[0]).all())
+
+
+@lru_cache(maxsize=256)
+def _blocks(key: int, num_blocks: int, epoch: int, first: int, stop: int) -> UInt64Array:
+    places = np.arange(first, stop, dtype=np.uint64)
+    blocks = permute(places, num_blocks, round_keys(key, np.array([epoch], dtype=np.uint64)))
+    blocks.setflags(write=False)  # the cache shares the array
+    return blocks

@@ -1,0 +1,231 @@
+"""What differs between two plans: fields by name, rows by step.
+
+A step depends on the stages up to its own and on the steps skipped before it, on nothing later. So the
+documents tell up to which step two plans are equal. From there on rows are compared: step by step, or, where
+only exclusions differ, at the steps that hold excluded windows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, zip_longest
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.plan.document import MAX_STEP, Plan
+from corpus_server.plan.orders import MegatronOrder
+from corpus_server.plan.questions.slices import finish
+from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
+from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.sampler import Sampler
+
+MAX_ROWS: Final = 1 << 24
+"""Rows of each plan that are compared by default; takes about ten seconds."""
+
+_PIECE_ROWS: Final = 1 << 16  # some 50 ms, after which a server may stop
+_NEVER: Final = MAX_STEP + 1
+
+Pairs = list[list[int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldChange:
+    """One field that differs.
+
+    Its value is None in the plan that lacks it. Of a list of ranges it has only those that the other lacks.
+    """
+
+    field: str  # like `stages[from_step=100].mixture.web`
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepChange:
+    """One training step that differs."""
+
+    step: int
+    plan_steps: tuple[int, int]  # of each plan
+    num_rows: int  # that differ, those included that only one plan has
+    rows: tuple[tuple[int, int], ...]  # of the global batch, as half-open ranges
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowComparison:
+    """Which rows differ: those of steps [equal_steps, compared_until) were compared."""
+
+    equal_steps: int | None  # first training steps that are equal by the documents alone; None: all
+    compared_until: int | None  # None if all steps are equal by the documents
+    steps: tuple[StepChange, ...]  # the first that differ, in order
+
+    @property
+    def first_step(self) -> int | None:
+        """The first training step that differs, or None if no compared step does."""
+        return self.steps[0].step if self.steps else None
+
+
+def changed_fields(a: Plan, b: Plan) -> list[FieldChange]:
+    """Return the fields that differ, stages matched by their `from_step`."""
+    first, second = a.to_json(), b.to_json()
+    changes = list(_changes("", first, second, a.arithmetic))
+    one, other = ({stage["from_step"]: stage for stage in plan["stages"]} for plan in (first, second))
+    for from_step in sorted({*one, *other}):
+        where = f"stages[from_step={from_step}]"
+        if from_step not in one or from_step not in other:
+            changes.append(FieldChange(field=where, a=one.get(from_step), b=other.get(from_step)))
+            continue
+        stages = one[from_step], other[from_step]
+        changes += _changes(f"{where}.", *stages, ("global_batch_size", "seq_len"))
+        changes += _changes(f"{where}.mixture.", *(stage["mixture"] for stage in stages))
+        excluded = [stage.get("exclude", {}) for stage in stages]
+        for name in sorted({*excluded[0], *excluded[1]}):
+            changes += _range_changes(f"{where}.exclude.{name}", *(each.get(name, []) for each in excluded))
+    changes += _range_changes("skip_steps", first["skip_steps"], second["skip_steps"])
+    changes += _changes("fingerprints.", first["fingerprints"], second["fingerprints"])
+    return changes
+
+
+def count_equal_steps(a: Plan, b: Plan) -> int | None:
+    """Return how many of the first training steps are equal by the documents alone; None: all."""
+    if a.arithmetic != b.arithmetic:
+        return 0
+    plan_step = min(_first_stage_change(a, b), _first_skip_change(a.skip_steps, b.skip_steps))
+    return None if plan_step == _NEVER else a.skip_steps.outside_before(plan_step)
+
+
+def compare_rows(
+    a: Plan,
+    b: Plan,
+    shard_tokens: Mapping[str, Sequence[int]],
+    *,
+    num_steps: int = 10,
+    max_rows: int = MAX_ROWS,
+) -> RowComparison:
+    """Return the first `num_steps` steps whose rows differ, and which rows: see `compare_slices`."""
+    return finish(compare_slices(a, b, shard_tokens, num_steps=num_steps, max_rows=max_rows))
+
+
+def compare_slices(
+    a: Plan, b: Plan, shard_tokens: Mapping[str, Sequence[int]], *, num_steps: int, max_rows: int
+) -> Generator[None, None, RowComparison]:
+    """Find the first `num_steps` steps whose rows differ, and which rows, in slices.
+
+    Args:
+        a, b: plans bound to the same corpora.
+        shard_tokens: of every source of both, the tokens of its shards.
+        max_rows: stop after about this many rows of each plan, if more than exclusions differ.
+    """
+    equal = count_equal_steps(a, b)
+    if equal is None:
+        return RowComparison(equal_steps=None, compared_until=None, steps=())
+    if isinstance(a.order, MegatronOrder) or isinstance(b.order, MegatronOrder):
+        return RowComparison(equal_steps=equal, compared_until=equal, steps=())  # its rows have no one place
+    pair = _Located(a, shard_tokens), _Located(b, shard_tokens)
+    largest = max(stage.global_batch_size for plan in (a, b) for stage in plan.stages)
+    borders = sorted(p.skip_steps.outside_before(stage.from_step) for p in (a, b) for stage in p.stages)
+    found: list[StepChange] = []
+    since = pair[0].plan_step(equal)
+    if a.order != "random" and only_exclusions_differ(a, b):
+        until = equal
+        for plan_step, steps in suspects(pair[0].sampler, pair[1].sampler, since):
+            yield
+            for step in steps:
+                found += _step_changes(pair, step, 1)
+                if len(found) == num_steps:
+                    return RowComparison(equal_steps=equal, compared_until=step + 1, steps=tuple(found))
+            until = a.skip_steps.outside_before(plan_step)
+        if until > equal:  # else too much is excluded to be looked up, and the first steps will differ
+            return RowComparison(equal_steps=equal, compared_until=until, steps=tuple(found))
+    step, count, left = equal, num_steps, max_rows
+    while left > 0 and step <= MAX_STEP and len(found) < num_steps:
+        # Within a piece no stage begins, so that its batches have one shape in each plan.
+        border = borders[at] if (at := bisect_right(borders, step)) < len(borders) else _NEVER
+        piece = min(count, border - step, max(1, left // largest))
+        found += _step_changes(pair, step, piece)
+        yield
+        step, left = step + piece, left - piece * largest
+        count = min(2 * count, max(1, _PIECE_ROWS // largest))  # most differences show in the first steps
+    if len(found) >= num_steps:
+        step = found[num_steps - 1].step + 1
+    return RowComparison(equal_steps=equal, compared_until=step, steps=tuple(found[:num_steps]))
+
+
+class _Located:
+    """A plan's windows, with shard numbers that mean the same in both plans."""
+
+    def __init__(self, plan: Plan, shard_tokens: Mapping[str, Sequence[int]]) -> None:
+        self.sampler = Sampler(plan, shard_tokens)
+        # For each shard of the plan's list, its number in a list that does not depend on the plan.
+        names = sorted(shard_tokens)
+        first = dict(zip(names, accumulate((len(shard_tokens[n]) for n in names), initial=0), strict=False))
+        its = [first[name] + np.arange(len(shard_tokens[name])) for name in plan.sources]
+        self._common = np.concatenate(its)
+
+    def windows(self, step: int, count: int) -> NDArray[np.int64]:
+        """Return `(count, rows, 2) int64`: common shard number, start token."""
+        windows = self.sampler.locate(step, count=count)
+        windows[..., 0] = self._common[windows[..., 0]]
+        return windows
+
+    def plan_step(self, step: int) -> int:
+        """Return the plan step of a training step."""
+        return self.sampler.timeline.plan_step(step)
+
+
+def _changes(
+    prefix: str, a: Mapping[str, Any], b: Mapping[str, Any], names: Iterable[str] | None = None
+) -> Iterator[FieldChange]:
+    for name in sorted({*a, *b}) if names is None else names:
+        if a.get(name) != b.get(name):
+            yield FieldChange(field=prefix + name, a=a.get(name), b=b.get(name))
+
+
+def _range_changes(name: str, a: Pairs, b: Pairs) -> Iterator[FieldChange]:
+    one, other = ({(start, stop) for start, stop in pairs} for pairs in (a, b))
+    if one != other:
+        only = [[list(pair) for pair in sorted(pairs)] for pairs in (one - other, other - one)]
+        yield FieldChange(field=name, a=only[0], b=only[1])
+
+
+def _first_stage_change(a: Plan, b: Plan) -> int:
+    """Return the first plan step whose stage, or whose sources' content, differs."""
+    for one, other in zip_longest(a.stages, b.stages):
+        if one is None or other is None or one != other:
+            # A stage's rows do not depend on its length, so two stages differ from the earlier beginning on.
+            return min(stage.from_step for stage in (one, other) if stage is not None)
+        if any(a.fingerprints.get(name) != b.fingerprints.get(name) for name in one.mixture):
+            return one.from_step
+    return _NEVER
+
+
+def _first_skip_change(a: Ranges, b: Ranges) -> int:
+    """Return the first plan step that only one of the two skips."""
+    # Where neither has a bound, they go on to differ or to agree.
+    bounds = np.unique(np.concatenate((a.bounds, b.bounds)))
+    differ = bounds[a.contains(bounds) != b.contains(bounds)]
+    return int(differ[0]) if differ.size else _NEVER
+
+
+def _step_changes(pair: tuple[_Located, _Located], step: int, count: int) -> list[StepChange]:
+    """Compare consecutive steps, of one stage in each plan, and return those that differ."""
+    a, b = (located.windows(step, count) for located in pair)
+    shared, rows = min(a.shape[1], b.shape[1]), max(a.shape[1], b.shape[1])
+    differs = np.ones((count, rows), dtype=bool)
+    if pair[0].sampler.seq_len(step) == pair[1].sampler.seq_len(step):
+        differs[:, :shared] = (a[:, :shared] != b[:, :shared]).any(axis=2)
+    changes = []
+    for k in np.flatnonzero(differs.any(axis=1)).tolist():
+        edges = np.flatnonzero(np.diff(differs[k], prepend=False, append=False)).reshape(-1, 2)
+        changes.append(
+            StepChange(
+                step=step + k,
+                plan_steps=(pair[0].plan_step(step + k), pair[1].plan_step(step + k)),
+                num_rows=int(differs[k].sum()),
+                rows=tuple((int(start), int(stop)) for start, stop in edges),
+            )
+        )
+    return changes

@@ -1,0 +1,256 @@
+"""Look-ups: which rows of a run hold a token, found backwards over stages, skips and substitutes.
+
+A position of a source says when a window comes: ascending positions are ascending plan steps and rows. So a
+look-up first finds all positions that hold the token, then keeps the earliest, and only for those does it
+work out the steps and rows, which needs a mixture's blocks. Where a stage reads windows in parts, only the
+parts that hold a token of the range count; they are neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.errors import InvalidParameter
+from corpus_server.plan.document import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
+from corpus_server.plan.exclusion import Exclusion
+from corpus_server.plan.megatron import MegatronSampler
+from corpus_server.plan.mixture import grouped
+from corpus_server.plan.sampler import Sampler
+
+MAX_PAIRS: Final = 1 << 20
+"""Windows times epochs, those of the excluded windows for which they stand in included: about 0.5 s."""
+MAX_BLOCKS: Final = 4096
+"""Blocks of mixtures that the rows may lie in, 0.4 ms each: under 2 s."""
+
+_MAX_POSITION: Final = MAX_STEP * MAX_GLOBAL_BATCH_SIZE
+_PAIRS_PER_SLICE: Final = 1 << 16
+_BLOCKS_PER_SLICE: Final = 64
+
+UInt64Array = NDArray[np.uint64]
+
+
+class Sighting(NamedTuple):
+    """One row that holds what was looked for."""
+
+    epoch: int  # pass over the source
+    step: int | None  # training step; None if training skips it
+    plan_step: int  # equal to `step` before the first skip
+    row: int  # of the global batch
+    shard: int  # number over the plan's shard list
+    start: int  # first token of the row's window in its shard
+    substitute: bool  # whether the window stands in for an excluded one
+
+
+class Sightings(NamedTuple):
+    """The rows that hold what was looked for."""
+
+    num_found: int
+    rows: list[Sighting]  # by plan step and row; as many as the limit allows
+
+
+class _Search(NamedTuple):
+    """Windows to look for in some epochs.
+
+    Without an exclusion: rows that hold the windows by the order. With one: rows that hold an excluded window
+    by the order, at positions [start, stop), so that one of `windows` stands in for it.
+    """
+
+    windows: UInt64Array
+    epochs: range
+    exclusion: Exclusion | None = None
+    start: int = 0
+    stop: int = 0
+    num_laps: int = 1  # see `Exclusion.num_laps`
+
+    @property
+    def num_pairs(self) -> int:
+        return self.windows.size * len(self.epochs) * self.num_laps
+
+
+def look_up_slices(
+    sampler: Sampler, corpus: str, start: int, stop: int, *, epochs: int = 1, limit: int | None = None
+) -> Generator[None, None, Sightings]:
+    """Return the rows of the first epochs that hold a token of [start, stop), in slices of about 50 ms.
+
+    The range is corpus-wide, inside the corpus and not empty. Without a `limit`, all rows are returned.
+
+    Raises:
+        InvalidParameter: the plan's order is random, or the look-up would take more than about 2 s.
+    """
+    source = sampler.plan.sources.index(corpus)
+    if isinstance(sampler, MegatronSampler):
+        return (yield from _look_up_samples(sampler, source, start, stop, epochs, limit))
+    epochs = min(epochs, _MAX_POSITION // int(sampler.num_windows[source]) + 1)
+    low, high = sampler.windows_touching(source, start, stop)
+    too_many = InvalidParameter(
+        f"the range touches {high - low} windows; times {epochs} epochs, and with the excluded windows that "
+        f"each stands in for, a look-up goes through at most {MAX_PAIRS}; ask for fewer epochs or tokens",
+        parameter="epochs" if epochs > 1 else "stop",
+        received=epochs if epochs > 1 else stop,
+    )
+    if (num_pairs := (high - low) * epochs) > MAX_PAIRS:
+        raise too_many
+    windows = np.arange(low, high, dtype=np.uint64)
+    searches = [_Search(windows, range(epochs))]
+    for search in _substitute_searches(sampler, source, windows, epochs):
+        yield
+        num_pairs += windows.size + search.num_pairs  # making the search went through all windows, too
+        if num_pairs > MAX_PAIRS:
+            raise too_many
+        searches.append(search)
+    parts = []
+    for search in searches:
+        for first in range(0, search.num_pairs, _PAIRS_PER_SLICE):
+            indices = np.arange(first, min(first + _PAIRS_PER_SLICE, search.num_pairs), dtype=np.uint64)
+            found = _positions(sampler, source, search, indices)
+            parts.append((*found, *_parts_touched(sampler, source, start, stop, *found[:2])))
+            yield
+    if not parts:
+        return Sightings(num_found=0, rows=[])
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    positions, num_parts = columns[0], columns[-1]
+    earliest = np.arange(positions.size)
+    if limit is not None and limit < positions.size:  # sorting a million takes 100 ms, finding the least 15
+        earliest = np.argpartition(positions, limit)[:limit]
+        yield
+    order = earliest[np.argsort(positions[earliest])]
+    # A window may have a million parts: those beyond the limit are not made.
+    before = np.cumsum(num_parts[order]) - num_parts[order]
+    order = order[: limit if limit is None else np.searchsorted(before, limit)]
+    positions, *rest = (column[order] for column in columns)
+    rows: list[Sighting] = []
+    for here in _row_slices(sampler, source, positions):
+        yield
+        left = None if limit is None else limit - len(rows)
+        rows += _rows(sampler, source, positions[here], *(column[here] for column in rest), limit=left)
+    return Sightings(num_found=int(num_parts.sum()), rows=rows)
+
+
+def _look_up_samples(
+    sampler: MegatronSampler, source: int, start: int, stop: int, epochs: int, limit: int | None
+) -> Generator[None, None, Sightings]:
+    """Return the rows of Megatron's order: the table says their positions, and all have one part."""
+    positions = yield from sampler.positions_touching(source, start, stop, epochs=epochs, most=MAX_PAIRS)
+    rows: list[Sighting] = []
+    for here in _row_slices(sampler, source, positions[:limit]):
+        yield
+        at = positions[:limit][here]
+        none, one = np.zeros(at.shape, dtype=np.int64), np.ones(at.shape, dtype=np.int64)
+        shown, _ = sampler.windows_at(source, at)
+        rows += _rows(sampler, source, at, shown, none.astype(bool), none, one, limit=None)
+    return Sightings(num_found=positions.size, rows=rows)
+
+
+def _substitute_searches(
+    sampler: Sampler, source: int, windows: UInt64Array, epochs: int
+) -> Iterator[_Search]:
+    """Yield for each stage what to look for where windows stand in for excluded ones."""
+    size = int(sampler.num_windows[source])
+    begins = [*sampler.timeline.begins(source).tolist(), epochs * size]
+    for number, exclusion in enumerate(sampler.exclusions):
+        start, stop = begins[number], min(begins[number + 1], epochs * size)
+        used = sampler.timeline.stages[number].member(source) is not None
+        if exclusion is None or start >= stop or not used:
+            continue
+        yield _Search(
+            windows[~exclusion.windows.contains(windows)],
+            range(start // size, -(-stop // size)),
+            exclusion,
+            start,
+            stop,
+            exclusion.num_laps(source),
+        )
+
+
+def _positions(
+    sampler: Sampler, source: int, search: _Search, indices: UInt64Array
+) -> tuple[UInt64Array, UInt64Array, NDArray[np.bool_]]:
+    """Return for some pairs of a search, numbered from 0 to `num_pairs`, the positions that they are at.
+
+    `(m,)` each: position, window that its row shows, whether that window is a substitute.
+    """
+    rest, which = np.divmod(indices, np.uint64(search.windows.size))
+    laps, epochs = np.divmod(rest, np.uint64(len(search.epochs)))
+    shown, epochs = search.windows[which], epochs + np.uint64(search.epochs.start)
+    if search.exclusion is not None:
+        held, which = search.exclusion.stood_in_for(source, shown, epochs, laps)
+        positions = sampler.positions_of(source, held, epochs[which])
+        kept = (positions >= np.uint64(search.start)) & (positions < np.uint64(search.stop))
+        return positions[kept], shown[which][kept], np.ones(np.count_nonzero(kept), dtype=bool)
+    positions = sampler.positions_of(source, shown, epochs)
+    kept = np.ones(positions.shape, dtype=bool)
+    for number, here in grouped(sampler.timeline.stage_numbers(source, positions)):
+        exclusion = sampler.exclusions[number]
+        if sampler.timeline.stages[number].member(source) is None:
+            kept[here] = False
+        elif exclusion is not None:
+            kept[here] = ~exclusion.windows.contains(shown[here])
+    return positions[kept], shown[kept], np.zeros(np.count_nonzero(kept), dtype=bool)
+
+
+def _row_slices(sampler: Sampler, source: int, positions: UInt64Array) -> Iterator[slice]:
+    """Yield parts of ascending positions, each with a bounded number of pairs and of blocks."""
+    blocks = sampler.timeline.blocks_of(source, positions)
+    if blocks.size and blocks[-1] >= MAX_BLOCKS:
+        raise InvalidParameter(
+            f"the rows lie in {int(blocks[-1]) + 1} blocks of the mixture, and a look-up computes at most "
+            f"{MAX_BLOCKS}; ask for fewer epochs or a lower limit",
+            parameter="limit",
+            received=positions.size,
+        )
+    piece = blocks // _BLOCKS_PER_SLICE + np.arange(blocks.size) // _PAIRS_PER_SLICE
+    borders = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), blocks.size]
+    return (slice(start, stop) for start, stop in pairwise(borders))
+
+
+def _parts_touched(
+    sampler: Sampler, source: int, start: int, stop: int, positions: UInt64Array, shown: UInt64Array
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which parts of the windows at some positions hold a token of [start, stop): first, number.
+
+    `(m,)` each; part k of a window holds its tokens k * seq_len to (k + 1) * seq_len, both included.
+    """
+    stages = sampler.timeline.stages
+    seq_lens = np.array([placed.seq_len for placed in stages])[
+        sampler.timeline.stage_numbers(source, positions)
+    ]
+    begins = sampler.first_tokens(source, shown)
+    first = np.maximum(0, -((begins + seq_lens - start) // seq_lens))
+    last = np.minimum(sampler.plan.seq_len // seq_lens - 1, (stop - 1 - begins) // seq_lens)
+    return first, last - first + 1
+
+
+def _rows(
+    sampler: Sampler,
+    source: int,
+    positions: UInt64Array,
+    shown: UInt64Array,
+    substitute: NDArray[np.bool_],
+    first_part: NDArray[np.int64],
+    num_parts: NDArray[np.int64],
+    *,
+    limit: int | None,
+) -> list[Sighting]:
+    timeline = sampler.timeline
+    of = np.repeat(np.arange(positions.size), num_parts)[:limit]  # the window of each row
+    parts = first_part[of] + np.arange(of.size) - (np.cumsum(num_parts) - num_parts)[of]
+    plan_steps, first_rows, _ = timeline.rows_of(source, positions)
+    skipped = timeline.skips.contains(plan_steps)[of].tolist()
+    steps = timeline.skips.num_outside_below(plan_steps)[of].tolist()
+    seq_lens = [placed.seq_len for placed in timeline.stages]
+    located = sampler.locate_windows(shown)[of]
+    located[:, 1] += parts * np.array(seq_lens)[timeline.stage_numbers(source, positions)][of]
+    columns = (
+        (positions // sampler.num_windows[source])[of].tolist(),
+        [None if is_skipped else step for is_skipped, step in zip(skipped, steps, strict=True)],
+        plan_steps[of].tolist(),
+        (first_rows[of].astype(np.int64) + parts).tolist(),
+        *located.T.tolist(),
+        substitute[of].tolist(),
+    )
+    return [Sighting(*fields) for fields in zip(*columns, strict=True)]

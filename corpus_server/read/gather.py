@@ -1,0 +1,264 @@
+"""Copy windows from the maps of shards into one array.
+
+All maps of a process lie in one address space, so windows of any number of shards are one fancy
+index over one strided view that begins at the lowest map:
+
+    address of a window   = address of its shard's token 0 + start * itemsize
+    row of the view       = (address - lowest address) / itemsize
+
+NumPy releases the GIL during that copy, for any number of windows and shards. The response is sent from
+the array that the copy made: a second copy, into a buffer of the server's own, would cost half as much again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.corpus.shards import Shard
+from corpus_server.read.readahead import num_major_faults, read_ahead
+from corpus_server.read.timing import OF_THREAD
+from corpus_server.stores import StagedFile
+
+# bytes; NumPy's limit. Maps lie within 2^47 bytes, so only windows of more than 65,536 tokens get
+# there. They are so large that copying them one by one costs nothing extra.
+_MAX_VIEW_BYTES = 2**63
+
+_SAMPLE_WINDOWS = 16  # looked up in the page cache before all windows of a selection are prefetched
+
+
+class Gatherer:
+    """Gathers windows of a fixed list of open shards; safe to use from several threads.
+
+    The shards must stay open for as long as the gatherer and its selections are used.
+
+    Args:
+        shards: numbered as in locations.
+        reads_ahead: once a copy had to wait for the disk, ask the kernel for the remaining windows of
+            the selection, all at once. Without it, each window is read when the copy reaches it.
+
+    Attributes:
+        span_of_shard: `(num_shards,)`, the number of each shard's span.
+        cold: a copy waited for the disk, and the windows since were not found in the page cache.
+        num_faults: how often a copy waited for the disk, for a page that nobody had asked for.
+    """
+
+    def __init__(self, shards: Sequence[Shard], *, reads_ahead: bool = True) -> None:
+        self._shards = shards
+        self.reads_ahead = reads_ahead
+        self.cold = False
+        self.num_faults = 0
+        self._staged = {n for n, shard in enumerate(shards) if isinstance(shard.file, StagedFile)}
+        self._num_tokens = np.array([shard.num_tokens for shard in shards], dtype=np.int64)
+        # A selection keeps a shard number for each window: one byte is enough up to 255 shards.
+        self._shard_type = np.min_scalar_type(len(shards))
+        # One view steps by whole tokens, so it reaches only shards of one type and one alignment.
+        kinds = [(shard.dtype.str, shard.address % shard.dtype.itemsize) for shard in shards]
+        distinct = sorted(set(kinds))
+        self.span_of_shard = np.array([distinct.index(kind) for kind in kinds], dtype=np.intp)
+        self._spans = [
+            _Span([shard for shard, its in zip(shards, kinds, strict=True) if its == kind])
+            for kind in distinct
+        ]
+        # Each shard's token 0, counted in tokens from the lowest map of its span. An empty shard has
+        # address 0 and no window.
+        self._first_token = np.array(
+            [
+                max(0, shard.address - self._spans[span].lowest) // shard.dtype.itemsize
+                for shard, span in zip(shards, self.span_of_shard.tolist(), strict=True)
+            ],
+            dtype=np.int64,
+        )
+
+    def select(self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]) -> Selection:
+        """Return windows that can be read as a whole or in pieces, after `Selection.check_unchanged`.
+
+        Args:
+            locations: `(k, 2) int64`: shard number, start token; every window inside its shard.
+            length: tokens of a window.
+            dtype: type of the result; must hold the tokens of the shards.
+        """
+        shard_numbers, starts = locations[:, 0], locations[:, 1]
+        # Reading trusts its indices. Without this check a wrong one would read any memory of the process.
+        if (starts < 0).any() or (starts + length > self._num_tokens[shard_numbers]).any():
+            raise IndexError(f"a window of {length} tokens lies outside its shard")
+        return Selection(
+            self,
+            shard_numbers.astype(self._shard_type),
+            self._first_token[shard_numbers] + starts,
+            [_WindowView(span, length) for span in self._spans],
+            dtype,
+        )
+
+    def gather(
+        self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]
+    ) -> NDArray[np.integer]:
+        """Return windows, `(k, length)`: `select`, `check_unchanged` and `read` in one."""
+        selection = self.select(locations, length, dtype)
+        selection.check_unchanged(slice(None))
+        return selection.read(slice(None))
+
+    def check_unchanged(self, shard_numbers: NDArray[np.unsignedinteger]) -> None:
+        """Raise `CorpusChanged` or `ReadFailed` if one of the shards is not what was opened."""
+        # With one shard, the common case, a large array need not become a list.
+        numbers = shard_numbers[:1] if len(self._shards) == 1 else shard_numbers
+        for number in set(numbers.tolist()):
+            self._shards[number].check_unchanged()
+
+    @contextmanager
+    def held(self, shard_numbers: NDArray[np.unsignedinteger]) -> Iterator[None]:
+        """Keep shards mapped while their windows are copied; NotStaged if one is not on this machine."""
+        with ExitStack() as stack:
+            # Local shards, the usual case, cost nothing.
+            for number in self._staged.intersection(shard_numbers.tolist()) if self._staged else ():
+                stack.enter_context(self._shards[number].file.held())
+            yield
+
+    def locations(
+        self, shard_numbers: NDArray[np.unsignedinteger], numbers: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the locations `(k, 2) int64` of windows given by shard and number in the span."""
+        return np.stack([shard_numbers, numbers - self._first_token[shard_numbers]], axis=1)
+
+    def read_ahead(self, locations: NDArray[np.int64], length: int) -> None:
+        """Start to read windows of `length` tokens from disk; blocks only while the disk's queue is full."""
+        shard_numbers, starts = locations[:, 0], locations[:, 1]
+        numbers, spans = self._first_token[shard_numbers] + starts, self.span_of_shard[shard_numbers]
+        for number, span in enumerate(self._spans):
+            here = numbers[spans == number]
+            if here.size:
+                read_ahead(span.addresses(here), length * span.dtype.itemsize)
+
+    def are_resident(self, locations: NDArray[np.int64]) -> bool:
+        """Tell whether the page cache holds the first token of every window; stops at the first miss."""
+        return all(self._shards[number].is_resident(start) for number, start in locations.tolist())
+
+
+class Selection:
+    """Windows that were checked to lie inside their shards; safe to use from several threads.
+
+    Args:
+        shard_numbers, numbers: `(k,)`: each window's shard, and its number in the shard's span. They
+            take 9 to 12 bytes a window, because a reader that stalls keeps its selection.
+        views: one view for each span.
+    """
+
+    def __init__(
+        self,
+        gatherer: Gatherer,
+        shard_numbers: NDArray[np.unsignedinteger],
+        numbers: NDArray[np.int64],
+        views: Sequence[_WindowView],
+        dtype: np.dtype[np.integer],
+    ) -> None:
+        self._gatherer = gatherer
+        self._shard_numbers = shard_numbers
+        self._numbers = numbers
+        self._views = views
+        self._dtype = dtype
+        self._asked_ahead = not gatherer.reads_ahead
+
+    def read(self, part: slice) -> NDArray[np.integer]:
+        """Return some of the windows, `(k, length)`, C order, owned by the caller.
+
+        Blocks while pages are read from disk: never call it in an event loop's thread.
+
+        Raises:
+            CorpusChanged: a shard was truncated or written to.
+            NotStaged: a shard of an object store was removed from the cache.
+            ReadFailed: the disk did not deliver.
+        """
+        if self._gatherer.cold and not self._asked_ahead:
+            self._ask_ahead(part.start or 0)
+        with self._gatherer.held(self._shard_numbers[part]):
+            before = num_major_faults()
+            tokens = self._copy(part)
+            num_faults = num_major_faults() - before
+            OF_THREAD.count_read(num_faults)
+            if num_faults > 0:
+                self._gatherer.num_faults += num_faults
+                self._gatherer.cold = True
+            # A file that is truncated during the copy reads as zeros. Only a check after the copy proves
+            # that every copied token was the file's.
+            self.check_unchanged(part)
+        return tokens
+
+    def check_unchanged(self, part: slice) -> None:
+        """Raise `CorpusChanged` or `ReadFailed` if a shard of these windows is not what was opened."""
+        self._gatherer.check_unchanged(self._shard_numbers[part])
+
+    def _copy(self, part: slice) -> NDArray[np.integer]:
+        numbers, views = self._numbers[part], self._views
+        if len(views) == 1 and views[0].span.dtype == self._dtype:
+            return views[0].copy(numbers)
+        spans = self._gatherer.span_of_shard[self._shard_numbers[part]]
+        tokens = np.empty((len(numbers), views[0].length), dtype=self._dtype)
+        for span in np.unique(spans).tolist():
+            rows = np.flatnonzero(spans == span)
+            tokens[rows] = views[span].copy(numbers[rows])
+        return tokens
+
+    def _ask_ahead(self, first: int) -> None:
+        """Ask the kernel for all windows from `first` on, unless a sample of them is resident."""
+        self._asked_ahead = True
+        rest = self._gatherer.locations(self._shard_numbers[first:], self._numbers[first:])
+        if self._gatherer.are_resident(rest[:: max(1, len(rest) // _SAMPLE_WINDOWS)]):
+            self._gatherer.cold = False
+        else:
+            self._gatherer.read_ahead(rest, self._views[0].length)
+
+
+class _Span:
+    """The address range that holds all shards of one token type and alignment."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.dtype = shards[0].dtype
+        mapped = [shard for shard in shards if shard.num_tokens]
+        self.lowest = min((shard.address for shard in mapped), default=0)
+        self.end = max((shard.address + shard.data_bytes for shard in mapped), default=0)
+
+    def addresses(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return byte addresses of tokens, numbered from the lowest map."""
+        return np.uint64(self.lowest) + numbers.astype(np.uint64) * np.uint64(self.dtype.itemsize)
+
+
+class _WindowView:
+    """All windows of `length` tokens in a span: number k begins k tokens after the lowest map."""
+
+    def __init__(self, span: _Span, length: int) -> None:
+        self.span = span
+        self.length = length
+        self._view: NDArray[np.integer] | None = None
+
+    def copy(self, numbers: NDArray[np.int64]) -> NDArray[np.integer]:
+        """Return windows, `(k, length)`; every one of them must lie inside a map."""
+        span, length = self.span, self.length
+        if (span.end - span.lowest) * length >= _MAX_VIEW_BYTES:
+            window_bytes = length * span.dtype.itemsize
+            starts = span.addresses(numbers).tolist()
+            return np.concatenate(
+                [_strided(start, start + window_bytes, span.dtype, length) for start in starts]
+            )
+        if self._view is None:
+            self._view = _strided(span.lowest, span.end, span.dtype, length)
+        tokens: NDArray[np.integer] = self._view[numbers]
+        return tokens
+
+
+def _strided(lowest: int, end: int, dtype: np.dtype[np.integer], length: int) -> NDArray[np.integer]:
+    """Return the view `(starts, length)` whose row k begins k tokens after `lowest`.
+
+    Memory between the maps is in the view, and never indexed.
+    """
+    described = {
+        "version": 3,
+        "data": (lowest, True),
+        "shape": ((end - lowest) // dtype.itemsize - length + 1, length),
+        "strides": (dtype.itemsize, dtype.itemsize),
+        "typestr": dtype.str,
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=described))

@@ -1,0 +1,186 @@
+"""The tables of plans in Megatron's order: built once, kept in a folder beside the plans, and mapped.
+
+    STATE_DIR/megatron/KEY/begins.npy ...    KEY: digest of what decides the table
+
+Losing the folder loses nothing but time. Any process may remove a table that another one has mapped: the
+files stay until the last map is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import xxhash
+
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.publish import publishing_folder
+from corpus_server.errors import FingerprintMismatch, Overloaded, ReadFailed
+from corpus_server.plan import MegatronOrder, Plan
+from corpus_server.plan.megatron import ARRAYS, Table, build, check_size, check_used, num_shuffled
+from corpus_server.plan.streams import Sequences
+
+MAX_BYTES: Final = 16 * 2**30
+"""Of all tables in a folder; those that were not used for the longest time make room."""
+
+_FORMAT: Final = 1
+"""Of the arrays; another one gets other keys, so that no process reads what it does not know."""
+
+_MOST_SHUFFLED: Final = 1 << 18
+"""Elements. NumPy shuffles without letting another thread run, 10^7 elements for some seconds; the start of a
+process takes as long as shuffling a million."""
+
+_IS_BUILT: Final = "a table of Megatron's order is being built"
+
+_log = logging.getLogger(__name__)
+
+
+class Tables:
+    """Tables by plan; safe to use from several threads and processes.
+
+    Args:
+        folder: where tables are kept, made at need; None: nowhere, each is built in memory.
+        max_bytes: of all tables; the newest stays, however large it is.
+    """
+
+    def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_BYTES) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._building = threading.Lock()
+
+    def bind(self, plan: Plan, corpora: Mapping[str, Corpus]) -> tuple[Plan, Table]:
+        """Return the plan with the digests of its documents, and its table.
+
+        Args:
+            plan: in Megatron's order, with its fingerprints.
+
+        Raises:
+            FingerprintMismatch: a corpus has other documents than the plan was made for.
+            InvalidPlan, UnknownDocument, InvalidParameter: the corpora have no such table.
+            Overloaded: a table is being built; ask again.
+        """
+        order = plan.order
+        assert isinstance(order, MegatronOrder)
+        first, sequences, digests = 0, {}, {}
+        for name in plan.sources:
+            starts, lengths = corpora[name].sequences()
+            digests[name] = f"xxh3-{_digest(starts, lengths)}"
+            sequences[name] = Sequences(first + starts, lengths)
+            first += corpora[name].num_tokens
+        if order.documents and order.documents != digests:
+            raise FingerprintMismatch(
+                "the documents of the plan's corpora are others than those that it was made for: "
+                f"the plan says {dict(order.documents)}, this server {digests}",
+                parameter="order.megatron.documents",
+                remedy="serve the document indices that the plan was made for",
+            )
+        plan = replace(plan, order=replace(order, documents=digests))
+        check_size(plan, sequences)
+        table = self._table(plan, sequences)
+        check_used(plan, table)
+        return plan, table
+
+    def _table(self, plan: Plan, sequences: Mapping[str, Sequences]) -> Table:
+        if self._folder is None:
+            return build(plan, sequences)
+        path = self._folder / _key(plan)
+        if (table := _mapped(path)) is not None:
+            return table
+        # A second request for a table of minutes should not take a second thread and twice the memory.
+        if not self._building.acquire(blocking=False):
+            raise Overloaded(_IS_BUILT)
+        try:
+            return self._built(path, plan, sequences)
+        finally:
+            self._building.release()
+
+    def _built(self, path: Path, plan: Plan, sequences: Mapping[str, Sequences]) -> Table:
+        """Build a table and publish it; return it from memory if it cannot be kept."""
+        table = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with publishing_folder(path) as folder:
+                if num_shuffled(plan, sequences) <= _MOST_SHUFFLED:
+                    table = build(plan, sequences)
+                    _write(folder, table)
+                else:
+                    _build_apart(folder, plan, sequences)
+            self._make_room(path)
+        except BlockingIOError as error:
+            raise Overloaded(_IS_BUILT) from error  # by another process
+        except OSError as error:  # a full disk, or another process was faster
+            _log.warning("the table of plan %s was not kept: %s", plan.id, error)
+        return _mapped(path) or table or build(plan, sequences)
+
+    def _make_room(self, newest: Path) -> None:
+        """Remove the tables that were not used for the longest time."""
+        assert self._folder is not None
+        left = self._max_bytes
+        kept = [each for each in self._folder.iterdir() if not each.name.startswith(".")]
+        for path in sorted(kept, key=lambda each: (each == newest, each.stat().st_mtime), reverse=True):
+            left -= sum(file.stat().st_size for file in path.iterdir())
+            if left < 0 and path != newest:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _build_apart(folder: Path, plan: Plan, sequences: Mapping[str, Sequences]) -> None:
+    """Build a table in a process of its own, whose memory is free afterwards."""
+    builder = get_context("spawn").Process(target=_build_here, args=(folder, plan, sequences), daemon=True)
+    builder.start()
+    builder.join()
+    if builder.exitcode:
+        raise ReadFailed(
+            f"the table of a plan in Megatron's order could not be built: exit code {builder.exitcode}",
+            remedy="see the server's log; -9 means that the machine has too little memory",
+        )
+
+
+def _build_here(folder: Path, plan: Plan, sequences: Mapping[str, Sequences]) -> None:
+    _write(folder, build(plan, sequences))
+
+
+def _write(folder: Path, table: Table) -> None:
+    for name, array in table.arrays().items():
+        with (folder / f"{name}.npy").open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _mapped(path: Path) -> Table | None:
+    """Map the table in a folder and note its use; None if it is not there or damaged."""
+    try:
+        arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS}
+        os.utime(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.warning("a damaged table is built again: %s: %s", path, error)
+        shutil.rmtree(path, ignore_errors=True)
+        return None
+    # Plain arrays: those of class memmap cost more at each use.
+    return Table.from_arrays({name: array.view(np.ndarray) for name, array in arrays.items()})
+
+
+def _key(plan: Plan) -> str:
+    """Return the digest of what decides the table: stages and skips do not."""
+    decides = {**plan.arithmetic, "sources": plan.sources, "tokens": dict(plan.fingerprints)}
+    text = json.dumps({"format": _FORMAT, **decides}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    digest = xxhash.xxh3_128()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array, dtype="<i8").data)
+    return digest.hexdigest()

@@ -1,0 +1,171 @@
+"""One worker process: `python -m corpus_server.run.worker CHANNEL LISTENER...`, all descriptors.
+
+Leaving takes three phases, of which the last two end early when no connection is left:
+
+    TERMINATE   /readyz says 503, still listening, responses say `Connection: close`      drain_seconds
+    RETIRE      not listening, responses say `Connection: close`                          grace_seconds
+    both        idle connections are closed, responses in flight complete         the rest of grace_seconds
+                everything is cut
+
+While retiring, a connection is closed only after a response: a request may be on its way on an idle one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from email.utils import formatdate
+from functools import partial
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from corpus_server import live, metrics
+from corpus_server.data import tracing
+from corpus_server.data.door import Door
+from corpus_server.data.service import Service
+from corpus_server.errors import CorpusServerError
+from corpus_server.run.common import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
+from corpus_server.run.listening import BACKLOG
+from corpus_server.run.logs import log_to_stderr
+from corpus_server.run.tls import server_context
+from corpus_server.settings import ENVIRONMENT_VARIABLE, Settings
+from corpus_server.web.app import create_app
+from corpus_server.web.ordinary import OrdinaryProtocol
+
+MISTAKE = 2
+TOKENS_SECONDS = 1.0  # until a token that was revoked is refused
+_POLL_SECONDS = 0.02
+_CLEAN_UP_SECONDS = 0.5  # beyond the grace, for closing files and threads that do not hang
+
+
+def main() -> None:
+    """Serve until the supervisor says otherwise; report to it what keeps this worker from starting."""
+    channel, *listeners = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    settings = Settings.from_json(os.environ[ENVIRONMENT_VARIABLE])
+    log_to_stderr(settings)
+    tracing.start()
+    # Login shells and systemd allow 1,024 descriptors, fewer than a process may have connections.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, channel, listeners))
+    except (CorpusServerError, OSError) as error:
+        # Not printed here: with several workers, everyone meets the same mistake.
+        channel.send(str(error).encode())
+        sys.exit(MISTAKE)
+
+
+def _protocol_factory(app: ASGIApp, service: Service, state: ServerState) -> Callable[[], asyncio.Protocol]:
+    """Return what makes the protocol of a new connection.
+
+    A protocol keeps itself in `state.connections` while it is connected, and writes `state.default_headers`
+    into each response.
+    """
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # nothing here looks at who asks
+        timeout_keep_alive=service.settings.keep_alive_seconds,
+    )
+    config.load()
+    make_ordinary = partial(OrdinaryProtocol, config, state, service)
+    return lambda: Door(service, state, make_ordinary)
+
+
+async def _serve(settings: Settings, channel: socket.socket, listeners: list[socket.socket]) -> None:
+    loop = asyncio.get_running_loop()
+    channel.setblocking(False)
+    state = ServerState()
+    gateway = create_app(settings)
+    # Not by messages as uvicorn does: it logs a traceback where the start fails, this raises the error.
+    async with gateway.app.router.lifespan_context(gateway.app):
+        service: Service = gateway.app.state.service
+        connect = _protocol_factory(gateway, service, state)
+        tls = server_context(settings)
+        servers = []
+        for each in listeners:
+            ssl = None if each.family == socket.AF_UNIX else tls
+            # A handshake is counted as no connection yet, so it gets no more time than a head.
+            patience = settings.head_timeout_seconds if ssl else None
+            servers.append(
+                await loop.create_server(
+                    connect, sock=each, backlog=BACKLOG, ssl=ssl, ssl_handshake_timeout=patience
+                )
+            )
+        watching = loop.create_task(_watch_tokens(service))
+        beating = loop.create_task(_beat(channel, state))
+        publishing = loop.create_task(_publish_metrics(service))
+        command = await loop.sock_recv(channel, 1)
+        service.gate.closing = True
+        rest = settings.grace_seconds
+        if command == TERMINATE:
+            service.draining = True
+            drain = min(settings.drain_seconds, rest)
+            rest -= drain
+            await asyncio.sleep(drain)
+        for server in servers:
+            server.close()
+        if command == RETIRE:
+            # The server may end, or the supervisor die, meanwhile.
+            await _until_closed(state, rest, loop.create_task(loop.sock_recv(channel, 1)))
+        # Python itself would wait for ever for a thread in a hung read. This says where the threads hang.
+        faulthandler.dump_traceback_later(rest + _CLEAN_UP_SECONDS, exit=True)
+        for connection in list(state.connections):
+            connection.shutdown()  # at once when idle, else after its response
+        await _until_closed(state, rest)
+        for connection in list(state.connections):
+            connection.transport.abort()
+        beating.cancel()
+        watching.cancel()
+        publishing.cancel()
+    await asyncio.to_thread(metrics.publish)
+    await asyncio.to_thread(tracing.stop)
+
+
+async def _beat(channel: socket.socket, state: ServerState) -> None:
+    """Tell the supervisor every second that the event loop turns, and renew the Date header."""
+    while True:
+        state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        with contextlib.suppress(OSError):  # the supervisor is gone; who reads the channel ends this worker
+            channel.send(BEAT)
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+async def _publish_metrics(service: Service) -> None:
+    """Write what was counted, for the other workers and for the time after this one."""
+    while True:
+        await service.run_probe(live.publish)
+        await asyncio.sleep(metrics.PUBLISH_SECONDS)
+
+
+async def _watch_tokens(service: Service) -> None:
+    """Take up changes of the file of tokens."""
+    while True:
+        await asyncio.sleep(TOKENS_SECONDS)
+        await service.run_probe(service.access.reload)
+
+
+async def _until_closed(
+    state: ServerState, seconds: float, sooner: asyncio.Future[bytes] | None = None
+) -> None:
+    """Wait until no connection is left, or `sooner` is done, or for so long."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while state.connections and loop.time() < end and not (sooner and sooner.done()):
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

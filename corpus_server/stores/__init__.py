@@ -1,0 +1,10 @@
+"""Corpora in object stores: their shards become local files before they are mapped."""
+
+from __future__ import annotations
+
+from corpus_server.stores.cache import Cache
+from corpus_server.stores.mirror import Mirror
+from corpus_server.stores.objects import is_url
+from corpus_server.stores.staged import StagedFile
+
+__all__ = ["Cache", "Mirror", "StagedFile", "is_url"]

@@ -1,0 +1,222 @@
+"""A corpus in an object store as a folder on this machine: small files whole, token files as empty names.
+
+    CACHE/corpora/KEY/00000.bin         empty; opened as a `StagedFile`
+    CACHE/corpora/KEY/00000.idx         the whole file
+    CACHE/corpora/KEY/tokenizer.json    the whole file
+
+KEY names the versions of all objects. So everything that selects files, recognises formats or looks for a
+file beside another one works on an ordinary folder, and a folder never changes once it is there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.files import Closing, OpenFile
+from corpus_server.corpus.fingerprints import load_sidecar
+from corpus_server.corpus.formats import is_side_file
+from corpus_server.corpus.tokenizers import FILE_NAMES
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from corpus_server.stores.cache import Cache
+from corpus_server.stores.download import RANGE_BYTES, Recorded
+from corpus_server.stores.objects import Store, StoreObject, check_versions
+from corpus_server.stores.staged import StagedFile
+
+_THREADS: Final = 32  # requests at a time while a corpus is opened; each waits for the network
+
+# Beside shards and opened by nobody: an object of this kind may be large.
+_UNREAD: Final = (".txt", ".log", ".md", ".rst", ".py", ".sh", ".pkl")
+
+# What may lie beside a file of a web server, which lists nothing. {0} is its name, {1} without the extension.
+_BESIDE: Final = (
+    *("{1}.idx", "{0}.documents", "{0}.hashes.json", "{0}.index", "{0}.metadata", "{1}.csv.gz"),
+    *("tokenizer.json", "tokenizer.model"),
+)
+
+
+class Mirror(Closing):
+    """The folder of one corpus, until it is closed; the files must be closed before.
+
+    Args:
+        spec: of a corpus in a store.
+        cache: whose folder holds it.
+
+    Attributes:
+        spec: of the same corpus in the folder.
+
+    Raises:
+        InvalidParameter, MissingPackage: see `Store`.
+        StoreFailed: the store did not answer.
+        UnreadableCorpus: nothing is there, or the folder cannot be written.
+    """
+
+    def __init__(self, spec: CorpusSpec, cache: Cache) -> None:
+        url = f"{spec.store}{spec.path}"
+        self._url = url
+        self._cache = cache
+        self._files: dict[Path, StagedFile] = {}
+        self._store = Store(url)
+        folder, self._rest, found = self._find(url, spec.include)
+        if not found:
+            raise UnreadableCorpus(
+                f"{url}: expected a token file or a folder of shards, found nothing",
+                received=url,
+                remedy="check the URL; an empty answer may also mean that the credentials may not list",
+            )
+        check_versions(found)
+        # Consoles make an empty object for each folder.
+        folders = {folder, *(str(parent) for each in found for parent in PurePosixPath(each.path).parents)}
+        self._objects = {_name_below(folder, each.path): each for each in found if each.path not in folders}
+        try:
+            self._root, self._lock = self._folder(url)
+        except OSError as error:
+            raise UnreadableCorpus(
+                f"the small files of {url} cannot be kept in {cache.corpora}: {error.strerror}",
+                remedy="make room on its disk, or name another folder with --cache-dir",
+            ) from error
+        self.spec = replace(spec, path=self._root / self._rest, store=None)
+
+    def open(self, path: Path) -> OpenFile:
+        """Open a token file of the folder."""
+        return self._files.pop(path, None) or self._staged(path)
+
+    def prepare(self, paths: Sequence[Path]) -> None:
+        """Read what it takes to open these token files, all in parallel."""
+        self._files = {path: self._staged(path) for path in paths}
+        with ThreadPoolExecutor(_THREADS, "open") as threads:
+            for _ in threads.map(StagedFile.read_ends, self._files.values()):
+                pass
+
+    def open_corpus(self) -> Corpus:
+        """Open the corpus; the caller closes it."""
+        try:
+            corpus = Corpus.open(self.spec, files=self)
+        except UnreadableCorpus as error:
+            # The user never named the folder.
+            local, url = str(self._root), self._url[: len(self._url) - len(self._rest)].rstrip("/")
+            detail, remedy = (text and text.replace(local, url) for text in (error.detail, error.remedy))
+            raise UnreadableCorpus(detail or "", received=self._url, remedy=remedy) from error
+        hashes = load_sidecar(self.spec)
+        recorded = (None,) * len(corpus.shards) if hashes is None else hashes.shards
+        for shard, its in zip(corpus.shards, recorded, strict=True):
+            assert isinstance(shard.file, StagedFile)
+            shard.file.forget_ends()
+            if its is not None:  # checked when the shard is staged
+                shard.file.recorded = Recorded(
+                    data_offset=shard.data_offset, data_bytes=shard.data_bytes, digests=its.digests
+                )
+        return corpus
+
+    def close(self) -> None:
+        """Let go of the folder; idempotent."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def _staged(self, path: Path) -> StagedFile:
+        name = path.relative_to(self._root).as_posix()
+        return StagedFile(path, self._store, self._objects[name], self._cache)
+
+    def _find(self, url: str, patterns: Sequence[str]) -> tuple[str, str, list[StoreObject]]:
+        """Return the folder in the store, the path below it that is served ("" for all), and its objects."""
+        path = url.removeprefix(self._store.root).strip("/")
+        if not self._store.lists:
+            return self._find_on_web(url, path, patterns)
+        if patterns:
+            return path, "", self._store.list(path, recursive=any("/" in each for each in patterns))
+        if found := self._store.list(path, recursive=True):
+            return path, "", found
+        folder, _, name = path.rpartition("/")
+        stem = PurePosixPath(name).stem
+        beside = [
+            each
+            for each in self._store.list(folder, recursive=False)
+            if (its := PurePosixPath(each.path)).name.startswith(stem) or any(map(its.match, FILE_NAMES))
+        ]
+        return folder, name, beside if any(name in each.path for each in beside) else []
+
+    def _find_on_web(
+        self, url: str, path: str, patterns: Sequence[str]
+    ) -> tuple[str, str, list[StoreObject]]:
+        folder, _, name = path.rpartition("/")
+        if patterns or not name:
+            raise InvalidParameter.expected("path", "the URL of one file: a web server lists none", url)
+        stem = PurePosixPath(name).stem
+        names = [name, *(each.format(name, stem) for each in _BESIDE)]
+        with ThreadPoolExecutor(_THREADS, "open") as threads:
+            heads = list(threads.map(self._store.head, (f"{folder}/{each}".lstrip("/") for each in names)))
+        return folder, name, [each for each in heads if each is not None] if heads[0] else []
+
+    def _folder(self, url: str) -> tuple[Path, int]:
+        """Return the folder, made if it is missing, and a descriptor that keeps others from removing it."""
+        versions = "\n".join(f"{name} {each.key}" for name, each in sorted(self._objects.items()))
+        of_url, of_versions = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in (url, versions))
+        target = self._cache.corpora / f"{of_url}.{of_versions}"
+        while True:
+            with self._cache.locked():
+                self._remove_others(of_url, target)
+                if target.is_dir():
+                    return target, _lock(target, fcntl.LOCK_SH)
+            self._make(target)
+
+    def _make(self, target: Path) -> None:
+        """Make the folder, under another name until it is complete."""
+        with ExitStack() as stack:
+            with self._cache.locked():  # or another process could take it for one that was left behind
+                temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+                stack.callback(os.close, _lock(temporary, fcntl.LOCK_EX))
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            with ThreadPoolExecutor(_THREADS, "open") as threads:
+                for _ in threads.map(lambda item: self._write(temporary, *item), self._objects.items()):
+                    pass
+            with suppress(OSError):  # another process was faster
+                temporary.rename(target)
+
+    def _write(self, folder: Path, name: str, what: StoreObject) -> None:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            if is_side_file(path) and path.suffix not in _UNREAD:
+                for start in range(0, what.size_bytes, RANGE_BYTES):
+                    file.write(self._store.read(what, start, min(start + RANGE_BYTES, what.size_bytes)))
+
+    def _remove_others(self, of_url: str, target: Path) -> None:
+        """Remove folders of older versions that nobody uses, and those that a killed process left."""
+        for each in self._cache.corpora.iterdir():
+            if each != target and each.name.lstrip(".").startswith(of_url):
+                with suppress(OSError):  # someone uses it
+                    lock = _lock(each, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(each, ignore_errors=True)
+                    os.close(lock)
+
+
+def _name_below(folder: str, path: str) -> str:
+    """Return the name of an object in its folder; refuse one that would lie outside of the local folder."""
+    name = path.removeprefix(folder).lstrip("/")
+    if not name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise UnreadableCorpus(
+            f"the object {path!r} cannot be a file's name", received=path, remedy="rename or exclude it"
+        )
+    return name
+
+
+def _lock(folder: Path, how: int) -> int:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, how)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,210 @@
+"""Objects in a store: what there is, and ranges of their bytes.
+
+obstore talks to the stores and repeats what fails on the way. Everything that comes back is compared with
+what was asked for: a store, a proxy or a cache between may answer with other bytes than those of the range.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from corpus_server.errors import CorpusChanged, CorpusServerError, InvalidParameter, StoreFailed
+from corpus_server.extras import optional_package
+
+_SCHEMES: Final = ("s3", "gs", "az", "https", "http")
+_WEB: Final = ("https", "http")
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+# obstore repeats after connection errors and 5xx, with a back-off from 0.1 s on. What still fails then is
+# reported, and staging tries the whole shard again later.
+_RETRIES: Final = {"max_retries": 6, "retry_timeout": timedelta(seconds=20)}
+
+_TRIES: Final = 3  # of a range that came back wrong
+_TRY_AGAIN_SECONDS: Final = 0.2
+
+_MD5_ETAG: Final = re.compile(r'"?([0-9a-f]{32})"?')
+
+
+def is_url(text: str) -> bool:
+    """Tell whether a text names something in an object store."""
+    return text.partition("://")[0] in _SCHEMES and "://" in text
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreObject:
+    """One version of an object.
+
+    Args:
+        url: of the object.
+        path: in its store.
+        etag: what the store calls this version.
+        modified: when it was written, where the store does not name versions.
+    """
+
+    url: str
+    path: str
+    size_bytes: int
+    etag: str | None
+    modified: str
+
+    @cached_property
+    def key(self) -> str:
+        """Name of this version: 40 hex digits; another version, or another object, has another one."""
+        version = self.etag or self.modified
+        return hashlib.sha256(f"{self.url}\n{self.size_bytes}\n{version}".encode()).hexdigest()[:40]
+
+    @property
+    def md5(self) -> str | None:
+        """MD5 of its bytes, if the store tells: the ETag of an S3 object that was put in one part."""
+        found = _MD5_ETAG.fullmatch(self.etag or "") if self.url.startswith("s3://") else None
+        return found[1] if found else None
+
+
+class Store:
+    """A bucket, a container or a web server.
+
+    Credentials and endpoints are those that obstore finds in the environment.
+
+    Raises:
+        MissingPackage: obstore is not installed.
+        InvalidParameter: the URL is not one of a store.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._obstore: Any = optional_package("obstore", extra="stores", purpose=f"A corpus at {url}")
+        store: Any = optional_package("obstore.store", extra="stores", purpose=f"A corpus at {url}")
+        parts = urlsplit(url)
+        if not parts.hostname or parts.query or parts.fragment or parts.username:
+            accepted = "scheme://bucket/path, without query, fragment or user"
+            raise InvalidParameter.expected("path", accepted, url)
+        if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+            remedy = "use https: nothing would notice other bytes on the way"
+            raise InvalidParameter.expected("path", "https, or http on loopback", url, remedy=remedy)
+        self.root = f"{parts.scheme}://{parts.netloc}"
+        self.lists = parts.scheme not in _WEB
+        # Given options would replace those of the environment, like AWS_ALLOW_HTTP.
+        options = {"client_options": {"allow_http": True}} if parts.scheme == "http" else {}
+        try:
+            self._store = store.from_url(self.root, retry_config=_RETRIES, **options)
+        except Exception as error:
+            raise self._failed(url, error) from error
+
+    def list(self, folder: str, *, recursive: bool) -> list[StoreObject]:
+        """Return the objects below a folder, "" for all, in any order."""
+        try:
+            if recursive:
+                found = [each for batch in self._obstore.list(self._store, prefix=folder) for each in batch]
+            else:
+                found = self._obstore.list_with_delimiter(self._store, prefix=folder)["objects"]
+        except Exception as error:
+            raise self._failed(f"{self.root}/{folder}", error) from error
+        return [self._object(each) for each in found]
+
+    def head(self, path: str) -> StoreObject | None:
+        """Return the object at a path; None if there is none."""
+        try:
+            return self._object(self._obstore.head(self._store, path))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise self._failed(f"{self.root}/{path}", error) from error
+
+    def read(self, what: StoreObject, start: int, stop: int) -> memoryview:
+        """Return the bytes [start, stop) of this version of an object, which has them.
+
+        Raises:
+            CorpusChanged: the store holds another version now, or none.
+            StoreFailed: the store did not deliver.
+        """
+        for tries in range(_TRIES):
+            if tries:
+                time.sleep(_TRY_AGAIN_SECONDS * tries)
+            try:
+                return self._read(what, start, stop)
+            except StoreFailed as error:
+                failed = error
+        raise failed
+
+    def _read(self, what: StoreObject, start: int, stop: int) -> memoryview:
+        options: dict[str, Any] = {"range": (start, stop)}
+        if what.etag is not None:
+            options["if_match"] = what.etag
+        try:
+            result = self._obstore.get(self._store, what.path, options=options)
+            # Compared here too: not every server knows If-Match.
+            now = self._object(result.meta)
+            if now.key != what.key:
+                raise _changed(what, f"{now.size_bytes} bytes, ETag {now.etag}")
+            if result.range != (start, stop):
+                raise _wrong(what, f"asked for bytes {start} to {stop}, it sent {result.range}")
+            content = memoryview(result.bytes())
+        except (FileNotFoundError, self._obstore.exceptions.PreconditionError) as error:
+            raise _changed(what, "no such version") from error
+        except CorpusServerError:
+            raise
+        except Exception as error:
+            raise self._failed(what.url, error) from error
+        if len(content) != stop - start:
+            raise _wrong(what, f"asked for {stop - start} bytes from byte {start}, {len(content)} came")
+        return content
+
+    def _object(self, meta: Any) -> StoreObject:
+        etag = meta["e_tag"]
+        if etag is not None and not etag.endswith('"'):
+            etag = f'"{etag}"'  # Azure's lists leave the quotes out, its other answers do not
+        return StoreObject(
+            url=f"{self.root}/{meta['path']}",
+            path=meta["path"],
+            size_bytes=meta["size"],
+            etag=etag,
+            modified=meta["last_modified"].isoformat(),
+        )
+
+    def _failed(self, url: str, error: Exception) -> StoreFailed:
+        text = str(error).partition("\n\nDebug source")[0]
+        codes = re.findall(r"<Code>(\w+)</Code>", text)
+        said = " ".join([text.partition(": <")[0].split("\n")[0], *codes])[:400]
+        remedy = "check the network and the store's endpoint"
+        denied = (
+            self._obstore.exceptions.PermissionDeniedError,
+            self._obstore.exceptions.UnauthenticatedError,
+        )
+        if isinstance(error, denied) or {"ExpiredToken", "InvalidAccessKeyId"} & set(codes):
+            remedy = "check the credentials in the server's environment: did they expire?"
+        elif "must be specified" in text or "Missing" in text:
+            remedy = "set the store's environment variables, see docs/stores.md"
+        return StoreFailed(f"{url}: {said}", remedy=remedy)
+
+
+def check_versions(objects: Iterable[StoreObject]) -> None:
+    """Refuse objects of which the store names no version: a change would go unnoticed."""
+    for each in objects:
+        if each.etag is None and each.modified.startswith("1970-"):
+            raise StoreFailed(
+                f"{each.url}: the server sends neither ETag nor Last-Modified: changes would go unnoticed",
+                remedy="serve it by a server that sends one of them",
+            )
+
+
+def join(parts: Sequence[str]) -> str:
+    """Return the path of an object in its store."""
+    return "/".join(part for part in parts if part)
+
+
+def _changed(what: StoreObject, now: str) -> CorpusChanged:
+    return CorpusChanged(
+        f"{what.url}: {what.size_bytes} bytes with ETag {what.etag} at opening, now {now}",
+        remedy="restart the server to serve it as it is now, or put the old object back",
+    )
+
+
+def _wrong(what: StoreObject, how: str) -> StoreFailed:
+    return StoreFailed(f"{what.url}: {how}", remedy="check the store, or a proxy or cache in front of it")

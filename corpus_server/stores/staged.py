@@ -1,0 +1,261 @@
+"""A token file in an object store, as the rest of the server sees it: a file whose map comes and goes.
+
+    opened       size known; single ranges are read from the store             (headers, fingerprints)
+    cached       the whole shard is a local file
+    attached     that file is mapped, and locked against removal
+
+The map's addresses are reserved when the file is opened, and stay: attaching maps the local file over the
+reservation, detaching the reservation over the file. So a `Gatherer` computes its addresses once, as for
+local files. Reading the reservation ends the process rather than giving a wrong token; `held` prevents it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from corpus_server.corpus import guard
+from corpus_server.corpus.files import OpenFile, address_of
+from corpus_server.errors import NotStaged, ReadFailed
+from corpus_server.stores.cache import Cache
+from corpus_server.stores.download import Recorded, stage
+from corpus_server.stores.objects import Store, StoreObject
+
+END_BYTES: Final = 16 << 10
+"""Read at both ends of a file before it is opened: the longest header, and the samples of a fingerprint of 32
+shards or more. So opening costs two requests a shard, in parallel."""
+
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000  # addresses only, no memory
+
+
+class StagedFile(OpenFile):
+    """A file in an object store; `attach`, `detach` and `held` may be called from any thread.
+
+    Args:
+        path: where the corpus's folder has it, see `mirror`.
+        what: the version that is served.
+
+    Attributes:
+        recorded: what to check when it is staged.
+    """
+
+    def __init__(self, path: Path, store: Store, what: StoreObject, cache: Cache) -> None:
+        self.path = path
+        self.name = path.name
+        self.fd = -1
+        self.size_bytes = what.size_bytes
+        self.store = store
+        self.what = what
+        self.recorded: Recorded | None = None
+        self._cache = cache
+        self._ends: list[tuple[int, bytes]] = []
+        self._reserved: mmap.mmap | None = None
+        self._address = 0
+        self._lock = threading.Lock()  # of the three below
+        self._local: OpenFile | None = None
+        self._guarded: guard.GuardedRange | None = None
+        self._num_held = 0
+
+    def read_ends(self) -> None:
+        """Read both ends, so that opening the file needs no further request."""
+        if not self._cache.has(self.what.key):
+            size = self.size_bytes
+            ends = [(0, min(END_BYTES, size)), (max(END_BYTES, size - END_BYTES), size)]
+            self._ends = [(a, bytes(self.store.read(self.what, a, b))) for a, b in ends if a < b]
+
+    def forget_ends(self) -> None:
+        """Free what `read_ends` has read."""
+        self._ends = []
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from byte `offset`: from the cache, or else from the store."""
+        with self._local_copy() as local:
+            if local is not None:
+                local.read_into(offset, buffer)
+                return
+        for start, content in self._ends:
+            if start <= offset and offset + len(buffer) <= start + len(content):
+                buffer[:] = content[offset - start : offset - start + len(buffer)]
+                return
+        if buffer:
+            buffer[:] = self.store.read(self.what, offset, offset + len(buffer))
+
+    def map(self) -> mmap.mmap:
+        """Reserve the addresses of a map."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        # Kept until `close`: whatever was mapped at these addresses afterwards would be overwritten.
+        self._reserved = mmap.mmap(-1, self.size_bytes, flags=flags, prot=0)
+        self._address = address_of(self._reserved)
+        return self._reserved
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether tokens can be read."""
+        return self._local is not None
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the whole file is on this machine."""
+        return self.is_attached or self._cache.has(self.what.key)
+
+    def attach(self) -> bool:
+        """Map the file if the cache has it; return whether it is mapped now."""
+        with self._lock:
+            if self._local is not None:
+                return True
+            local = self._cache.open(self.what.key)
+            if local is None:
+                return False
+            local.name = self.name
+            if self._address:  # an empty shard has no map
+                flags = mmap.MAP_SHARED | _MAP_FIXED
+                _map_over(self._address, self.size_bytes, mmap.PROT_READ, flags, local.fd)
+                self._guarded = guard.guard(self._address, self.size_bytes)
+            self._local = local
+            return True
+
+    def detach(self) -> bool:
+        """Unmap the file, so that the cache may remove it; return False if tokens are being copied."""
+        with self._lock:
+            if self._num_held:
+                return False
+            if self._local is not None:
+                self._detach()
+            return True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the file attached.
+
+        Raises:
+            NotStaged: it is not.
+        """
+        with self._lock:
+            if self._local is None:
+                raise NotStaged(f"{self.name} is not on this machine", retry_after_seconds=1)
+            self._num_held += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_held -= 1
+
+    def is_resident(self, offset: int) -> bool:
+        """Tell whether the page cache holds the byte at `offset`."""
+        with self._lock:
+            return self._local is not None and self._local.is_resident(offset)
+
+    def drop(self, offset: int, count: int) -> None:
+        """Take whole pages of the local copy out of the page cache, if there is one."""
+        with self._lock:
+            if self._local is not None:
+                self._local.drop(offset, count)
+
+    def check_unchanged(self) -> None:
+        """Raise if bytes copied from the map may be wrong; a version in a store never changes."""
+        with self._lock:
+            local, guarded = self._local, self._guarded
+            if local is None:
+                return
+            local.check_unchanged()
+            if not os.fstat(local.fd).st_nlink:  # see `Cache.sync`; what is in use is removed by nothing else
+                raise ReadFailed(
+                    f"{self.name}: the cache's disk did not take it", remedy="the shard is staged anew"
+                )
+            if guarded is not None and guarded.num_faults:
+                raise ReadFailed(
+                    f"{self.name}: the cache's disk did not deliver {guarded.num_faults} pages",
+                    remedy="look at the kernel's log; the shard is staged anew",
+                )
+
+    def stage(
+        self,
+        fetchers: ThreadPoolExecutor,
+        stopping: threading.Event,
+        *,
+        urgent: bool,
+        on_bytes: Callable[[int], object],
+    ) -> None:
+        """Bring the whole shard into the cache, see `download.stage`."""
+        stage(
+            self.store,
+            self.what,
+            self._cache,
+            fetchers,
+            stopping,
+            recorded=self.recorded,
+            urgent=urgent,
+            on_bytes=on_bytes,
+        )
+
+    def sync(self) -> None:
+        """Wait until the local copy is on the disk, see `Cache.sync`."""
+        self._cache.sync(self.what.key)
+
+    def touch(self) -> None:
+        """Note that the shard is wanted: the cache keeps it rather than others."""
+        self._cache.touch(self.what.key)
+
+    def release(self) -> None:
+        """Note that the shard was wanted until now, and is not planned for any more."""
+        self._cache.release(self.what.key)
+
+    def discard(self) -> None:
+        """Remove the local copy, which is not what it was when it was staged."""
+        self._cache.discard(self.what.key)
+
+    def close(self) -> None:
+        """Detach for good; a second call does nothing."""
+        with self._lock:
+            if self._local is not None:
+                self._detach()
+            self._reserved, self._address = None, 0
+
+    def _detach(self) -> None:
+        assert self._local is not None
+        if self._guarded is not None:
+            guard.release(self._guarded)
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+            _map_over(self._address, self.size_bytes, 0, flags, -1)
+        self._guarded = None
+        self._local.close()
+        self._local = None
+
+    @contextmanager
+    def _local_copy(self) -> Iterator[OpenFile | None]:
+        local = self._cache.open(self.what.key)
+        try:
+            yield local
+        finally:
+            if local is not None:
+                local.close()
+
+
+def _map_over(address: int, num_bytes: int, protection: int, flags: int, fd: int) -> None:
+    """Map a file, or nothing, over addresses that are ours."""
+    if _libc().mmap(address, num_bytes, protection, flags, fd, 0) != address:
+        code = ctypes.get_errno()
+        raise ReadFailed(
+            f"a staged shard cannot be mapped (errno {code})",
+            remedy="check the limits ulimit -v and vm.max_map_count",
+        )
+    if fd >= 0:
+        _libc().madvise(address, num_bytes, mmap.MADV_RANDOM)  # see `OpenFile.map`
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc

@@ -1,0 +1,76 @@
+"""The page's views: each is one template, whose script asks the public routes for its data.
+
+The HTML holds nothing of a corpus, so a browser gets it without a token; the scripts send the token that the
+reader types in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+from fastapi import FastAPI, Request
+from starlette.responses import HTMLResponse
+from starlette.staticfiles import StaticFiles
+
+from corpus_server import __version__
+
+VIEWS: Final = {
+    "/": ("corpora", "Corpora"),
+    "/page/corpora/{name}": ("corpus", "Corpus"),
+    "/page/plans": ("plans", "Plans"),
+    "/page/plans/new": ("new", "New plan"),
+    "/page/plans/{plan_id}": ("plan", "Plan"),
+    "/page/plans/{plan_id}/diff/{other}": ("diff", "Difference"),
+    "/page/plans/{plan_id}/steps/{step}": ("step", "Step"),
+    "/page/lookup": ("lookup", "Look-up"),
+    "/page/live": ("live", "Live"),
+}
+"""Address -> name of the template and of the script, title."""
+
+# Nothing from elsewhere, nothing inline: text of a corpus that looks like markup stays text even if a script
+# made a mistake. Styles that a script sets on an element are not inline in this sense.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+_HERE: Final = Path(__file__).parent
+
+
+def add_page(app: FastAPI) -> None:
+    """Add the page's views and files to the application."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    for path, (name, title) in VIEWS.items():
+        template = templates.get_template(f"{name}.html")
+        app.add_api_route(
+            path, _view(template, name, title), methods=["GET", "HEAD"], include_in_schema=False
+        )
+    app.mount("/page/static", _Files(directory=_HERE / "static"))
+
+
+def _view(template: jinja2.Template, name: str, title: str) -> Any:
+    async def view(request: Request) -> HTMLResponse:
+        shown = template.render(
+            view=name, title=title, version=__version__, parameters=dict(request.path_params)
+        )
+        return HTMLResponse(shown, headers=_HEADERS)
+
+    return view
+
+
+class _Files(StaticFiles):
+    """The page's files; a browser asks again whether they changed."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Any:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update({"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"})
+        return response

@@ -1,0 +1,92 @@
+// Asks the server's public routes. The token, where one is needed, is kept in this tab.
+
+import { $, h, copyButton } from "./dom.js";
+
+const KEY = "corpus-server-token";
+
+export class Problem extends Error {
+  constructor(document) {
+    super(document.detail ?? document.title ?? "the server failed");
+    this.document = document;
+  }
+}
+
+export function address(path, parameters = {}) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return given.length ? `${path}?${new URLSearchParams(given)}` : path;
+}
+
+async function answerTo(target, options = {}) {
+  const headers = { Accept: "application/json", ...options.headers };
+  const token = sessionStorage.getItem(KEY);
+  if (token) headers.Authorization = `Bearer ${token}`;
+  let response;
+  try {
+    response = await fetch(target, { ...options, headers });
+  } catch {
+    throw new Problem({ detail: "no connection to the server; is it running?" });
+  }
+  if (response.ok) return response;
+  const problem = await response.json().catch(() => ({ detail: `status ${response.status}` }));
+  if (response.status === 401) $("#token-dialog").showModal();
+  throw new Problem(problem);
+}
+
+export const ask = async (target, options) => (await answerTo(target, options)).json();
+
+// Follows a route that sends events. EventSource could not send a token.
+export async function follow(target, { onEvent, onEnd, onProblem }) {
+  for (;;) {
+    try {
+      const response = await answerTo(target, { headers: { Accept: "text/event-stream" } });
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      let isFirst = true;
+      for (let part = await reader.read(); !part.done; part = await reader.read()) {
+        const events = (text + part.value).split("\n\n");
+        text = events.pop();
+        for (const event of events) {
+          onEvent(JSON.parse(event.replace(/^data: /, "")), isFirst);
+          isFirst = false;
+        }
+      }
+    } catch (error) {
+      if (error instanceof Problem && error.document.status < 500) { onProblem(error); return; }
+    }
+    onEnd();  // a server that restarts, or a connection that broke
+    await new Promise((resolve) => { setTimeout(resolve, 2000); });
+  }
+}
+
+export const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+export const curl = (target, document_ = null) => `curl ${target.includes("follow=") ? "-N " : ""}${quoted(location.origin + target)}${
+  document_ ? ` -d ${quoted(JSON.stringify(document_))}` : ""}${
+  sessionStorage.getItem(KEY) ? ' -H "Authorization: Bearer $CORPUS_TOKEN"' : ""}`;
+
+// Fills an element with what `show` makes of a route's answer, with the curl line that fetches the same.
+export async function fill(element, target, show) {
+  const busy = setTimeout(() => element.replaceChildren(h("p", { class: "busy" }, "asking ...")), 150);
+  try {
+    const shown = await show(await ask(target));
+    clearTimeout(busy);
+    element.replaceChildren(...[shown].flat(), request(target));
+  } catch (error) {
+    clearTimeout(busy);
+    if (!(error instanceof Problem)) throw error;
+    element.replaceChildren(problem(error), request(target));
+  }
+}
+
+export const copyable = (line) => h("p", { class: "request" }, h("code", { tabindex: "0" }, line), copyButton(line, "Copy curl"));
+export const request = (target) => copyable(curl(target));
+
+export const problem = (error) => h("p", { class: "problem", role: "alert" }, error.message,
+  error.document.remedy ? ` (${error.document.remedy})` : "");
+
+$("#token-button").addEventListener("click", () => $("#token-dialog").showModal());
+$("#token-dialog").addEventListener("close", () => {
+  const how = $("#token-dialog").returnValue;
+  if (how === "save" && $("#token-input").value) sessionStorage.setItem(KEY, $("#token-input").value.trim());
+  if (how === "forget") sessionStorage.removeItem(KEY);
+  if (how) location.reload();
+});

@@ -1,0 +1,44 @@
+// Plans that follow another one from some step on, and the proof that nothing else moved.
+
+import { h, number, planLink, table } from "./dom.js";
+import { ask, curl, problem, Problem, copyable, request } from "./api.js";
+
+const byStart = (ranges) => ranges.sort((a, b) => a[0] - b[0]);
+
+// The plan without documents of a corpus. A stage begins at the step: what was trained before stays as it was.
+export async function denied(plan, at, corpus, documents) {
+  const ranges = await Promise.all(documents.map(async (each) => {
+    const answer = await ask(`/v1/corpora/${encodeURIComponent(corpus)}/documents/${each}?format=json`);
+    return [answer.start, answer.stop];
+  }));
+  const made = structuredClone(plan);
+  const n = made.stages.findLastIndex((stage) => stage.from_step <= at);
+  if (made.stages[n].from_step < at) made.stages.splice(n + 1, 0, { ...structuredClone(made.stages[n]), from_step: at });
+  for (const stage of made.stages.filter((each) => each.from_step >= at)) {
+    stage.exclude = { ...stage.exclude, [corpus]: byStart([...(stage.exclude?.[corpus] ?? []), ...ranges]) };
+  }
+  return made;
+}
+
+export function skipped(plan, start, stop) {
+  return { ...structuredClone(plan), skip_steps: byStart([...plan.skip_steps, [start, stop]]) };
+}
+
+// Keeps the successor of a plan, and shows where it first differs.
+export async function successor(element, id, document_, what) {
+  try {
+    const answer = await ask("/v1/plans", { method: "POST", body: JSON.stringify(document_) });
+    const target = `/v1/plans/${id}/diff?other=${answer.id}`;
+    const { rows } = await ask(target);
+    element.replaceChildren(h("div", { class: "card" },
+      h("p", {}, `${what} Successor: `, planLink(answer.id), `. Steps before ${number(rows.equal_steps ?? 0)} are the same by the documents; `,
+        rows.first_step === null ? "no compared step differs." : `the first step that differs is ${number(rows.first_step)}.`,
+        " ", h("a", { href: `/page/plans/${id}/diff/${answer.id}` }, "What differs")),
+      rows.steps.length ? table(["step", "rows that differ"], rows.steps.map((each) => [each.step, each.num_rows])) : "",
+      copyable(curl("/v1/plans", document_)), request(target)));
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    element.replaceChildren(problem(error));
+  }
+  element.scrollIntoView({ block: "nearest" });
+}

@@ -1,0 +1,95 @@
+import { $, h, bytes, code, facts, number, parameters, table, visible, corpusAddress } from "../dom.js";
+import { address, ask, fill, problem, Problem } from "../api.js";
+import { spans } from "../spans.js";
+import { chart } from "../chart.js";
+
+const name = parameters.name;
+const route = `/v1/corpora/${encodeURIComponent(name)}`;
+const query = new URLSearchParams(location.search);
+const COUNT = 1024;
+let numTokens = 0;
+$("#name").textContent = name;
+document.title = `${name} - corpus-server`;
+
+function here(changes) {
+  history.replaceState(null, "", address(location.pathname, changes));
+}
+
+function showTokens(start) {
+  const target = address(`${route}/spans`, { start, count: COUNT });
+  here({ start });
+  return fill($("#text"), target, (answer) => [
+    h("p", {}, `tokens ${number(answer.start)} to ${number(answer.stop)} of ${number(answer.num_tokens)}`),
+    spans(answer.spans, name),
+    h("div", { class: "buttons" },
+      h("button", { type: "button", disabled: answer.start === 0, onclick: () => showTokens(Math.max(0, answer.start - COUNT)) }, "Before"),
+      h("button", { type: "button", disabled: answer.stop >= answer.num_tokens, onclick: () => showTokens(answer.stop) }, "After"),
+      h("a", { class: "button", href: address("/page/lookup", { corpus: name, token: answer.start }) }, "Which steps see it?")),
+  ]);
+}
+
+async function showDocument(document_) {
+  try {
+    // The range alone: a document may be longer than a page.
+    const response = await ask(address(`${route}/documents/${document_}`, { format: "json" }));
+    await showTokens(response.start);
+    here({ document: document_ });
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    $("#text").replaceChildren(problem(error));
+  }
+}
+
+$("#go").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const form = new FormData(event.target);
+  if (form.get("document")) showDocument(form.get("document"));
+  else showTokens(form.get("start") || 0);
+});
+$("#random").addEventListener("click", () => showTokens(Math.floor(Math.random() * Math.max(1, numTokens - COUNT))));
+
+$("#search").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = new FormData(event.target).get("text");
+  fill($("#found"), address(`${route}/search`, { text }), (answer) => [
+    h("p", {}, `${answer.found.length} found in ${number(answer.num_searched_tokens)} of ${number(answer.num_tokens)} tokens`,
+      answer.num_searched_tokens < answer.num_tokens ? ", a sample" : ""),
+    ...answer.found.map((each) => h("p", { class: "found" },
+      h("a", { href: `${corpusAddress(name)}?start=${each.token}` }, `token ${number(each.token)}`),
+      each.document === null ? "" : `, document ${number(each.document)}`,
+      h("span", { class: "text" }, visible(each.before), h("mark", {}, visible(each.text)), visible(each.after)))),
+  ]);
+});
+
+fill($("#facts"), route, (corpus) => {
+  numTokens = corpus.num_tokens;
+  $("#shards").replaceChildren(table(["shard", "format", "tokens", "dtype", "size"],
+    corpus.shards.slice(0, 1000).map((shard) => [shard.name, shard.format, shard.num_tokens, shard.dtype, bytes(shard.size_bytes)])));
+  if (query.has("document")) showDocument(query.get("document"));
+  else showTokens(query.get("start") ?? 0);
+  return [facts([
+    ["tokens", corpus.num_tokens], ["documents", corpus.num_documents ?? "no index"], ["dtype", corpus.dtype],
+    ["size", bytes(corpus.shards.reduce((sum, shard) => sum + shard.size_bytes, 0))],
+    ["end of text", corpus.eot], ["tokenizer", corpus.tokenizer ?? "none"],
+    ["fingerprint", h("code", {}, corpus.fingerprint)],
+  ]), code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", corpus=${JSON.stringify(name)}, seq_len=1024, global_batch_size=512, seed=1337)`)];
+});
+
+fill($("#statistics"), `${route}/statistics`, (answer) => {
+  const lengths = answer.document_lengths;
+  const shown = [h("p", {}, `Of ${number(answer.num_sampled_tokens)} sampled tokens, ${number(answer.num_distinct_tokens)} are distinct.`)];
+  if (lengths && lengths.num_sampled) {
+    shown.push(h("h3", {}, "Lengths of documents"),
+      h("p", {}, `${number(lengths.num_sampled)} documents sampled: median ${number(lengths.quantiles["0.5"])}, mean ${number(lengths.mean)}, longest ${number(lengths.quantiles["1.0"])} tokens`),
+      chart({ x: lengths.histogram.map((_, n) => n), bars: true, xLabel: "tokens, at least",
+        xText: (n) => (Number.isInteger(n) && n >= 0 && n < lengths.histogram.length ? number(lengths.histogram[n][0]) : ""), series: [{ label: "documents", values: lengths.histogram.map(([, count]) => count) }] }));
+  }
+  if (answer.counts_by_rank.length > 1) {
+    shown.push(h("h3", {}, "Frequencies of tokens"),
+      chart({ x: answer.counts_by_rank.map(([rank]) => rank), logX: true, logY: true, xLabel: "rank",
+        series: [{ label: "occurrences", values: answer.counts_by_rank.map(([, count]) => count) }] }));
+  }
+  shown.push(h("details", {}, h("summary", {}, "Most frequent tokens"), table(["token", "text", "occurrences"],
+    answer.top_tokens.map((each) => [String(each.token), h("code", { class: "token" }, each.text === null ? "" : JSON.stringify(visible(each.text))), each.count]))));
+  return shown;
+});

@@ -1,0 +1,23 @@
+import { $, h, number, parameters, planLink, stepAddress, table } from "../dom.js";
+import { fill } from "../api.js";
+
+const { plan_id: one, other } = parameters;
+const shown = (value) => h("code", {}, value === null ? "-" : JSON.stringify(value));
+
+fill($("#diff"), `/v1/plans/${one}/diff?other=${other}`, (answer) => [
+  h("p", {}, "Plan ", planLink(answer.a), " and plan ", planLink(answer.b), "."),
+  table(["field", "first plan", "second plan"], answer.fields.map((field) => [field.field, shown(field.a), shown(field.b)])),
+  h("h2", {}, "Steps"),
+  h("p", {}, proof(answer.rows)),
+  answer.rows.steps.length ? table(["step", "rows that differ", "which", "open"], answer.rows.steps.map((step) => [
+    step.step, step.num_rows, step.rows.slice(0, 8).map(([start, stop]) => `${start}-${stop - 1}`).join(", "),
+    h("span", {}, h("a", { href: stepAddress(one, step.step) }, "first"), " ", h("a", { href: stepAddress(other, step.step) }, "second")),
+  ])) : "",
+]);
+
+function proof(rows) {
+  if (rows.equal_steps === null) return "Every step is the same.";
+  const before = `Steps before ${number(rows.equal_steps)} are the same, by the documents alone.`;
+  if (rows.first_step === null) return `${before} Rows were compared up to step ${number(rows.compared_until)}: none differs.`;
+  return `${before} The first step that differs is ${number(rows.first_step)}; rows were compared up to step ${number(rows.compared_until)}. ${rows.steps.length} steps that differ are listed; all compared rows that are not listed are the same.`;
+}

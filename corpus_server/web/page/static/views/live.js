@@ -1,0 +1,109 @@
+import { $, h, bytes, few, number, planLink, stepAddress, table } from "../dom.js";
+import { address, follow, problem, request } from "../api.js";
+import { chart } from "../chart.js";
+
+const HOUR = 3600;
+let samples = null;
+
+const STEPS = [0.25, 0.5, 1, 2, 5, 10];  // minutes
+const ago = (minutes) => (minutes === 0 ? "now" : `${number(minutes)} min`);
+const lines = (label, more = {}) => chart({ x: [], xLabel: null, xText: ago, xSteps: STEPS, height: 150, series: [{ label, values: [] }], ...more });
+const charts = {
+  throughput: lines("tokens/s", { fromZero: true }),
+  latency: lines("p50", { logY: true, series: ["p50", "p90", "p99"].map((label) => ({ label, values: [] })) }),
+  active: lines("requests", { fromZero: true }),
+  refusals: lines("refusals", { fromZero: true }),
+};
+for (const [name, holder] of Object.entries(charts)) $(`#${name}`).append(holder);
+$("#request").append(request("/v1/live"), request("/v1/live?follow=true"));
+
+// The first event of a connection has the whole hour, later ones what is new.
+function merge(news, isFirst) {
+  if (isFirst || samples === null) { samples = news; return; }
+  const first = samples.unix_seconds.findIndex((time) => time > (news.unix_seconds.at(-1) ?? 0) - HOUR);
+  for (const name of Object.keys(samples)) samples[name] = [...samples[name].slice(Math.max(0, first)), ...news[name]];
+}
+
+const milliseconds = (seconds) => (seconds === null ? null : seconds * 1e3);
+const known = (value, text) => (value === null || value === undefined ? "-" : text(value));
+
+function tiles(live) {
+  const last = Object.fromEntries(Object.entries(samples).map(([name, values]) => [name, values.at(-1)]));
+  const refused = samples.refusals.reduce((sum, each) => sum + each, 0);
+  const kinds = Object.entries(live.refusals).map(([type, count]) => `${type} ${number(count)}`).join(", ");
+  const shown = [
+    ["tokens per second", known(last.tokens_per_second, few), known(last.sent_bytes_per_second, (each) => `${bytes(each)} per second`)],
+    ["requests per second", known(last.requests_per_second, few), "batches and indices"],
+    ["p50 latency", known(last.p50_seconds, (each) => `${few(each * 1e3)} ms`), `p99 ${known(last.p99_seconds, (each) => `${few(each * 1e3)} ms`)}`],
+    ["in flight", known(last.active_requests, number), known(last.bytes_in_flight, bytes)],
+    ["refusals in the hour", number(refused), kinds || "none since the start"],
+    ["page-cache hits", known(last.cache_hit_share, (each) => `${few(each * 100)} %`), `${number(live.num_workers)} worker${live.num_workers === 1 ? "" : "s"}`],
+  ];
+  return shown.map(([name, figure, more]) => h("div", { class: "tile" }, h("span", {}, name), h("strong", {}, figure), h("small", {}, more)));
+}
+
+function share(rank) {
+  const part = (name, value) => {
+    const bar = h("span", { class: name });
+    bar.style.width = `${value * 100}%`;
+    return bar;
+  };
+  const percent = (value) => `${Math.round(value * 100)} %`;
+  return h("span", { class: "share" }, h("span", { class: "bar", "aria-hidden": "true" }, part("waiting", rank.waiting_share), part("sending", Math.min(rank.sending_share, 1 - rank.waiting_share))),
+    `${percent(rank.waiting_share)} waiting, ${percent(rank.sending_share)} sending`);
+}
+
+function ranks(live) {
+  if (!live.plans.length) return [h("p", {}, "Nobody has asked for batches or indices in the last hour.")];
+  return live.plans.flatMap(({ plan, ranks: its }) => {
+    const steps = its.map((each) => each.step);
+    const [first, last] = [Math.min(...steps), Math.max(...steps)];
+    const newest = Math.max(...its.map((each) => each.seen_unix_seconds));
+    return [
+      h("h3", {}, "Plan ", planLink(plan)),
+      h("p", {}, `${number(its.length)} rank${its.length === 1 ? "" : "s"}, ${first === last ? `all at step ${number(first)}` : `at steps ${number(first)} to ${number(last)}`}, ${silence(live.unix_seconds - newest)}`),
+      table(["rank", "of", "last step", "steps/s", "last answer", "share of its time"], its.map((each) => [
+        each.rank, each.world_size,
+        h("a", { href: address(stepAddress(plan, each.step), each.world_size > 1 ? { rank: each.rank, world_size: each.world_size } : {}) }, number(each.step)),
+        few(each.steps_per_second), silence(live.unix_seconds - each.seen_unix_seconds), share(each)])),
+    ];
+  });
+}
+
+function silence(seconds) {
+  if (seconds < 10) return "just now";
+  return seconds < 120 ? `${number(Math.round(seconds))} s ago` : `${number(Math.round(seconds / 60))} min ago`;
+}
+
+// Who reads the table by keyboard, or has scrolled it, stays where they are.
+function replaceRanks(shown) {
+  const holder = $("#ranks");
+  const regions = () => [...holder.querySelectorAll(".scroll")];
+  const places = regions().map((each) => [each.scrollTop, each.scrollLeft]);
+  const focus = [...holder.querySelectorAll("a, .scroll")].indexOf(document.activeElement);
+  holder.replaceChildren(...shown);
+  regions().forEach((each, n) => { [each.scrollTop, each.scrollLeft] = places[n] ?? [0, 0]; });
+  if (focus >= 0) [...holder.querySelectorAll("a, .scroll")][focus]?.focus({ preventScroll: true });
+}
+
+function show(live, isFirst) {
+  merge(live.samples, isFirst);
+  const x = samples.unix_seconds.map((time) => (time - live.unix_seconds) / 60);
+  $("#tiles").replaceChildren(...tiles(live));
+  charts.throughput.update(x, [samples.tokens_per_second]);
+  charts.latency.update(x, ["p50_seconds", "p90_seconds", "p99_seconds"].map((name) => samples[name].map(milliseconds)));
+  charts.active.update(x, [samples.active_requests]);
+  charts.refusals.update(x, [samples.refusals]);
+  replaceRanks(ranks(live));
+}
+
+function state(text, isLive) {
+  $("#state").textContent = text;
+  $("#state").classList.toggle("on", isLive);
+}
+
+follow("/v1/live?follow=true", {
+  onEvent: (live, isFirst) => { show(live, isFirst); state("live", true); },
+  onEnd: () => state("connecting again ...", false),
+  onProblem: (error) => { state("", false); $("#tiles").replaceChildren(problem(error)); },
+});

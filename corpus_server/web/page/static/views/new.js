@@ -1,0 +1,68 @@
+import { $, h, code, number, table } from "../dom.js";
+import { ask, curl, problem, Problem } from "../api.js";
+
+const form = $("#plan");
+const text = $("#document");
+
+function fromForm() {
+  const weights = [...document.querySelectorAll("#mixture input")].filter((input) => Number(input.value) > 0);
+  const mixture = Object.fromEntries(weights.map((input) => [input.name, Number(input.value)]));
+  const given = form.elements;
+  return {
+    seq_len: Number(given.seq_len.value), seed: Number(given.seed.value), order: given.order.value,
+    stages: [{ from_step: 0, global_batch_size: Number(given.global_batch_size.value), mixture }],
+  };
+}
+
+let asked = 0;
+async function check() {
+  const mine = ++asked;
+  const verdict = $("#verdict");
+  let plan;
+  try {
+    plan = JSON.parse(text.value);
+  } catch (error) {
+    verdict.replaceChildren(h("p", { class: "problem" }, `no JSON: ${error.message}`));
+    return;
+  }
+  $("#code").replaceChildren(
+    code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", plan=${JSON.stringify(plan)})`, true),
+    code("curl", curl("/v1/plans", plan), true));
+  try {
+    const answer = await ask("/v1/plans?keep=false", { method: "POST", body: text.value });
+    if (mine !== asked) return;
+    verdict.replaceChildren(table(["source", "windows", "steps per epoch", "share"], Object.entries(answer.sources).map(([name, source]) => [
+      name, source.num_windows, source.steps_per_epoch ?? "no epochs", `${(answer.stages.at(-1).weights_65536[name] / 655.36 || 0).toFixed(2)} %`])),
+    h("p", {}, `${number(answer.stages.length)} stage${answer.stages.length === 1 ? "" : "s"}, tokens of ${answer.dtype}`));
+    $("#keep").disabled = false;
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    if (mine !== asked) return;
+    verdict.replaceChildren(problem(error));
+    $("#keep").disabled = true;
+  }
+}
+
+let timer = 0;
+const later = () => { clearTimeout(timer); timer = setTimeout(check, 300); };
+form.addEventListener("input", (event) => {
+  if (event.target !== text) text.value = JSON.stringify(fromForm(), null, 2);
+  later();
+});
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  try {
+    const answer = await ask("/v1/plans", { method: "POST", body: text.value });
+    location.href = `/page/plans/${answer.id}`;
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    $("#verdict").replaceChildren(problem(error));
+  }
+});
+
+ask("/v1/corpora").then(({ corpora }) => {
+  $("#mixture").replaceChildren(...corpora.map((corpus, n) => h("label", {}, `${corpus.name} `,
+    h("input", { name: corpus.name, inputmode: "decimal", value: n ? "0" : "1", size: 6 }))));
+  text.value = JSON.stringify(fromForm(), null, 2);
+  check();
+}, (error) => $("#verdict").replaceChildren(problem(error)));

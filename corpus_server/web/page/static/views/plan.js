@@ -1,0 +1,87 @@
+import { $, h, code, dot, facts, number, parameters, short, stepAddress, table, corpusAddress } from "../dom.js";
+import { curl, fill } from "../api.js";
+import { chart, colour } from "../chart.js";
+
+const id = parameters.plan_id;
+$("#id").textContent = short(id);
+$("#id").title = id;
+document.title = `plan ${short(id)} - corpus-server`;
+
+$("#go").addEventListener("submit", (event) => {
+  event.preventDefault();
+  location.href = stepAddress(id, new FormData(event.target).get("step"));
+});
+$("#compare").addEventListener("submit", (event) => {
+  event.preventDefault();
+  location.href = `/page/plans/${id}/diff/${new FormData(event.target).get("other")}`;
+});
+
+// A stage has no end in the plan: the last one is drawn until each of its sources has had one more epoch.
+function lastStep(answer) {
+  const last = answer.stages.at(-1);
+  const begin = last.first_step ?? last.from_step;
+  const more = Object.keys(last.weights_65536).map((name) => answer.sources[name].steps_per_epoch ?? 1000);
+  return Math.ceil(begin + Math.max(1, ...more, begin / 10));
+}
+
+const share = (stage, name) => `${((stage.weights_65536[name] ?? 0) / 655.36).toFixed(2)} %`;
+
+function bands(answer, names, stop) {
+  const stages = answer.stages.filter((stage) => stage.first_step !== null);
+  return h("div", { class: "bands", role: "group", "aria-label": "Shares of the sources over the stages" },
+    stages.map((stage, n) => {
+      const end = stages[n + 1]?.first_step ?? stop;
+      const band = h("a", { class: "band", href: stepAddress(id, stage.first_step),
+        "aria-label": `Stage from step ${number(stage.first_step)}: ${names.filter((name) => stage.weights_65536[name]).map((name) => `${name} ${share(stage, name)}`).join(", ")}` });
+      band.style.flexGrow = String(Math.max(end - stage.first_step, stop / 50));
+      names.forEach((name, k) => {
+        if (!stage.weights_65536[name]) return;
+        const part = h("span", { title: `${name}: ${share(stage, name)}` });
+        part.style.flexGrow = String(stage.weights_65536[name]);
+        part.style.background = colour(k);
+        band.append(part);
+      });
+      return band;
+    }));
+}
+
+function epochs(answer, names, stop) {
+  const stages = answer.stages.filter((stage) => stage.first_step !== null);
+  const x = [...new Set([...stages.map((stage) => stage.first_step), stop])];
+  const series = names.filter((name) => answer.sources[name].steps_per_epoch !== null).map((name) => {
+    const windows = answer.sources[name].num_windows;
+    let rows = 0;
+    const values = x.map((step) => {
+      const n = stages.findLastIndex((stage) => stage.first_step <= step);
+      const stage = stages[n];
+      rows = (stage.positions[name] ?? rows) + (stage.weights_65536[name] ?? 0) / 65536 * stage.global_batch_size * (step - stage.first_step);
+      return rows / windows;
+    });
+    return { label: name, values };
+  });
+  return series.length ? chart({ x, series, xLabel: "step" }) : h("p", {}, "Order random has no epochs.");
+}
+
+fill($("#facts"), `/v1/plans/${id}`, (answer) => {
+  const names = Object.keys(answer.sources);
+  const stop = lastStep(answer);
+  const legend = h("p", { class: "legend" }, names.map((name, k) => h("span", {}, dot(colour(k)), h("a", { href: corpusAddress(name) }, name))));
+  $("#stages").replaceChildren(legend, bands(answer, names, stop), table(
+    ["from step", "batch", ...names, "excluded windows"],
+    answer.stages.map((stage) => [
+      stage.first_step === null ? "skipped" : number(stage.first_step), stage.global_batch_size,
+      ...names.map((name) => share(stage, name)),
+      Object.values(stage.excluded_windows).reduce((sum, each) => sum + each, 0)])));
+  $("#epochs").replaceChildren(epochs(answer, names, stop));
+  const text = JSON.stringify(answer.plan, null, 2);
+  $("#document").replaceChildren(code("JSON", text),
+    code("curl", curl("/v1/plans", answer.plan)),
+    code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", plan=${JSON.stringify(answer.plan)})`));
+  return [facts([
+    ["seq_len", answer.plan.seq_len], ["stride", answer.plan.stride], ["seed", String(answer.plan.seed)],
+    ["order", typeof answer.plan.order === "string" ? answer.plan.order : JSON.stringify(answer.plan.order)],
+    ["dtype", answer.dtype], ["shards", answer.shards.length],
+    ["skipped steps", answer.plan.skip_steps.reduce((sum, [start, end]) => sum + end - start, 0)],
+  ]), table(["source", "windows", "steps per epoch"], names.map((name) => [h("a", { href: corpusAddress(name) }, name),
+    answer.sources[name].num_windows, answer.sources[name].steps_per_epoch ?? "no epochs"]))];
+});

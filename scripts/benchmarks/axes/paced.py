@@ -1,0 +1,173 @@
+"""Measure whether 64 paced workers ever wait: each takes 16 x 1,025 tokens every 50 ms from one server.
+
+The workers are `CorpusLoader`s, ranks of one plan, eight to a process: 64 in one process would measure its
+interpreter lock, 64 processes on a small machine their interpreters. Each asks for one step at a time and may
+be three ahead. A batch is late if it is not there when it is due. A batch is slow if `next` takes more than a
+tenth of the period, even though the batch may be there: 64 threads that wake at once take turns. Latency is
+of each request, from before it is written until its answer lies checked in the slot. Each round runs twice:
+with all workers in step, as ranks of one job, and spread over the period, as independent jobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.benchmarks.contender import Shape
+from scripts.benchmarks.contest import BEFORE, NOW, now_and_before, resident_corpus
+from scripts.benchmarks.cpu import cpu_seconds
+from scripts.benchmarks.expected import Expected
+from scripts.benchmarks.measure import CPU, P50, P99, Rounds
+from scripts.benchmarks.report import Options, Report, Target
+from scripts.benchmarks.workers import Job
+from scripts.processes import running
+
+HELP = "64 workers, each asking for 16 x 1,025 every 50 ms: late batches, p50, p99"
+
+SHAPE, QUICK_SHAPE = Shape(rows=16, length=1025), Shape(rows=2, length=1025)
+PERIOD_SECONDS = 0.05
+RUN_OF_SECONDS = 8.0  # times --seconds: 12 s by default for each clock, server and round
+NUM_PROCESSES, WORKERS_EACH = 8, 8
+SLOW_SECONDS = PERIOD_SECONDS / 10
+P99_MS = 25.0
+CLOCKS = {"in step": 0.0, "spread": PERIOD_SECONDS}  # seconds over which the first batches are due
+LATE = "late"
+COLUMNS = {
+    LATE: ("late batches", ",.0f"),
+    "slow": ("slow batches", ",.0f"),
+    P50: ("request p50 ms", ".2f"),
+    P99: ("p99 ms", ".2f"),
+    "longest_ms": ("longest ms", ".1f"),
+    "retries": ("retries", ",.0f"),
+    CPU: ("server's CPU s / 10^9", ".2f"),
+}
+
+
+def measure(options: Options) -> Report:
+    """Run the workers against every server, with each kind of clock, in every round."""
+    processes, each = (2, 2) if options.quick else (NUM_PROCESSES, WORKERS_EACH)
+    shape = QUICK_SHAPE if options.quick else SHAPE
+    seconds = 0.3 if options.quick else RUN_OF_SECONDS * options.seconds
+    path = resident_corpus(options)
+    num_workers = processes * each
+    period = f"{PERIOD_SECONDS * 1e3:g} ms"
+    rounds = Rounds(f"{num_workers} workers, {shape} every {period} for {seconds:g} s", COLUMNS)
+    with now_and_before(options, path) as servers:
+        for number in range(1 if options.quick else options.rounds):
+            for clock, over in CLOCKS.items():
+                for name in list(servers) if number % 2 == 0 else reversed(list(servers)):
+                    server = servers[name]
+                    jobs = _jobs(server.url, shape, processes, each, seconds, over)
+                    cpu = _cpu_of(server.pids)
+                    results = run_jobs(jobs)
+                    cpu = _cpu_of(server.pids) - cpu
+                    check_last(results, jobs[0], path)
+                    num_tokens = jobs[0].num_batches * num_workers * shape.num_tokens
+                    rounds.add(f"{name}, {clock}", {**_figures(results), CPU: cpu / num_tokens * 1e9})
+    return _report(rounds)
+
+
+def _report(rounds: Rounds) -> Report:
+    tables, targets = [rounds.table()], []
+    pairs = [(f"{NOW}, {clock}", f"{BEFORE}, {clock}") for clock in CLOCKS]
+    for now, _ in pairs:
+        late = int(sum(rounds.values[now][LATE]))
+        targets.append(Target(figure=f"{now}: late batches", reached=late, bound="at most", wanted=0))
+        targets.append(rounds.target(now, P99, "at most", P99_MS))
+    if pairs[0][1] in rounds.values:
+        tables.append(rounds.ratio_table(pairs))
+    note = f"Slow: `next` took over {SLOW_SECONDS * 1e3:g} ms, whether or not the batch was there."
+    return Report(data=rounds.summary(), tables=tables, targets=targets, notes=[note])
+
+
+def check_last(results: Sequence[dict[str, Any]], job: Job, path: Path) -> None:
+    """Compare every worker's last batch with the corpus.
+
+    Raises:
+        RuntimeError: a worker ended at another step, or with other tokens.
+    """
+    expected = Expected(path, Shape(rows=job.rows * job.world_size, length=job.length))
+    for result in results:
+        step, digest = result["last"]
+        tokens = expected.batches(job.num_batches, rank=result["rank"], world_size=job.world_size)
+        # Step 0 was taken before the start.
+        if step != job.num_batches or hashlib.sha256(tokens.tobytes()).hexdigest() != digest:
+            raise RuntimeError(
+                f"worker {result['rank']} must end with the windows of step {job.num_batches}, got other "
+                f"tokens at step {step}"
+            )
+
+
+def _jobs(url: str, shape: Shape, processes: int, each: int, seconds: float, over: float) -> list[Job]:
+    world_size = processes * each
+    return [
+        Job(
+            url=url,
+            ranks=list(range(first, first + each)),
+            offsets=[over * rank / world_size for rank in range(first, first + each)],
+            world_size=world_size,
+            rows=shape.rows,
+            length=shape.length,
+            num_batches=max(1, round(seconds / PERIOD_SECONDS)),
+            period_seconds=PERIOD_SECONDS,
+        )
+        for first in range(0, world_size, each)
+    ]
+
+
+def run_jobs(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Start a process for each job, let them begin together, and return every worker's result."""
+    with ExitStack() as stack:
+        processes = []
+        for job in jobs:
+            words = [sys.executable, "-m", "scripts.benchmarks.workers", json.dumps(dataclasses.asdict(job))]
+            context = running(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            processes.append(stack.enter_context(context))
+        for process in processes:
+            _read_line(process)
+        start = time.monotonic() + 0.5  # by then every process has read it
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{start}\n".encode())
+            process.stdin.flush()
+        return [result for process in processes for result in json.loads(_read_line(process))]
+
+
+def _read_line(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        process.wait(10)
+        raise RuntimeError(f"a process of workers ended with {process.returncode}")
+    return line
+
+
+def _cpu_of(pids: list[int]) -> float:
+    """Return the CPU seconds of a server, without this process's."""
+    return cpu_seconds(pids) - cpu_seconds([])
+
+
+def _figures(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+    requests = np.concatenate([result["request_seconds"] for result in results]) * 1e3
+    waits = np.concatenate([result["wait_seconds"] for result in results])
+    p50, p99 = np.percentile(requests, [50, 99]).tolist()
+    return {
+        "requests": len(requests),
+        "batches": len(waits),
+        LATE: sum(result["late"] for result in results),
+        "slow": int((waits > SLOW_SECONDS).sum()),
+        P50: p50,
+        P99: p99,
+        "longest_ms": float(requests.max()),
+        "retries": sum(result["retries"] for result in results),
+    }

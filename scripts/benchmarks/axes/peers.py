@@ -1,0 +1,69 @@
+"""Measure our other ways to deliver, the peers and the habits of the field, at two shapes.
+
+A change of the server is judged by `throughput`; this axis shows where the project stands in the field.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from scripts.benchmarks.contest import NOW, Maker, contest, resident_corpus, shapes_of
+from scripts.benchmarks.corpus import NAME
+from scripts.benchmarks.measure import DELIVERY, SPEED, Rounds
+from scripts.benchmarks.ours import IN_FLIGHT, Ours, steps_per_request
+from scripts.benchmarks.peers import bare
+from scripts.benchmarks.peers.flight import Flight
+from scripts.benchmarks.peers.grpc_stream import GrpcStream
+from scripts.benchmarks.peers.local import Gather, NanoGpt
+from scripts.benchmarks.plotting import draw_rounds
+from scripts.benchmarks.report import Options, Report
+from scripts.benchmarks.servers import serving, spawn_peer
+
+HELP = "tokens per second of indices and Unix sockets, gRPC, Arrow Flight, nanoGPT's idiom"
+
+INDICES, UDS = "ours, indices", "ours, Unix socket"
+GRPC, FLIGHT = "gRPC stream", "Arrow Flight DoGet"
+NANOGPT, GATHER = "nanoGPT idiom, int64", "gather in process"
+UNIX_LIMIT = "strongest bare Unix socket"
+WANTED = ((NOW, GRPC, 1.0), (NOW, FLIGHT, 1.0), (NOW, NANOGPT, 8.0), (INDICES, GATHER, 0.85))
+"""Contender, the one that it is compared with, and the least ratio of their tokens per second."""
+
+
+def measure(options: Options) -> Report:
+    """Measure all contenders at both shapes."""
+    options = options.in_force()
+    path = resident_corpus(options)
+    report = Report(data={}, tables=[])
+    shapes: dict[str, Rounds] = {}
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        folder = Path(enter(tempfile.TemporaryDirectory()))
+        ours = enter(serving({NAME: path}))
+        uds = enter(serving({NAME: path}, uds=folder / "socket"))
+        peers = {kind: enter(spawn_peer(kind, path)) for kind in ("grpc_stream", "flight")}
+        unix = enter(spawn_peer("bare", path, "unix"))
+        for shape in shapes_of(options):
+            makers: list[Maker] = [
+                partial(Ours, NOW, ours, shape, path),
+                partial(Ours, INDICES, ours, shape, path, local_root=path.parent),
+                partial(Ours, UDS, uds, shape, path),
+                partial(GrpcStream, GRPC, peers["grpc_stream"], shape),
+                partial(Flight, FLIGHT, peers["flight"], shape),
+                partial(NanoGpt, NANOGPT, path, shape),
+                partial(Gather, GATHER, path, shape),
+                *bare.makers("bare Unix", unix, shape, steps_per_request(shape), IN_FLIGHT),
+            ]
+            rounds = contest(Rounds(f"{shape} uint16", DELIVERY), shape, path, options, makers)
+            rounds.add_strongest(UNIX_LIMIT, [name for name in rounds.values if name.startswith("bare")])
+            pairs = [(of, to) for of, to, _ in WANTED]
+            report.tables.extend([rounds.table(), rounds.ratio_table([*pairs, (UDS, UNIX_LIMIT)])])
+            report.targets.extend(
+                rounds.target(of, SPEED, "at least", least, to=to) for of, to, least in WANTED
+            )
+            report.data[str(shape)] = rounds.summary()
+            shapes[str(shape)] = rounds
+    report.plots["peers"] = partial(draw_rounds, shapes, SPEED)
+    return report

@@ -1,0 +1,3 @@
+"""What an integration costs beside the loader that it stands on."""
+
+__all__ = ["feeds", "measuring"]

@@ -1,0 +1,57 @@
+"""A browser and servers for tests of the page; skipped where Chromium is not installed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from corpus_server.corpus.index import index
+from tests.corpora import spec, write_raw
+from tests.serving import ROOT, RunningServer
+
+CHROMIUM = shutil.which("chromium")
+
+HOSTILE = [
+    "<script>window.pwned = 1</script>",
+    "<img src=x onerror='window.pwned = 1'>",
+    "</div></main><h1>Forged</h1>",
+    "\u202eturned around\u202c and \u2066isolated\u2069 \u200bzero\ufeff",
+    "\x01\x02\x1b[31m\x7f control",
+    "{{ 7 * 7 }} ${7 * 7} javascript:window.pwned=1",
+    "&lt;b&gt; &amp; \"quoted\" 'single' `ticks`",
+]
+
+
+def write_documents(path: Path, texts: list[str]) -> str:
+    """Write texts as bytes with an index of documents; return what `serve` is given."""
+    data = b"".join(text.replace("\0", "").encode() + b"\0" for text in texts)
+    write_raw(path, np.frombuffer(data, np.uint8), dtype="uint8")
+    index(spec(path, dtype="uint8", eot=0))
+    return f"{path},dtype=uint8"
+
+
+@pytest.fixture(scope="module")  # Playwright runs an event loop in this thread, in which others could not run
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("page")
+    pages = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
+    corpora: dict[str, Path | str] = {
+        "docs": write_documents(folder / "docs.bin", pages),
+        "hostile": write_documents(folder / "hostile.bin", HOSTILE * 40),
+    }
+    with RunningServer(corpora, folder) as server:
+        yield server

@@ -1,0 +1,309 @@
+"""The page in a real browser: each view, by keyboard, on a phone, with text of strangers, with a token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.corpora import some_tokens, write_raw
+from tests.serving import RunningServer
+from tests.tokens import Tokens
+
+PLAN: dict[str, Any] = {
+    "seq_len": 64,
+    "seed": 3,
+    "stages": [
+        {"from_step": 0, "global_batch_size": 8, "mixture": {"docs": 0.75, "hostile": 0.25}},
+        {"from_step": 40, "global_batch_size": 12, "mixture": {"docs": 0.5, "hostile": 0.5}},
+    ],
+}
+INVISIBLE = "[\u202a-\u202e\u2066-\u2069\u200b\ufeff\x00-\x08\x1b]"
+SECONDS = 30_000  # milliseconds; a loaded machine is slow
+
+VIEWS = {
+    "corpora": "/",
+    "corpus": "/page/corpora/docs?document=2",
+    "plans": "/page/plans",
+    "plan": "/page/plans/{plan}",
+    "new": "/page/plans/new",
+    "step": "/page/plans/{plan}/steps/41",
+    "skimmed": "/page/plans/{plan}/steps/39?until=41",
+    "diff": "/page/plans/{plan}/diff/{other}",
+    "lookup": "/page/lookup?plan={plan}&corpus=docs&document=2",
+    "live": "/page/live",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@pytest.fixture(scope="module")
+def plans(server: RunningServer) -> dict[str, str]:
+    other = {**PLAN, "skip_steps": [[10, 12]]}
+    return {
+        name: server.post_plan(document).json()["id"] for name, document in (("plan", PLAN), ("other", other))
+    }
+
+
+class Opened:
+    """A view in a tab, and what went wrong there."""
+
+    def __init__(self, browser: Browser, server: RunningServer, width: int = 1280, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 800}, **options)
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(SECONDS)
+        expect.set_options(timeout=SECONDS)
+        self.url = server.url
+        self.problems: list[str] = []
+        self.page.on("console", lambda message: self.problems.append(f"console: {message.text}"))
+        self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        self.page.on("request", self._check_request)
+
+    def _check_request(self, request: Any) -> None:
+        if not request.url.startswith((self.url, "data:")):
+            self.problems.append(f"request: {request.url}")
+
+    def show(self, address: str) -> Page:
+        """Open a view, until each part of it has its data; one that follows the server is never idle."""
+        response = self.page.goto(self.url + address)
+        assert response is not None
+        assert response.headers["content-security-policy"] == POLICY
+        if address == VIEWS["live"]:
+            expect(self.page.locator("#state")).to_have_text("live")
+        else:
+            self.page.wait_for_load_state("networkidle")
+        return self.page
+
+
+@pytest.fixture
+def opened(browser: Browser, server: RunningServer) -> Iterator[Opened]:
+    tab = Opened(browser, server)
+    yield tab
+    tab.context.close()
+    assert tab.problems == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_is_accessible_and_asks_nobody_else(
+    browser: Browser, server: RunningServer, plans: dict[str, str], view: str, width: int, scheme: str
+) -> None:
+    tab = Opened(browser, server, width, color_scheme=scheme)
+    try:
+        page = tab.show(VIEWS[view].format(**plans))
+        if view != "new":
+            expect(page.locator(".request").first).to_be_visible()
+        expect(page.locator(".problem")).to_have_count(0)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        found = Axe().run(page).response["violations"]
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+        assert tab.problems == []
+    finally:
+        tab.context.close()
+
+
+def test_the_step_shows_the_text_that_the_route_gives(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show(f"/page/plans/{plans['plan']}/steps/41")
+    rows = server.get(f"/v1/plans/{plans['plan']}/rows", step=41).json()["rows"]
+    expect(page.locator(".train-row")).to_have_count(len(rows))
+    for row in rows:
+        shown = page.locator(f"#row-{row['row']} .span").all_text_contents()
+        texts = [span["text"] for span in row["spans"] if not span["is_eot"]]
+        if row["corpus"] == "docs":
+            assert shown == texts
+    page.get_by_role("button", name="More rows").click()
+    expect(page.locator(".train-row")).to_have_count(12)
+
+
+def test_text_of_strangers_stays_text(opened: Opened, plans: dict[str, str]) -> None:
+    for address in (
+        "/page/corpora/hostile?start=0",
+        f"/page/plans/{plans['plan']}/steps/41?until=44",
+        f"/page/lookup?plan={plans['plan']}&corpus=hostile&text=turned",
+    ):
+        page = opened.show(address)
+        expect(page.locator(".text").first).to_be_visible()
+        assert page.evaluate("window.pwned") is None
+        assert page.locator(".text").locator("img, script, h1, b").count() == 0
+        assert not any(re.search(INVISIBLE, text) for text in page.locator(".text").all_inner_texts())
+    page = opened.show("/page/corpora/hostile?start=0")
+    shown = page.locator(".text").inner_text()
+    for text in (
+        "<script>window.pwned = 1</script>",
+        "{{ 7 * 7 }}",
+        "\u27e8U+202E\u27e9turned",
+        "\u2401\u2402\u241b",
+    ):
+        assert text in shown
+    assert not re.search(INVISIBLE, shown)
+    page.get_by_role("textbox", name="Text").fill("<img src=x onerror='window.pwned = 1'>")
+    page.get_by_role("button", name="Search a sample").click()
+    expect(page.locator("mark").first).to_have_text("<img src=x onerror='window.pwned = 1'>")
+    assert page.evaluate("window.pwned") is None
+
+
+def test_everything_can_be_done_by_keyboard(opened: Opened, plans: dict[str, str]) -> None:
+    page = opened.show(f"/page/plans/{plans['plan']}/steps/5")
+    expect(page.locator("#step-number")).to_have_text("5")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "view"
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#step-number")).to_have_text("6")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#step-number")).to_have_text("4")
+    page.get_by_label("Step", exact=True).press("Control+a")
+    page.keyboard.type("44")
+    page.keyboard.press("Enter")
+    expect(page.locator("#step-number")).to_have_text("44")
+    assert page.url.endswith("/steps/44")
+
+
+def test_the_ranks_of_a_run_are_seen_live(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show("/page/live")
+    for step in (3, 4):
+        for rank in (0, 1):
+            server.get("/v1/batches", plan=plans["plan"], step=step, rank=rank, world_size=2)
+    row = page.get_by_role("row").filter(has=page.get_by_role("cell", name="1", exact=True))
+    expect(row.first).to_contain_text("waiting")
+    for name in ("tokens per second", "p50 latency", "in flight", "refusals in the hour", "page-cache hits"):
+        expect(page.locator(".tile").filter(has_text=name)).to_have_count(1)
+    # Who stands on a link stays there when the next sample comes, and the link leads to what the rank saw.
+    page.get_by_role("link", name="4", exact=True).last.focus()
+    seen = page.evaluate("document.activeElement.href")
+    page.evaluate("document.activeElement.dataset.old = 'yes'")
+    expect(page.locator("[data-old]")).to_have_count(0)
+    assert page.evaluate("document.activeElement.href") == seen
+    page.keyboard.press("Enter")
+    expect(page.locator("#step-number")).to_have_text("4")
+    assert page.url.endswith("/steps/4?rank=1&world_size=2")
+    expect(page.locator(".train-row").first).to_have_id("row-4")
+
+
+def test_two_plans_of_the_list_are_compared(opened: Opened, plans: dict[str, str]) -> None:
+    page = opened.show("/page/plans")
+    button = page.get_by_role("button", name="Compare two plans")
+    expect(button).to_be_disabled()
+    for plan in plans.values():
+        page.get_by_role("checkbox", name=f"Compare plan {plan[:12]}").focus()
+        page.keyboard.press("Space")
+    button.press("Enter")
+    expect(page.locator("#diff")).to_contain_text("skip_steps")
+    expect(page.locator("#diff")).to_contain_text("The first step that differs is 10")
+
+
+def test_steps_are_skimmed_and_the_range_has_an_address(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show(f"/page/plans/{plans['plan']}/steps/38")
+    page.get_by_text("Skim several steps").click()
+    page.get_by_label("up to", exact=True).fill("41")
+    page.get_by_role("button", name="Skim", exact=True).click()
+    expect(page.locator(".skimmed article")).to_have_count(4)
+    assert page.url.endswith("/steps/38?until=41")
+    expect(page.locator(".skimmed")).to_contain_text("and 8 more rows")  # step 40 has 12
+    page.get_by_role("link", name="Step 40").click()
+    expect(page.locator("#step-number")).to_have_text("40")
+    expect(page.locator(".train-row")).to_have_count(8)
+
+
+def test_a_look_up_leads_to_its_row(opened: Opened, server: RunningServer, plans: dict[str, str]) -> None:
+    page = opened.show(f"/page/plans/{plans['plan']}/steps/41?row=10")
+    expect(page.locator(".train-row").first).to_have_id("row-8")
+    assert page.evaluate("document.activeElement.id") == "row-10"
+
+
+def test_a_spike_leads_to_its_step_and_a_step_to_its_successor(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show(f"/page/plans/{plans['plan']}/steps/0")
+    expect(page.locator(".train-row").first).to_be_visible()
+    losses = [f"{step},{3 - step * 0.01 + (2 if step == 31 else 0)}" for step in range(60)]
+    page.get_by_text("Find spikes of a loss curve").click()
+    page.get_by_label("Lines of step,loss").fill("step,loss\n" + "\n".join(losses))
+    page.locator("#curve button").click()
+    expect(page.locator("#step-number")).to_have_text("31")
+    # Beside the steps around it, of which none is one.
+    expect(page.locator(".skimmed article")).to_have_count(5)
+    expect(page.locator(".skimmed .spike")).to_have_count(1)
+    expect(page.locator(".skimmed .spike")).to_contain_text("Step 31")
+    page.get_by_text("Leave steps out").click()
+    expect(page.get_by_label("Skip plan steps from")).to_have_value("31")
+    page.get_by_role("button", name="Make the successor plan").click()
+    expect(page.locator("#successor")).to_contain_text("the first step that differs is 31")
+    successor = page.locator("#successor a").first.get_attribute("href")
+    assert successor is not None
+    document = server.get(f"/v1/plans/{successor.rsplit('/', 1)[1]}").json()["plan"]
+    assert document["skip_steps"] == [[31, 32]]
+
+
+def test_a_denied_document_is_seen_no_more(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show(f"/page/plans/{plans['plan']}/steps/7")
+    row = page.locator(".train-row").filter(has=page.get_by_role("link", name="docs", exact=True)).first
+    where = row.locator("header").inner_text()
+    token = int(re.findall(r"from token ([\d,]+)", where)[0].replace(",", ""))
+    row.get_by_role("button", name=re.compile("^deny")).click()
+    expect(page.locator("#successor")).to_contain_text("the first step that differs is")
+    href = page.locator("#successor a").first.get_attribute("href")
+    assert href is not None
+    successor = href.rsplit("/", 1)[1]
+    answer = server.get("/v1/lookup", plan=successor, corpus="docs", token=token, epochs=1).json()
+    assert [
+        found["step"] for found in answer["rows"] if found["step"] is not None and found["step"] >= 7
+    ] == []
+
+
+def test_a_plan_is_checked_while_it_is_typed(opened: Opened, server: RunningServer) -> None:
+    page = opened.show("/page/plans/new")
+    expect(page.locator("#verdict table")).to_be_visible()
+    before = server.get("/v1/plans").json()["num_plans"]
+    page.get_by_label("Sequence length").fill("0")
+    expect(page.locator("#verdict .problem")).to_contain_text("seq_len must be")
+    expect(page.get_by_role("button", name="Keep this plan")).to_be_disabled()
+    opened.problems.clear()  # Chromium reports every 4xx as a console message
+    page.get_by_label("Sequence length").fill("32")
+    expect(page.locator("#verdict table")).to_be_visible()
+    assert server.get("/v1/plans").json()["num_plans"] == before
+    page.get_by_role("button", name="Keep this plan").click()
+    page.wait_for_url(re.compile("/page/plans/[0-9a-f]{64}$"))
+    assert server.get("/v1/plans").json()["num_plans"] == before + 1
+
+
+def test_with_tokens_the_page_asks_for_one_and_shows_nothing_before(browser: Browser, tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens.toml")
+    tokens.add("reader", "read:web")
+    corpora = {
+        "web": write_raw(tmp_path / "web.bin", some_tokens(5000)),
+        "secret": write_raw(tmp_path / "secret.bin", some_tokens(5000)),
+    }
+    with RunningServer(corpora, tmp_path, arguments=["--tokens", str(tokens.path)]) as server:
+        tab = Opened(browser, server)
+        page = tab.show("/")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        assert "secret" not in page.content()
+        assert page.locator(".card").count() == 0
+        page.get_by_role("textbox", name="Token").fill(
+            tokens.header("reader")["Authorization"].removeprefix("Bearer ")
+        )
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_role("link", name="web", exact=True)).to_be_visible()
+        assert "secret" not in page.content()
+        assert '-H "Authorization: Bearer $CORPUS_TOKEN"' in page.locator(".request code").inner_text()
+        assert json.loads(page.evaluate("JSON.stringify(Object.keys(localStorage))")) == []
+        tab.context.close()

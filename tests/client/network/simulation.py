@@ -1,0 +1,322 @@
+"""A simulated clock, threads and sockets, on which the client's network half runs unchanged.
+
+The client's modules get these in the place of `time`, `threading`, `socket` and `select` (`simulated`). One
+thread runs at a time: a thread that would wait gives its turn to the thread that is due next, and the clock
+jumps to that moment. So hours pass in seconds, and one seed always gives the same run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+import struct
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from math import inf
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import pytest
+
+from corpus_client.network import pool, replicas, transport
+from corpus_client.staging import fetcher
+
+START_SECONDS = 1000.0
+ROUND_TRIP_SECONDS = 0.0002
+TICK_SECONDS = 1e-7
+"""Seconds that asking for the time takes; without it, a loop that only asks for the time would never end."""
+
+
+class Peer(Protocol):
+    """What a simulated socket asks of the server at its other end."""
+
+    def accepts_at(self, now: float) -> float | None:
+        """Return when a connection asked for now is accepted; None: it is refused."""
+
+    def breaks_at(self, now: float) -> float:
+        """Return when a connection that is open now is reset."""
+
+    def answer(self, request: bytes, begin: float) -> tuple[list[tuple[float, bytes]], float, bool]:
+        """Return what comes back and when, when the connection ends after it, and whether by a reset."""
+
+
+class _Task:
+    """A thread of the simulation; `entry` is its valid place in the queue of turns."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Semaphore(0)
+        self.entry = -1
+
+
+class World:
+    """The clock and the queue of turns.
+
+    Attributes:
+        peers: servers by address.
+        num_open, most_open: sockets that are open, and the most that were.
+        num_sockets: that were opened altogether.
+        num_attempts: to connect, by address.
+        num_threads: threads that were started and have not ended.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.now = START_SECONDS
+        self.random = random.Random(seed)
+        self.peers: dict[str, Peer] = {}
+        self.num_open = self.most_open = self.num_sockets = self.num_threads = 0
+        self.num_attempts: Counter[str] = Counter()
+        self._numbers = itertools.count()
+        self._due: list[tuple[float, int, _Task]] = []
+        self._main = self.running = _Task()
+        self._failure: BaseException | None = None
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        self.now += TICK_SECONDS
+        return self.now
+
+    def wait_until(self, when: float) -> None:
+        """Let the others run until then, or until `wake` is called for this thread."""
+        me = self.running
+        self._queue(me, when)
+        self._pass_on(me)
+
+    def wake(self, task: _Task) -> None:
+        """Let a waiting thread go on."""
+        self._queue(task, self.now)
+
+    def start(self, target: Callable[[], None]) -> None:
+        """Run a function in a thread of the simulation."""
+        task = _Task()
+
+        def run() -> None:
+            task.turn.acquire()
+            try:
+                target()
+            except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
+                self._failure = error
+            self.num_threads -= 1
+            self._pass_on(None)
+
+        self.num_threads += 1
+        self._queue(task, self.now)
+        threading.Thread(target=run, daemon=True).start()
+
+    def drain(self) -> None:
+        """Wait until all threads have ended."""
+        until = self.now + 1000.0
+        while self.num_threads and self.now < until:
+            self.wait_until(self.now + 0.1)
+        assert not self.num_threads, f"{self.num_threads} threads go on for ever"
+
+    def _queue(self, task: _Task, when: float) -> None:
+        task.entry = next(self._numbers)
+        heappush(self._due, (max(when, self.now), task.entry, task))
+
+    def _pass_on(self, me: _Task | None) -> None:
+        while True:
+            when, entry, task = heappop(self._due)
+            if task.entry == entry:
+                break
+        if when == inf and self._failure is None:
+            self._failure = AssertionError("a deadlock: every thread waits for ever")
+        if self._failure is not None:
+            task = self._main
+        else:
+            self.now = max(self.now, when)
+        if task is not me:
+            self.running = task
+            task.turn.release()
+            if me is not None:
+                me.turn.acquire()
+        if self._failure is not None and me is self._main:
+            raise self._failure
+
+
+class Condition:
+    """`threading.Condition` where one thread runs at a time: the lock is always free."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._waiting: list[_Task] = []
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def notify_all(self) -> None:
+        """Wake everybody."""
+        waiting, self._waiting = self._waiting, []
+        for task in waiting:
+            self._world.wake(task)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for `notify_all`."""
+        me = self._world.running
+        self._waiting.append(me)
+        self._world.wait_until(inf if timeout is None else self._world.now + timeout)
+        if me in self._waiting:
+            self._waiting.remove(me)
+            return False
+        return True
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until the predicate holds."""
+        until = inf if timeout is None else self._world.now + timeout
+        while not predicate() and self._world.now < until:
+            self.wait(until - self._world.now)
+        return predicate()
+
+
+class Socket:
+    """A TCP socket of the client, as far as the client uses it."""
+
+    world: World  # set by `simulated`
+    by_number: dict[int, Socket]
+
+    def __init__(self, *_: object) -> None:
+        self._timeout: float = inf
+        self._wait: float = inf  # SO_RCVTIMEO
+        self._peer: Peer | None = None
+        self._parts: deque[tuple[float, bytes]] = deque()
+        self._free_at = 0.0  # when the answer before is out
+        self._ends_at, self._reset = inf, False
+        self._shut = self._closed = False
+        self._reader: _Task | None = None
+        self._number = self.world.num_sockets
+        self.by_number[self._number] = self
+        self.world.num_sockets += 1
+        self.world.num_open += 1
+        self.world.most_open = max(self.world.most_open, self.world.num_open)
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._timeout = inf if seconds is None else seconds
+
+    def setsockopt(self, level: int, name: int, value: Any) -> None:
+        if (level, name) == (socket.SOL_SOCKET, socket.SO_RCVTIMEO):
+            whole, micro = struct.unpack("ll", value)
+            self._wait = whole + micro / 1e6
+
+    def fileno(self) -> int:
+        return self._number
+
+    def connect(self, address: tuple[str, int]) -> None:
+        world = self.world
+        peer = world.peers[address[0]]
+        world.num_attempts[address[0]] += 1
+        started, accepted = world.now, peer.accepts_at(world.now)
+        until = started + self._timeout
+        self._sleep(min(until, (started if accepted is None else accepted) + ROUND_TRIP_SECONDS))
+        if self._shut:
+            raise ConnectionAbortedError("shut down")
+        if accepted is None or peer.accepts_at(world.now) is None:
+            raise ConnectionRefusedError("refused")
+        if world.now >= until:
+            raise TimeoutError("timed out")
+        self._peer = peer
+        self._ends_at, self._reset = peer.breaks_at(world.now), True
+
+    def sendall(self, data: bytes) -> None:
+        self.world.now += 1e-5
+        if self._shut or self.world.now >= self._ends_at:
+            raise BrokenPipeError("the other side has closed the connection")
+        assert self._peer is not None
+        begin = max(self.world.now, self._free_at)
+        if begin >= self._ends_at:
+            return  # the server reads no more of this connection
+        parts, end, reset = self._peer.answer(data, begin)
+        if end < self._ends_at:
+            self._ends_at, self._reset = end, reset
+        self._parts += [part for part in parts if part[0] < self._ends_at]
+        self._free_at = max([begin, *(when for when, _ in parts)])
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
+        world, size, num_bytes = self.world, size or len(buffer), 0
+        until = world.now + (0 if flags & socket.MSG_DONTWAIT else min(self._timeout, self._wait))
+        while True:
+            while self._parts and self._parts[0][0] <= world.now and num_bytes < size:
+                when, data = self._parts.popleft()
+                taken = data[: size - num_bytes]
+                buffer[num_bytes : num_bytes + len(taken)] = taken
+                num_bytes += len(taken)
+                if len(taken) < len(data):
+                    self._parts.appendleft((when, data[len(taken) :]))
+            if num_bytes == size or (num_bytes and not flags & socket.MSG_WAITALL):
+                return num_bytes
+            if self._shut or (world.now >= self._ends_at and not self._parts):
+                if num_bytes or self._shut or not self._reset:
+                    return num_bytes
+                raise ConnectionResetError("reset by peer")
+            if world.now >= until:
+                if num_bytes:
+                    return num_bytes
+                raise BlockingIOError("timed out")
+            self._sleep(min(until, self.changes_at()))
+
+    def changes_at(self) -> float:
+        """Return when something can be read."""
+        if self._shut:
+            return self.world.now
+        return min(self._ends_at, self._parts[0][0] if self._parts else inf)
+
+    def shutdown(self, _: int) -> None:
+        self._shut = True
+        if self._reader is not None:
+            self.world.wake(self._reader)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = self._shut = True
+            self.world.num_open -= 1
+            del self.by_number[self._number]
+
+    def _sleep(self, until: float) -> None:
+        self._reader = self.world.running
+        self.world.wait_until(until)
+        self._reader = None
+
+
+class Poll:
+    """`select.poll` over simulated sockets."""
+
+    def __init__(self) -> None:
+        self._sockets: list[Socket] = []
+
+    def register(self, connection: Any, _: int) -> None:
+        self._sockets.append(Socket.by_number[connection.fileno()])
+
+    def poll(self, milliseconds: float) -> None:
+        world = Socket.world
+        world.wait_until(min(world.now + milliseconds / 1e3, *(each.changes_at() for each in self._sockets)))
+
+
+@contextmanager
+def simulated(world: World, control_plane: Callable[..., Any]) -> Iterator[None]:
+    """Put the world's clock, threads and sockets where the client's network half looks for the real ones."""
+    Socket.world, Socket.by_number = world, {}
+    clock = SimpleNamespace(monotonic=world.monotonic)
+    names = {name: getattr(socket, name) for name in dir(socket) if name.isupper() or "_" in name}
+    sockets = SimpleNamespace(**{**names, "socket": Socket})
+
+    def thread(target: Callable[[], None], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(start=lambda: world.start(target))
+
+    threads = SimpleNamespace(Condition=lambda: Condition(world), Thread=thread)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (pool, replicas, transport):
+            patch.setattr(module, "time", clock)
+        for name, value in (
+            ("socket", sockets),
+            ("select", SimpleNamespace(poll=Poll, POLLIN=1)),
+        ):
+            patch.setattr(transport, name, value)
+        patch.setattr(pool, "threading", threads)
+        patch.setattr(fetcher, "threading", threads)
+        patch.setattr(pool, "ControlPlane", control_plane)
+        yield

@@ -1,0 +1,299 @@
+"""Faults are ridden out within the deadline; wrong replicas are refused by name."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from corpus_client import CorpusLoader, errors
+from tests.client.conftest import make_corpus, num_descriptors
+from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
+from tests.client.reference_server import Fault, ReferenceServer
+
+MakeLoader = Callable[..., CorpusLoader]
+
+
+def faults_then_right(*faults: Fault) -> Callable[[], Fault | None]:
+    left = list(faults)
+    return lambda: left.pop(0) if left else None
+
+
+def assert_exact(loader: CorpusLoader, corpus: ReferenceCorpus, num_steps: int) -> None:
+    for expected_step in range(loader.step, loader.step + num_steps):
+        batch = next(loader)
+        assert batch.step == expected_step
+        assert np.array_equal(batch.tokens.numpy(), tokens_of_step(corpus, loader.plan, batch.step))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("cut", 0),
+        Fault("cut", 333),
+        Fault("reset", 100),
+        Fault("checksum"),
+        Fault("shape"),
+        Fault("length"),
+        Fault("flip", 77),
+        Fault("error"),
+        Fault("slow", 0.05),
+        Fault("unknown-plan"),
+        Fault("header-plan"),
+        Fault("other-step"),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.at}",
+)
+def test_each_fault_leaves_the_batches_exact(
+    fault: Fault, server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    server.next_fault = faults_then_right(None, fault)
+    loader = make_loader()
+    assert_exact(loader, corpus, 12)
+    # The request behind it on the connection may have to be repeated, too.
+    assert loader.stats().num_retries in ({0} if fault.kind == "slow" else {1, 2})
+
+
+def test_flipped_bit_passes_without_verification(
+    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    """`verify=False` means what it says; this also shows that the fault is real."""
+    server.next_fault = faults_then_right(Fault("flip", 3))
+    batch = next(make_loader(verify=False))
+    expected = tokens_of_step(corpus, make_loader().plan, 0)
+    assert (batch.tokens.numpy() != expected).sum() == 1
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_many_faults_grow_neither_threads_nor_descriptors(
+    seed: int, server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    draw = random.Random(seed)
+    kinds = [
+        "cut",
+        "reset",
+        "checksum",
+        "shape",
+        "length",
+        "flip",
+        "header-plan",
+        "unknown-plan",
+        "other-step",
+    ]
+    num_faults = 0
+
+    def fault() -> Fault | None:
+        nonlocal num_faults
+        if num_faults >= 40 or draw.random() < 0.75:
+            return None
+        num_faults += 1
+        return Fault(draw.choice(kinds), draw.randrange(400))
+
+    loader = make_loader(prefetch_bytes=1 << 14)
+    assert_exact(loader, corpus, 3)
+    threads, descriptors = threading.active_count(), num_descriptors()
+    server.next_fault = fault
+    assert_exact(loader, corpus, 2400)
+    assert num_faults == 40
+    time.sleep(0.05)  # the server's side of broken connections is closed by its own threads
+    assert loader.stats().num_retries >= 36
+    assert threading.active_count() <= threads + 2
+    assert num_descriptors() <= descriptors + 4
+
+
+def test_busy_server_is_given_the_time_it_asks_for(
+    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    server.next_fault = faults_then_right(Fault("busy", 1))
+    loader = make_loader(in_flight=1)
+    started = time.monotonic()
+    assert_exact(loader, corpus, 1)
+    assert time.monotonic() - started >= 1.0
+    assert loader.stats().num_retries == 1
+
+
+def test_the_deadline_bounds_the_time_that_a_busy_server_asks_for(
+    server: ReferenceServer, make_loader: MakeLoader
+) -> None:
+    """`Retry-After: 30` with a deadline of 0.5 s: whoever waits learns it after that, not after 30 s."""
+    server.next_fault = lambda: Fault("busy", 30)
+    loader = make_loader(deadline_seconds=0.5)
+    started = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded, match="too much"):
+        next(loader)
+    assert time.monotonic() - started < 10.0
+
+
+def test_a_server_that_hangs_up_at_once_is_asked_ever_more_rarely(
+    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    """Only a connection that has served before may be repeated without a back-off."""
+    loader = make_loader(deadline_seconds=1.0, prefetch_bytes=1 << 13)
+    assert_exact(loader, corpus, 1)
+    server.next_fault = lambda: Fault("hang-up")
+    before = len(server.paths)
+    with pytest.raises(errors.DeadlineExceeded):
+        assert_exact(loader, corpus, 10_000)
+    assert len(server.paths) - before < 100
+
+
+def test_busy_replica_is_passed_over(corpus: ReferenceCorpus, make_loader: MakeLoader) -> None:
+    with ReferenceServer([corpus], lambda: Fault("busy", 30)) as busy, ReferenceServer([corpus]) as free:
+        started = time.monotonic()
+        assert_exact(make_loader([busy.url, free.url]), corpus, 20)
+        assert time.monotonic() - started < 2.0
+        assert busy.num_arrays >= 1
+
+
+def test_requests_are_spread_over_the_replicas(corpus: ReferenceCorpus, make_loader: MakeLoader) -> None:
+    with ReferenceServer([corpus]) as one, ReferenceServer([corpus]) as two:
+        assert_exact(make_loader([one.url, two.url], prefetch_bytes=1 << 13), corpus, 400)
+        # How many depends on how fast each one is; none is left unmeasured.
+        assert min(one.num_arrays, two.num_arrays) >= 1
+
+
+def test_the_callers_error_is_raised_at_once(server: ReferenceServer, make_loader: MakeLoader) -> None:
+    server.next_fault = lambda: Fault("bad-request")
+    loader = make_loader()
+    with pytest.raises(errors.ServerError, match=r"too large \(ask for less\)") as caught:
+        next(loader)
+    assert caught.value.kind == "answer-too-large"
+    assert loader.stats().num_retries == 0
+
+
+def test_deadline_names_the_servers_and_the_last_failure(
+    server: ReferenceServer, make_loader: MakeLoader
+) -> None:
+    server.next_fault = lambda: Fault("checksum")
+    loader = make_loader(deadline_seconds=1.0)
+    started = time.monotonic()
+    with pytest.raises(
+        errors.DeadlineExceeded, match=rf"{server.url} within 1 s; last: .*checksum"
+    ) as caught:
+        next(loader)
+    assert 0.9 < time.monotonic() - started < 1.3
+    assert isinstance(caught.value.__cause__, errors.AnswerCorrupt)
+
+
+def test_deadline_holds_in_a_black_hole(server: ReferenceServer, make_loader: MakeLoader) -> None:
+    server.next_fault = lambda: Fault("hole")
+    loader = make_loader(deadline_seconds=0.8)
+    started = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded, match="nothing came in time"):
+        next(loader)
+    assert 0.7 < time.monotonic() - started < 1.1
+
+
+def test_after_a_deadline_the_same_step_can_be_asked_again(
+    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    loader = make_loader(deadline_seconds=0.5)
+    assert_exact(loader, corpus, 1)
+    server.next_fault = lambda: Fault("error")
+    with pytest.raises(errors.DeadlineExceeded):
+        assert_exact(loader, corpus, 10_000)
+    server.next_fault = lambda: None
+    assert_exact(loader, corpus, 5)
+
+
+def test_restarted_server_is_waited_for(
+    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    """It comes back on its port without any memory of the plan."""
+    loader = make_loader(prefetch_bytes=1 << 13)
+    assert_exact(loader, corpus, 10)
+    server.stop()
+    server.plans.clear()
+    restart = threading.Timer(0.6, server.start)
+    restart.start()
+    assert_exact(loader, corpus, 60)
+    restart.join()
+    assert loader.stats().num_retries > 0
+
+
+def test_killed_replica_is_replaced_by_the_other(corpus: ReferenceCorpus, make_loader: MakeLoader) -> None:
+    with ReferenceServer([corpus]) as one, ReferenceServer([corpus]) as two:
+        loader = make_loader([one.url, two.url], prefetch_bytes=1 << 13)
+        assert_exact(loader, corpus, 10)
+        one.stop()
+        assert_exact(loader, corpus, 60)
+        one.start()  # so that leaving the block can stop it
+
+
+def test_replica_that_is_down_at_the_start_is_left_out(
+    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dead = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    assert_exact(make_loader([dead, server.url]), corpus, 10)
+
+
+def test_replica_with_another_corpus_is_refused_by_name(
+    server: ReferenceServer, make_loader: MakeLoader
+) -> None:
+    with (
+        ReferenceServer([make_corpus(seed=9)]) as other,
+        pytest.raises(errors.ReplicaRefused, match=rf"{other.url} refuses the plan .*full-"),
+    ):
+        make_loader([server.url, other.url])
+
+
+def test_replica_that_makes_another_plan_is_refused_by_name(
+    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    with (
+        ReferenceServer([corpus], plan_salt="v2") as other,
+        pytest.raises(errors.ReplicaRefused, match=rf"{other.url} makes plan .* another version"),
+    ):
+        make_loader([server.url, other.url])
+
+
+@pytest.fixture
+def swapping() -> Iterator[ReferenceServer]:
+    with ReferenceServer([make_corpus()]) as server:
+        yield server
+
+
+def test_server_that_comes_back_with_another_corpus_is_refused(
+    swapping: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    loader = make_loader(swapping.url, prefetch_bytes=1 << 13)
+    assert_exact(loader, corpus, 3)
+    swapping.stop()
+    swapping.corpora = [make_corpus(seed=9)]
+    swapping.plans.clear()
+    swapping.start()
+    with pytest.raises(errors.ReplicaRefused, match=swapping.url):
+        assert_exact(loader, corpus, 1000)
+
+
+def test_headers_go_with_every_request(server: ReferenceServer, make_loader: MakeLoader) -> None:
+    next(make_loader(headers={"Authorization": "Bearer abc"}))
+    assert {headers.get("Authorization") for headers in server.headers} == {"Bearer abc"}
+
+
+def test_two_requests_are_on_the_wire_before_the_first_is_answered(
+    server: ReferenceServer, make_loader: MakeLoader
+) -> None:
+    server.next_fault = faults_then_right(Fault("answer-late"))
+    loader = make_loader(in_flight=2, num_steps=3)
+    assert [batch.step for batch in loader] == [0, 1, 2]
+    assert server.counts == [1, 2]
+    assert loader.stats().num_retries == 0
+
+
+def test_connections_closed_while_idle_cost_nothing(
+    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    """The loop is slower than the server's keep-alive: every request meets a closed connection."""
+    server.max_idle_seconds = 0.02
+    loader = make_loader(prefetch_bytes=1 << 13)
+    for _ in range(12):
+        assert_exact(loader, corpus, 5)
+        time.sleep(0.03)
+    assert loader.stats().wait_seconds < 0.5

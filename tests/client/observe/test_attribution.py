@@ -1,0 +1,247 @@
+"""Every second of a wait has one cause: what the fetcher was doing in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from corpus_client import CorpusLoader
+from corpus_client.observe import attribution
+from corpus_client.observe.attribution import FetchSeconds, LoaderStats, Meter, Phase, Stopwatch, WaitSeconds
+from corpus_client.staging.device import Device
+from corpus_client.staging.pipeline import Pipeline
+from corpus_client.staging.ring import DeviceRing
+from corpus_client.staging.slots import Pin, Ring, RingSize, Slot, allocate_ring
+from tests.client.fake_gpu import FakeGpu
+from tests.client.reference_server import Fault, ReferenceServer
+from tests.client.staging.counting import BATCH_BYTES, CPU, STEPS, CountingFiller, batches_of
+
+MakeLoader = Callable[..., CorpusLoader]
+CAUSES = [field.name for field in dataclasses.fields(WaitSeconds)]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(attribution.time, "perf_counter", clock)
+    return clock
+
+
+def test_stopwatch_adds_up_phases_and_the_present_one(clock: Clock) -> None:
+    watch = Stopwatch()
+    clock.now += 1
+    watch.enter("send")
+    clock.now += 2
+    watch.enter("answer")
+    clock.now += 4
+    watch.enter("receive", server_seconds=3)
+    clock.now += 8
+    watch.enter("answer")
+    clock.now += 16
+    expected = FetchSeconds(idle=1, send=2, answer=20, server=3, receive=8)
+    assert watch.reading() == expected
+    watch.enter("host", server_seconds=1000)  # more than it took is not believed
+    assert watch.reading() == replace(expected, server=19)
+
+
+@pytest.mark.parametrize(
+    ("fetched", "waited", "cause"),
+    [
+        (FetchSeconds(), WaitSeconds(), ""),
+        (FetchSeconds(send=1, receive=2), WaitSeconds(network=3), "network"),
+        (FetchSeconds(answer=5), WaitSeconds(network=5), "network"),
+        (FetchSeconds(answer=5, server=4), WaitSeconds(network=1, server=4), "server"),
+        # The server had begun before the wait did.
+        (FetchSeconds(answer=1, server=4, host=0.5), WaitSeconds(server=1, host=0.5), "server"),
+        (FetchSeconds(host=2, receive=1), WaitSeconds(host=2, network=1), "host"),
+        (FetchSeconds(idle=2), WaitSeconds(transfer=2), "transfer"),
+        (FetchSeconds(retry=2, send=1), WaitSeconds(retry=2, network=1), "retry"),
+    ],
+)
+def test_causes_of_a_wait(fetched: FetchSeconds, waited: WaitSeconds, cause: str) -> None:
+    assert WaitSeconds.during(fetched) == waited
+    assert waited.cause == cause
+
+
+def test_meter_counts_from_the_first_batch_asked_for_to_the_last_one_yielded(clock: Clock) -> None:
+    meter = Meter()
+    clock.now += 50
+    assert meter.stats(copies_on_host=True) == LoaderStats(fetch=FetchSeconds(idle=50))
+    for wait, step_seconds in [(2.0, 5.0), (1.0, 7.0)]:
+        meter.ask()
+        clock.now += wait
+        meter.get(0)
+        clock.now += step_seconds
+    stats = meter.stats(copies_on_host=True)
+    assert (stats.seconds, stats.wait_seconds, stats.wait_share) == (8.0, 3.0, 3 / 8)
+    assert stats.wait == WaitSeconds(host=3)
+
+
+@pytest.mark.parametrize(
+    ("copies_on_host", "wait"),
+    [(True, WaitSeconds(network=4, host=3)), (False, WaitSeconds(network=4, transfer=2, host=1))],
+)
+def test_putting_batches_on_their_way_is_the_hosts_work_or_the_transfers(
+    clock: Clock, copies_on_host: bool, wait: WaitSeconds
+) -> None:
+    meter = Meter()
+    meter.fetcher.enter("receive")
+    meter.ask()
+    before = meter.fetcher.reading()
+    clock.now += 4
+    meter.waited(before)
+    clock.now += 2
+    meter.upload_seconds += 2
+    clock.now += 1
+    meter.get(0)
+    assert meter.stats(copies_on_host=copies_on_host).wait == wait
+
+
+def test_since_is_the_difference_of_counters_beside_the_present_state() -> None:
+    early = LoaderStats(num_batches=2, num_tokens=10, seconds=1.0, wait=WaitSeconds(server=1), ready_slots=7)
+    late = LoaderStats(
+        num_batches=5,
+        num_tokens=40,
+        seconds=4.0,
+        wait_seconds=1.5,
+        wait=WaitSeconds(server=1, host=1.5),
+        fetch=FetchSeconds(send=2),
+        ready_slots=3,
+        num_slots=4,
+    )
+    since = late.since(early)
+    assert (since.num_batches, since.tokens_per_second, since.wait_share, since.fill) == (3, 10.0, 0.5, 0.75)
+    assert since.wait == WaitSeconds(host=1.5)
+    assert since.fetch == FetchSeconds(send=2)
+    assert (since.ready_slots, since.num_slots) == (3, 4)
+
+
+def test_nothing_was_done_yet() -> None:
+    stats = LoaderStats()
+    assert (stats.tokens_per_second, stats.wait_share, stats.fill, stats.wait.cause) == (0.0, 0.0, 0.0, "")
+
+
+class SlowFiller(CountingFiller):
+    """Spends its time in one phase."""
+
+    def __init__(self, meter: Meter, phase: Phase, server_seconds: float) -> None:
+        super().__init__()
+        self._watch = meter.fetcher
+        self._phase = phase
+        self._server_seconds = server_seconds
+
+    def finish(self, ticket: range, view: memoryview) -> None:
+        self._watch.enter(self._phase)
+        time.sleep(0.05)
+        self._watch.enter("host", server_seconds=self._server_seconds)
+        super().finish(ticket, view)
+
+
+@pytest.fixture
+def slots() -> Iterator[tuple[Slot, ...]]:
+    size = RingSize(num_slots=3, steps_per_slot=4, batch_bytes=BATCH_BYTES)
+    return allocate_ring(size).slots
+
+
+@pytest.mark.parametrize(
+    ("phase", "server_seconds", "cause"),
+    [
+        ("send", 0.0, "network"),
+        ("answer", 0.0, "network"),
+        ("answer", 0.04, "server"),
+        ("receive", 0.0, "network"),
+        ("host", 0.0, "host"),
+        ("retry", 0.0, "retry"),
+    ],
+)
+def test_training_loop_waits_for_what_the_fetcher_does(
+    slots: tuple[Slot, ...], phase: Phase, server_seconds: float, cause: str
+) -> None:
+    meter = Meter()
+    filler = SlowFiller(meter, phase, server_seconds)
+    pipeline = Pipeline(filler, slots, Device(CPU), replace(STEPS, end_step=17), meter)
+    assert len(list(batches_of(pipeline))) == 12
+    pipeline.close()
+    stats = meter.stats(copies_on_host=True)
+    assert stats.wait.cause == cause
+    assert sum(getattr(stats.wait, name) for name in CAUSES) == pytest.approx(stats.wait_seconds)
+
+
+def test_waiting_for_a_slot_that_is_being_copied_is_waiting_for_the_transfer(
+    slots: tuple[Slot, ...],
+) -> None:
+    """The device does something at every tenth call only, and the loop asks it once in a millisecond."""
+    meter = Meter()
+    with FakeGpu(0, (1, *[0] * 9)) as gpu:
+        device = DeviceRing(CPU, gpu)
+        pipeline = Pipeline(CountingFiller(), slots, device, replace(STEPS, end_step=60), meter)
+        assert len(list(batches_of(pipeline))) == 55
+        pipeline.close()
+    assert meter.stats(copies_on_host=False).wait.cause == "transfer"
+
+
+def test_loader_tells_where_its_time_went(make_loader: MakeLoader) -> None:
+    loader = make_loader(num_steps=40, prefetch_bytes=1 << 15)
+    assert replace(loader.stats(), fetch=FetchSeconds()) == LoaderStats()
+    for _ in range(10):
+        next(loader)
+    stats = loader.stats()
+    assert stats.num_slots >= 2
+    assert 0 <= stats.ready_slots <= stats.num_slots
+    assert 0 < stats.ring_bytes <= 1 << 15
+    assert stats.pinned_bytes == 0
+    assert stats.tokens_per_second == stats.num_tokens / stats.seconds
+    assert 0 < stats.wait_seconds <= stats.seconds
+    assert sum(getattr(stats.wait, name) for name in CAUSES) == pytest.approx(stats.wait_seconds)
+    assert stats.fetch.answer > 0
+    assert stats.fetch.receive > 0
+    list(loader)
+    later = loader.stats()
+    assert later.num_batches == 40
+    assert later.since(stats).num_batches == 30
+    loader.close()
+    assert loader.stats().received_bytes == 40 * 12 * 17 * 2
+
+
+def test_waiting_for_a_busy_server_is_a_retry(make_loader: MakeLoader, server: ReferenceServer) -> None:
+    faults = iter([Fault("busy", 1)])
+    server.next_fault = lambda: next(faults, None)
+    loader = make_loader()
+    next(loader)
+    assert loader.stats().wait.cause == "retry"
+    assert loader.stats().num_retries >= 1
+
+
+def test_slots_are_allocated_once(make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Going back, and going on after an error, need no new memory; another batch size does."""
+    from corpus_client import loader as module
+
+    allocated = []
+
+    def allocate(size: RingSize, pin: Pin | None) -> Ring:
+        allocated.append(size)
+        return allocate_ring(size, pin)
+
+    monkeypatch.setattr(module, "allocate_ring", allocate)
+    loader = make_loader()
+    for _ in range(3):
+        assert next(loader).step == 0
+        next(loader)
+        loader.seek(0)
+    next(loader)
+    assert len(allocated) == 1
+    loader.extend({"mixture": {"web": 1.0}, "global_batch_size": 24})
+    next(loader)
+    assert len(allocated) == 2

@@ -1,0 +1,158 @@
+"""The trace is what Perfetto reads, holds the last steps and no more; NVTX ranges nest."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from corpus_client import CorpusLoader, errors
+from corpus_client.observe.attribution import Stopwatch
+from corpus_client.observe.trace import Tracer
+
+MakeLoader = Callable[..., CorpusLoader]
+PHASES = {"send", "answer", "receive", "host", "retry", "idle"}
+
+
+def rows_of(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Spans by the name of their thread; checks every event against the format on the way."""
+    document = json.loads(path.read_text())
+    assert document["displayTimeUnit"] == "ms"
+    names: dict[tuple[int, int], str] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for event in document["traceEvents"]:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name", "thread_sort_index")
+            if event["name"] == "thread_name":
+                names[event["pid"], event["tid"]] = event["args"]["name"]
+                rows[event["args"]["name"]] = []
+        else:
+            assert event["ph"] == "X"
+            assert event["ts"] > 0
+            assert event["dur"] >= 0
+            rows[names[event["pid"], event["tid"]]].append(event)
+    return rows
+
+
+def test_last_steps_lie_in_rows_without_overlap(make_loader: MakeLoader, tmp_path: Path) -> None:
+    loader = make_loader(trace_steps=20, num_steps=50)
+    for _ in loader:
+        pass
+    loader.trace(tmp_path / "trace.json")
+    rows = rows_of(tmp_path / "trace.json")
+    assert list(rows) == ["requests", "fetcher", "transfers", "training loop"]
+    for spans in rows.values():
+        for one, other in itertools.pairwise(spans):
+            assert one["ts"] + one["dur"] <= other["ts"] + 0.01  # microseconds
+    waits = [span for span in rows["training loop"] if span["name"] == "wait"]
+    steps = [span["args"]["step"] for span in waits if span["args"]]
+    assert steps == list(range(31, 50))  # the last of the 20 waits found the end
+    assert {span["name"] for span in rows["fetcher"]} <= PHASES
+    first_steps = [span["args"]["first_step"] for span in rows["transfers"]]
+    assert first_steps == list(range(first_steps[0], 50))
+    assert 28 <= first_steps[0] <= 31
+
+
+def test_requests_name_their_steps(make_loader: MakeLoader, tmp_path: Path) -> None:
+    loader = make_loader(trace_steps=50, num_steps=10)
+    list(loader)
+    loader.trace(tmp_path / "trace.json")
+    rows = rows_of(tmp_path / "trace.json")
+    assert [(span["args"]["first_step"], span["args"]["steps"]) for span in rows["requests"]] == [
+        (0, 1),
+        (1, 2),
+        (3, 4),
+        (7, 3),
+    ]
+    for request in rows["requests"]:
+        during = [
+            span["name"]
+            for span in rows["fetcher"]
+            if request["ts"] <= span["ts"] < request["ts"] + request["dur"]
+        ]
+        assert {"answer", "receive", "host"} <= set(during)
+
+
+def test_transfer_happens_in_the_wait_for_its_step(make_loader: MakeLoader, tmp_path: Path) -> None:
+    """On the CPU a batch is copied when it is asked for."""
+    loader = make_loader(trace_steps=50, num_steps=10)
+    list(loader)
+    loader.trace(str(tmp_path / "trace.json"))
+    rows = rows_of(tmp_path / "trace.json")
+    waits = {span["args"].get("step"): span for span in rows["training loop"] if span["name"] == "wait"}
+    transfers = {span["args"]["first_step"]: span for span in rows["transfers"]}
+    assert set(transfers) == set(range(10))
+    for step, transfer in transfers.items():
+        wait = waits[step]
+        assert wait["ts"] <= transfer["ts"]
+        assert transfer["ts"] + transfer["dur"] <= wait["ts"] + wait["dur"] + 0.01
+    assert loader.stats().transfer_seconds == pytest.approx(
+        sum(transfer["dur"] for transfer in transfers.values()) / 1e6
+    )
+
+
+def test_trace_without_steps_says_how_to_get_them(make_loader: MakeLoader, tmp_path: Path) -> None:
+    loader = make_loader()
+    next(loader)
+    with pytest.raises(errors.InvalidArgument, match=r"pass staging=Staging\(trace_steps=200\)"):
+        loader.trace(tmp_path / "trace.json")
+    assert loader.stats().transfer_seconds == 0.0
+
+
+def test_nvtx_needs_cuda(make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(errors.InvalidArgument, match="nvtx=True needs a CUDA device"):
+        make_loader(nvtx=True)
+
+
+class Ranges:
+    """Stands for `torch.cuda.nvtx`: checks that ranges nest, and notes them by thread."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, list[str]] = {}
+        self.seen: dict[str, set[tuple[str, ...]]] = {}
+
+    @contextlib.contextmanager
+    def range(self, msg: str) -> Iterator[None]:
+        self.range_push(msg)
+        yield
+        self.range_pop()
+
+    def range_push(self, msg: str) -> None:
+        thread = threading.current_thread().name
+        stack = self.open.setdefault(thread, [])
+        stack.append(msg)
+        self.seen.setdefault(thread, set()).add(tuple(stack))
+
+    def range_pop(self) -> None:
+        self.open[threading.current_thread().name].pop()
+
+
+def test_nvtx_ranges_nest_in_each_thread(make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges = Ranges()
+    monkeypatch.setattr("corpus_client.loader._nvtx", lambda: ranges)
+    list(make_loader(nvtx=True, num_steps=30))
+    assert ranges.seen == {
+        "corpus-fetcher": {("fetch",), ("fetch", "receive")},
+        "MainThread": {("wait",), ("wait", "transfer")},
+    }
+    assert set(map(tuple, ranges.open.values())) == {()}
+
+
+def test_tracer_that_is_off_keeps_nothing_and_costs_no_span() -> None:
+    tracer = Tracer()
+    tracer.ask(0.0, 1.0)
+    tracer.get(1.0, 2.0, 0)
+    assert list(tracer._events())[-1]["ph"] == "M"
+    assert tracer.range("wait") is tracer.range("transfer")
+    assert Stopwatch(tracer)._tracer is None

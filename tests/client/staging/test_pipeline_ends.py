@@ -1,0 +1,128 @@
+"""However a pipeline ends, no thread is left, and the training loop learns why."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from corpus_client import errors
+from tests.client.staging.counting import (
+    STEPS,
+    CountingFiller,
+    MakePipeline,
+    fetchers,
+    take,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_error_comes_after_what_was_filled_before_it_with_its_traceback(
+    make_pipeline: MakePipeline,
+) -> None:
+    filler = CountingFiller(fail_at=12)
+    pipeline = make_pipeline(filler)
+    assert [step for step, _ in take(pipeline, 7)] == list(range(5, 12))
+    with pytest.raises(errors.ServerError) as caught:
+        take(pipeline)
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert {"take", "fetch", "finish"} <= set(frames)
+    assert filler.closed.wait(5)
+    with pytest.raises(errors.LoaderClosed):
+        take(pipeline)
+
+
+@pytest.mark.parametrize("where", ["awaiting an answer", "all slots full", "finished", "failed"])
+def test_close_ends_the_thread_wherever_it_is(make_pipeline: MakePipeline, where: str) -> None:
+    filler = CountingFiller(
+        block_at=5 if where == "awaiting an answer" else None, fail_at=5 if where == "failed" else None
+    )
+    end = 6 if where == "finished" else None
+    steps = replace(STEPS, end_step=end)
+    pipeline = make_pipeline(filler, steps=steps)
+    time.sleep(0.05)
+    started = time.monotonic()
+    pipeline.close()
+    pipeline.close()
+    assert time.monotonic() - started < 1
+    assert fetchers() == []
+    assert filler.closed.is_set()
+
+
+def test_close_wakes_a_waiting_training_loop(make_pipeline: MakePipeline) -> None:
+    pipeline = make_pipeline(CountingFiller(block_at=5))
+    closing = threading.Timer(0.1, pipeline.close)
+    closing.start()
+    with pytest.raises(errors.LoaderClosed, match="closed while a batch was awaited"):
+        take(pipeline)
+    closing.join()
+
+
+def test_dropped_pipeline_leaves_no_thread(make_pipeline: MakePipeline) -> None:
+    pipeline = make_pipeline()
+    take(pipeline)
+    assert len(fetchers()) == 1
+    del pipeline
+    gc.collect()
+    assert fetchers() == []
+
+
+def test_failed_and_dropped_pipeline_is_collected(make_pipeline: MakePipeline) -> None:
+    """The error's traceback must not keep the pipeline, and its slots, alive."""
+    pipeline = make_pipeline(CountingFiller(fail_at=5))
+    with pytest.raises(errors.ServerError):
+        take(pipeline)
+    reference = weakref.ref(pipeline)
+    del pipeline
+    gc.collect()
+    assert reference() is None
+
+
+def test_in_a_forked_child_neither_the_thread_nor_the_device_is_touched(
+    make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections are the parent's, and CUDA cannot be called there."""
+    pipeline = make_pipeline(filler := CountingFiller())
+    take(pipeline)
+    drain = pipeline._device.drain = Mock()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        assert not pipeline.close()
+    drain.assert_not_called()
+    assert not filler.stopped.is_set()
+    pipeline.queues.stop()
+
+
+def test_interpreter_ends_with_an_open_loader() -> None:
+    """In a fresh interpreter: a fetcher that waits for ever does not hold up the exit."""
+    code = """
+import sys
+sys.path.insert(0, ".")
+from corpus_client.staging.device import Device
+from corpus_client.staging.pipeline import Pipeline
+from tests.client.staging.counting import CPU, STEPS, CountingFiller, take
+from corpus_client.staging.slots import RingSize, allocate_ring
+from corpus_client.staging.device import Views
+size = RingSize(num_slots=3, steps_per_slot=4, batch_bytes=24)
+slots = allocate_ring(size).slots
+pipeline = Pipeline(CountingFiller(block_at=20), slots, Device(CPU), STEPS)
+print(take(pipeline)[0][0])
+"""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+    )
+    assert done.stdout == "5\n"
+    assert done.stderr == ""
+    assert time.monotonic() - started < 30

@@ -1,0 +1,104 @@
+"""A loader's arguments: what is refused at construction, and where defaults come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+import pytest
+import torch
+
+from corpus_client import CorpusLoader, errors
+from corpus_client.plan.world import find_rank
+from tests.client.reference_server import ReferenceServer
+from tests.loaders import grouped
+
+MakeLoader = Callable[..., CorpusLoader]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"corpus": None}, "corpus must name"),
+        ({"seq_len": 0}, r"seq_len must be an integer in \[1, 1048576\], got 0"),
+        ({"seq_len": True}, "seq_len must be an integer"),
+        ({"global_batch_size": None}, "global_batch_size must be an integer"),
+        ({"seed": -1}, "seed must be"),
+        ({"order": "zigzag"}, "order must be one of shuffle, sequential, random, .*got 'zigzag'"),
+        ({"num_steps": 1.5}, "num_steps must be"),
+        ({"in_flight": 0}, "in_flight must be"),
+        ({"dtype": torch.float32}, "dtype must be torch.int64, torch.int32 or None"),
+        ({"eot_id": -1}, "eot_id must be"),
+        ({"ignore_index": -100}, "ignore_index needs eot_id="),
+        ({"ignore_index": -100, "eot_id": 5, "dtype": None}, "ignore_index needs dtype="),
+        ({"ignore_index": 1.5, "eot_id": 5}, "ignore_index must be an integer"),
+        ({"trace_steps": -1}, "trace_steps must be"),
+        ({"step_stride": 0}, "step_stride must be"),
+        ({"deadline_seconds": 0}, "deadline_seconds must be above 0, got 0"),
+        ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 1\], got 2"),
+        ({"rank": 1, "world_size": None}, "must be given together"),
+        ({"world_size": 5}, "divides over 1, 2, 3, 4, 6, 12"),
+        ({"prefetch_bytes": 100}, "prefetch_bytes must hold two slots of 4,096 bytes"),
+        ({"plan": {}}, "plan= must come without"),
+        ({"urls": []}, "urls must name at least one server"),
+        ({"device": "meta"}, "device must be"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments_are_refused_at_construction(
+    server: ReferenceServer, change: dict[str, Any], message: str
+) -> None:
+    good = {
+        "urls": server.url,
+        "corpus": "web",
+        "seq_len": 16,
+        "global_batch_size": 12,
+        "rank": 0,
+        "world_size": 1,
+    }
+    with pytest.raises(errors.InvalidArgument, match=message):
+        CorpusLoader(**grouped({**good, **change}))
+
+
+def test_unknown_corpus_is_the_servers_word(make_loader: MakeLoader) -> None:
+    with pytest.raises(errors.UnknownCorpus, match="no corpus is named 'webb'"):
+        make_loader(corpus="webb")
+
+
+def test_rank_comes_from_argument_then_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert find_rank(None, None) == (0, 1)
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(errors.InvalidArgument, match="RANK and WORLD_SIZE must both be set"):
+        find_rank(None, None)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert find_rank(None, None) == (3, 8)
+    assert find_rank(1, 2) == (1, 2)
+
+
+def test_torch_distributed_goes_before_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    import torch.distributed as distributed
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert find_rank(None, None) == (0, 1)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_a_loader_takes_at_most_fourteen_keywords() -> None:
+    keywords = [
+        each for each in signature(CorpusLoader).parameters.values() if each.kind is each.KEYWORD_ONLY
+    ]
+    assert len(keywords) <= 14
+
+
+def test_a_token_goes_with_every_request(make_loader: MakeLoader, server: ReferenceServer) -> None:
+    next(make_loader(auth="one-token"))
+    assert {headers.get("Authorization") for headers in server.headers} == {"Bearer one-token"}

@@ -1,0 +1,105 @@
+"""`corpus-client bench` on a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.client.reference_server import ReferenceServer
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from corpus_client.__main__ import main; main()", "bench", *arguments]
+    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+@pytest.fixture
+def small(server: ReferenceServer) -> list[str]:
+    return [
+        server.url,
+        "--corpus",
+        "web",
+        "--seq-len",
+        "16",
+        "--batch-size",
+        "8",
+        "--seconds",
+        "0.3",
+        "--device",
+        "cpu",
+        "--order",
+        "sequential",
+    ]
+
+
+def test_json_for_machines(small: list[str]) -> None:
+    done = bench(*small, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    stats = result["stats"]
+    assert stats["num_tokens"] == stats["num_batches"] * 8 * 16
+    assert result["tokens_per_second"] == pytest.approx(stats["num_tokens"] / stats["seconds"])
+    assert result["bytes_per_second"] == pytest.approx(2 * result["tokens_per_second"])
+    assert 0 <= result["wait"]["median"] <= result["wait"]["p99"]
+    assert 0 <= result["wait_share"] <= 1
+    assert result["steps_per_request"] == 256
+    assert stats["num_retries"] == 0
+
+
+def test_table_for_people(small: list[str]) -> None:
+    done = bench(*small, "--stored")
+    assert done.returncode == 0, done.stderr
+    for word in ("tokens/s", "MB/s", "p50", "p99", "steps per request", "CPU s per 10^9 tokens", "retries"):
+        assert word in done.stdout
+
+
+def test_error_is_one_line_and_exit_code_1(server: ReferenceServer) -> None:
+    done = bench(server.url, "--corpus", "webb", "--json")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: no corpus is named 'webb'")
+    assert "Traceback" not in done.stderr
+
+
+def test_brackets_in_an_error_are_no_markup(server: ReferenceServer) -> None:
+    """And a long one is one line, however narrow the terminal."""
+    name = "[red]" + "b" * 150
+    done = bench(server.url, "--corpus", name)
+    assert done.returncode == 1
+    assert repr(name) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_headers_and_a_token_go_with_every_request(
+    server: ReferenceServer, small: list[str], tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret-1\n")
+    done = bench(*small, "--header", "X-Run: seven", "--token-file", str(token))
+    assert done.returncode == 0, done.stderr
+    assert server.headers
+    for headers in server.headers:
+        lowered = {name.lower(): value for name, value in headers.items()}
+        assert (lowered["x-run"], lowered["authorization"]) == ("seven", "Bearer secret-1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--header", "seven"], "error: --header must be 'NAME: VALUE', got 'seven'"),
+        (["--token-file", "/no/such"], "error: auth must name a file with a token, got '/no/such'"),
+    ],
+)
+def test_credentials_that_cannot_be_read_are_one_line(
+    small: list[str], arguments: list[str], message: str
+) -> None:
+    done = bench(*small, *arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message)
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,125 @@
+"""docs/http.md is true: its worked example, its table of errors, its limits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from corpus_server import errors
+from corpus_server.data import door, gate, questions
+from corpus_server.settings import Settings
+from corpus_server.web.routes import plans
+from tests.corpora import write_raw
+from tests.serving import ROOT, Answer, RunningServer
+
+PAGE = (ROOT / "docs" / "http.md").read_text()
+
+
+def blocks(heading: str) -> list[list[str]]:
+    """Return the indented blocks of a chapter, each as its lines."""
+    _, _, chapter = PAGE.partition(f"\n{heading}\n")
+    chapter = re.split(r"^#+ ", chapter, maxsplit=1, flags=re.MULTILINE)[0]
+    found = re.findall(r"(?:^    .*\n)+", chapter, re.MULTILINE)
+    return [[line.strip() for line in block.splitlines()] for block in found]
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the cells of a chapter's table, without its head."""
+    _, _, chapter = PAGE.partition(f"\n{heading}\n")
+    chapter = re.split(r"^#+ ", chapter, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line for line in chapter.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> Answer:
+    """What a server answers to the example's request."""
+    folder = tmp_path_factory.mktemp("http")
+    path = write_raw(folder / "web.bin", np.arange(60_000))
+    request = re.search(r'localhost:8000(/v1/batches\?[^"]*)"', "\n".join(blocks("### A worked checksum")[0]))
+    assert request is not None
+    with RunningServer({"web": path}, folder) as server:
+        return server.get(request[1])
+
+
+def test_the_worked_head_is_what_comes(answer: Answer) -> None:
+    lines = blocks("### A worked checksum")[1]
+    assert lines[0] == f"HTTP/1.1 {answer.status} OK"
+    shown = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:])}
+    came = {name.lower(): value for name, value in answer.headers.items()}
+    assert came.keys() - shown.keys() == {"date", "server-timing", "x-request-id"}
+    assert came | shown == came
+
+
+def test_the_worked_body_is_what_comes(answer: Answer) -> None:
+    lines = blocks("### A worked checksum")[2]
+    shown = bytes.fromhex("".join(re.split(r" {3,}", line)[0] for line in lines))
+    assert shown == answer.body
+    tokens = [int(number) for line in lines[:2] for number in line.partition(": ")[2].split()]
+    assert np.frombuffer(shown[:-8], "<u2").tolist() == tokens
+
+
+def test_the_worked_digest_is_big_endian(answer: Answer) -> None:
+    digest = xxhash.xxh3_64(answer.body[:-8], seed=0)
+    assert int.from_bytes(answer.body[-8:], "big") == digest.intdigest()
+    assert f"0x{digest.hexdigest()}" in blocks("### A worked checksum")[2][2]
+    assert f"`Corpus-Checksum: xxh3-64={digest.hexdigest()}`" in PAGE
+
+
+def test_the_table_of_errors_is_complete() -> None:
+    def all_errors(kind: type[errors.CorpusServerError]) -> dict[str, str]:
+        found = {kind.slug: str(kind.status)}
+        for each in kind.__subclasses__():
+            found |= all_errors(each)
+        return found
+
+    shown = {slug.strip("`"): status for slug, status, *_ in rows("## Errors")}
+    framework = {"not-found": "404", "method-not-allowed": "405", "http-error": "other"}
+    assert shown == all_errors(errors.CorpusServerError) | framework
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    shown = {what: limit for what, limit, _ in rows("## Limits")}
+    defaults = Settings.__dataclass_fields__
+    numbers = {
+        "URL": gate.MAX_URL_BYTES,
+        "head": gate.MAX_HEAD_BYTES,
+        "body of a posted": gate.MAX_BODY_BYTES,
+        "body of any": gate.SMALL_BODY_BYTES,
+        "bodies over 64 KiB": gate.MAX_BODIES_BYTES,
+        "time from": int(defaults["head_timeout_seconds"].default),
+        "time until": int(defaults["body_timeout_seconds"].default),
+        "connections of": defaults["max_connections"].default,
+        "connections from": defaults["max_connections_per_address"].default,
+        "descriptions": defaults["max_concurrent_answers"].default,
+        "rows": gate.MAX_ROWS,
+        "bytes": defaults["max_answer_bytes"].default // 2**20,
+        "numbers": defaults["max_text_tokens"].default,
+        "global batch": questions.MAX_RECEIPT_BYTES,
+        "plan documents": plans.MAX_LIST_BYTES // 2**20,
+        "costly": defaults["max_concurrent_answers"].default,
+        "streams": gate.MAX_FOLLOWERS,
+        "token bytes": gate.MAX_BYTES,
+        "pipelined": door.MAX_WAITING_BYTES,
+    }
+    assert len(shown) == len(numbers)
+    for beginning, number in numbers.items():
+        (limit,) = (limit for what, limit in shown.items() if what.startswith(beginning))
+        assert re.search(rf"(?<![\d,]){number:,}\b", limit), (beginning, number, limit)
+
+
+def test_the_page_names_every_route_and_parameter(answer: Answer, tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "web.bin", np.arange(100))
+    with RunningServer({"web": path}, tmp_path) as server:
+        described = server.get("/openapi.json").json()["paths"]
+    chapter = PAGE.partition("## Array answers")[0]
+    for route, operations in described.items():
+        assert f"`{route.replace('plan_id', 'id')}`" in chapter, route
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "query":
+                    assert f"`{parameter['name']}`" in chapter, (route, parameter["name"])

@@ -1,0 +1,93 @@
+"""The shipped proxy in front of servers that ask for tokens: its cache gives nothing to strangers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from scripts.benchmarks.proxy import NGINX
+from tests.corpora import some_tokens, write_raw
+from tests.docker.proxy import RunningProxy
+from tests.serving import Answer, RunningServer, check_problem
+from tests.tokens import Tokens, plan, post
+
+pytestmark = pytest.mark.skipif(NGINX.find() is None, reason="nginx is not installed here")
+
+
+@dataclass
+class Site:
+    """A proxy, its servers and their tokens."""
+
+    proxy: RunningProxy
+    servers: list[RunningServer]
+    tokens: Tokens
+
+    def get(self, target: str, token: str | None) -> Answer:
+        return self.proxy.get(target, headers={} if token is None else self.tokens.header(token))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    tokens = Tokens(tmp_path / "tokens.toml")
+    tokens.add("owner", "read:*", "plans")
+    tokens.add("reader", "read:web")
+    tokens.add("stranger", "read:code")
+    corpora = {
+        name: write_raw(tmp_path / f"{name}.bin", some_tokens(50_000, seed=seed))
+        for seed, name in enumerate(("web", "code"))
+    }
+    with ExitStack() as stack:
+        servers = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            arguments = ["--tokens", str(tokens.path)]
+            server = RunningServer(corpora, tmp_path / name, arguments=arguments)
+            servers.append(stack.enter_context(server))
+        yield Site(stack.enter_context(RunningProxy(servers, tmp_path)), servers, tokens)
+
+
+def test_the_cache_answers_only_who_may_read(site: Site) -> None:
+    """The failure was: a cached batch went to a caller without token."""
+    identity = post(site.proxy, plan("web"), site.tokens.header("owner")).json()["id"]
+    target = f"/v1/batches?plan={identity}&step=3"
+    first, again = site.get(target, "owner"), site.get(target, "reader")
+    assert (first.status, again.status) == (200, 200)
+    assert (first.headers["X-Cache"], again.headers["X-Cache"]) == ("MISS", "HIT")
+    assert first.body == again.body
+    assert again.headers["Cache-Control"].startswith("private")
+    for token, status, slug in ((None, 401, "unauthorized"), ("stranger", 403, "forbidden")):
+        for _ in range(2):
+            check_problem(site.get(target, token), status, slug)
+    spelled = target.replace("plan=", "%70lan=")
+    check_problem(site.get(spelled, "stranger"), 403, "forbidden")
+    check_problem(site.get(spelled, None), 401, "unauthorized")
+    site.tokens.remove("reader")
+    deadline = time.monotonic() + 20
+    while site.get(target, "reader").status != 401:
+        assert time.monotonic() < deadline, "a revoked token is served from the cache"
+        time.sleep(0.1)
+    assert site.get(target, "owner").headers["X-Cache"] == "HIT"
+
+
+def test_a_plan_that_a_server_has_not_seen_is_never_answered_by_the_cache(site: Site) -> None:
+    """Only the first server knows the plan: the second cannot tell what it reads."""
+    identity = post(site.servers[0], plan("web"), site.tokens.header("owner")).json()["id"]
+    target = f"/v1/batches?plan={identity}&step=3"
+    seen = {(site.get(target, "reader").status, site.get(target, "stranger").status) for _ in range(10)}
+    assert seen == {(200, 403)}
+
+
+def test_errors_and_what_names_a_corpus_are_not_kept(site: Site) -> None:
+    for target in (
+        "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=3",
+        "/v1/corpora",
+        f"/v1/batches?plan={'0' * 64}&step=3",
+        "/v1/batches?nonsense=1",
+    ):
+        for _ in range(3):
+            assert site.get(target, "owner").headers["X-Cache"] in ("BYPASS", "MISS", "EXPIRED")

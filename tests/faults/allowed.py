@@ -1,0 +1,81 @@
+"""For Schemathesis: what OpenAPI cannot say about requests that it allows.
+
+A description has no words for rules between parameters, or for what depends on the corpora of a server. A
+request that should be accepted is changed here to keep them; one that should be refused is left alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+
+SPELLED = ("corpus", "seq_len", "batch_size", "seed", "order", "block_windows", "group_blocks", "stride")
+TOKENS = 300
+"""Tokens of the smallest corpus served, at least."""
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, _: Any) -> None:
+    """Change a request that Schemathesis expects to be accepted."""
+    if isinstance(case.query, dict) and case.query.get("follow") == "true":
+        case.query.pop("follow")  # the answer would never end
+    if case.meta is None or not case.meta.generation.mode.is_positive:
+        return
+    case.query = query = case.query or {}
+    path = case.path
+    if isinstance(case.body, dict):
+        _change_plan(case.body)
+    if path in ("/v1/batches", "/v1/indices", "/v1/lookup"):
+        _change_plan_query(query, keep=("corpus",) if path == "/v1/lookup" else ())
+    if path == "/v1/lookup":
+        for name in ("start", "stop", "document"):
+            query.pop(name, None)
+        query |= {"token": 0, "corpus": "web"}
+    if query.get("format") == "text":
+        query.pop("format")  # it takes a tokenizer
+    if query.get("checksum") == "tail":
+        query["format"] = "raw"  # other formats have no place for it
+    if path.endswith("/search"):
+        case.path_parameters["name"] = "words"  # the others have no tokenizer
+    if {"since", "step"} <= set(query):
+        query["since"] = min(int(query["since"]), int(query["step"]))
+    if "rank" in query:
+        query["rank"] = 0  # below world_size
+    if path.endswith(("/tokens", "/spans")):
+        for name in {"start", "count"} & set(query):
+            query[name] = int(query[name]) % (TOKENS // 2)
+    elif {"count", "step"} <= set(query):
+        query["step"] = min(int(query["step"]), 2**40 - 4096)  # the last step has a number, too
+
+
+def _change_plan_query(query: dict[str, Any], keep: tuple[str, ...]) -> None:
+    """Name a plan or spell it, not both; what spells it is complete and fits the corpus."""
+    spelled = "plan" not in query
+    for name in SPELLED:
+        if name not in keep:
+            query.pop(name, None)
+    if spelled:
+        query |= {"corpus": "web", "seq_len": 16, "batch_size": 8}
+        query.pop("world_size", None)  # it must divide the batch
+        query["step"] = 0
+        if "count" in query:
+            query["count"] = 1
+
+
+def _change_plan(document: dict[str, Any]) -> None:
+    """Let stages rise from 0; leave ranges out, which rise and are those of a corpus that is there."""
+    for name in ("skip_steps", "fingerprints"):
+        document.pop(name, None)
+    # JSON Schema counts 1.0 among the integers.
+    for name in {"seq_len", "stride", "seed"} & set(document):
+        document[name] = int(document[name])
+    if isinstance(order := document.get("order"), dict) and "megatron" in order:
+        document["order"] = "shuffle"  # the blend's weights are those of all stages, and documents are needed
+    elif isinstance(order, dict):
+        order["shuffle"] = {name: int(value) for name, value in order["shuffle"].items()}
+    for number, stage in enumerate(document.get("stages", ())):
+        stage["global_batch_size"] = int(stage["global_batch_size"])
+        stage["from_step"] = number
+        stage.pop("exclude", None)
+        stage["mixture"] = dict.fromkeys(stage["mixture"], 1)  # none may be 65,536 times the other

@@ -1,0 +1,125 @@
+"""A file system that fails under a real server: rows 14 and 16 of the catalogue."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.corpora import some_tokens, write_raw
+from tests.faults.failing_disk import FailingDisk, failing_disk, why_not
+from tests.serving import RunningServer, ask, check_problem
+from tests.stores import WebServer
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no FUSE here: {why_not()}")
+
+NUM_TOKENS = 8_000_000
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FailingDisk]:
+    with failing_disk(tmp_path) as disk:
+        yield disk
+
+
+def plan(server: RunningServer, seed: int = 0) -> str:
+    document = {
+        "seq_len": 64,
+        "seed": seed,
+        "stages": [{"global_batch_size": 16, "mixture": {"web": 1}}],
+    }
+    return str(server.post_plan(document).json()["id"])
+
+
+@pytest.mark.parametrize(("how", "slug"), [("eio", "read-failed"), ("short", None)])
+def test_reads_that_fail_are_refused_and_never_tokens(
+    disk: FailingDisk, how: str, slug: str | None, tmp_path: Path
+) -> None:
+    """What lies in the page cache may still be right; everything else is a 503, and the process lives on."""
+    tokens = some_tokens(NUM_TOKENS)
+    write_raw(disk.path / "web.bin", tokens)
+    good = write_raw(tmp_path / "good.bin", tokens)
+    (tmp_path / "reference").mkdir()
+    with (
+        RunningServer({"web": disk.path / "web.bin"}, tmp_path) as server,
+        RunningServer({"web": good}, tmp_path / "reference") as reference,
+    ):
+        target = f"/v1/batches?plan={plan(server)}&checksum=true&step="
+        assert plan(reference) in target
+        pid = server.worker_pids()
+        right = server.get(f"{target}0")
+        assert right.status == 200
+        _drop_pages(disk.path / "web.bin")
+        disk.fail(how)
+        refused = set()
+        with closing(server.connect()) as connection:
+            for step in range(1, 60):
+                answer = ask(connection, f"{target}{step}")
+                if answer.status == 200:
+                    assert answer.body == reference.get(f"{target}{step}").body, f"wrong tokens in {step}"
+                else:
+                    refused.add(check_problem(answer, 503, answer.json()["type"])["type"])
+        assert refused, "nothing was refused: nothing was tested"
+        assert slug is None or refused == {slug}
+        assert server.get("/healthz").status == 200
+        assert server.worker_pids() == pid
+
+
+def test_plans_on_a_full_disk_are_refused_and_old_ones_are_served(disk: FailingDisk, tmp_path: Path) -> None:
+    good = write_raw(tmp_path / "good.bin", np.arange(4000))
+    server = RunningServer({"web": good}, tmp_path)
+    server.state_dir = disk.path / "state"
+    with server:
+        old = plan(server)
+        disk.fail("enospc")
+        document = {"seq_len": 32, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}]}
+        answer = server.post_plan(document)
+        assert answer.status >= 500
+        check_problem(answer, answer.status, answer.json()["type"])
+        assert server.get(f"/v1/batches?plan={old}&step=3").status == 200
+        disk.fail("")
+        assert server.post_plan(document).status == 200
+
+
+@pytest.mark.parametrize("how", ["eio", "enospc"])
+def test_a_cache_on_a_disk_that_fails_gives_errors_and_never_tokens(
+    disk: FailingDisk, how: str, tmp_path: Path
+) -> None:
+    """A shard of an object store is staged or read on a disk that fails: a 503, and the process lives on."""
+    tokens = some_tokens(2_000_000)
+    cache = disk.path / "cache"
+    with WebServer({f"/{n}.bin": tokens[n * 10**6 :][: 10**6].tobytes() for n in range(2)}) as web:
+        corpora = {f"web{n}": f"{web.url}/{n}.bin" for n in range(2)}
+        with RunningServer(corpora, tmp_path, arguments=["--cache-dir", str(cache)]) as server:
+            pid = server.worker_pids()
+
+            def check(n: int, step: int) -> int:
+                query = {"corpus": f"web{n}", "seq_len": 99, "batch_size": 1, "order": "sequential"}
+                answer = server.get("/v1/batches", **query, step=step)
+                start = n * 10**6 + 99 * step
+                if answer.status == 200:
+                    assert answer.body == tokens[start : start + 100].tobytes(), f"wrong tokens in {step}"
+                else:
+                    check_problem(answer, 503, answer.json()["type"])
+                return answer.status
+
+            assert check(0, 0) == 200
+            for copy in cache.glob("shards/*/tokens"):
+                _drop_pages(copy)
+            disk.fail(how)
+            # A refused one waits for seconds, in which the shard might have come.
+            assert any(check(n, step) == 503 for n, step in ((0, 3000), (0, 9000), (1, 0), (1, 0)))
+            disk.fail("")
+            assert check(1, 1) == 200
+            assert server.worker_pids() == pid
+
+
+def _drop_pages(path: Path) -> None:
+    """Ask the kernel to forget what it has of a file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)

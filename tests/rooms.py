@@ -1,0 +1,124 @@
+"""Rooms of a package: which module imports which, on which floor each lies, and what the docs say of them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+
+from tests.serving import environment
+
+Floors = tuple[set[str], ...]
+"""Rooms from the ground up. Rooms on one floor do not know each other."""
+
+
+def packages(package: Path) -> list[str]:
+    """Return the dotted names of a package and of all packages in it."""
+    return sorted(
+        ".".join(path.parent.relative_to(package.parent).parts) for path in package.rglob("__init__.py")
+    )
+
+
+def module_of(path: str) -> str:
+    """Return the dotted name of a file below the package, without the package's own name."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imports(package: Path) -> dict[str, set[str]]:
+    """Return what every module imports of its package, also for types and inside functions."""
+    sources = {
+        module_of(path.relative_to(package).as_posix()): ast.parse(path.read_text())
+        for path in package.rglob("*.py")
+    }
+    found: dict[str, set[str]] = {}
+    for name, tree in sources.items():
+        found[name] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package.name:
+                parent = (node.module or "").partition(".")[2]
+                for alias in node.names:
+                    inner = f"{parent}.{alias.name}".lstrip(".")
+                    found[name].add(inner if inner in sources else parent or "__init__")
+    return found
+
+
+def room(module: str, floors: Floors) -> str:
+    """Return the room of a module: the longest name in `floors` that is the module or a folder around it."""
+    rooms = [name for names in floors for name in names if f"{module}.".startswith(f"{name}.")]
+    if not rooms:
+        raise AssertionError(f"{module} lies in no room; add it to FLOORS")
+    return max(rooms, key=len)
+
+
+def floor(module: str, floors: Floors) -> int:
+    """Return the number of the floor that a module lies on."""
+    (number,) = [number for number, rooms in enumerate(floors) if room(module, floors) in rooms]
+    return number
+
+
+def wrong_imports(package: Path, floors: Floors) -> list[str]:
+    """Return each import from another room that is not below, and modules that import each other in a circle.
+
+    A package's `__init__` imports its modules; a module that imported it back would make a circle.
+    """
+    found = imports(package)
+    wrong = [
+        f"{name} imports {other}"
+        for name, others in found.items()
+        for other in others
+        if room(other, floors) != room(name, floors) and floor(other, floors) >= floor(name, floors)
+    ]
+    try:
+        TopologicalSorter(found).prepare()
+    except CycleError as error:
+        wrong.append(f"a circle: {' -> '.join(error.args[1])}")
+    return wrong
+
+
+def modules(package: Path, floors: Floors, rooms: Iterable[str]) -> list[str]:
+    """Return the importable modules of some rooms."""
+    return sorted(f"{package.name}.{name}" for name in imports(package) if room(name, floors) in rooms)
+
+
+def loaded_by(statements: str) -> set[str]:
+    """Return the modules that a fresh interpreter has loaded after some statements."""
+    code = f"{statements}\nimport sys\nprint(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
+    return set(done.stdout.split())
+
+
+def chapter(page: str, heading: str) -> str:
+    """Return a chapter of a page."""
+    return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+@contextmanager
+def entered_files(package: Path) -> Iterator[tuple[set[str], SimpleNamespace]]:
+    """Collect the files of a package in which a function is called while `on.recording` is true.
+
+    Threads are observed that start inside the block.
+    """
+    files: set[str] = set()
+    on = SimpleNamespace(recording=False)
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if on.recording and event == "call":
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(package):
+                files.add(path.relative_to(package).as_posix())
+
+    before = sys.getprofile()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield files, on
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)

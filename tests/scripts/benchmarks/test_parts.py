@@ -1,0 +1,205 @@
+"""The parts that axes share: figures, contenders, load, memory, disk, workers."""
+
+import hashlib
+import itertools
+import mmap
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.benchmarks import corpus, disk
+from scripts.benchmarks.axes import paced
+from scripts.benchmarks.contender import Shape, check, windows_of
+from scripts.benchmarks.drive import Load, drive
+from scripts.benchmarks.expected import Expected
+from scripts.benchmarks.measure import P50, SPEED, Rounds, measure_once
+from scripts.benchmarks.peers.bare import MAX_SLICES, SENDINGS, Bare, Sending
+from scripts.benchmarks.private import private_bytes, watched
+from scripts.benchmarks.servers import batches_path, serving, spawn_peer
+from scripts.benchmarks.workers import Job
+from tests.corpora import some_tokens, write_raw
+from tests.pages import drop, resident_of
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus.make(tmp_path_factory.mktemp("corpus"), 10**6)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    """Of medians alone it would be 2 / 4."""
+    rounds = Rounds("some")
+    for of, to in ((1, 4), (2, 1), (8, 16)):
+        rounds.add("a", {SPEED: of, P50: 1})
+        rounds.add("b", {SPEED: to})
+    assert rounds.ratio("a", "b", SPEED) == {"median": 0.5, "lowest": 0.25, "highest": 2.0}
+    assert rounds.spread("a", SPEED) == {"median": 2, "lowest": 1, "highest": 8}
+    assert rounds.table().rows[0][:2] == ["a", "2 (1 - 8)"]
+    assert rounds.ratio_table([("a", "b")]).rows == [["a / b", "0.50 (0.25 - 2.00)", "", "", ""]]
+    target = rounds.target("a", SPEED, "at least", 0.4, to="b")
+    assert target.met
+    assert target.figure == "some: a / b, M tokens/s"
+
+
+def test_the_strongest_is_chosen_anew_in_every_round() -> None:
+    rounds = Rounds("some")
+    for first, second in ((1, 2), (4, 3), (1, 5)):
+        rounds.add("first", {SPEED: first, P50: first})
+        rounds.add("second", {SPEED: second, P50: second})
+    assert rounds.add_strongest("strongest", ["first", "second"]) == {"second": 2, "first": 1}
+    assert rounds.values["strongest"] == {SPEED: [2, 4, 5], P50: [2, 4, 5]}
+
+
+class Shifted:
+    """Delivers windows that begin some tokens late."""
+
+    name = "shifted"
+    pids: tuple[int, ...] = ()
+    ahead_bytes = 0
+
+    def __init__(self, tokens: np.ndarray, shape: Shape, late: int) -> None:
+        self._tokens, self._shape, self._late = tokens, shape, late
+
+    def next(self) -> torch.Tensor:
+        length = self._shape.length
+        return torch.from_numpy(
+            np.stack([self._tokens[at + self._late :][:length] for at in self.starts(0).tolist()])
+        )
+
+    def starts(self, step: int) -> np.ndarray:
+        return np.arange(self._shape.rows) * 10
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_contender_that_delivers_other_tokens_is_refused(tmp_path: Path) -> None:
+    shape, tokens = Shape(rows=4, length=9), some_tokens(100)
+    write_raw(tmp_path / "corpus.bin", tokens)
+    good = Shifted(tokens, shape, late=0)
+    check(good, tmp_path / "corpus.bin", shape)  # type: ignore[arg-type]
+    assert measure_once(good, shape, 0.001)[SPEED] > 0  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="shifted: step 0 of 4 x 9 must hold the windows at"):
+        check(Shifted(tokens, shape, late=1), tmp_path / "corpus.bin", shape)  # type: ignore[arg-type]
+
+
+def test_inputs_and_targets_that_do_not_belong_together_are_refused() -> None:
+    tokens = torch.arange(10).view(2, 5)
+    assert windows_of((tokens[:, :-1], tokens[:, 1:])).tolist() == tokens.tolist()
+    with pytest.raises(RuntimeError, match="moved by one token"):
+        windows_of((tokens[:, :-1], tokens[:, :-1]))
+
+
+@pytest.mark.parametrize("transport", ["tcp", "unix"])
+def test_bare_sockets_send_batches_of_more_slices_than_one_call_takes(path: Path, transport: str) -> None:
+    """In every way, one step or several to a request."""
+    shape = Shape(rows=2 * MAX_SLICES + 1, length=129)
+    with spawn_peer("bare", path, transport) as peer:
+        for sending, steps in itertools.product(SENDINGS, (1, 2)):
+            bare = Bare(sending, peer, shape, sending=sending, steps=steps)
+            check(bare, path, shape)
+            bare.close()
+
+
+@pytest.mark.parametrize("sending", SENDINGS)
+def test_connections_of_a_bare_server_do_not_share_buffers(path: Path, sending: Sending) -> None:
+    """One that waits with answers in flight still gets its own tokens."""
+    shape = Shape(rows=512, length=2049)
+    with spawn_peer("bare", path, "tcp") as peer:
+        waiting, busy = (Bare("bare", peer, shape, sending=sending, steps=4) for _ in range(2))
+        for _ in range(5):
+            busy.next()
+        check(waiting, path, shape, num_steps=8)
+        waiting.close()
+        busy.close()
+
+
+def test_a_refused_request_is_asked_again_until_all_are_answered(path: Path) -> None:
+    request = batches_path(corpus="bench", seq_len=1024, batch_size=512, step="")
+    with serving({"bench": path}, arguments=("--max-concurrent-answers", "1")) as server:
+        load = Load(port=server.port, path=request, connections=16, answers=2, pids=server.pids)
+        driven = drive(load)
+    assert driven.num_refused > 0
+    assert driven.num_answers == 32
+    assert driven.num_bytes == 32 * 512 * 1025 * 2
+    expected = Expected(path, Shape(rows=512, length=1025))
+    expected.check(driven.digests)
+    assert sorted(step for step, _ in driven.digests) == list(range(16))
+    with pytest.raises(SystemExit, match="step 3 was answered with other tokens"):
+        expected.check([(3, dict(driven.digests)[4])])
+
+
+def test_pages_of_a_corpus_are_no_private_memory(tmp_path: Path) -> None:
+    path = tmp_path / "corpus" / "tokens.bin"
+    path.parent.mkdir()
+    path.write_bytes(bytes(32 * MIB))
+    pid = os.getpid()
+    before = private_bytes(pid)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert not any(mapped[:: mmap.PAGESIZE])
+        assert private_bytes(pid) - before > 30 * MIB
+        assert private_bytes(pid, leaving_out=[path.parent]) - before < 8 * MIB
+
+
+def test_a_watch_sees_memory_that_was_freed_again() -> None:
+    before = private_bytes(os.getpid())
+    with watched(os.getpid()) as peak:
+        held = bytearray(os.urandom(64 * MIB))
+        while peak.num_samples < 8:
+            time.sleep(0.01)
+        del held
+    assert peak.num_bytes - before > 60 * MIB
+
+
+def test_a_file_that_stays_in_memory_is_refused(tmp_path: Path) -> None:
+    """As is one that somebody has mapped and touched."""
+    path = corpus.make(tmp_path, 10**6)
+    drop(path)  # skips where pages cannot be dropped
+    disk.drop(path)
+    assert not resident_of(path).any()
+    touched = np.memmap(path, np.uint16, "r")
+    assert touched.sum()
+    with pytest.raises(RuntimeError, match=r"100% of .* stay in memory; end the processes that map it"):
+        disk.drop(path)
+
+
+@pytest.mark.parametrize("depth", [1, 7])
+def test_threads_read_every_window_once(path: Path, depth: int) -> None:
+    offsets = np.arange(0, 10**6, 5000)
+    num_windows, _ = disk.read_parallel(path, offsets, 100, depth=depth, seconds=60)
+    assert num_windows == len(offsets)
+
+
+def some_job(**fields: object) -> Job:
+    values = {
+        "url": "http://127.0.0.1:1",
+        "ranks": [0, 1],
+        "offsets": [0.0, 0.0],
+        "world_size": 2,
+        "rows": 2,
+        "length": 9,
+        "num_batches": 3,
+        "period_seconds": 0.05,
+    }
+    return Job(**{**values, **fields})  # type: ignore[arg-type]
+
+
+def test_a_worker_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.bin"
+    write_raw(path, some_tokens(1000))
+    digest = hashlib.sha256(np.zeros((2, 9), "uint16").tobytes()).hexdigest()
+    with pytest.raises(RuntimeError, match="worker 1 must end with the windows of step 3"):
+        paced.check_last([{"rank": 1, "last": (3, digest)}], some_job(), path)
+
+
+def test_workers_that_cannot_start_fail_the_axis(capfd: pytest.CaptureFixture[str]) -> None:
+    """What they wrote is shown."""
+    with pytest.raises(RuntimeError, match="a process of workers ended with 1"):
+        paced.run_jobs([some_job(url="nowhere")])
+    assert "url must be" in capfd.readouterr().err

@@ -1,0 +1,165 @@
+"""What `scripts/gpu` measures of feeding a device, run for real on the CPU, with a real server for (e)."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from corpus_client.errors import InvalidArgument
+from corpus_client.tools.timing import Meter
+from scripts.gpu_lib import full_slots, overlap, plots
+from scripts.gpu_lib.feeds import LOCKED, WAYS, Feed
+from scripts.gpu_lib.full_slots import Pair
+from scripts.gpu_lib.work import TrainStep
+from tests.client.conftest import make_corpus
+from tests.client.reference_server import ReferenceServer
+
+run = partial(CliRunner().invoke, overlap.app, env={"COLUMNS": "500"})
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+TINY = ["--device", "cpu", "--step-ms", "0.5", "--batch", "4kB", "--seq-len", "16",
+        "--steps", "3", "--rounds", "1", "--workers", "1"]  # fmt: skip
+
+
+@pytest.fixture
+def tokens() -> npt.NDArray[np.uint16]:
+    return np.random.default_rng(5).integers(0, 2**16, 5000, np.uint16)
+
+
+@pytest.fixture
+def feed(tokens: npt.NDArray[np.uint16]) -> Feed:
+    return Feed(tokens, rows=6, window=17, device=CPU, workers=1)
+
+
+@pytest.fixture
+def sample(feed: Feed) -> Pair:
+    return feed.send(feed[0], non_blocking=False)
+
+
+@pytest.mark.parametrize("name", ["pageable", *LOCKED, "dataloader"])
+def test_every_way_brings_the_same_windows(feed: Feed, tokens: npt.NDArray[np.uint16], name: str) -> None:
+    with closing(WAYS[name].run(feed)) as batches:
+        for step, (inputs, targets) in enumerate(islice(batches, 5)):
+            starts = np.random.default_rng(step).integers(0, 5000 - 16, 6)
+            assert inputs.dtype == torch.int64
+            assert inputs.tolist() == [tokens[start : start + 16].tolist() for start in starts]
+            assert targets.tolist() == [tokens[start + 1 : start + 17].tolist() for start in starts]
+
+
+@pytest.mark.parametrize("name", ["full-slots", "constant"])
+def test_a_batch_that_is_there_is_the_first_one(feed: Feed, name: str) -> None:
+    with closing(WAYS[name].run(feed)) as batches:
+        for inputs, targets in islice(batches, 9):
+            assert inputs.tolist() == feed[0][:, :-1].tolist()
+            assert targets.tolist() == feed[0][:, 1:].tolist()
+
+
+def test_a_step_reads_every_token(sample: Pair) -> None:
+    step = TrainStep(Meter(CPU), sample, 0.002)
+    for _ in range(60):
+        step(sample)
+    assert step.token_sum.item() == 60 * sum(int(each.sum()) for each in sample)
+
+
+def test_a_longer_step_has_more_products(sample: Pair) -> None:
+    """Far enough apart that a busy machine does not turn them round."""
+    short, long = (TrainStep(Meter(CPU), sample, seconds) for seconds in (1e-3, 0.3))
+    work = [step.num_products * step.products.width**3 for step in (short, long)]
+    assert work[0] < work[1]
+
+
+def test_a_run_counts_its_steps(feed: Feed, sample: Pair) -> None:
+    step = TrainStep(Meter(CPU), sample, 0.0005)
+    seconds = overlap.steps_of("pageable", feed, step, Meter(CPU), 12)
+    assert len(seconds) == 12
+    assert min(seconds) > 0
+
+
+def is_png(path: Path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_json_for_machines_with_a_server(tmp_path: Path) -> None:
+    with ReferenceServer([make_corpus()]) as server:
+        done = run([*TINY, server.url, "--corpus", "web", "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    names = ["pageable", "dataloader", "corpus-loader", "full-slots", "constant"]
+    assert [each["name"] for each in report["outcomes"]] == names
+    assert (report["rows"], report["seq_len"], report["batch_bytes"]) == (117, 16, 117 * 17 * 2)
+    for each in report["outcomes"]:
+        assert each["seconds"]["repeats"] == 3
+        assert 0 < each["seconds"]["median"] <= each["seconds"]["p90"]
+    assert report["outcomes"][-1]["stall"]["median"] == 0
+    [missing] = report["missing"]
+    assert missing.startswith("(b) and (c): on the CPU nothing is page-locked")
+    plots.save(plots.overlap({"cells": [report]}), tmp_path)
+    assert is_png(tmp_path / "overlap-500us-3.885KiB.png")
+
+
+def test_without_a_server_the_loader_is_left_out_and_it_says_how_to_start_one() -> None:
+    done = run(TINY)
+    assert done.exit_code == 0, done.output
+    assert (
+        "left out: (e) CorpusLoader: no server was named. Start one with 'corpus-server serve" in done.stdout
+    )
+    for words in ("(a) pageable memory", "(d) torch DataLoader", "(e') ", "(f) one batch", "stall", "p90"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["http://127.0.0.1:1"], "a URL and --corpus go together"),
+        (["--token-file", "/no/such/file"], "auth must name a file with a token, got '/no/such/file'"),
+        (["--device", "tpu"], "device must be 'cpu' or an accelerator that torch sees here, got 'tpu'"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_1(arguments: list[str], message: str) -> None:
+    done = run([*TINY, *arguments])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+
+
+def test_a_batch_beyond_a_quarter_of_the_free_memory_is_refused(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlap, "measurable_bytes", lambda device: 1000)
+    with pytest.raises(InvalidArgument, match="batch must be at most 62 B, got 204 B"):
+        overlap.measure(feed, 0.001, 2, 1)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.int64])
+def test_full_slots_bring_what_lies_in_them(dtype: torch.dtype | None) -> None:
+    stored = torch.from_numpy(np.random.default_rng(1).integers(0, 2**16, (6, 17), np.uint16))
+    with full_slots.full_slots(CPU, stored, dtype) as take:
+        for _ in range(1500):  # more than all slots hold
+            inputs, targets = take()
+        assert inputs.dtype == (dtype or torch.uint16)  # as stored it is slot memory: read within the block
+        assert inputs.tolist() == stored[:, :-1].tolist()
+        assert targets.tolist() == stored[:, 1:].tolist()
+
+
+def test_batches_as_the_loader_sends_them_are_measured_by_name_and_drawn(tmp_path: Path) -> None:
+    found = full_slots.measure(Meter(CPU), [4096, 8192], 3)
+    named = [(each["name"], each["bytes"]) for each in found]
+    assert named == [
+        (name, size) for size in (4096, 8192) for name in ("as stored", "widened to int64 there")
+    ]
+    for each in found:
+        assert each["bytes_per_second"] == pytest.approx(each["bytes"] / each["seconds"]["median"])
+    data = {"machine": {"cpu": "a CPU", "gpu": None}, "measurements": found, "batches": found}
+    plots.save(plots.transfer(data), tmp_path / "new")
+    written = {path.stem for path in (tmp_path / "new").iterdir() if is_png(path)}
+    assert written == {"transfer-measurements", "transfer-batches"}

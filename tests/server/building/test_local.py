@@ -1,0 +1,134 @@
+"""Parts in processes of this machine: the same bytes, the first error, and no process that is left over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from corpus_server.building import local
+from corpus_server.building.driver import build, choose_options
+from corpus_server.building.local import LocalProcesses
+from corpus_server.errors import ReadFailed, UnreadableCorpus
+from tests.server.building.sources import build_here, content, texts, write_jsonl
+from tests.serving import command, environment
+
+# A part for each file, because spawned processes see no patched constant.
+NUM_FILES = 6
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(NUM_FILES):
+        # Larger than half a part, so that no two of them share one.
+        rows = texts(20, seed=number) + ["pad " * (1 << 19)] * 5
+        write_jsonl(folder / f"{number}.jsonl", rows)
+    return folder
+
+
+def build_in(num_processes: int, source: Path, out: Path) -> None:
+    options = choose_options(tokenizer="bytes", eot=None, shard_tokens=3_000_000)
+    build([str(source)], out, options, LocalProcesses(num_processes))
+
+
+def children() -> list[psutil.Process]:
+    """Return the workers of builds in this process, which may have other children, of other tests."""
+    found = []
+    for each in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "spawn_main" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
+
+
+def test_one_process_and_three_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    for number in (1, 3):
+        build_in(number, source, tmp_path / str(number))
+    build_here([source], tmp_path / "here", tokenizer="bytes", shard_tokens=3_000_000)
+    found = [content(tmp_path / name) for name in ("1", "3", "here")]
+    assert found[0] == found[1] == found[2]
+    assert children() == []
+
+
+def test_the_first_error_of_a_part_ends_the_build(source: Path, tmp_path: Path) -> None:
+    with (source / "2.jsonl").open("a") as file:
+        file.write("{\n")
+    with pytest.raises(UnreadableCorpus, match=r"2\.jsonl: line 26: is not JSON"):
+        build_in(2, source, tmp_path / "out")
+    assert children() == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_that_is_killed_is_named_and_the_build_can_go_on(source: Path, tmp_path: Path) -> None:
+    killed = threading.Event()
+
+    def kill_a_worker() -> None:
+        # A thread more than one: it has read what to run.
+        while not (workers := [each for each in children() if each.num_threads() > 1]):
+            time.sleep(0.01)
+        workers[0].kill()
+        killed.set()
+
+    killer = threading.Thread(target=kill_a_worker)
+    killer.start()
+    with pytest.raises(ReadFailed, match=r"process corpus-build-\d ended with exit code -9") as caught:
+        build_in(2, source, tmp_path / "out")
+    killer.join()
+    assert killed.is_set()
+    assert "--processes" in str(caught.value.remedy)
+    assert children() == []
+    build_in(2, source, tmp_path / "out")
+    build_here([source], tmp_path / "here", tokenizer="bytes", shard_tokens=3_000_000)
+    assert content(tmp_path / "out") == content(tmp_path / "here")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_no_process_outlives_its_build(source: Path, tmp_path: Path, number: signal.Signals) -> None:
+    pipes = [tmp_path / "first.txt", tmp_path / "last.txt"]
+    for pipe in pipes:
+        os.mkfifo(pipe)  # nobody writes to it, so its part never ends
+    sources = pipes[0], source, pipes[1]
+    arguments = ("build", *sources, "--out", tmp_path / "out", "--tokenizer", "bytes", "--processes", "2")
+    # A shell's background job ignores SIGINT, and so would what it starts.
+    prelude = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    words = command(*arguments, prelude=prelude)
+    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        parent = psutil.Process(process.pid)
+        found: list[psutil.Process] = []
+        deadline = time.monotonic() + 60
+        while len(found) < 2 and time.monotonic() < deadline:
+            found = [each for each in parent.children() if "spawn_main" in " ".join(each.cmdline())]
+            time.sleep(0.05)
+        assert len(found) == 2
+        time.sleep(0.5)  # the workers may still be starting: they end in every state
+        os.kill(process.pid, number)
+        process.wait(30)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    _, alive = psutil.wait_procs(found, timeout=30)
+    assert alive == []
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_workers_encode_in_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer.json would otherwise use every core from every process."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    monkeypatch.setattr(local.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(local, "_end_with_parent", lambda: None)
+
+    class Closed:
+        def recv(self) -> None:
+            raise EOFError
+
+    local._work(Closed(), choose_options(tokenizer="bytes", eot=None), Path())  # type: ignore[arg-type]
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"

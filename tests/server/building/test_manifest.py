@@ -1,0 +1,77 @@
+"""A manifest is read as it was written, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from corpus_server.building.manifest import (
+    check_hashes,
+    file_digest,
+    folders,
+    read_manifest,
+    spec_of,
+    write_manifest,
+)
+from corpus_server.corpus.fingerprints import sidecar_path
+from corpus_server.errors import UnreadableCorpus
+from tests.server.building.built import write_built
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    return write_built(tmp_path / "a", row_tokens=50)
+
+
+def test_it_is_read_as_it_was_written(built: Path) -> None:
+    manifest = read_manifest(built)
+    text = (built / "manifest.json").read_bytes()
+    write_manifest(built, manifest)
+    assert (built / "manifest.json").read_bytes() == text
+    assert check_hashes(built, manifest).full == manifest.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "version: Input should be 1"),
+        ({"kind": "corpus-hashes"}, "kind: Input should be 'corpus-manifest'"),
+        ({"surprise": 1}, "surprise: Unexpected keyword argument"),
+        ({"num_tokens": "many"}, "num_tokens: Input should be a valid integer"),
+        ({"shards": [{"name": "a"}]}, "shards.0.num_tokens: Field required"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_another_document_is_refused(built: Path, change: dict[str, Any], said: str) -> None:
+    path = built / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    with pytest.raises(UnreadableCorpus) as refused:
+        read_manifest(built)
+    assert said in refused.value.detail
+    assert refused.value.detail.startswith(str(path))
+
+
+def test_hashes_of_another_corpus_are_refused(built: Path, tmp_path: Path) -> None:
+    other = write_built(tmp_path / "b", seed=1)
+    sidecar_path(spec_of(built)).write_bytes(sidecar_path(spec_of(other)).read_bytes())
+    with pytest.raises(
+        UnreadableCorpus, match=r"expected recorded hashes that give full-\w+\.\.\., they give full-"
+    ):
+        check_hashes(built, read_manifest(built))
+
+
+def test_a_corpus_is_named_by_its_folder_its_manifest_or_the_folder_of_its_splits(tmp_path: Path) -> None:
+    train, val = (write_built(tmp_path / "a" / name, split=name) for name in ("train", "val"))
+    assert folders(tmp_path / "a") == {"train": train, "val": val}
+    assert folders(train) == folders(train / "manifest.json") == {None: train}
+    assert folders(tmp_path / "nothing") == {None: tmp_path / "nothing"}
+
+
+def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 5000
+    (tmp_path / "a").write_bytes(content)
+    assert file_digest(tmp_path / "a") == f"xxh3-128={xxhash.xxh3_128_hexdigest(content)}"

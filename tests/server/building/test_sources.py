@@ -1,0 +1,185 @@
+"""Input files are found in order, and what is wrong in one is named with its place."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from corpus_server.building import sources
+from corpus_server.building.job import BuildOptions
+from corpus_server.building.sources import find_inputs, plan_parts, read_documents
+from corpus_server.errors import UnreadableCorpus
+from tests.server.building.sources import (
+    lines,
+    texts,
+    write_arrow_stream,
+    write_feather,
+    write_gzip,
+    write_parquet,
+    write_zstandard,
+)
+
+TEXT = BuildOptions(tokenizer="bytes", eot=0, vocab_size=256)
+IDS = BuildOptions(tokenizer=None, eot=0, vocab_size=None, column="ids")
+
+
+def names(*named: Path | str) -> list[str]:
+    return [Path(each.path).name for each in find_inputs([str(path) for path in named])]
+
+
+def read(path: Path, options: BuildOptions = TEXT) -> list[Any]:
+    parts = plan_parts(find_inputs([str(path)]))
+    return [document.content for part in parts for document in read_documents(part, options)]
+
+
+def test_a_folder_gives_its_files_of_known_kinds_in_natural_order(tmp_path: Path) -> None:
+    for name in ("b10.jsonl", "b2.jsonl.gz", "README.md", "dataset_info.json", "c4.json.gz", ".hidden.jsonl"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "z.PARQUET").write_text("x")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "x.txt").write_text("x")
+    assert names(tmp_path) == ["z.PARQUET", "b2.jsonl.gz", "b10.jsonl", "c4.json.gz"]
+
+
+def test_sources_keep_their_order_and_patterns_are_natural(tmp_path: Path) -> None:
+    for name in ("a1.txt", "a2.txt", "a10.txt", "b.json"):
+        (tmp_path / name).write_text("x")
+    assert names(tmp_path / "b.json", tmp_path / "a*.txt") == ["b.json", "a1.txt", "a2.txt", "a10.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing.jsonl", "expected a file, a folder or a pattern, found nothing"),
+        ("none*.jsonl", "expected a file, a folder or a pattern, found nothing"),
+        ("a.csv", r"a\.csv: is of no kind that can be read; known are \.txt, "),
+        ("a.parquet.gz", "is of no kind"),
+        ("folder", "expected files of .* in the folder, found none"),
+        ("empty.jsonl", "the sources are empty files"),
+    ],
+)
+def test_sources_that_give_nothing(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "folder").mkdir()
+    for other in ("a.csv", "a.parquet.gz"):
+        (tmp_path / other).write_text("x")
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UnreadableCorpus, match=message):
+        find_inputs([str(tmp_path / name)])
+
+
+def test_a_file_that_is_named_twice_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(UnreadableCorpus, match=r"a\.txt: is named 2 times"):
+        find_inputs([str(tmp_path), str(tmp_path / "a.txt")])
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n \n\n"])
+def test_lines_are_read_once_wherever_parts_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: bytes
+) -> None:
+    rows = texts(6, most_words=2)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(rows).removesuffix(b"\n") + ending)
+    for size in range(1, path.stat().st_size + 2):
+        monkeypatch.setattr(sources, "PART_BYTES", size)
+        assert read(path) == rows
+
+
+def test_small_files_share_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_text("x" * 30)
+    monkeypatch.setattr(sources, "PART_BYTES", 100)
+    parts = plan_parts(find_inputs([str(tmp_path)]))
+    assert [len(part.slices) for part in parts] == [3, 3, 3, 1]
+    assert [part.number for part in parts] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "a"', "is not JSON: "),
+        (b"[1]", r"expected an object, got b'\[1\]"),
+        (
+            b'{"body": "a", "n": 1}',
+            "has no field 'text', only 'body', 'n'; name one of them with --text-field",
+        ),
+        (b'{"text": 5}', "expected text in 'text', got 5"),
+        (b'{"text": [5]}', r"expected text in 'text', got \[5\]; for token ids say --column text"),
+        (b'{"text": "\xff"}', "is not JSON: "),
+    ],
+)
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+def test_a_bad_line_is_named_with_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, message: str, packed: str
+) -> None:
+    monkeypatch.setattr(sources, "PART_BYTES", 50)
+    data = lines(["ä"] * 40) + b"\n" + line + b"\n" + lines(["b"] * 3)
+    data = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[packed](data)
+    path = tmp_path / f"a.jsonl{packed}"
+    path.write_bytes(data)
+    with pytest.raises(UnreadableCorpus, match=rf"a\.jsonl{packed}: line 42: {message}"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "value", ["[1.5]", "[true]", "[[1]]", "[1, [2]]", f"[{2**70}]", '"text"', "7", '["1"]']
+)
+def test_a_list_of_something_else_than_ids(tmp_path: Path, value: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n{"ids": ' + value + "}\n")
+    with pytest.raises(UnreadableCorpus, match=r"line 2: expected a list of token ids in 'ids', got "):
+        read(tmp_path / "a.jsonl", IDS)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(write_parquet, "a.parquet"), (write_feather, "a.feather"), (write_arrow_stream, "a.arrow")],
+)
+def test_columns_of_another_name_or_type(tmp_path: Path, write: Any, name: str) -> None:
+    path = write(tmp_path / name, ["a"])
+    with pytest.raises(
+        UnreadableCorpus, match="has no field 'ids', only 'n', 'text'; name one of them with --col"
+    ):
+        read(path, IDS)
+    path = write(tmp_path / name, [[1, 2]])
+    with pytest.raises(
+        UnreadableCorpus, match=r"expected text in column 'text', got list<.*; for token ids say --col"
+    ):
+        read(path)
+    path = write(tmp_path / name, ["a"], field="ids")
+    with pytest.raises(UnreadableCorpus, match="expected lists of integers in column 'ids', got string"):
+        read(path, IDS)
+    path = write(tmp_path / name, [[1], [2, None]], field="ids")
+    with pytest.raises(UnreadableCorpus, match="a list of token ids holds a null"):
+        read(path, IDS)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (write_gzip, "a.jsonl.gz"),
+        (write_zstandard, "a.jsonl.zst"),
+        (write_parquet, "a.parquet"),
+        (write_feather, "a.feather"),
+        (write_arrow_stream, "a.arrow"),
+    ],
+)
+@pytest.mark.parametrize("keep", [0.3, 0.95, 4])
+def test_a_copy_that_was_interrupted(tmp_path: Path, write: Any, name: str, keep: float) -> None:
+    path = write(tmp_path / name, texts(200))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(keep if keep > 1 else keep * len(whole))])
+    with pytest.raises(UnreadableCorpus, match=rf"{name}: .*was the copy interrupted"):
+        read(path)
+
+
+def test_text_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc\xe4def")
+    with pytest.raises(UnreadableCorpus, match=r"a\.txt: byte 3: is not UTF-8; convert it with iconv"):
+        read(tmp_path / "a.txt")
+    with pytest.raises(UnreadableCorpus, match="is text, which has no column 'ids'"):
+        read(tmp_path / "a.txt", IDS)

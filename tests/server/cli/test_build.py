@@ -1,0 +1,59 @@
+"""`corpus-server build` as a person meets it: text in, a served corpus out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.server.building.sources import texts, write_jsonl
+from tests.server.corpus.test_tokenizers import write_tokenizer_json
+from tests.server.test_cli import run
+from tests.serving import RunningServer
+
+
+def test_text_becomes_a_corpus_that_is_served_as_text(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "1.txt").write_text("the first text, Grüße")
+    more = write_jsonl(tmp_path / "more.jsonl", texts(50))
+    tokenizer = write_tokenizer_json(tmp_path)
+    options = ("--tokenizer", tokenizer, "--split", "val=0.2", "--processes", "2", "--out", tmp_path / "web")
+    said = run("build", tmp_path / "texts", more, *options)
+    assert (said.returncode, said.stderr) == (0, "")
+    lines = said.stdout.splitlines()
+    assert lines[0].startswith(f"{tmp_path}/web/train: ")
+    assert lines[0].endswith(" uint16 tokens in 1 shard")
+    assert not (tmp_path / "web.building").exists()
+
+    # What is built already is only described.
+    built = json.loads(run("build", tmp_path / "texts", more, *options, "--json").stdout)
+    assert sum(each["num_documents"] for each in built.values()) == 51
+
+    named = {"web": tmp_path / "web"}
+    with RunningServer(named, tmp_path, arguments=["--splits"]) as server:
+        documents = [
+            server.get(f"/v1/corpora/web-{split}/documents/{number}?format=text").body.decode()
+            for split in ("train", "val")
+            for number in range(built[str(tmp_path / "web" / split)]["num_documents"])
+        ]
+    assert any("the first text, Grüße<|endoftext|>" in each for each in documents)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "tokenizer must be 'bytes', a tokenizer.json, a tiktoken rank file or a SentencePiece model"),
+        (("--tokenizer", "bytes", "--split", "val"), "split must be NAME=SHARE, for example val=0.001"),
+        (("--tokenizer", "bytes", "--split", "web=0.1"), "split must be one of dev, eval, test, val"),
+        (("--tokenizer", "bytes"), "a.jsonl: line 2: is not JSON"),
+        (("--column", "ids"), "no end-of-text token is known, because there is no tokenizer"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    said = run("build", tmp_path / "a.jsonl", "--out", tmp_path / "out", *arguments)
+    assert (said.returncode, said.stdout) == (2, "")
+    (line,) = said.stderr.splitlines()
+    assert message in line
+    assert not (tmp_path / "out").exists()

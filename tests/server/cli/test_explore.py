@@ -1,0 +1,98 @@
+"""`corpus-server explore` and `stats` say the same of files as of a server."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corpus_server.corpus.index import index
+from tests.corpora import spec, write_raw
+from tests.serving import RunningServer, command, environment
+from tests.tokens import Tokens
+
+TEXTS = [b"first document\x00", b"the \x1b[31msecond\x00", "dr\u00fcben \u202eturned\x00".encode()]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("explored") / "words.bin"
+    write_raw(path, np.frombuffer(b"".join(TEXTS) * 20, np.uint8), dtype="uint8")
+    index(spec(path, dtype="uint8", eot=0))
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    folder = tmp_path_factory.mktemp("served")
+    tokens = Tokens(folder / "tokens.toml")
+    tokens.add("reader", "read:*", "plans")
+    with RunningServer(
+        {"words": f"{corpus},dtype=uint8"}, folder, arguments=["--tokens", str(tokens.path)]
+    ) as server:
+        yield server.url, tokens.header("reader")["Authorization"].removeprefix("Bearer ")
+
+
+def run(*arguments: str, token: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, env=environment(CORPUS_TOKEN=token), check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("explore", "--document", "1"),
+        ("explore", "--start", "3", "--count", "40"),
+        ("explore", "--step", "2", "--seq-len", "16", "--batch-size", "3", "--seed", "7"),
+        ("stats",),
+    ],
+    ids=["document", "range", "step", "stats"],
+)
+def test_files_and_server_give_the_same(
+    corpus: Path, served: tuple[str, str], arguments: tuple[str, ...]
+) -> None:
+    url, token = served
+    name, *options = arguments
+    of_files = run(name, f"words={corpus},dtype=uint8", *options)
+    of_server = run(name, url, *options, token=token)
+    assert (of_files.returncode, of_server.returncode) == (0, 0), of_files.stderr + of_server.stderr
+    assert of_files.stdout == of_server.stdout
+
+
+def test_a_document_is_shown_and_its_control_characters_by_name(corpus: Path) -> None:
+    shown = run("explore", f"{corpus},dtype=uint8", "--document", "1").stdout
+    assert "[document 1] the \\x1b[31msecond" in shown
+    assert "\x1b" not in shown
+    assert "first" not in shown
+    shown = run("explore", f"{corpus},dtype=uint8", "--document", "2").stdout
+    assert "dr\u00fcben \\u202eturned" in shown
+
+
+def test_statistics_are_drawn(corpus: Path) -> None:
+    shown = run("stats", f"{corpus},dtype=uint8").stdout
+    assert "60 of 60 documents sampled" in shown
+    assert "\u2588" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("explore", "{url}", "--document", "900"), "document must be in [0, 60)"),
+        (("explore", "{url}", "--corpus", "none"), "none"),
+        (("explore", "http://127.0.0.1:9"), "is the server running?"),
+        (("explore", "{corpus}", "--plan", "0" * 64, "--step", "1"), "a plan's id needs a server"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    corpus: Path, served: tuple[str, str], arguments: tuple[str, ...], said: str
+) -> None:
+    url, token = served
+    filled = [each.format(url=url, corpus=f"{corpus},dtype=uint8") for each in arguments]
+    done = run(*filled, token=token)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

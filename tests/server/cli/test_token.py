@@ -1,0 +1,62 @@
+"""`corpus-server token`: a token is printed once, and its hash is added to a file."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from corpus_server.access import Access, read_tokens
+from corpus_server.errors import Unauthorized
+from tests.serving import command, environment
+
+
+def make(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("token", file, *arguments), capture_output=True, text=True, env=environment(), check=False
+    )
+
+
+def test_tokens_are_added_and_only_their_hashes_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    first = make(file, "training", "--scope", "read:web", "--scope", "plans", "--max-plans", "5")
+    second = make(file, "ops", "--scope", "metrics", "--expires", "2999-01-01")
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    secrets = [made.stdout.strip() for made in (first, second)]
+    callers = read_tokens(file)
+    digests = [hashlib.sha256(secret.encode()).digest() for secret in secrets]
+    assert [callers[digest].name for digest in digests] == ["training", "ops"]
+    assert Access(file).caller(f"Bearer {secrets[0]}").limits.max_plans == 5
+    assert not any(secret in file.read_text() for secret in secrets)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens.toml"]
+
+
+def test_a_token_that_has_expired_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    secret = make(file, "old", "--scope", "read:*", "--expires", "2020-01-01").stdout.strip()
+    with pytest.raises(Unauthorized):
+        Access(file).caller(f"Bearer {secret}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a b", "--scope", "plans"], "name must be"),
+        (["one", "--scope", "plans"], "one"),
+        (["two", "--scope", "write"], "scopes must be a list of"),
+        (["two"], "Missing option"),
+    ],
+)
+def test_a_mistake_leaves_the_file_as_it_was(tmp_path: Path, arguments: list[str], said: str) -> None:
+    file = tmp_path / "tokens.toml"
+    make(file, "one", "--scope", "read:*")
+    before = file.read_bytes()
+    made = make(file, *arguments)
+    assert made.returncode == 2
+    assert said in made.stderr
+    assert made.stdout == ""
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens.toml"]

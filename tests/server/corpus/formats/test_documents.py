@@ -1,0 +1,166 @@
+"""Sidecars of document ends: their bytes, and every contradiction with themselves or their shard."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.formats.documents import DocumentEnds
+from corpus_server.corpus.index import index
+from corpus_server.corpus.shards import Shard
+from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
+from tests.corpora import open_corpus, open_descriptors, recognise, spec, write_raw
+
+TOKENS = [7, 8, 0, 9, 0, 5]
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """A shard with its sidecar, for end-of-text token 0."""
+    path = write_raw(tmp_path / "a.bin", TOKENS)
+    index(spec(path, eot=0))
+    return path
+
+
+def sidecar(shard: Path) -> Path:
+    return shard.with_name(shard.name + ".documents")
+
+
+def opened(shard: Path) -> Corpus:
+    return open_corpus(shard, name="c")
+
+
+def test_bytes_as_documented(shard: Path) -> None:
+    written = sidecar(shard).read_bytes()
+    ends = struct.pack("<QQQ", 3, 5, 6)
+    head = b"CORPDOCS" + struct.pack("<QQQQ8s", 1, 0, 6, 3, b"uint16")
+    assert (len(head), written[:48], written[96:]) == (48, head, ends)
+    with Shard.open(shard) as file:
+        assert written[48:80] == file.content_digest()
+    assert written[80:88] == struct.pack("<Q", xxhash.xxh3_64_intdigest(ends))
+    assert written[88:96] == struct.pack("<Q", xxhash.xxh3_64_intdigest(written[:88]))
+
+
+def test_lookups(shard: Path) -> None:
+    with opened(shard) as corpus:
+        documents = corpus.shards[0].documents
+        assert isinstance(documents, DocumentEnds)
+        assert (documents.header.eot, documents.num_documents) == (0, 3)
+        assert [documents.document_range(n) for n in range(3)] == [(0, 3), (3, 5), (5, 6)]
+        assert documents.find_problem() is None
+
+
+def test_every_other_length_is_refused(shard: Path) -> None:
+    whole = sidecar(shard).read_bytes()
+    for length in [*range(len(whole)), len(whole) + 1, len(whole) + 8]:
+        sidecar(shard).write_bytes((whole + bytes(8))[:length])
+        with pytest.raises(UnreadableCorpus, match=r"a\.bin\.documents: .*index on the corpus again"):
+            opened(shard)
+
+
+def test_every_flipped_bit_of_the_header_is_refused(shard: Path) -> None:
+    whole = sidecar(shard).read_bytes()
+    before = open_descriptors()
+    for bit in range(96 * 8):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        sidecar(shard).write_bytes(damaged)
+        with pytest.raises(UnreadableCorpus, match=r"a\.bin\.documents"):
+            opened(shard)
+    assert open_descriptors() == before
+
+
+def test_every_flipped_bit_of_the_ends_is_found_by_reading_them(shard: Path) -> None:
+    whole = sidecar(shard).read_bytes()
+    for bit in range(96 * 8, (len(whole) - 8) * 8):  # the last end is checked at opening
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        sidecar(shard).write_bytes(damaged)
+        with opened(shard) as corpus:
+            documents = corpus.shards[0].documents
+            assert documents is not None
+            assert "a.bin.documents" in (documents.find_problem() or "")
+
+
+def test_an_end_outside_its_neighbours_is_no_answer(shard: Path) -> None:
+    with sidecar(shard).open("r+b") as file:
+        file.seek(96)
+        file.write(struct.pack("<Q", 2**63))
+    with opened(shard) as corpus, pytest.raises(ReadFailed, match="document 0 contradicts"):
+        corpus.document_range(0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "message"),
+    [
+        ([*TOKENS, 1], "uint16", "made for 6 uint16 tokens, the file beside it holds 7 uint16"),
+        (TOKENS[:3], "uint32", "made for 6 uint16 tokens, the file beside it holds 3 uint32"),
+        ([7, 8, 0, 9, 1, 5], "uint16", "made for other tokens"),
+    ],
+)
+def test_other_content_is_refused_with_the_way_out(
+    shard: Path, tokens: list[int], dtype: str, message: str
+) -> None:
+    write_raw(shard, tokens, dtype=dtype)
+    with pytest.raises(UnreadableCorpus, match=message + ".*run corpus-server index on the corpus again"):
+        open_corpus(shard, name="c", dtype=dtype)
+    index(spec(shard, eot=0, dtype=dtype))
+    open_corpus(shard, name="c", dtype=dtype).close()
+
+
+def test_a_sidecar_follows_a_renamed_shard(shard: Path) -> None:
+    moved = shard.with_name("moved.npy")
+    shard.rename(moved)
+    sidecar(shard).rename(sidecar(moved))
+    with opened(moved) as corpus:
+        assert corpus.num_documents == 3
+
+
+def test_a_sidecar_replaced_by_rename_does_not_disturb_one_that_is_open(shard: Path) -> None:
+    with opened(shard) as corpus:
+        index(spec(shard, eot=9))
+        assert corpus.document_range(1) == (3, 5)
+        with opened(shard) as again:
+            assert again.document_range(1) == (4, 6)
+
+
+def test_a_sidecar_written_to_is_no_answer(shard: Path) -> None:
+    with opened(shard) as corpus:
+        os.utime(sidecar(shard), ns=(0, 0))
+        with pytest.raises(CorpusChanged, match=r"a\.bin\.documents"):
+            corpus.document_range(0)
+
+
+def test_a_sidecar_is_no_corpus(shard: Path) -> None:
+    with pytest.raises(UnreadableCorpus, match=r"is document boundaries, .* name the token file"):
+        recognise(sidecar(shard))
+
+
+def test_a_billion_documents_open_at_once(tmp_path: Path) -> None:
+    """Only single entries are read: the file is sparse, its ends but the last are zero."""
+    num_documents = 10**9
+    path = tmp_path / "a.bin"
+    with path.open("wb") as file:
+        file.truncate(2 * num_documents)
+    with Shard.open(path) as shard:
+        digest = shard.content_digest()
+    fields = b"CORPDOCS" + struct.pack(
+        "<QQQQ8s32sQ", 1, 0, num_documents, num_documents, b"uint16", digest, 0
+    )
+    with sidecar(path).open("wb") as file:
+        file.write(fields + struct.pack("<Q", xxhash.xxh3_64_intdigest(fields)))
+        file.seek(96 + 8 * (num_documents - 2))
+        file.write(struct.pack("<QQ", num_documents - 1, num_documents))
+    with opened(path) as corpus:
+        assert corpus.num_documents == num_documents
+        assert corpus.document_range(num_documents - 1) == (num_documents - 1, num_documents)
+
+
+def test_ends_lie_little_endian_and_unsigned(shard: Path) -> None:
+    assert np.fromfile(sidecar(shard), "<u8", offset=96).tolist() == [3, 5, 6]

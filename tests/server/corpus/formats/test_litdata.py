@@ -1,0 +1,79 @@
+"""litData's chunks of tokens against their index, which is written here as litData writes it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpus_server.errors import UnreadableCorpus
+from tests.corpora import open_corpus, recognise, write_raw
+
+ITEMS = [[1, 2, 3], [4], [5, 6]]
+
+
+def write(folder: Path, *, dim: int | None = 6, listed: bool = True, **config: Any) -> Path:
+    path = folder / "chunk-0-0.bin"
+    data = [np.array(item, "<u2").tobytes() for item in ITEMS]
+    offsets = (4 + 4 * 4 + np.cumsum([0, *map(len, data)])).tolist()
+    path.write_bytes(struct.pack("<5I", 3, *offsets) + b"".join(data))
+    settings = {"compression": None, "encryption": None, "data_format": ["no_header_tensor:20"], **config}
+    chunks = [{"filename": path.name, "dim": dim, "chunk_size": 3, "chunk_bytes": 12}] if listed else []
+    (folder / "index.json").write_text(json.dumps({"config": settings, "chunks": chunks}))
+    return path
+
+
+def test_items_are_documents_of_one_sequence(tmp_path: Path) -> None:
+    layout = recognise(write(tmp_path))
+    assert (layout.format, layout.dtype.name, layout.data_offset) == ("litdata", "uint16", 20)
+    assert layout.reason == "index.json beside it lists it: no_header_tensor:20"
+    with open_corpus(tmp_path) as corpus:
+        assert corpus.shards[0].tokens.tolist() == [1, 2, 3, 4, 5, 6]
+        assert [corpus.document_range(n) for n in range(3)] == [(0, 3), (3, 4), (4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"compression": "zstd"}, "index.json says compression zstd"),
+        ({"encryption": {"level": "chunk"}}, "says that it is encrypted; decrypt it"),
+        ({"data_format": ["no_header_tensor:18"]}, r"its tokens are int64, served are .*build .* --column"),
+        (
+            {"data_format": ["no_header_numpy:99"]},
+            "its items are no_header_numpy:99, expected one array of token ids; write",
+        ),
+        (
+            {"data_format": ["no_header_tensor:20", "int"]},
+            "its items are no_header_tensor:20, int, expected one array",
+        ),
+        ({"data_format": ["jpeg"]}, "its items are jpeg, expected one array"),
+        ({"dim": None}, "written without TokensLoader"),
+        ({"dim": 5}, "holds 6 tokens, its header says 5"),
+        ({"listed": False}, "is not among the chunks that index.json lists"),
+        ({"data_format": None}, "is no index of litData"),
+    ],
+)
+def test_what_cannot_be_mapped_is_refused(tmp_path: Path, index: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnreadableCorpus, match=message):
+        recognise(write(tmp_path, **index))
+
+
+def test_every_other_length_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    whole = path.read_bytes()
+    for length in [*range(len(whole)), len(whole) + 2]:
+        path.write_bytes((whole + bytes(2))[:length])
+        with pytest.raises(UnreadableCorpus, match="copy interrupted"):
+            recognise(path)
+
+
+def test_without_its_index_a_chunk_is_a_raw_file(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "chunk-0-0.bin", [1, 2])
+    assert recognise(path).format == "raw"
+    (tmp_path / "index.json").write_text("{}")
+    with pytest.raises(UnreadableCorpus, match="is no index of litData"):
+        recognise(path)

@@ -1,0 +1,76 @@
+"""MDS shards: damaged headers, and columns that do not lie contiguous."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpus_server.errors import UnreadableCorpus
+from tests.corpora import recognise
+
+CONFIG = {"column_names": ["tokens"], "column_encodings": ["ndarray:uint16:4"]}
+
+
+def shard(config: Any = CONFIG, *, num_samples: int = 3, sizes: int = 8) -> bytes:
+    text = config if isinstance(config, bytes) else json.dumps(config).encode()
+    first = 4 + 4 * (num_samples + 1) + len(text)
+    offsets = [first + sizes * i for i in range(num_samples + 1)]
+    return (
+        struct.pack(f"<{num_samples + 2}I", num_samples, *offsets) + text + bytes(range(sizes * num_samples))
+    )
+
+
+def test_samples_of_one_length_are_one_sequence(tmp_path: Path) -> None:
+    (tmp_path / "shard.00000.mds").write_bytes(shard())
+    layout = recognise(tmp_path / "shard.00000.mds")
+    assert (layout.format, layout.dtype.name, layout.num_tokens) == ("mds", "uint16", 12)
+    assert layout.reason == "named .mds, its single column is tokens (ndarray:uint16:4)"
+    assert shard()[layout.data_offset :] == bytes(range(24))
+
+
+def test_every_other_length_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shard.00000.mds"
+    for length in [*range(len(shard())), len(shard()) + 1, len(shard()) + 2]:
+        path.write_bytes((shard() + bytes(2))[:length])
+        with pytest.raises(UnreadableCorpus, match="copy interrupted"):
+            recognise(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b"{", "header is damaged"),
+        ([], "header is damaged"),
+        ({}, "header is damaged"),
+        (CONFIG | {"column_names": []}, "header is damaged"),
+        (CONFIG | {"column_encodings": []}, "header is damaged"),
+        (
+            CONFIG | {"column_encodings": ["ndarray:uint16"]},
+            r"samples hold tokens \(ndarray:uint16\): .*build",
+        ),
+        (CONFIG | {"column_encodings": ["bytes"]}, r"samples hold tokens \(bytes\)"),
+        (CONFIG | {"column_encodings": ["ndarray:int64:1"]}, "holds int64, served are"),
+    ],
+)
+def test_other_columns_are_refused(tmp_path: Path, config: Any, message: str) -> None:
+    (tmp_path / "shard.00000.mds").write_bytes(shard(config))
+    with pytest.raises(UnreadableCorpus, match=message):
+        recognise(tmp_path / "shard.00000.mds")
+
+
+def test_the_remedy_names_folder_and_column(tmp_path: Path) -> None:
+    config = {"column_names": ["id", "input_ids"], "column_encodings": ["str", "bytes"]}
+    (tmp_path / "shard.00000.mds").write_bytes(shard(config))
+    with pytest.raises(UnreadableCorpus, match=rf"corpus-server build {tmp_path} --column input_ids "):
+        recognise(tmp_path / "shard.00000.mds")
+
+
+def test_the_remedy_for_text_names_its_field(tmp_path: Path) -> None:
+    config = {"column_names": ["story"], "column_encodings": ["str"]}
+    (tmp_path / "shard.00000.mds").write_bytes(shard(config))
+    with pytest.raises(UnreadableCorpus, match=rf"build {tmp_path} --text-field story --tokenizer"):
+        recognise(tmp_path / "shard.00000.mds")

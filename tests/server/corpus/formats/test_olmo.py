@@ -1,0 +1,82 @@
+"""OLMo's raw dumps called .npy, their document tables, and their loss masks."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from corpus_server.corpus.index import index
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from tests.corpora import discover, open_corpus, recognise, spec, write_npy, write_raw
+
+TOKENS = [5, 6, 2, 7, 2, 8]
+
+
+def write(folder: Path, rows: str) -> Path:
+    path = write_raw(folder / "part-0.npy", TOKENS)
+    (folder / "part-0.csv.gz").write_bytes(gzip.compress(rows.encode()))
+    return path
+
+
+def test_is_told_from_a_real_npy_file_by_its_content(tmp_path: Path) -> None:
+    layout = recognise(write_raw(tmp_path / "part-0.npy", TOKENS))
+    assert (layout.format, layout.dtype.name, layout.num_tokens) == ("olmo", "uint16", 6)
+    assert layout.reason == "named .npy, without the NPY header; no dtype was said, so uint16"
+    assert recognise(write_npy(tmp_path / "part-1.npy", TOKENS)).format == "npy"
+
+
+def test_documents_come_from_the_table_beside_it(tmp_path: Path) -> None:
+    path = write(tmp_path, '0,3,"a, ""b""",s,1\r\n3,5,c,s,2\r\n5,5,d,s,3\r\n5,6,e,s,4\r\n')
+    done = index(spec(path))
+    assert (done.num_documents, done.shards[0].action, done.found_nowhere) == (4, "written", False)
+    with open_corpus(path) as corpus:
+        assert [corpus.document_range(n) for n in range(4)] == [(0, 3), (3, 5), (5, 5), (5, 6)]
+
+
+def test_an_end_of_text_id_has_priority_over_the_table(tmp_path: Path) -> None:
+    path = write(tmp_path, "0,6\n")
+    assert index(spec(path, eot=2)).num_documents == 3
+    assert index(spec(path)).num_documents == 1
+
+
+def test_without_table_the_end_of_text_id_must_be_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="id of the end-of-text token is missing"):
+        index(spec(write_raw(tmp_path / "part-0.npy", TOKENS)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("0,3\n4,6\n", "behind token 0 does not begin where another ends"),
+        ("1,6\n", "does not begin where another ends"),
+        ("0,3\n3,2\n2,6\n", "does not begin where another ends"),
+        ("0,3\n3,5\n", "its last document ends at token 5, the shard holds 6"),
+        ("", "its last document ends at token 0"),
+        ("start,end\n0,6\n", "invalid literal"),
+        ("0\n", "index out of range"),
+    ],
+)
+def test_a_table_that_contradicts_the_tokens_is_refused(tmp_path: Path, rows: str, message: str) -> None:
+    path = write(tmp_path, rows)
+    with pytest.raises(UnreadableCorpus, match=rf"part-0\.csv\.gz: .*{message}"):
+        index(spec(path))
+    assert not path.with_name("part-0.npy.documents").exists()
+
+
+def test_a_truncated_table_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "0,3\n3,6\n")
+    table = path.with_suffix(".csv.gz")
+    table.write_bytes(table.read_bytes()[:-6])
+    with pytest.raises(UnreadableCorpus, match=r"cannot be used.*Copy it again"):
+        index(spec(path))
+
+
+@pytest.mark.parametrize("name", ["label_mask.npy", "labels_mask_part_0000.npy", "x_label_mask.npy"])
+def test_a_loss_mask_is_no_shard(tmp_path: Path, name: str) -> None:
+    write_raw(tmp_path / "token_ids_part_0000.npy", TOKENS)
+    (tmp_path / name).write_bytes(bytes(6))
+    assert [layout.num_tokens for layout in discover(tmp_path)] == [6]
+    with pytest.raises(UnreadableCorpus, match="is a loss mask of OLMo, which is not served"):
+        recognise(tmp_path / name)

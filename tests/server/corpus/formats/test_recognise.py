@@ -1,0 +1,40 @@
+"""Files that are known but not served, and paths that are no files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from corpus_server.errors import UnreadableCorpus
+from tests.corpora import open_descriptors, recognise, write_llmc, write_megatron, write_npy, write_raw
+
+
+def test_each_format_is_told_by_its_content_alone(tmp_path: Path) -> None:
+    """The same name, four formats."""
+    for writer, expected in [(write_raw, "raw"), (write_npy, "npy"), (write_llmc, "llm.c")]:
+        assert recognise(writer(tmp_path / "train.bin", [1, 2, 3])).format == expected
+    assert recognise(write_megatron(tmp_path / "train", [[1, 2, 3]])).format == "megatron"
+
+
+def test_what_is_no_file_is_refused_without_hanging(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.bin")
+    with pytest.raises(UnreadableCorpus, match="expected a regular file"):
+        recognise(tmp_path / "pipe.bin")
+    with pytest.raises(UnreadableCorpus, match="expected a regular file"):
+        recognise(tmp_path)
+    with pytest.raises(UnreadableCorpus, match="No such file"):
+        recognise(tmp_path / "missing.bin")
+    with pytest.raises(UnreadableCorpus, match="null byte"):
+        recognise("a\0b.bin")
+
+
+def test_nothing_stays_open_after_a_refusal(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(bytes(3))
+    path = write_megatron(tmp_path / "y", [[1, 2]])
+    before = open_descriptors()
+    for dtype, target in [(None, tmp_path / "x.bin"), ("int32", path), (None, tmp_path)]:
+        with pytest.raises(UnreadableCorpus):
+            recognise(target, dtype=dtype)
+    assert open_descriptors() == before

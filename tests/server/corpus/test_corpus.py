@@ -1,0 +1,232 @@
+"""A corpus of one file or many: totals, ranges, documents, tokenizer, and what opening costs."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corpus_server.errors import InvalidParameter, UnknownDocument, UnreadableCorpus
+from tests.corpora import (
+    open_corpus,
+    open_descriptors,
+    some_tokens,
+    write_megatron,
+    write_npy,
+    write_raw,
+    write_sparse,
+)
+from tests.server.corpus.test_tokenizers import write_ranks, write_tokenizer_json
+
+
+def _folder(path: Path, sizes: list[int]) -> Path:
+    path.mkdir(exist_ok=True)
+    for number, size in enumerate(sizes):
+        write_raw(path / f"s{number}.bin", np.arange(size))
+    return path
+
+
+def test_describes_itself(tmp_path: Path) -> None:
+    write_raw(tmp_path / "a.bin", [1, 2])
+    write_npy(tmp_path / "b.npy", [70000], dtype="uint32")
+    with open_corpus(tmp_path, name="web") as corpus:
+        description = json.loads(json.dumps(corpus.describe()))
+        fingerprint = corpus.fingerprint
+        assert corpus.fingerprint_kind == "sampled"
+    assert description == {
+        "name": "web",
+        "num_tokens": 3,
+        "dtype": "uint32",
+        "num_documents": None,
+        "fingerprint": fingerprint,
+        "fingerprint_kind": "sampled",
+        "fingerprints": {"sampled": fingerprint},
+        "eot": None,
+        "tokenizer": None,
+        "shards": [
+            {"name": "a.bin", "format": "raw", "num_tokens": 2, "dtype": "uint16"}
+            | {"data_offset": 0, "size_bytes": 4},
+            {"name": "b.npy", "format": "npy", "num_tokens": 1, "dtype": "uint32"}
+            | {"data_offset": 128, "size_bytes": 132},
+        ],
+    }
+
+
+def test_a_single_file_is_a_corpus(tmp_path: Path) -> None:
+    with open_corpus(write_raw(tmp_path / "a.bin", [1, 2]), name="a") as corpus:
+        assert [shard.name for shard in corpus.shards] == ["a.bin"]
+        assert (corpus.num_tokens, corpus.starts) == (2, (0, 2))
+
+
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_range_is_the_slice_of_all_shards_joined(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], data: st.DataObject
+) -> None:
+    total = sum(sizes)
+    start = data.draw(st.integers(0, total))
+    count = data.draw(st.integers(0, total - start))
+    with open_corpus(_folder(tmp_path_factory.mktemp("c"), sizes), name="c") as corpus:
+        pieces = corpus.locate_range(start, count)
+        joined = np.concatenate([shard.tokens for shard in corpus.shards])
+        found = [corpus.shards[number].tokens[a:b] for number, a, b in pieces]
+        assert np.concatenate([np.empty(0, "<u2"), *found]).tolist() == joined[start : start + count].tolist()
+        assert all(a < b for _, a, b in pieces)
+
+
+@pytest.mark.parametrize(("start", "count"), [(-1, 1), (0, 7), (6, 1), (7, 0), (3, -1), (2**64, 1)])
+def test_a_range_outside_is_refused(tmp_path: Path, start: int, count: int) -> None:
+    with (
+        open_corpus(_folder(tmp_path / "c", [2, 4]), name="c") as corpus,
+        pytest.raises(InvalidParameter, match=r"start \+ count must be at most 6"),
+    ):
+        corpus.locate_range(start, count)
+
+
+@given(shards=st.lists(st.lists(st.integers(0, 4), max_size=5), min_size=1, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_documents_are_numbered_over_all_shards(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("documents")
+    expected, position = [], 0
+    for number, lengths in enumerate(shards):
+        write_megatron(folder / f"s{number}", [[7] * length for length in lengths])
+        for length in lengths:
+            expected.append((position, position + length))
+            position += length
+    with open_corpus(folder, name="d") as corpus:
+        assert corpus.num_documents == len(expected)
+        assert [corpus.document_range(n) for n in range(len(expected))] == expected
+        for outside in (-1, len(expected)):
+            with pytest.raises(UnknownDocument, match=rf"\[0, {len(expected)}\), got {outside}"):
+                corpus.document_range(outside)
+
+
+def test_without_an_index_on_every_shard_there_are_no_documents(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "a", [[1, 2]])
+    write_npy(tmp_path / "b.npy", [1])
+    with open_corpus(tmp_path, name="mixed") as corpus:
+        assert corpus.num_documents is None
+        with pytest.raises(UnknownDocument, match="'mixed' has no document index"):
+            corpus.document_range(0)
+
+
+def test_a_tokenizer_is_found_beside_the_shards(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 2])
+    write_ranks(tmp_path)
+    for target in (tmp_path, path):
+        with open_corpus(target) as corpus:
+            assert corpus.describe()["tokenizer"] == "any.tiktoken"
+            assert corpus.tokenizer is not None
+    write_tokenizer_json(tmp_path)
+    with open_corpus(tmp_path) as corpus, open_corpus(path) as same:
+        assert corpus.tokenizer_name == "tokenizer.json"
+        assert corpus.tokenizer is same.tokenizer
+
+
+def test_several_tokenizers_of_one_kind_are_a_question(tmp_path: Path) -> None:
+    write_raw(tmp_path / "a.bin", [1, 2])
+    for name in ("b.tiktoken", "c.tiktoken"):
+        (tmp_path / name).touch()
+    with pytest.raises(UnreadableCorpus, match=r"b\.tiktoken and c\.tiktoken; say which one: tokenizer="):
+        open_corpus(tmp_path)
+
+
+def test_the_named_tokenizer_wins(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 2])
+    (tmp_path / "tokenizer.json").write_text("damaged")
+    with open_corpus(path, tokenizer="none") as corpus:
+        assert (corpus.tokenizer, corpus.tokenizer_name) == (None, None)
+    with open_corpus(path, tokenizer="bytes") as corpus:
+        assert corpus.tokenizer_name == "bytes"
+    other = write_ranks(tmp_path)
+    with open_corpus(path, tokenizer=str(other)) as corpus:
+        assert corpus.tokenizer_name == other.name
+
+
+def test_a_tokenizer_that_cannot_be_read_is_an_error_at_opening(tmp_path: Path) -> None:
+    """And not at the first request for text, days later."""
+    path = write_raw(tmp_path / "a.bin", [1, 2])
+    before = open_descriptors()
+    with pytest.raises(UnreadableCorpus, match=r"missing\.json: the tokenizer cannot be read: No such file"):
+        open_corpus(path, tokenizer=str(tmp_path / "missing.json"))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UnreadableCorpus, match=r"tokenizer\.json that can be read"):
+        open_corpus(path)
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("uint8", "bytes"), ("uint16", None)])
+def test_uint8_tokens_are_bytes(tmp_path: Path, dtype: str, expected: str | None) -> None:
+    with open_corpus(write_raw(tmp_path / "a.bin", [1, 2], dtype="uint8"), name="a", dtype=dtype) as corpus:
+        assert corpus.tokenizer_name == expected
+
+
+def test_one_bad_shard_closes_the_others_and_is_named(tmp_path: Path) -> None:
+    _folder(tmp_path / "c", [2, 4])
+    (tmp_path / "c" / "s2.bin").write_bytes(b"odd")
+    before = open_descriptors()
+    with pytest.raises(UnreadableCorpus, match=r"s2\.bin: 3 bytes"):
+        open_corpus(tmp_path / "c", name="c")
+    assert open_descriptors() == before
+
+
+def test_close_may_be_repeated(tmp_path: Path) -> None:
+    before = open_descriptors()
+    corpus = open_corpus(_folder(tmp_path / "c", [2, 4]), name="c")
+    corpus.close()
+    corpus.close()
+    assert open_descriptors() == before
+
+
+def _private_kib() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def test_ten_to_the_twelve_tokens_open_at_once_without_memory(tmp_path: Path) -> None:
+    path = write_sparse(tmp_path / "big.bin", 10**12, at={10**12 - 1: 7})
+    before = _private_kib()
+    started = time.process_time()
+    with open_corpus(path, name="big") as corpus:
+        assert time.process_time() - started < 0.2  # reading it all would take minutes
+        assert corpus.num_tokens == 10**12
+        assert corpus.shards[0].tokens[10**12 - 1] == 7
+        assert corpus.locate_range(10**12 - 2, 2) == [(0, 10**12 - 2, 10**12)]
+        assert _private_kib() - before < 10_000
+
+
+_OPEN_MANY = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+from tests.corpora import open_corpus
+with open_corpus(sys.argv[1], name="many") as corpus:
+    print(len(corpus.shards), corpus.num_documents)
+"""
+
+
+def test_a_thousand_shards_open_under_the_usual_limit_of_open_files(tmp_path: Path) -> None:
+    """In a process of its own: opening raises that process's limit."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096:
+        pytest.skip("the hard limit of open files is below 4,096")
+    for number in range(1000):
+        write_megatron(tmp_path / f"s{number}", [[1, 2, 3]] * 5)
+    command = [sys.executable, "-c", _OPEN_MANY, str(tmp_path)]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert run.stdout.split() == ["1000", "5000"]
+
+
+def test_shards_may_differ_in_dtype(tmp_path: Path) -> None:
+    for dtype in ("uint8", "uint16"):
+        write_npy(tmp_path / f"{dtype}.npy", some_tokens(10, dtype=dtype), dtype=dtype)
+    with open_corpus(tmp_path, name="c") as corpus:
+        assert corpus.dtype == np.dtype("uint16")

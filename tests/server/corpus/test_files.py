@@ -1,0 +1,89 @@
+"""Opening and reading a file once, with errors that name the way out."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from corpus_server.corpus.files import OpenFile
+from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
+from tests.corpora import open_descriptors
+
+
+def test_reads_exactly_what_was_asked(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789")
+    with OpenFile(tmp_path / "a") as file:
+        assert (file.size_bytes, file.name) == (10, "a")
+        assert (file.head(4), file.head(99)) == (b"0123", b"0123456789")
+        assert (file.read(3, 5), file.read(10, 0)) == (b"34567", b"")
+        buffer = bytearray(3)
+        file.read_into(7, memoryview(buffer))
+        assert buffer == b"789"
+
+
+def test_descriptor_is_not_inherited(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with OpenFile(tmp_path / "a") as file:
+        assert not os.get_inheritable(file.fd)
+
+
+def test_a_file_that_ends_too_early_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789")
+    with OpenFile(tmp_path / "a") as file:
+        os.truncate(tmp_path / "a", 4)
+        with pytest.raises(CorpusChanged, match="a: 10 bytes at opening, now it ends at byte 4"):
+            file.read(0, 10)
+
+
+def test_a_failing_disk_is_named(tmp_path: Path) -> None:
+    """A file of the kernel that answers reads at address 0 with an I/O error stands for the disk."""
+    (tmp_path / "a").write_bytes(b"0123")
+    with OpenFile(tmp_path / "a") as file, Path("/proc/self/mem").open("rb") as broken:
+        os.dup2(broken.fileno(), file.fd, inheritable=False)
+        with pytest.raises(ReadFailed, match=r"a: reading 4 bytes at byte 0 failed: Input/output error"):
+            file.read(0, 4)
+
+
+def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    before = open_descriptors()
+    file = OpenFile(tmp_path / "a")
+    file.close()
+    other = OpenFile(tmp_path / "a")
+    file.close()
+    other.check_unchanged()
+    other.close()
+    assert open_descriptors() == before
+
+
+def test_too_many_open_files_names_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        with pytest.raises(UnreadableCorpus, match=r"Too many open files; raise the limit .*ulimit -n"):
+            OpenFile(tmp_path / "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_file_that_was_cut_before_it_is_mapped_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(10))
+    with OpenFile(tmp_path / "a") as file:
+        os.truncate(tmp_path / "a", 4)
+        with pytest.raises(UnreadableCorpus, match=r"cannot be mapped: .*being written"):
+            file.map()
+
+
+def test_a_file_whose_disk_does_not_even_say_its_size_is_not_taken_for_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123")
+    with OpenFile(tmp_path / "a") as file:
+        kept = os.dup(file.fd)
+        os.close(file.fd)
+        with pytest.raises(ReadFailed, match="a: fstat failed: Bad file descriptor"):
+            file.check_unchanged()
+        os.dup2(kept, file.fd, inheritable=False)
+        os.close(kept)

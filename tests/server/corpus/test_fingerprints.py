@@ -1,0 +1,205 @@
+"""A fingerprint follows the content and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.fingerprints import (
+    SAMPLE_BYTES,
+    RecordedHashes,
+    ShardHashes,
+    sample_blocks,
+    sidecar_path,
+)
+from corpus_server.corpus.verify import record, verify
+from corpus_server.errors import UnreadableCorpus
+from tests.corpora import (
+    open_corpus,
+    some_tokens,
+    spec,
+    write_llmc,
+    write_megatron,
+    write_npy,
+    write_raw,
+    write_sparse,
+)
+
+TOKENS = some_tokens(300_000)
+
+
+def _fingerprint(path: Path, **options: str) -> str:
+    with open_corpus(path, name="any", **options) as corpus:
+        return corpus.fingerprint
+
+
+def test_exact_value_of_a_small_corpus(tmp_path: Path) -> None:
+    content = b"corpus-server sampled fingerprint 1\n3 uint16\n" + np.array([1, 2, 3], "<u2").tobytes()
+    expected = f"sampled-{hashlib.sha256(content).hexdigest()}"
+    assert _fingerprint(write_raw(tmp_path / "a.bin", [1, 2, 3])) == expected
+
+
+def test_container_format_path_and_name_do_not_count(tmp_path: Path) -> None:
+    paths = [
+        write_raw(tmp_path / "a.bin", TOKENS),
+        write_npy(tmp_path / "b.npy", TOKENS),
+        write_llmc(tmp_path / "c.bin", TOKENS),
+        write_megatron(tmp_path / "d", [TOKENS[:1000].tolist(), TOKENS[1000:].tolist()]),
+    ]
+    (tmp_path / "moved").mkdir()
+    paths.append(Path(shutil.copy(paths[0], tmp_path / "moved" / "renamed.bin")))
+    sampled = {_fingerprint(path) for path in paths}
+    full = {record(spec(path)).fingerprints["full"] for path in paths}
+    assert len(sampled) == len(full) == 1
+
+
+def test_shard_boundaries_order_and_dtype_count(tmp_path: Path) -> None:
+    for name, parts in {
+        "one": [[1, 2, 3, 4]],
+        "two": [[1, 2], [3, 4]],
+        "other": [[1], [2, 3, 4]],
+        "order": [[3, 4], [1, 2]],
+    }.items():
+        (tmp_path / name).mkdir()
+        for number, tokens in enumerate(parts):
+            write_raw(tmp_path / name / f"{number}.bin", tokens)
+    found = {_fingerprint(path) for path in tmp_path.iterdir()}
+    found.add(_fingerprint(tmp_path / "one", dtype="int32"))
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize("position", [0, 1000, 2047, 297_953, 299_999])
+def test_a_changed_token_in_a_sampled_block_changes_it(tmp_path: Path, position: int) -> None:
+    changed = TOKENS.copy()
+    changed[position] ^= 1
+    before, after = write_raw(tmp_path / "a.bin", TOKENS), write_raw(tmp_path / "b.bin", changed)
+    assert _fingerprint(before) != _fingerprint(after)
+
+
+def test_of_many_shards_each_is_sampled_at_its_start_and_its_end(tmp_path: Path) -> None:
+    """70 shards share 64 samples, but each gets two."""
+    for number in range(70):
+        write_raw(tmp_path / f"{number}.bin", TOKENS[:10_000])
+    found = {_fingerprint(tmp_path)}
+    for position in (0, -1):
+        changed = TOKENS[:10_000].copy()
+        changed[position] ^= 1
+        write_raw(tmp_path / "69.bin", changed)
+        found.add(_fingerprint(tmp_path))
+    assert len(found) == 3
+
+
+@given(index=st.integers(0, 100_000 - 1))
+@settings(max_examples=40, deadline=None)
+def test_small_corpora_are_hashed_whole(tmp_path_factory: pytest.TempPathFactory, index: int) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    tokens = some_tokens(100_000)
+    before = _fingerprint(write_raw(folder / "small.bin", tokens))
+    tokens[index] ^= 1
+    assert _fingerprint(write_raw(folder / "small.bin", tokens)) != before
+
+
+def test_a_change_between_the_sampled_blocks_shows_only_in_the_full_fingerprint(tmp_path: Path) -> None:
+    paths = [write_sparse(tmp_path / f"{n}.bin", 10**6, at=at) for n, at in enumerate([{}, {10_000: 1}])]
+    first, second = (record(spec(path)).fingerprints for path in paths)
+    assert first["sampled"] == second["sampled"]
+    assert first["full"] != second["full"]
+
+
+@given(num_bytes=st.integers(0, 2 * 10**12), num_samples=st.integers(2, 64))
+def test_samples_span_the_data(num_bytes: int, num_samples: int) -> None:
+    blocks = sample_blocks(num_bytes, num_samples)
+    assert blocks[0][0] == 0
+    assert sum(blocks[-1]) == num_bytes
+    assert sum(count for _, count in blocks) == min(num_bytes, num_samples * SAMPLE_BYTES)
+    starts = np.array([start for start, _ in blocks])
+    steps = np.diff(starts)
+    assert len(blocks) == 1 or (steps.min() >= SAMPLE_BYTES and steps.max() - steps.min() <= 1)
+
+
+def test_recorded_hashes_make_the_fingerprint_full(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", TOKENS)
+    recorded = record(spec(path))
+    with open_corpus(path, name="a") as corpus:
+        assert corpus.fingerprint_kind == "full"
+        assert corpus.fingerprint == recorded.fingerprints["full"]
+        assert corpus.fingerprints == recorded.fingerprints
+
+
+def test_recorded_hashes_move_with_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write_raw(tmp_path / "a" / "0.bin", TOKENS)
+    full = record(spec(tmp_path / "a")).fingerprints["full"]
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "b" / "0.bin").rename(tmp_path / "b" / "first.bin")
+    assert _fingerprint(tmp_path / "b") == full
+
+
+def test_content_that_differs_from_its_recorded_hashes_does_not_open(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", TOKENS)
+    record(spec(path))
+    write_raw(path, TOKENS[::-1])
+    with pytest.raises(UnreadableCorpus, match=r"verify to find the block, or delete a\.bin\.hashes\.json"):
+        open_corpus(path, name="a")
+    sidecar_path(spec(path)).unlink()
+    assert _fingerprint(path).startswith("sampled-")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:-20], "cannot be read"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "unknown kind of sidecar"),
+        (lambda text: text.replace('"num_tokens": 300000', '"num_tokens": 300001'), "do not give the finger"),
+        (lambda text: text.replace('"shards"', '"files"'), "field missing or of the wrong type"),
+        (lambda text: "[]", "wrong type"),
+        (lambda text: '{"kind": 3}', "field missing"),
+    ],
+)
+def test_a_damaged_sidecar_is_refused(tmp_path: Path, damage: Callable[[str], str], message: str) -> None:
+    path = write_raw(tmp_path / "a.bin", TOKENS)
+    sidecar = record(spec(path)).sidecar
+    sidecar.write_text(damage(sidecar.read_text()))
+    with pytest.raises(UnreadableCorpus, match=message):
+        open_corpus(path, name="a")
+
+
+def test_hashes_survive_their_json() -> None:
+    shard = ShardHashes(name="a", num_tokens=3, dtype="uint16", digests=("0" * 32,))
+    hashes = RecordedHashes(sampled="sampled-1", shards=(shard,))
+    assert RecordedHashes.from_json(hashes.to_json()) == hashes
+    canonical = '[{"digests":["' + "0" * 32 + '"],"dtype":"uint16","num_tokens":3}]'
+    assert hashes.full == f"full-{hashlib.sha256(canonical.encode()).hexdigest()}"
+    assert json.loads(hashes.to_json())["block_bytes"] == 16 * 2**20
+
+
+def test_each_selection_has_hashes_and_a_fingerprint_of_its_own(tmp_path: Path) -> None:
+    for name in ("train_0.bin", "train_1.bin", "val.bin"):
+        write_raw(tmp_path / name, some_tokens(1000, seed=sum(name.encode())))
+    train, val, one = spec(tmp_path, split="train"), spec(tmp_path, split="val"), spec(tmp_path / "val.bin")
+    patterns = spec(tmp_path, include=("train_?.bin",))
+    full = {each: record(each).fingerprints["full"] for each in (train, val, one, patterns)}
+    assert (full[train], full[val]) == (full[patterns], full[one])
+    for each, expected in full.items():
+        with Corpus.open(each) as corpus:
+            assert corpus.fingerprint == expected
+        assert verify(each).fingerprint == expected
+    assert [path.name for path in sorted(tmp_path.glob("corpus.*"))][1:] == [
+        "corpus.train.hashes.json",
+        "corpus.val.hashes.json",
+    ]
+    (tmp_path / "train_1.bin").unlink()
+    with pytest.raises(UnreadableCorpus, match="differs from its recorded hashes"):
+        Corpus.open(train)
+    assert [(problem.shard, problem.detail) for problem in verify(train).problems] == [
+        ("train_1.bin", "recorded, but the file is missing")
+    ]

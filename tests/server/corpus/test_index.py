@@ -1,0 +1,291 @@
+"""Indexing: exact against a naive split, bounded memory, and whole sidecars whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corpus_server.corpus import index as indexing
+from corpus_server.corpus import publish
+from corpus_server.corpus.index import index
+from corpus_server.corpus.verify import record, verify
+from corpus_server.errors import CorpusChanged, InvalidParameter, UnknownDocument, UnreadableCorpus
+from tests.corpora import (
+    open_corpus,
+    open_descriptors,
+    some_tokens,
+    spec,
+    write_llmc,
+    write_megatron,
+    write_npy,
+    write_raw,
+)
+from tests.serving import environment
+
+
+def split(tokens: list[int], eot: int) -> list[list[int]]:
+    """Return the documents, one token after another."""
+    documents: list[list[int]] = []
+    current: list[int] = []
+    for token in tokens:
+        current.append(token)
+        if token == eot:
+            documents.append(current)
+            current = []
+    return documents + ([current] if current else [])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@given(
+    shards=st.lists(st.lists(st.integers(0, 3), max_size=60), min_size=1, max_size=4),
+    eot=st.integers(0, 4),
+    piece=st.integers(1, 70),
+    dtype=st.sampled_from(["uint8", "uint16", "uint32", "int32"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_documents_are_those_of_a_naive_split(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[int]], eot: int, piece: int, dtype: str
+) -> None:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number, tokens in enumerate(shards):
+        write_raw(folder / f"{number}.bin", tokens, dtype=dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexing, "_PIECE_TOKENS", piece)
+        done = index(spec(folder, eot=eot, dtype=dtype))
+    expected = [document for tokens in shards for document in split(tokens, eot)]
+    flat = [token for tokens in shards for token in tokens]
+    assert done.num_documents == len(expected)
+    assert [shard.num_found for shard in done.shards] == [tokens.count(eot) for tokens in shards]
+    assert done.found_nowhere == (bool(flat) and eot not in flat)
+    with open_corpus(folder, name="c", dtype=dtype) as corpus:
+        assert corpus.num_documents == len(expected)
+        at = 0
+        for number, document in enumerate(expected):
+            assert corpus.document_range(number) == (at, at + len(document))
+            at += len(document)
+        for shard in corpus.shards:
+            assert shard.documents is not None
+            assert shard.documents.find_problem() is None
+
+
+def test_other_formats_and_the_token_ranges_of_a_whole_corpus(tmp_path: Path) -> None:
+    write_llmc(tmp_path / "0.bin", [1, 9, 2])
+    write_npy(tmp_path / "1.npy", [3, 9, 9], dtype="uint32")
+    index(spec(tmp_path, eot=9))
+    with open_corpus(tmp_path, name="c") as corpus:
+        assert [corpus.document_range(n) for n in range(4)] == [(0, 2), (2, 3), (3, 5), (5, 6)]
+
+
+def test_without_an_index_the_error_says_how_to_make_one(tmp_path: Path) -> None:
+    with open_corpus(write_raw(tmp_path / "a.bin", [1, 2]), name="c") as corpus:
+        with pytest.raises(UnknownDocument) as caught:
+            corpus.document_range(0)
+        assert "corpus-server index PATH,eot=ID" in (caught.value.remedy or "")
+
+
+def test_a_second_run_reads_nothing_and_force_reads_all(tmp_path: Path) -> None:
+    write_raw(tmp_path / "0.bin", [1, 0, 2])
+    write_raw(tmp_path / "1.bin", [3, 0])
+    assert index(spec(tmp_path, eot=0)).bytes_read == 10
+    again = index(spec(tmp_path, eot=0))
+    assert ([shard.action for shard in again.shards], again.bytes_read) == (["kept", "kept"], 0)
+    assert [shard.num_found for shard in again.shards] == [1, 1]
+    forced = index(spec(tmp_path, eot=0), force=True)
+    assert ([shard.action for shard in forced.shards], forced.bytes_read) == (["written", "written"], 10)
+
+
+def test_only_what_is_wrong_is_written_again(tmp_path: Path) -> None:
+    for number in range(3):
+        write_raw(tmp_path / f"{number}.bin", [1, 0, number])
+    index(spec(tmp_path, eot=0))
+    damaged = tmp_path / "1.bin.documents"
+    damaged.write_bytes(damaged.read_bytes()[:96] + bytes(8) + damaged.read_bytes()[104:])
+    assert [shard.action for shard in index(spec(tmp_path, eot=0)).shards] == ["kept", "written", "kept"]
+    (tmp_path / "2.bin.documents").write_bytes(b"something else")
+    assert [shard.action for shard in index(spec(tmp_path, eot=0)).shards] == ["kept", "kept", "written"]
+    assert [shard.action for shard in index(spec(tmp_path, eot=1)).shards] == ["written"] * 3
+
+
+def test_a_shard_with_its_own_index_is_left_alone(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "x", [[1, 0], [2, 0, 3]])
+    done = index(spec(path, eot=0), force=True)
+    assert [(shard.action, shard.num_documents, shard.sidecar) for shard in done.shards] == [("own", 2, None)]
+    assert (done.bytes_read, done.found_nowhere) == (0, False)
+    assert names(tmp_path) == ["x.bin", "x.idx"]
+
+
+def test_shards_indexed_for_different_ids_are_refused(tmp_path: Path) -> None:
+    """As a run for another id that was broken off leaves them."""
+    write_raw(tmp_path / "0.bin", [1, 0])
+    write_raw(tmp_path / "1.bin", [1, 0])
+    index(spec(tmp_path, eot=0))
+    index(spec(tmp_path / "1.bin", eot=1))
+    with pytest.raises(UnreadableCorpus, match=r"0\.bin end at token 0, those of 1\.bin .* token 1; .*again"):
+        open_corpus(tmp_path, name="c")
+    index(spec(tmp_path, eot=1))
+    open_corpus(tmp_path, name="c").close()
+
+
+@pytest.mark.parametrize("eot", [-1, 2**16])
+def test_an_id_that_no_token_can_have_is_refused(tmp_path: Path, eot: int) -> None:
+    write_raw(tmp_path / "a.bin", [1, 2])
+    with pytest.raises(InvalidParameter, match=r"eot must be a token id in \[0, 65535\] \(uint16 tokens\)"):
+        index(spec(tmp_path / "a.bin", eot=eot))
+    assert names(tmp_path) == ["a.bin"]
+
+
+def test_verify_finds_a_damaged_sidecar(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 0, 2, 0])
+    index(spec(path, eot=0))
+    record(spec(path))
+    assert verify(spec(path)).ok
+    with (tmp_path / "a.bin.documents").open("r+b") as file:
+        file.seek(96)
+        file.write(b"\x01")
+    assert "its document ends differ" in verify(spec(path)).problems[0].detail
+
+
+def test_a_shard_written_to_meanwhile_is_not_published(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 0, 2])
+    with pytest.raises(CorpusChanged, match=r"^a\.bin"):
+        index(spec(path, eot=0), progress=lambda done, total: os.utime(path, ns=(0, 0)))
+    assert names(tmp_path) == ["a.bin"]
+
+
+def test_an_interrupt_leaves_what_was_there(tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if done == total:
+            raise KeyboardInterrupt
+
+    for name in ("0.bin", "1.bin"):
+        write_raw(tmp_path / name, [1, 0, 2])
+    before = open_descriptors()
+    with pytest.raises(KeyboardInterrupt):
+        index(spec(tmp_path, eot=0), progress=interrupt)
+    assert names(tmp_path) == ["0.bin", "0.bin.documents", "1.bin"]
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.EROFS, "Read-only file system; run it where the folder may be written to and copy"),
+        (errno.EACCES, "Permission denied; run it where"),
+        (errno.ENOSPC, "No space left on device; make room, then run it again: shards that are done stay"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, message: str
+) -> None:
+    """The refusal is made up, for the superuser is refused by none of them."""
+
+    def refuse(path: Path, flags: int, mode: int = 0) -> int:
+        raise OSError(number, os.strerror(number))
+
+    path = write_raw(tmp_path / "a.bin", [1, 0])
+    monkeypatch.setattr(publish, "os", SimpleNamespace(**{**vars(os), "open": refuse}))
+    with pytest.raises(UnreadableCorpus, match="the document ends cannot be written: " + message):
+        index(spec(path, eot=0))
+    assert names(tmp_path) == ["a.bin"]
+
+
+def test_a_sidecar_that_cannot_be_put_there(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 0])
+    (tmp_path / "a.bin.documents").mkdir()
+    with pytest.raises(UnreadableCorpus):
+        index(spec(path, eot=0))
+    assert names(tmp_path) == ["a.bin", "a.bin.documents"]
+
+
+def test_progress_counts_to_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexing, "_PIECE_TOKENS", 4)
+    write_raw(tmp_path / "0.bin", [1] * 10)
+    write_raw(tmp_path / "1.bin", [1] * 3)
+    seen: list[tuple[int, int]] = []
+    for _ in range(2):
+        seen.clear()
+        index(spec(tmp_path, eot=0), progress=lambda done, total: seen.append((done, total)))
+        assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+        assert seen[-1] == (26, 26)
+        write_raw(tmp_path / "1.bin", [2] * 3)
+
+
+MEASURE = """
+import resource, sys
+from corpus_server.corpus.index import index
+from tests.corpora import spec
+index(spec(sys.argv[1], eot=65535))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+done = index(spec(sys.argv[2], eot=0))
+print(done.num_documents, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_hundred_million_tokens_in_bounded_memory(tmp_path: Path) -> None:
+    """Every token ends a document, the worst case: 800 MB of ends."""
+    small, large = write_raw(tmp_path / "small.bin", [1]), tmp_path / "large.bin"
+    with large.open("wb") as file:
+        file.truncate(2 * 10**8)
+    ended = subprocess.run(
+        [sys.executable, "-c", MEASURE, small, large],
+        capture_output=True, text=True, env=environment(), check=True, timeout=100,
+    )  # fmt: skip
+    num_documents, grown_kib = map(int, ended.stdout.split())
+    assert num_documents == 10**8
+    assert grown_kib < 48 * 1024
+    assert np.fromfile(tmp_path / "large.bin.documents", "<u8", count=3, offset=96).tolist() == [1, 2, 3]
+
+
+KILLED = """
+import sys
+from corpus_server.corpus.index import index
+from tests.corpora import spec
+print("ready", flush=True)
+for n in range(1000):
+    index(spec(sys.argv[1], eot=n % 2), force=True)
+"""
+
+
+def test_kill_at_any_moment_leaves_whole_sidecars(tmp_path: Path) -> None:
+    """Catalogue row 16, for indexing; what was left aside is gone after the next run."""
+    tokens = some_tokens(300_000, vocabulary=3)
+    for number in range(3):
+        write_raw(tmp_path / f"{number}.bin", tokens)
+    expected = {eot: int((tokens == eot).sum() + (tokens[-1] != eot)) for eot in (0, 1)}
+    left_aside = 0
+    for moment in range(12):
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, tmp_path], stdout=subprocess.PIPE, env=environment()
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(0.003 * moment + 0.001)
+            process.send_signal(signal.SIGKILL)
+        left_aside += sum(name.endswith(".tmp") for name in names(tmp_path))
+        for number in range(3):
+            if (tmp_path / f"{number}.bin.documents").exists():
+                with open_corpus(tmp_path / f"{number}.bin", name="c") as corpus:
+                    documents = corpus.shards[0].documents
+                    assert documents is not None
+                    assert documents.find_problem() is None
+                    assert documents.num_documents in expected.values()
+        if moment % 3 == 0:
+            index(spec(tmp_path, eot=0))
+            assert not [name for name in names(tmp_path) if name.endswith(".tmp")]
+            with open_corpus(tmp_path, name="c") as corpus:
+                assert corpus.num_documents == 3 * expected[0]
+    assert left_aside > 0, "no kill came while a file was being written: the test shows nothing"

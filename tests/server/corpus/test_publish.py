@@ -1,0 +1,173 @@
+"""Publishing: whole or not at all, and what killed processes left does not stay."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from corpus_server.corpus.publish import publishing, publishing_folder, remove_stale
+from tests.corpora import open_descriptors
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_is_there_at_the_end_and_not_before(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old and longer")
+    with publishing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old and longer"
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    before = open_descriptors()
+    with pytest.raises(error), publishing(path) as file:  # noqa: PT012
+        file.write(b"new")
+        raise error
+    assert (names(tmp_path), path.read_bytes()) == (["a"], b"old")
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_an_interrupt_before_the_first_byte_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, locked: bool
+) -> None:
+    lock = fcntl.flock
+
+    def interrupted(file: IO[bytes], operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        if locked:
+            lock(file, operation)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcntl, "flock", interrupted)
+    before = open_descriptors()
+    with pytest.raises(KeyboardInterrupt), publishing(tmp_path / "a"):
+        pass
+    assert names(tmp_path) == []
+    assert open_descriptors() == before
+
+
+def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / ".a.tmp").write_bytes(b"half of something long")
+    with publishing(tmp_path / "a") as file:
+        file.write(b"new")
+    assert (names(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"new")
+
+
+def test_stale_files_are_removed_and_their_absence_creates_nothing(tmp_path: Path) -> None:
+    remove_stale(tmp_path / "a")
+    (tmp_path / ".a.tmp").write_bytes(b"half")
+    remove_stale(tmp_path / "a")
+    assert names(tmp_path) == []
+
+
+def test_two_writers_do_not_mix(tmp_path: Path) -> None:
+    with publishing(tmp_path / "a") as file:
+        file.write(b"first")
+        with (
+            pytest.raises(BlockingIOError, match="another process is writing it"),
+            publishing(tmp_path / "a"),
+        ):
+            pass
+        with pytest.raises(BlockingIOError):
+            remove_stale(tmp_path / "a")
+    assert (names(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"first")
+
+
+def test_a_published_file_is_not_taken_for_the_one_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened before another writer's rename and locked after it, it is the published file."""
+    plain = fcntl.flock
+    raced = False
+
+    def publish_first(file: object, how: int) -> None:
+        nonlocal raced
+        if not raced:
+            raced = True
+            (tmp_path / ".a.tmp").write_bytes(b"theirs")
+            (tmp_path / ".a.tmp").replace(tmp_path / "a")
+        plain(file, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", publish_first)
+    with publishing(tmp_path / "a") as file:
+        file.write(b"ours")
+        assert (tmp_path / "a").read_bytes() == b"theirs"
+    assert (tmp_path / "a").read_bytes() == b"ours"
+
+
+def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
+    def write(letter: bytes) -> None:
+        for _ in range(100):
+            with suppress(BlockingIOError), publishing(tmp_path / "a") as file:
+                file.write(letter * 1000)
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in (b"x", b"y", b"z")]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if (tmp_path / "a").exists():
+            content = (tmp_path / "a").read_bytes()
+            assert len(content) == 1000
+            assert len(set(content)) == 1
+    for thread in threads:
+        thread.join()
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_folder_is_there_at_the_end_and_not_before(tmp_path: Path) -> None:
+    with publishing_folder(tmp_path / "a") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "b").write_bytes(b"new")
+        assert not (tmp_path / "a").exists()
+    assert (names(tmp_path), names(tmp_path / "a")) == (["a"], ["inner"])
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_error_leaves_no_folder(tmp_path: Path, error: type[BaseException]) -> None:
+    before = open_descriptors()
+    with pytest.raises(error), publishing_folder(tmp_path / "a") as folder:  # noqa: PT012
+        (folder / "b").write_bytes(b"new")
+        raise error
+    assert (names(tmp_path), open_descriptors()) == ([], before)
+
+
+def test_a_folder_that_a_killed_process_left_is_emptied(tmp_path: Path) -> None:
+    (tmp_path / ".a.tmp" / "inner").mkdir(parents=True)
+    (tmp_path / ".a.tmp" / "b").write_bytes(b"half")
+    with publishing_folder(tmp_path / "a"):
+        pass
+    assert (names(tmp_path), names(tmp_path / "a")) == (["a"], [])
+
+
+def test_a_folder_that_holds_something_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"old")
+    with pytest.raises(OSError, match="not empty"), publishing_folder(tmp_path / "a"):
+        pass
+    assert (names(tmp_path), names(tmp_path / "a")) == (["a"], ["b"])
+
+
+def test_two_writers_of_a_folder_do_not_mix(tmp_path: Path) -> None:
+    with publishing_folder(tmp_path / "a") as folder:
+        (folder / "b").write_bytes(b"first")
+        with (
+            pytest.raises(BlockingIOError, match="another process is writing it"),
+            publishing_folder(tmp_path / "a"),
+        ):
+            pass
+    assert names(tmp_path / "a") == ["b"]

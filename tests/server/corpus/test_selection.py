@@ -1,0 +1,259 @@
+"""Which files are the shards of a corpus, and in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpus_server.corpus.selection import corpora_of_splits, list_shards
+from corpus_server.corpus_spec import ALL, CorpusSpec, split_of
+from corpus_server.errors import UnreadableCorpus
+from tests.corpora import discover, spec, write_llmc, write_megatron, write_npy, write_raw
+
+
+def _names(path: Path) -> list[str]:
+    return [shard.name for shard in list_shards(spec(path))]
+
+
+def test_shards_come_in_natural_order(tmp_path: Path) -> None:
+    for name in ["b10.bin", "b2.bin", "b1.bin", "a.bin", "b02.bin"]:
+        write_raw(tmp_path / name, [1])
+    assert _names(tmp_path) == ["a.bin", "b1.bin", "b02.bin", "b2.bin", "b10.bin"]
+
+
+def test_nested_folders_give_relative_names(tmp_path: Path) -> None:
+    for folder in ["part10", "part2", "part2/deep"]:
+        (tmp_path / folder).mkdir()
+        write_raw(tmp_path / folder / "t.bin", [1])
+    assert _names(tmp_path) == ["part2/deep/t.bin", "part2/t.bin", "part10/t.bin"]
+
+
+def test_side_files_are_no_shards(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "x", [[1, 2]])
+    write_raw(tmp_path / "part.npy", [1])
+    sides = ["tokenizer.json", "corpus.hashes.json", "part.csv.gz", ".hidden.bin", "meta.pkl", "README.md"]
+    for name in [*sides, "LICENSE", "_SUCCESS", "prepare.py"]:
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / ".cache").mkdir()
+    write_raw(tmp_path / ".cache" / "y.bin", [1])
+    assert _names(tmp_path) == ["part.npy", "x.bin"]
+
+
+def test_a_stray_file_is_refused_and_not_served_as_tokens(tmp_path: Path) -> None:
+    write_raw(tmp_path / "a.bin", [1])
+    write_raw(tmp_path / "core.dump", [1])
+    with pytest.raises(UnreadableCorpus, match=r"core\.dump: is neither a known token file"):
+        discover(tmp_path)
+
+
+def test_a_foreign_file_among_shards_is_refused(tmp_path: Path) -> None:
+    write_raw(tmp_path / "a.bin", [1])
+    write_raw(tmp_path / "b.parquet", [1])
+    with pytest.raises(UnreadableCorpus, match="Parquet"):
+        discover(tmp_path)
+
+
+def test_formats_may_be_mixed(tmp_path: Path) -> None:
+    write_raw(tmp_path / "a.bin", [1])
+    write_npy(tmp_path / "b.npy", [1, 2])
+    write_llmc(tmp_path / "c.tok", [1, 2, 3])
+    assert [(shard.format, shard.num_tokens) for shard in discover(tmp_path)] == [
+        ("raw", 1),
+        ("npy", 2),
+        ("llm.c", 3),
+    ]
+
+
+@pytest.mark.parametrize("side_file", [None, "notes.txt"])
+def test_an_empty_folder_is_refused(tmp_path: Path, side_file: str | None) -> None:
+    if side_file:
+        (tmp_path / side_file).touch()
+    with pytest.raises(UnreadableCorpus, match=f"found {'only notes.txt' if side_file else 'nothing'}"):
+        list_shards(spec(tmp_path))
+
+
+def test_a_missing_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableCorpus, match="found nothing"):
+        list_shards(spec(tmp_path / "missing"))
+
+
+def test_a_data_file_without_its_index_among_pairs_is_ambiguous(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "a", [[1, 2]])
+    write_raw(tmp_path / "b.bin", [1])
+    with pytest.raises(UnreadableCorpus, match=r"b\.bin: has no \.idx.*give the dtype to serve it as raw"):
+        discover(tmp_path)
+    assert [shard.format for shard in discover(tmp_path, dtype="uint16")] == ["megatron", "raw"]
+
+
+def test_an_index_without_its_data_is_refused(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "a", [[1, 2]])
+    write_megatron(tmp_path / "b", [[1, 2]])
+    path.unlink()
+    with pytest.raises(UnreadableCorpus, match=r"a\.idx: is an index, but a\.bin is missing"):
+        list_shards(spec(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["linked.bin", "linked.idx", "tokenizer.json", "linked"])
+def test_links_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    root, outside = tmp_path / "corpus", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    write_raw(root / "a.bin", [1])
+    target = outside if name == "linked" else write_raw(outside / "secret", [1])
+    (root / name).symlink_to(target)
+    with pytest.raises(UnreadableCorpus, match=f"{name}: is a symbolic link that leaves the corpus folder"):
+        list_shards(spec(root))
+
+
+def test_links_inside_the_folder(tmp_path: Path) -> None:
+    """A link to a shard is one more shard; to a folder, or in a circle, it is refused."""
+    (tmp_path / "sub").mkdir()
+    write_raw(tmp_path / "sub" / "a.bin", [1])
+    (tmp_path / "b.bin").symlink_to("sub/a.bin")
+    assert _names(tmp_path) == ["b.bin", "sub/a.bin"]
+    (tmp_path / "again").symlink_to("sub")
+    with pytest.raises(UnreadableCorpus, match="again: is a symbolic link to a folder"):
+        list_shards(spec(tmp_path))
+    (tmp_path / "again").unlink()
+    (tmp_path / "circle.bin").symlink_to("circle.bin")
+    with pytest.raises(UnreadableCorpus, match=r"circle\.bin: cannot be opened"):
+        discover(tmp_path)
+
+
+def test_a_folder_may_itself_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    write_raw(tmp_path / "real" / "a.bin", [1])
+    (tmp_path / "link").symlink_to("real")
+    assert _names(tmp_path / "link") == ["a.bin"]
+
+
+SPLIT_FOLDERS = {
+    "nanogpt": (["train.bin", "val.bin"], "train (train.bin), val (val.bin)"),
+    "llm.c": (
+        ["tinyshakespeare_train.bin", "tinyshakespeare_val.bin"],
+        "train (tinyshakespeare_train.bin), val",
+    ),
+    "modded-nanogpt": (
+        ["fineweb_val_000000.bin", *(f"fineweb_train_{n:06}.bin" for n in (1, 2, 3))],
+        "train (fineweb_train_000001.bin, fineweb_train_000002.bin and 1 more), val (fineweb_val_000000.bin)",
+    ),
+    "folders": (["train/0.bin", "Validation/0.bin"], "val (Validation/0.bin), train (train/0.bin)"),
+    "a-validation-file-in-a-training-folder": (
+        ["part-000.bin", "val.bin"],
+        "other (names that say none: part-000.bin), val (val.bin)",
+    ),
+    "a-validation-file-in-a-folder-called-train": (
+        ["train/0.bin", "train/val_0.bin"],
+        "train (train/0.bin), train+val (train/val_0.bin)",
+    ),
+}
+
+
+def _write(folder: Path, names: list[str]) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_raw(folder / name, [1])
+    return folder
+
+
+@pytest.mark.parametrize("layout", SPLIT_FOLDERS)
+def test_files_of_several_splits_are_refused_with_the_choices(tmp_path: Path, layout: str) -> None:
+    """Served as one corpus, training would see its validation data, without a word."""
+    names, said = SPLIT_FOLDERS[layout]
+    folder = _write(tmp_path / "my data", names)
+    with pytest.raises(UnreadableCorpus) as caught:
+        list_shards(spec(folder))
+    assert f"its files are of several splits: {said}" in caught.value.detail
+    for each in corpora_of_splits(spec(folder)):
+        choice = f"'{folder}#{each.split}'"
+        assert choice in str(caught.value.remedy)
+        (shards,) = {tuple(list_shards(each)), tuple(list_shards(CorpusSpec.parse(choice.strip("'"))))}
+        assert {split_of(shard.name) for shard in shards} == {each.split}
+    assert f"corpus-server serve '{folder}' --splits" in str(caught.value.remedy)
+    assert len(list_shards(CorpusSpec.parse(f"{folder}#all"))) == len(names)
+
+
+def test_megatron_splits_are_told_apart_and_may_lack_the_others_index(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "x_train_text_document", [[1, 2]])
+    write_megatron(tmp_path / "x_valid_text_document", [[1, 2]])
+    with pytest.raises(UnreadableCorpus, match="several splits"):
+        _names(tmp_path)
+    (tmp_path / "x_valid_text_document.idx").unlink()
+    chosen = list_shards(spec(tmp_path, split="train"))
+    assert [shard.name for shard in chosen] == ["x_train_text_document.bin"]
+    assert [file.path for file in list_shards(spec(tmp_path / "x_train_text_document"))] == [chosen[0].path]
+
+
+def test_an_index_without_its_data_is_refused_by_its_own_split_alone(tmp_path: Path) -> None:
+    for name in ("x_train_text_document", "x_valid_text_document", "y_valid_text_document"):
+        write_megatron(tmp_path / name, [[1, 2]])
+    (tmp_path / "y_valid_text_document.bin").unlink()
+    assert [shard.name for shard in list_shards(spec(tmp_path, split="train"))] == [
+        "x_train_text_document.bin"
+    ]
+    for split in ("val", ALL):
+        with pytest.raises(UnreadableCorpus, match=r"y_valid_text_document\.idx: is an index"):
+            list_shards(spec(tmp_path, split=split))
+
+
+def test_one_split_needs_no_choice(tmp_path: Path) -> None:
+    names = ["a_train_1.bin", "a_train_2.bin", "train/0.bin"]
+    assert _names(_write(tmp_path, names)) == names
+    (tmp_path / "val.json").touch()  # a side file
+    assert _names(tmp_path) == names
+    assert _names(tmp_path / "a_train_1.bin") == names[:1]
+    assert corpora_of_splits(spec(tmp_path)) == [spec(tmp_path)]
+
+
+def test_a_folder_that_is_called_like_a_split_says_nothing_of_its_files(tmp_path: Path) -> None:
+    assert _names(_write(tmp_path / "test", ["0.bin"])) == ["0.bin"]
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({"include": ("*_train_*.bin",)}, ["a_train_1.bin"]),
+        ({"include": ("**/*_train_*.bin",)}, ["a_train_1.bin", "b/a_train_2.bin", "b/c/a_train_3.bin"]),
+        ({"include": ("b/*",)}, ["b/a_train_2.bin"]),
+        ({"include": ("b/**",)}, ["b/a_train_2.bin", "b/c/a_train_3.bin"]),
+        ({"include": ("a_[tv]*_1.bin",), "split": "val"}, ["a_val_1.bin"]),
+        ({"exclude": ("*val*",)}, ["a_train_1.bin", "b/a_train_2.bin", "b/c/a_train_3.bin"]),
+        ({"exclude": ("a_*", "b/c/**")}, ["b/a_train_2.bin"]),
+        ({"include": ("*",), "exclude": ("*train*",)}, ["a_val_1.bin"]),
+    ],
+)
+def test_patterns_choose(tmp_path: Path, options: dict[str, Any], chosen: list[str]) -> None:
+    _write(tmp_path, ["a_train_1.bin", "a_val_1.bin", "b/a_train_2.bin", "b/c/a_train_3.bin"])
+    assert [shard.name for shard in list_shards(spec(tmp_path, **options))] == chosen
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"include": ("*",)}, "several splits"),
+        ({"exclude": ("*vla*",)}, r"the pattern '\*vla\*' matches no token file"),
+        ({"include": ("*train*", "*.npy")}, r"the pattern '\*\.npy' matches no token file"),
+        ({"exclude": ("*",)}, "expected token files in the folder, found only"),
+        ({"split": "test"}, r"no file is of split test; there are train \(a_train_1\.bin\), val"),
+    ],
+)
+def test_a_choice_of_nothing_or_of_too_much_is_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    _write(tmp_path, ["a_train_1.bin", "a_val_1.bin"])
+    with pytest.raises(UnreadableCorpus, match=message):
+        list_shards(spec(tmp_path, **options))
+
+
+def test_patterns_of_two_disks_meet_without_reading_what_lies_between(tmp_path: Path) -> None:
+    _write(tmp_path, ["1/web/t1.bin", "2/t0.bin", "3/t2.bin"])
+    (tmp_path / "3" / "away.bin").symlink_to("/")
+    both = CorpusSpec.parse(f"web={tmp_path}/1/web/t*,{tmp_path}/2/t*")
+    assert [shard.name for shard in list_shards(both)] == ["1/web/t1.bin", "2/t0.bin"]
+
+
+def test_a_stray_file_beside_the_chosen_ones_is_not_looked_at(tmp_path: Path) -> None:
+    _write(tmp_path, ["train.bin", "core.dump", "x.parquet"])
+    assert [layout.name for layout in list_shards(spec(tmp_path, split="train"))] == ["train.bin"]

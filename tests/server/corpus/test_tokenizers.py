@@ -1,0 +1,150 @@
+"""Every kind of tokenizer gives texts back and knows its ids; a damaged file is refused by name."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corpus_server.corpus.tokenizers import Tokenizer, open_tokenizer
+from corpus_server.errors import MissingPackage, UnreadableCorpus
+
+TEXTS = ["Grüße, 世界! 12345\r\n", "", "def f(x):\n    return x ** 2  # <|endoftext|>\n", "  two  spaces "]
+
+
+def write_tokenizer_json(folder: Path) -> Path:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.enable_truncation(2)
+    path = folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def write_ranks(folder: Path, number: int = 50256) -> Path:
+    """Write a rank file: the bytes, two usual merges, then pairs that no text here holds."""
+    tokens = [bytes([byte]) for byte in range(256)] + [b"re", b"  "]
+    tokens += [b"\xff\xfe" + i.to_bytes(3, "big") for i in range(number - len(tokens))]
+    lines = (base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
+    path = folder / "any.tiktoken"
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def write_sentencepiece(folder: Path) -> Path:
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS * 20),
+        model_writer=model,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        minloglevel=2,
+    )
+    path = folder / "tokenizer.model"
+    path.write_bytes(model.getvalue())
+    return path
+
+
+WRITERS: dict[str, Callable[[Path], Path | str]] = {
+    "bytes": lambda folder: "bytes",
+    "tokenizer.json": write_tokenizer_json,
+    "tiktoken": write_ranks,
+    "sentencepiece": write_sentencepiece,
+}
+EOT = {"bytes": None, "tokenizer.json": 0, "tiktoken": 50256, "sentencepiece": 2}
+
+
+@pytest.fixture(params=WRITERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def tokenizer(kind: str, tmp_path: Path) -> Tokenizer:
+    return open_tokenizer(WRITERS[kind](tmp_path))
+
+
+def test_texts_come_back(tokenizer: Tokenizer) -> None:
+    encoded = tokenizer.encode_batch(TEXTS)
+    assert [(ids.dtype, ids.ndim) for ids in encoded] == [(np.uint32, 1)] * len(TEXTS)
+    assert [tokenizer.decode(ids.tolist()) for ids in encoded] == TEXTS
+    assert all(tokenizer.knows(token) and token < tokenizer.vocab_size for token in np.concatenate(encoded))
+
+
+def test_the_name_of_a_special_token_in_a_text_is_plain_text(kind: str, tokenizer: Tokenizer) -> None:
+    assert tokenizer.eot_id == EOT[kind]
+    (ids,) = tokenizer.encode_batch(["a<|endoftext|>b</s>c"])
+    assert tokenizer.eot_id not in ids.tolist()
+    assert tokenizer.encode_batch([]) == []
+
+
+def test_special_tokens_are_shown_by_name(kind: str, tokenizer: Tokenizer) -> None:
+    if tokenizer.eot_id is not None:
+        words, more = (ids.tolist() for ids in tokenizer.encode_batch(["one", "two"]))
+        name = "</s>" if kind == "sentencepiece" else "<|endoftext|>"
+        assert tokenizer.decode([*words, tokenizer.eot_id, *more]) == f"one{name}two"
+
+
+def test_ids_outside_the_vocabulary_are_not_known(tokenizer: Tokenizer) -> None:
+    assert tokenizer.knows(tokenizer.vocab_size - 1)
+    assert not any(tokenizer.knows(token) for token in (-1, tokenizer.vocab_size, 2**31, 2**32 - 1))
+
+
+def test_ranks_of_an_unknown_vocabulary_are_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnreadableCorpus, match=r"300 ranks, which no known .*gpt2 .*50,256.*cl100k_base 100,256"
+    ):
+        open_tokenizer(write_ranks(tmp_path, 300))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "expected a tokenizer, found something else"),
+        (b"\x89PNG", r"give `bytes`, a tokenizer\.json, a tiktoken rank file"),
+        (b"{", r"is not a tokenizer\.json that can be read"),
+        (b'{"model": {"type": "none"}}', r"is not a tokenizer\.json"),
+        (b"IQ== 0\nIg== x\n", "is not a tiktoken rank file"),
+        (b"\n\x0e\n\x05<unk>", "is not a SentencePiece model"),
+    ],
+)
+def test_what_is_no_tokenizer_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "tokenizer"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableCorpus, match=message) as caught:
+        open_tokenizer(path)
+    assert str(path) in caught.value.detail
+    with pytest.raises(UnreadableCorpus, match="cannot be read: No such file"):
+        open_tokenizer(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"), [("tokenizer.json", "tokenizers"), ("tiktoken",) * 2, ("sentencepiece",) * 2]
+)
+def test_a_package_that_is_not_installed_is_named(
+    kind: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = WRITERS[kind](tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackage, match=rf"{path} needs the package '{package}'") as caught:
+        open_tokenizer(path)
+    assert caught.value.remedy == "pip install 'corpus-server[text]'"

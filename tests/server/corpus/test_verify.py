@@ -1,0 +1,230 @@
+"""Recording hashes, and finding what changed since."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from corpus_server.corpus import verify as verify_module
+from corpus_server.corpus.fingerprints import BLOCK_BYTES
+from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.verify import BadBlock, record, verify
+from corpus_server.errors import CorpusChanged, UnreadableCorpus
+from tests.corpora import (
+    megatron_index,
+    open_corpus,
+    open_descriptors,
+    some_tokens,
+    spec,
+    write_llmc,
+    write_megatron,
+    write_raw,
+)
+
+NUM_TOKENS = 20_000_000  # 40 MB: two whole blocks and a short one
+
+
+def _flip(path: Path, byte: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(byte)
+        old = file.read(1)[0]
+        file.seek(byte)
+        file.write(bytes([old ^ 4]))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two shards, one with a header, and no hashes yet."""
+    path = tmp_path / "corpus"
+    path.mkdir()
+    write_raw(path / "0.bin", some_tokens(NUM_TOKENS))
+    write_llmc(path / "1.bin", some_tokens(1000, seed=1))
+    return path
+
+
+def test_records_the_digest_of_every_block(folder: Path) -> None:
+    result = record(spec(folder))
+    assert result.sidecar == folder / "corpus.hashes.json"
+    assert (result.num_shards, result.num_tokens) == (2, NUM_TOKENS + 1000)
+    assert result.bytes_read == 2 * (NUM_TOKENS + 1000)
+    shards = json.loads(result.sidecar.read_text())["shards"]
+    data = [(folder / "0.bin").read_bytes(), (folder / "1.bin").read_bytes()[1024:]]
+    for shard, content in zip(shards, data, strict=True):
+        pieces = [content[i : i + BLOCK_BYTES] for i in range(0, len(content), BLOCK_BYTES)]
+        assert shard["digests"] == [xxhash.xxh3_128(piece).hexdigest() for piece in pieces]
+    assert [len(shard["digests"]) for shard in shards] == [3, 1]
+    assert sorted(path.name for path in folder.iterdir()) == ["0.bin", "1.bin", "corpus.hashes.json"]
+
+
+def test_a_wrong_sampled_fingerprint_in_the_sidecar_is_reported(folder: Path) -> None:
+    """The corpus does not open with it, and its bytes are as they were recorded."""
+    sidecar = record(spec(folder)).sidecar
+    document = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps({**document, "sampled": "sampled-" + "0" * 64}))
+    found = verify(spec(folder))
+    assert (found.ok, found.fingerprint, found.bad_blocks) == (False, None, [])
+    assert [problem.detail for problem in found.problems] == ["the sidecar's sampled fingerprint is wrong"]
+
+
+def test_an_undamaged_corpus_is_confirmed(folder: Path) -> None:
+    recorded = record(spec(folder))
+    result = verify(spec(folder))
+    assert result.ok
+    assert (result.sidecar, result.fingerprint) == (recorded.sidecar, recorded.fingerprints["full"])
+    assert (result.num_tokens, result.bytes_read) == (NUM_TOKENS + 1000, 2 * (NUM_TOKENS + 1000))
+
+
+@pytest.mark.parametrize(
+    ("shard", "byte", "block", "start", "stop"),
+    [
+        ("0.bin", 0, 0, 0, 2**23),
+        ("0.bin", BLOCK_BYTES - 1, 0, 0, 2**23),
+        ("0.bin", BLOCK_BYTES, 1, 2**23, 2**24),
+        ("0.bin", 2 * NUM_TOKENS - 1, 2, 2**24, NUM_TOKENS),
+        ("1.bin", 1024 + 7, 0, 0, 1000),
+    ],
+)
+def test_one_flipped_bit_names_shard_and_block(
+    folder: Path, shard: str, byte: int, block: int, start: int, stop: int
+) -> None:
+    record(spec(folder))
+    _flip(folder / shard, byte)
+    result = verify(spec(folder))
+    reason = "its bytes differ from the recorded ones"
+    assert result.bad_blocks == [BadBlock(shard=shard, block=block, start=start, stop=stop, reason=reason)]
+    assert (result.ok, result.problems, result.fingerprint) == (False, [], None)
+
+
+def test_works_where_opening_refuses(folder: Path) -> None:
+    record(spec(folder))
+    _flip(folder / "0.bin", 0)
+    with pytest.raises(UnreadableCorpus, match="differs from its recorded hashes"):
+        open_corpus(folder, name="c")
+    assert [(bad.shard, bad.block) for bad in verify(spec(folder)).bad_blocks] == [("0.bin", 0)]
+
+
+def test_without_recorded_hashes_every_byte_is_read_and_that_is_said(folder: Path) -> None:
+    result = verify(spec(folder))
+    assert result.ok
+    assert (result.sidecar, result.fingerprint) == (None, None)
+    assert result.bytes_read == 2 * (NUM_TOKENS + 1000)
+
+
+def test_a_truncated_shard_is_reported_and_the_rest_verified(folder: Path) -> None:
+    record(spec(folder))
+    os.truncate(folder / "1.bin", 2000)
+    _flip(folder / "0.bin", 5)
+    result = verify(spec(folder))
+    assert [(problem.shard, "its header says 1000" in problem.detail) for problem in result.problems] == [
+        ("1.bin", True)
+    ]
+    assert [(bad.shard, bad.block) for bad in result.bad_blocks] == [("0.bin", 0)]
+
+
+def test_a_shorter_headerless_shard_is_reported(folder: Path) -> None:
+    record(spec(folder))
+    os.truncate(folder / "0.bin", 2 * BLOCK_BYTES)
+    result = verify(spec(folder))
+    assert result.problems[0].detail == "holds 16777216 uint16 tokens, recorded were 20000000 uint16"
+    assert result.bad_blocks == []
+
+
+def test_missing_and_new_shards_are_reported(folder: Path) -> None:
+    record(spec(folder))
+    (folder / "1.bin").unlink()
+    assert [(p.shard, p.detail) for p in verify(spec(folder)).problems] == [
+        ("1.bin", "recorded, but the file is missing")
+    ]
+    write_raw(folder / "2.bin", [1])
+    write_raw(folder / "3.bin", [1])
+    assert [(p.shard, p.detail) for p in verify(spec(folder)).problems] == [
+        ("1.bin", "recorded, but the file is missing"),
+        ("2.bin", "not there when hashes were recorded"),
+        ("3.bin", "not there when hashes were recorded"),
+    ]
+
+
+def test_renamed_shards_are_still_the_same(folder: Path) -> None:
+    record(spec(folder))
+    (folder / "0.bin").rename(folder / "0-first.bin")
+    assert verify(spec(folder)).ok
+
+
+def test_headerless_dtype_is_taken_from_the_record(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", some_tokens(1000, dtype="uint32", vocabulary=2**17), dtype="uint32")
+    record(spec(path, dtype="uint32"))
+    assert verify(spec(path)).ok
+    assert not verify(spec(path, dtype="int32")).ok
+
+
+def test_a_damaged_document_index_is_found(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "x", [[1]] * 1000)
+    assert verify(spec(path)).ok
+    pointers = list(range(0, 2000, 2))
+    pointers[500] += 2
+    path.with_suffix(".idx").write_bytes(megatron_index([1] * 1000, pointers=pointers))
+    assert "sequence 500 does not begin" in verify(spec(tmp_path / "x")).problems[0].detail
+
+
+def test_progress_counts_to_the_total(folder: Path) -> None:
+    for run in (record, verify):
+        seen: list[tuple[int, int]] = []
+        run(spec(folder), progress=lambda done, total, seen=seen: seen.append((done, total)))
+        assert len(seen) == 4
+        assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+        assert {total for _, total in seen} == {2 * (NUM_TOKENS + 1000)} == {seen[-1][0]}
+
+
+def test_a_shard_written_to_while_recording_is_not_recorded(folder: Path) -> None:
+    with pytest.raises(CorpusChanged, match=r"^1\.bin"):
+        record(spec(folder), progress=lambda done, total: os.utime(folder / "1.bin", ns=(0, done)))
+    assert not (folder / "corpus.hashes.json").exists()
+
+
+def test_a_shard_truncated_while_being_read_is_reported_block_by_block(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last block is hashed after the file became shorter."""
+    plain = verify_module._hash_block
+
+    def truncate_first(shard: Shard, start: int) -> verify_module.Digest:
+        if shard.name == "0.bin" and start == 2 * BLOCK_BYTES:
+            os.truncate(folder / "0.bin", 2 * BLOCK_BYTES)
+        return plain(shard, start)
+
+    monkeypatch.setattr(verify_module, "_hash_block", truncate_first)
+    result = verify(spec(folder))
+    assert [(bad.block, "now it ends at byte" in bad.reason) for bad in result.bad_blocks] == [(2, True)]
+    assert ["40000000 bytes at opening" in problem.detail for problem in result.problems] == [True]
+
+
+def test_an_older_record_is_replaced(folder: Path) -> None:
+    first = record(spec(folder))
+    _flip(folder / "0.bin", 0)
+    second = record(spec(folder))
+    assert first.fingerprints != second.fingerprints
+    assert verify(spec(folder)).fingerprint == second.fingerprints["full"]
+
+
+def test_a_sidecar_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 2])
+    (tmp_path / "a.bin.hashes.json").mkdir()
+    with pytest.raises(UnreadableCorpus, match=r"hashes cannot be written: .*; make room"):
+        record(spec(path))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.bin", "a.bin.hashes.json"]
+
+
+def test_memory_is_bounded_and_everything_closed(folder: Path) -> None:
+    before = open_descriptors()
+    tracemalloc.start()
+    record(spec(folder))
+    verify(spec(folder))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * 2**20
+    assert open_descriptors() == before

@@ -1,0 +1,270 @@
+"""Large answers through small memory, stalled readers, and more requests than there is room for."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import xxhash
+
+from corpus_server.read.reading import PIECE_BYTES
+from tests.conftest import ServedCorpus
+from tests.corpora import some_tokens, write_raw
+from tests.reference import batch, one_source
+from tests.serving import Answer, RunningServer, host_and_port
+
+NUM_TOKENS = 6_000_000
+SEND_TIMEOUT_SECONDS = 1.5
+MAX_ANSWERS = 3
+CONFIG = f"""
+[server]
+max_concurrent_answers = {MAX_ANSWERS}
+send_timeout_seconds = {SEND_TIMEOUT_SECONDS}
+"""
+LARGE = {"corpus": "big", "seq_len": 1024, "batch_size": 64, "seed": 3, "step": 10, "count": 150}
+LARGE_TARGET = "/v1/batches?" + "&".join(f"{name}={value}" for name, value in LARGE.items())
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> ServedCorpus:
+    """12 MB in two shards; an answer of 150 steps is more than is ever gathered whole."""
+    folder = tmp_path_factory.mktemp("big")
+    shards = [some_tokens(NUM_TOKENS // 2, seed=seed) for seed in range(2)]
+    for number, tokens in enumerate(shards):
+        write_raw(folder / f"{number}.bin", tokens)
+    return ServedCorpus(folder, tuple(shards))
+
+
+@pytest.fixture(scope="module")
+def roomy(big: ServedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with the memory it usually has."""
+    with RunningServer({"big": big.path}, tmp_path_factory.mktemp("roomy")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tight(big: ServedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with three answers at a time, and little patience."""
+    with RunningServer({"big": big.path}, tmp_path_factory.mktemp("tight"), config=CONFIG) as running:
+        yield running
+
+
+@pytest.mark.parametrize("memory", ["roomy", "tight"])
+def test_a_large_answer_is_the_small_ones_joined(
+    memory: str, big: ServedCorpus, request: pytest.FixtureRequest
+) -> None:
+    """150 steps at once, 20 MB in pieces, against the steps one by one and the reference."""
+    server: RunningServer = request.getfixturevalue(memory)
+    answer = server.get("/v1/batches", **LARGE)
+    assert int(answer.headers["Content-Length"]) == len(answer.body) == 150 * 64 * 1025 * 2 > PIECE_BYTES
+    assert answer.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(answer.body).hexdigest()}"
+    assert server.get("/v1/batches", **LARGE, checksum="false").body == answer.body
+    size = 64 * 1025 * 2
+    for k in (0, 1, 57, 149):
+        small = server.get("/v1/batches", **{**LARGE, "step": 10 + k, "count": 1})
+        assert small.body == answer.body[k * size : (k + 1) * size]
+    plan = one_source("big", 1024, 64, seed=3)
+    assert (answer.array()[57] == batch(plan, big.shards, 67)[0]).all()
+
+
+@pytest.mark.parametrize("memory", ["roomy", "tight"])
+def test_a_large_range_is_the_files_joined(
+    memory: str, big: ServedCorpus, request: pytest.FixtureRequest
+) -> None:
+    server: RunningServer = request.getfixturevalue(memory)
+    answer = server.get("/v1/corpora/big/tokens", start=1, count=NUM_TOKENS - 1, format="npy")
+    assert answer.body[128:] == big.tokens[1:].tobytes()
+    assert answer.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(answer.body).hexdigest()}"
+
+
+def test_a_reader_in_sips_gets_the_same_bytes(roomy: RunningServer) -> None:
+    """Threads and the loop send by turns, as the reader falls behind and catches up."""
+    expected = roomy.get("/v1/batches", **LARGE).body
+    others = [roomy.connect() for _ in range(3)]
+    responses = []
+    for connection in others:
+        connection.sock = socket.socket()
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        connection.sock.connect(host_and_port(roomy.url))
+        connection.request("GET", LARGE_TARGET)
+        responses.append(connection.getresponse())
+    received = [bytearray() for _ in others]
+    while len(received[0]) < len(expected):
+        for response, body in zip(responses, received, strict=True):
+            body += response.read(100_000)
+    for connection in others:
+        connection.close()
+    assert all(bytes(body) == expected for body in received)
+
+
+def test_parallel_readers_of_different_steps_never_mix(tight: RunningServer, big: ServedCorpus) -> None:
+    """Two at a time."""
+    plan = one_source("big", 1024, 64, seed=3)
+    wrong: list[int] = []
+
+    def read(first: int) -> None:
+        for step in range(first, first + 8):
+            answer = tight.get("/v1/batches", **{**LARGE, "step": step, "count": 6})
+            expected = batch(plan, big.shards, step + 5)[0]
+            if answer.status != 200 or not (answer.array()[5] == expected).all():
+                wrong.append(step)
+
+    threads = [threading.Thread(target=read, args=(first,)) for first in (0, 1000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@contextlib.contextmanager
+def stalled_readers(server: RunningServer, count: int) -> Iterator[list[socket.socket]]:
+    """Yield connections that asked for a large answer, saw its head, and read no further."""
+    with contextlib.ExitStack() as opened:
+        connections = []
+        for _ in range(count):
+            connection = opened.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(20)
+            connection.connect(host_and_port(server.url))
+            connection.sendall(f"GET {LARGE_TARGET} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            connections.append(connection)
+        for connection in connections:
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        yield connections
+
+
+def read_to_end(connection: socket.socket) -> int:
+    """Return how many bytes come before the connection ends, however it ends."""
+    size = 0
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(1 << 20):
+            size += len(part)
+    return size
+
+
+def small(server: RunningServer) -> Answer:
+    return server.get("/v1/batches", **{**LARGE, "count": 1})
+
+
+def test_a_stalled_reader_is_dropped_and_others_go_on(tight: RunningServer) -> None:
+    expected = small(tight).body
+    began = time.monotonic()
+    with stalled_readers(tight, 1) as (stalled,):
+        while time.monotonic() - began < SEND_TIMEOUT_SECONDS + 1:
+            answer = small(tight)
+            assert (answer.status, answer.body) == (200, expected)
+            time.sleep(0.02)
+        assert read_to_end(stalled) < 150 * 64 * 1025 * 2
+    lines = tight.log().splitlines()
+    dropped = [line for line in lines if "dropped a reader that took nothing for 1.5 s: 127.0.0.1:" in line]
+    assert len(dropped) == 1
+    assert not [line for line in lines if "unexpected=" in line or "ASGI" in line]
+    assert tight.get("/v1/batches", **LARGE).status == 200
+
+
+def test_answers_above_the_limit_are_told_to_come_back(tight: RunningServer) -> None:
+    """Catalogue row 21, the refusal; descriptions are still answered, and room comes back."""
+    with stalled_readers(tight, MAX_ANSWERS):
+        began = time.monotonic()
+        refused = small(tight)
+        assert time.monotonic() - began < SEND_TIMEOUT_SECONDS  # it does not wait for room
+        assert (refused.status, refused.json()["type"]) == (503, "overloaded")
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json()["remedy"]
+        assert tight.get("/v1/corpora/big").status == 200
+        assert tight.get("/healthz").status == 200
+    deadline = time.monotonic() + 10
+    while small(tight).status == 503:
+        assert time.monotonic() < deadline, "dropped readers still count as answers"
+        time.sleep(0.05)
+    assert [tight.get("/v1/batches", **LARGE).status for _ in range(2 * MAX_ANSWERS)] == [200] * 6
+
+
+def test_ten_times_the_limit(tight: RunningServer) -> None:
+    """Catalogue row 21, without its times, which `scripts/bench overload` measures."""
+    process = psutil.Process(tight.worker_pid)
+    expected = small(tight).body
+    before = process.memory_full_info().uss
+    answers: list[Answer] = []
+
+    def ask() -> None:
+        answers.extend(small(tight) for _ in range(10))
+
+    threads = [threading.Thread(target=ask) for _ in range(10 * MAX_ANSWERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    served = [answer for answer in answers if answer.status == 200]
+    refused = [answer for answer in answers if answer.status != 200]
+    assert len(answers) == 10 * len(threads)
+    assert served
+    assert all(answer.body == expected for answer in served)
+    assert all((answer.status, answer.headers["Retry-After"]) == (503, "1") for answer in refused)
+    assert process.memory_full_info().uss - before < 50 * 2**20
+
+
+def test_json_and_text_answers_count_too(tight: RunningServer) -> None:
+    """They cost the most memory and time of all."""
+    with stalled_readers(tight, MAX_ANSWERS):
+        answer = tight.get("/v1/batches", **{**LARGE, "count": 1}, format="json")
+        assert (answer.status, answer.json().get("type")) == (503, "overloaded")
+
+
+def test_stalled_readers_cost_little_memory(roomy: RunningServer) -> None:
+    """Catalogue row 22 in short: each further reader of 20 MB costs little more than a piece."""
+    small(roomy)
+    process = psutil.Process(roomy.worker_pid)
+    with stalled_readers(roomy, 20):
+        before = process.memory_full_info().uss  # the threads' heaps have grown by now
+        with stalled_readers(roomy, 30):
+            assert process.memory_full_info().uss - before < 30 * (PIECE_BYTES + 2**17)
+            assert small(roomy).status == 200
+
+
+def test_a_reader_that_goes_away_frees_its_place(tight: RunningServer) -> None:
+    """At once, not only when its time is over."""
+    for _ in range(4):
+        with stalled_readers(tight, MAX_ANSWERS):
+            assert tight.active_requests() == MAX_ANSWERS
+        tight.wait_until_idle(SEND_TIMEOUT_SECONDS / 2)
+
+
+def test_an_answer_above_the_limit_of_the_server_is_refused(tmp_path: Path, big: ServedCorpus) -> None:
+    with RunningServer({"big": big.path}, tmp_path, arguments=["--max-answer-bytes", "131200"]) as server:
+        exact = {"corpus": "big", "seq_len": 1024, "batch_size": 64, "step": 0}
+        assert len(server.get("/v1/batches", **exact).body) == 131_200
+        refused = server.get("/v1/batches", **{**exact, "seq_len": 1025}).json()
+        assert (refused["type"], refused["received"]) == ("answer-too-large", 131_328)
+        assert server.get("/v1/corpora/big/tokens", count=65_600).status == 200
+        assert server.get("/v1/corpora/big/tokens", count=65_601).status == 422
+
+
+def test_an_answer_under_way_is_finished_before_the_server_ends(tmp_path: Path, big: ServedCorpus) -> None:
+    """Catalogue row 10, in part: SIGTERM while a body is being read."""
+    with RunningServer({"big": big.path}, tmp_path, workers=2) as server:
+        expected = server.get("/v1/batches", **LARGE).body
+        connection = server.connect()
+        connection.request("GET", LARGE_TARGET)
+        response = connection.getresponse()
+        stopping = threading.Thread(target=lambda: codes.append(server.stop()))
+        codes: list[int] = []
+        received = response.read(100_000)
+        stopping.start()
+        time.sleep(0.3)
+        with contextlib.suppress(http.client.IncompleteRead):
+            received += response.read()
+        connection.close()
+        stopping.join()
+    assert codes == [0]
+    assert np.frombuffer(received, "<u2").size == len(expected) // 2
+    assert received == expected

@@ -1,0 +1,304 @@
+"""Comparing plans: fields by name, and rows as if every step had been looked at."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.questions.diff import (
+    FieldChange,
+    StepChange,
+    changed_fields,
+    compare_rows,
+    count_equal_steps,
+)
+
+SHARD_TOKENS = {"code": [300], "math": [150, 7, 90], "web": [120, 400]}
+WEB = {"from_step": 0, "global_batch_size": 4, "mixture": {"web": 1.0}}
+BOTH = {"from_step": 0, "global_batch_size": 4, "mixture": {"web": 0.5, "code": 0.5}}
+
+
+def plan(*stages: dict[str, Any], **fields: Any) -> Plan:
+    """Return a bound plan; the fingerprints are those of its sources unless given."""
+    document = {"seq_len": 8, "seed": 1, "stages": stages or [WEB], **fields}
+    names = {name for stage in document["stages"] for name in stage["mixture"]}
+    document.setdefault("fingerprints", {name: f"sampled-{name}" for name in names})
+    return Plan.from_json(document)
+
+
+def stage(base: dict[str, Any], from_step: int, **fields: Any) -> dict[str, Any]:
+    return {**base, "from_step": from_step, **fields}
+
+
+CASES: list[tuple[str, Plan, Plan, list[tuple[str, Any, Any]], int | None]] = [
+    ("same", plan(), plan(), [], None),
+    ("seed", plan(), plan(seed=2), [("seed", 1, 2)], 0),
+    ("seq_len", plan(stride=8), plan(stride=8, seq_len=9), [("seq_len", 8, 9)], 0),
+    ("stride", plan(), plan(stride=9), [("stride", 8, 9)], 0),
+    (
+        "order",
+        plan(stride=1),
+        plan(order="random"),
+        [("order", "shuffle", "random")],
+        0,
+    ),
+    (
+        "batch",
+        plan(),
+        plan(stage(WEB, 0, global_batch_size=5)),
+        [("stages[from_step=0].global_batch_size", 4, 5)],
+        0,
+    ),
+    (
+        "weights",
+        plan(BOTH),
+        plan(stage(BOTH, 0, mixture={"web": 0.75, "code": 0.25})),
+        [
+            ("stages[from_step=0].mixture.code", 0.5, 0.25),
+            ("stages[from_step=0].mixture.web", 0.5, 0.75),
+        ],
+        0,
+    ),
+    (
+        "new-stage",
+        plan(),
+        plan(WEB, stage(WEB, 30)),
+        [("stages[from_step=30]", None, stage(WEB, 30))],
+        30,
+    ),
+    (
+        "moved-stage",
+        plan(WEB, stage(BOTH, 50), fingerprints={"web": "a", "code": "b"}),
+        plan(WEB, stage(BOTH, 40), fingerprints={"web": "a", "code": "b"}),
+        [
+            ("stages[from_step=40]", None, stage(BOTH, 40)),
+            ("stages[from_step=50]", stage(BOTH, 50), None),
+        ],
+        40,
+    ),
+    (
+        "later-stage",
+        plan(WEB, stage(WEB, 10), stage(WEB, 20), skip_steps=[[3, 5]]),
+        plan(WEB, stage(WEB, 10), stage(WEB, 20, exclude={"web": [[5, 9]]}), skip_steps=[[3, 5]]),
+        [("stages[from_step=20].exclude.web", [], [[5, 9]])],
+        18,
+    ),
+    (
+        "exclude",
+        plan(stage(WEB, 0, exclude={"web": [[1, 2], [5, 7]]})),
+        plan(stage(WEB, 0, exclude={"web": [[5, 7], [9, 10]]})),
+        [("stages[from_step=0].exclude.web", [[1, 2]], [[9, 10]])],
+        0,
+    ),
+    ("skip", plan(), plan(skip_steps=[[12, 14]]), [("skip_steps", [], [[12, 14]])], 12),
+    (
+        "skip-longer",
+        plan(skip_steps=[[2, 4], [12, 14]]),
+        plan(skip_steps=[[2, 4], [12, 15]]),
+        [("skip_steps", [[12, 14]], [[12, 15]])],
+        10,
+    ),
+    (
+        "skip-earlier",
+        plan(skip_steps=[[12, 14]]),
+        plan(skip_steps=[[10, 14]]),
+        [("skip_steps", [[12, 14]], [[10, 14]])],
+        10,
+    ),
+    (
+        "content",
+        plan(WEB, stage(BOTH, 7), fingerprints={"web": "a", "code": "b"}),
+        plan(WEB, stage(BOTH, 7), fingerprints={"web": "a", "code": "c"}),
+        [("fingerprints.code", "b", "c")],
+        7,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "changes", "equal_steps"), [pytest.param(*case, id=name) for name, *case in CASES]
+)
+def test_fields_and_how_far_documents_tell_that_rows_are_equal(
+    a: Plan, b: Plan, changes: list[tuple[str, Any, Any]], equal_steps: int | None
+) -> None:
+    assert changed_fields(a, b) == [FieldChange(field=name, a=one, b=other) for name, one, other in changes]
+    assert changed_fields(b, a) == [FieldChange(field=name, a=other, b=one) for name, one, other in changes]
+    assert count_equal_steps(a, b) == count_equal_steps(b, a) == equal_steps
+
+
+@lru_cache(maxsize=8)
+def sampler_of(document: str) -> Sampler:
+    return Sampler(Plan.from_json(json.loads(document)), SHARD_TOKENS)
+
+
+def rows_of(made: Plan, step: int) -> list[tuple[str, int, int, int]]:
+    """Return corpus, shard, start and length of every row of a step."""
+    shards = [(name, k) for name in made.sources for k in range(len(SHARD_TOKENS[name]))]
+    sampler = sampler_of(made.canonical_json)
+    located, length = sampler.locate(step)[0].tolist(), sampler.seq_len(step) + 1
+    return [(*shards[shard], start, length) for shard, start in located]
+
+
+def differing_rows(a: Plan, b: Plan, step: int) -> list[int]:
+    """Return the rows of a step that differ, looked at one by one."""
+    one, other = rows_of(a, step), rows_of(b, step)
+    shared = min(len(one), len(other))
+    return [row for row in range(max(len(one), len(other))) if row >= shared or one[row] != other[row]]
+
+
+ranges = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda p: [p[0], p[0] + p[1]]), max_size=2
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Draw plans that are often alike."""
+    from_steps = [0, *sorted(draw(st.sets(st.sampled_from([5, 9, 20]), max_size=2)))]
+    mixtures = st.sampled_from(
+        [{"web": 1.0}, {"web": 1.0}, {"web": 0.5, "code": 0.5}, {"math": 0.2, "web": 0.8}]
+    )
+    stages = [
+        {
+            "from_step": from_step,
+            "global_batch_size": draw(st.sampled_from([4, 4, 4, 6])),
+            "mixture": draw(mixtures),
+        }
+        for from_step in from_steps
+    ]
+    used = {name for each in stages for name in each["mixture"]}
+    for each in stages:
+        if "web" in used and (excluded := draw(ranges)):
+            each["exclude"] = {"web": excluded}
+    seq_len = draw(st.sampled_from([8, 8, 8, 8, 9]))
+    for each in stages:
+        if seq_len == 8 and draw(st.integers(0, 3)) == 0:
+            each["seq_len"] = 4
+    return plan(
+        *stages,
+        seq_len=seq_len,
+        stride=8,
+        seed=draw(st.sampled_from([1, 1, 1, 2])),
+        skip_steps=draw(ranges),
+    )
+
+
+@given(a=plans(), b=plans(), num_steps=st.integers(1, 6), max_rows=st.sampled_from([1, 30, 200, 400]))
+@settings(max_examples=100, deadline=None)
+def test_rows_are_those_that_differ_one_by_one(a: Plan, b: Plan, num_steps: int, max_rows: int) -> None:
+    compared = compare_rows(a, b, SHARD_TOKENS, num_steps=num_steps, max_rows=max_rows)
+    assert compared.equal_steps == count_equal_steps(a, b)
+    if compared.equal_steps is None:
+        assert compared.steps == ()
+        assert all(not differing_rows(a, b, step) for step in range(60))
+        return
+    until = compared.compared_until
+    assert until is not None
+    assert until > compared.equal_steps
+    near = min(until, 130)
+    expected = [(step, rows) for step in range(near) if (rows := differing_rows(a, b, step))]
+    found = [
+        (change.step, [row for start, stop in change.rows for row in range(start, stop)])
+        for change in compared.steps
+    ]
+    assert [each for each in found if each[0] < near] == expected
+    assert len(found) <= num_steps
+    for change in compared.steps:
+        assert change.num_rows == sum(stop - start for start, stop in change.rows)
+        timelines = [sampler_of(each.canonical_json).timeline for each in (a, b)]
+        assert change.plan_steps == tuple(timeline.plan_step(change.step) for timeline in timelines)
+    if len(found) < num_steps:
+        # Where only exclusions differ it sees much further than it was allowed to look.
+        assert (until - compared.equal_steps) * 6 >= max_rows
+
+
+def test_an_exclusion_changes_the_rows_that_hold_it_and_no_other() -> None:
+    """Over ten epochs of web, whose 63 windows give 4 rows a step."""
+    a, b = plan(), plan(stage(WEB, 0, exclude={"web": [[100, 101]]}))
+    compared = compare_rows(a, b, SHARD_TOKENS, num_steps=10)
+    held = [(change.step, row) for change in compared.steps for row, _ in change.rows]
+    assert len(held) == 10
+    assert all(rows_of(a, step)[row] == ("web", 0, 96, 9) for step, row in held)
+
+
+@given(
+    excluded=st.tuples(ranges, ranges),
+    mixture=st.sampled_from([{"web": 1.0}, {"web": 0.5, "code": 0.5}]),
+    from_step=st.sampled_from([0, 3, 30]),
+    extra_stage=st.booleans(),
+    skips=ranges,
+)
+@settings(max_examples=30, deadline=None)
+def test_where_only_exclusions_differ_no_step_is_missed(
+    excluded: tuple[list[list[int]], list[list[int]]],
+    mixture: dict[str, float],
+    from_step: int,
+    extra_stage: bool,
+    skips: list[list[int]],
+) -> None:
+    first = {"from_step": 0, "global_batch_size": 4, "mixture": mixture}
+    made = []
+    for number, ranges_of_web in enumerate(excluded):
+        exclude = {"exclude": {"web": ranges_of_web}} if ranges_of_web else {}
+        if number == 0 and extra_stage:  # for one source a stage more changes nothing by itself
+            made.append(plan({**first, **exclude}, skip_steps=skips))
+        elif from_step:
+            made.append(plan(first, stage(first, from_step, **exclude), skip_steps=skips))
+        else:
+            made.append(plan({**first, **exclude}, skip_steps=skips))
+    compared = compare_rows(*made, SHARD_TOKENS, num_steps=100, max_rows=400)
+    if compared.equal_steps is None:
+        return
+    until = compared.compared_until
+    assert until is not None
+    found = {change.step for change in compared.steps}
+    assert {step for step in range(min(until, 120)) if differing_rows(*made, step)} == {
+        step for step in found if step < 120
+    }
+
+
+def test_a_denied_document_is_found_in_a_trillion_tokens() -> None:
+    """Without looking at the steps before it: rows of half a billion windows come first."""
+    tokens = {"code": [10**11], "web": [10**12]}
+    mixed = {"from_step": 0, "global_batch_size": 512, "mixture": {"web": 0.5, "code": 0.5}}
+    a = plan(mixed, seq_len=1024)
+    b = plan({**mixed, "exclude": {"web": [[10**9, 10**9 + 5]]}}, seq_len=1024)
+    compared = compare_rows(a, b, tokens, num_steps=3)
+    assert len(compared.steps) == 3
+    assert compared.steps[0].step > 10**5
+    assert [change.num_rows for change in compared.steps] == [1, 1, 1]
+    for change in compared.steps:
+        ((row, _),) = change.rows
+        assert Sampler(a, tokens).locate(change.step)[0, row].tolist() == [0, 10**9 - 10**9 % 1024] or (
+            Sampler(a, tokens).locate(change.step)[0, row, 1] // 1024 == 10**9 // 1024
+        )
+
+
+def test_sources_in_another_order_of_first_use_are_the_same_rows() -> None:
+    """The shard lists differ, the rows of the second stage do not."""
+    a = plan(stage(WEB, 0), stage(WEB, 5, mixture={"math": 1.0}))
+    b = plan(stage(WEB, 0, mixture={"code": 1.0}), stage(WEB, 5, mixture={"math": 1.0}))
+    compared = compare_rows(a, b, SHARD_TOKENS, num_steps=100, max_rows=400)
+    assert [change.step for change in compared.steps] == [0, 1, 2, 3, 4]
+
+
+def test_rows_of_another_length_all_differ() -> None:
+    compared = compare_rows(plan(stride=8), plan(stride=8, seq_len=9), SHARD_TOKENS, num_steps=2)
+    whole = [StepChange(step=k, plan_steps=(k, k), num_rows=4, rows=((0, 4),)) for k in range(2)]
+    assert list(compared.steps) == whole
+
+
+def test_a_change_far_away_is_found_at_once() -> None:
+    """What the documents tell costs nothing: 10^11 steps are not looked at."""
+    far = 10**11
+    compared = compare_rows(
+        plan(), plan(skip_steps=[[far, far + 1]]), SHARD_TOKENS, num_steps=2, max_rows=100
+    )
+    assert (compared.equal_steps, compared.first_step) == (far, far)
+    assert compared.steps[0].plan_steps == (far, far + 1)

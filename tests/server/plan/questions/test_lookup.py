@@ -1,0 +1,187 @@
+"""Lookup is the exact inverse of rows."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corpus_server.errors import InvalidParameter
+from corpus_server.plan import Sampler
+from corpus_server.plan.questions.lookup import Sighting, Sightings, look_up_slices
+from corpus_server.plan.questions.slices import finish
+from tests.plans import Case, small_plans, wild_plan
+from tests.reference import Row
+from tests.server.plan.test_agreement import interesting_steps
+
+NUM_PLANS, ROWS_PER_PLAN = 20, 500
+MAX_EPOCHS = 2
+
+
+def look_up(
+    sampler: Sampler, corpus: str, start: int, stop: int, epochs: int = 1, limit: int | None = None
+) -> Sightings:
+    return finish(look_up_slices(sampler, corpus, start, stop, epochs=epochs, limit=limit))
+
+
+def sighting(row: Row, first_shards: dict[str, int]) -> Sighting:
+    """What lookup says of a row of the reference."""
+    return Sighting(
+        epoch=row.epoch,
+        step=row.step,
+        plan_step=row.plan_step,
+        row=row.row,
+        shard=first_shards[row.source] + row.shard,
+        start=row.start,
+        substitute=row.substitute,
+    )
+
+
+def first_beyond(case: Case, sampler: Sampler, name: str, epochs: int) -> int:
+    """A plan step of the last stage at which a source has given all rows of its first epochs, if ever."""
+    windows = case.reference().sources[name].num_windows
+    last = case.document["stages"][-1]
+    if name not in last["mixture"]:
+        return int(last["from_step"])
+    step = int(last["from_step"])
+    names = list(sampler.plan.sources)
+    while sampler.timeline.given_before(step)[0][names.index(name)] < epochs * windows:
+        step += 1
+    return step
+
+
+@settings(deadline=None, max_examples=60)
+@given(small_plans(), st.data())
+def test_lookup_finds_every_row_and_no_other(case: Case, data: st.DataObject) -> None:
+    """Against going through the whole run: over stages, skips and substitutes."""
+    reference, sampler = case.reference(), case.sampler()
+    name = data.draw(st.sampled_from(sorted(reference.sources)))
+    num_tokens = sum(case.shard_tokens[name])
+    start = data.draw(st.integers(0, num_tokens - 1))
+    stop = data.draw(st.integers(start + 1, min(num_tokens, start + 9)))
+    epochs = data.draw(st.integers(1, 3))
+    plan_steps = first_beyond(case, sampler, name, epochs)
+    expected = reference.lookup(name, start, stop, epochs=epochs, plan_steps=plan_steps)
+    found = look_up(sampler, name, start, stop, epochs=epochs)
+    assert found.rows == [sighting(row, reference.first_shard) for row in expected]
+    assert found.num_found == len(expected)
+    limit = data.draw(st.integers(0, 5))
+    first = look_up(sampler, name, start, stop, epochs=epochs, limit=limit)
+    assert (first.num_found, first.rows) == (found.num_found, found.rows[:limit])
+
+
+@pytest.mark.parametrize("number", range(NUM_PLANS))
+def test_lookup_finds_10_000_random_rows(number: int) -> None:
+    """Catalogue row 7: 20 plans of any scale, 500 rows of each; any token of the window."""
+    draw = random.Random(1000 + number)
+    num_found = 0
+    while num_found < ROWS_PER_PLAN:
+        case = wild_plan(draw)
+        stride = case.document.get("stride", case.document["seq_len"])
+        # A token lies in seq_len / stride windows; a plan of tiny sources soon has none of the first epochs.
+        if case.document["order"] != "random" and case.document["seq_len"] < 10 * stride:
+            num_found += rows_found_again(case, draw, ROWS_PER_PLAN - num_found)
+
+
+def rows_found_again(case: Case, draw: random.Random, limit: int) -> int:
+    """Check rows of the first epochs at some steps; return how many there were."""
+    told = f"shards {json.dumps(case.shard_tokens)}, plan {json.dumps(case.document)}"
+    reference, sampler = case.reference(), case.sampler()
+    first_shards = reference.first_shard
+    steps = interesting_steps(draw, reference)
+    checked = 0
+    for step in draw.sample(steps, min(len(steps), 25)):
+        located = sampler.locate(step)[0].tolist()
+        for row in draw.sample(range(len(located)), min(len(located), 25)):
+            expected = reference.row_of(reference.plan_step(step), row)
+            source, denied = reference.sources[expected.source], reference.denied[-1][expected.source]
+            nearly_whole = sum(map(len, denied)) > 0.9 * source.num_windows
+            if expected.epoch >= MAX_EPOCHS or checked == limit or nearly_whole:
+                continue
+            shard, start = located[row]
+            first = sum(case.shard_tokens[expected.source][: shard - first_shards[expected.source]]) + start
+            token = first + draw.randrange(reference.seq_len(step) + 1)
+            found = look_up(sampler, expected.source, token, token + 1, epochs=expected.epoch + 1)
+            assert sighting(expected, first_shards) in found.rows, f"{expected}, token {token}, {told}"
+            checked += 1
+    return checked
+
+
+def test_a_window_that_stands_in_for_thousands_is_found_in_every_row() -> None:
+    """9,998 of 10,000 windows denied: each of the two others comes 5,000 times an epoch."""
+    stage = {"from_step": 0, "global_batch_size": 100, "mixture": {"web": 1}}
+    stage["exclude"] = {"web": [[0, 4 * 9_998]]}
+    case = Case({"seq_len": 4, "stride": 4, "stages": [stage], "seed": 4}, {"web": [40_001]})
+    reference, sampler = case.reference(), case.sampler()
+    expected = reference.lookup("web", 39_999, 40_000, epochs=1, plan_steps=100)
+    assert 4_990 <= len(expected) <= 5_010
+    assert look_up(sampler, "web", 39_999, 40_000).rows == [sighting(row, {"web": 0}) for row in expected]
+
+
+def test_a_window_that_stands_in_for_too_many_is_refused() -> None:
+    """Never an answer that leaves rows out: one window is left of 2.5 * 10^11."""
+    stage = {"from_step": 0, "global_batch_size": 100, "mixture": {"web": 1}}
+    stage["exclude"] = {"web": [[0, 10**12 - 8]]}
+    case = Case({"seq_len": 4, "stages": [stage]}, {"web": [10**12 + 1]})
+    with pytest.raises(InvalidParameter, match="stands in for"):
+        look_up(case.sampler(), "web", 10**12 - 1, 10**12)
+
+
+@pytest.mark.parametrize("stop", [4, 200, 401])
+def test_what_is_excluded_of_a_source_that_is_not_used_any_more_brings_no_rows(stop: int) -> None:
+    stage = {"from_step": 0, "global_batch_size": 10, "mixture": {"web": 1}}
+    after = {
+        "from_step": 10,
+        "global_batch_size": 10,
+        "mixture": {"code": 1},
+        "exclude": {"web": [[0, stop]]},
+    }
+    case = Case({"seq_len": 4, "stages": [stage, after]}, {"web": [401], "code": [401]})
+    found = look_up(case.sampler(), "web", 399, 400, epochs=3)
+    assert [each.plan_step < 10 and not each.substitute for each in found.rows] == [True]
+
+
+def random_order() -> Case:
+    stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
+    return Case({"seq_len": 4, "stages": [stage], "order": "random"}, {"web": [401]})
+
+
+def test_order_random_says_why_it_cannot() -> None:
+    with pytest.raises(InvalidParameter, match="with replacement") as caught:
+        look_up(random_order().sampler(), "web", 0, 1)
+    assert "shuffle or sequential" in f"{caught.value.accepted}"
+
+
+def test_a_range_of_too_many_windows_is_refused() -> None:
+    case = Case({**random_order().document, "order": "shuffle"}, {"web": [10**12]})
+    with pytest.raises(InvalidParameter, match="fewer epochs or tokens"):
+        look_up(case.sampler(), "web", 0, 10**12)
+    assert look_up(case.sampler(), "web", 4_001, 4_002, epochs=1000).num_found == 1000
+
+
+def mixed(num_windows: int, batch_size: int) -> Sampler:
+    stage = {"from_step": 0, "global_batch_size": batch_size, "mixture": {"web": 1, "code": 1}}
+    return Case({"seq_len": 4, "stages": [stage]}, {"web": [4 * num_windows + 1], "code": [401]}).sampler()
+
+
+def test_ten_thousand_epochs_of_a_mixture_are_counted_and_the_first_rows_returned() -> None:
+    """Each epoch in blocks of its own; only those of the rows returned are computed."""
+    sampler = mixed(10**6, 512)
+    found = look_up(sampler, "web", 4_001, 4_002, epochs=10_000, limit=3)
+    assert (found.num_found, [row.epoch for row in found.rows]) == (10_000, [0, 1, 2])
+    assert found.rows == look_up(sampler, "web", 4_001, 4_002, epochs=3).rows
+
+
+def test_rows_in_too_many_blocks_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match=r"blocks of the mixture.*lower limit") as caught:
+        look_up(mixed(10**6, 512), "web", 4_001, 4_002, epochs=10_000)
+    assert caught.value.parameter == "limit"
+
+
+def test_a_look_up_comes_in_slices() -> None:
+    """A server that looks between two slices whether the caller is still there finds out soon."""
+    slices = look_up_slices(mixed(10**6, 512), "web", 4_001, 4_002, epochs=1000)
+    assert sum(1 for _ in slices) >= 1000 // 64

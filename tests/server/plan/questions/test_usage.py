@@ -1,0 +1,141 @@
+"""Usage equals counting rows one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corpus_server.errors import InvalidParameter
+from corpus_server.plan import Sampler
+from corpus_server.plan.questions.slices import finish
+from corpus_server.plan.questions.usage import MAX_MIXED_SKIPS, Usage, usage_slices
+from tests.plans import Case, small_plans
+from tests.reference import ReferencePlan
+
+
+def usage_between(sampler: Sampler, since: int, step: int) -> Usage:
+    return finish(usage_slices(sampler, since, step))
+
+
+def counted(reference: ReferencePlan, first: int, last: int) -> tuple[Counter[str], Counter[str], int]:
+    """Rows by source of plan steps [first, last): those that training saw, those skipped; skipped steps."""
+    seen: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    for plan_step in range(first, last):
+        where = skipped if reference.training_step(plan_step) is None else seen
+        stage = reference.stages[reference.stage_of(plan_step)]
+        where.update(reference.row_of(plan_step, row).source for row in range(stage["global_batch_size"]))
+    steps = sum(reference.training_step(plan_step) is None for plan_step in range(first, last))
+    return seen, skipped, steps
+
+
+def counted_tokens(reference: ReferencePlan, begin: int, step: int) -> Counter[str]:
+    """Inputs by source of training steps [begin, step)."""
+    found: Counter[str] = Counter()
+    for each in range(begin, step):
+        for row in range(reference.global_batch_size(each)):
+            found[reference.window(each, row)[0]] += reference.seq_len(each)
+    return found
+
+
+def rows(usage: Usage) -> tuple[dict[str, int], dict[str, int], int]:
+    """The same of an answer."""
+    return (
+        {name: each.rows for name, each in usage.sources.items()},
+        {name: each.rows for name, each in usage.skipped.items()},
+        usage.skipped_steps,
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(small_plans(orders=("shuffle", "bounded", "random")), st.data())
+def test_usage_equals_counting_rows(case: Case, data: st.DataObject) -> None:
+    """Before a step, and between two; what was skipped before training step 0 counts as before step 1."""
+    reference, sampler = case.reference(), case.sampler()
+    step = data.draw(st.integers(0, 40))
+    since = data.draw(st.integers(0, step))
+    for begin in (0, since):
+        usage = usage_between(sampler, begin, step)
+        first = reference.plan_step(begin) if begin else 0
+        last = reference.plan_step(step) if step > begin else first
+        seen, skipped, steps = counted(reference, first, last)
+        tokens = counted_tokens(reference, begin, step)
+        assert usage.plan_step == reference.plan_step(step)
+        assert rows(usage) == (
+            {name: seen[name] for name in reference.sources},
+            {name: skipped[name] for name in reference.sources},
+            steps,
+        )
+        for name, each in usage.sources.items():
+            assert each.tokens == tokens[name]
+            size = reference.sources[name].num_windows * case.document["seq_len"]
+            epochs = pytest.approx(each.tokens / size)
+            assert each.epochs == (None if case.document["order"] == "random" else epochs)
+        rows_of_steps = sum(reference.global_batch_size(each) for each in range(begin, step))
+        assert sum(each.rows for each in usage.sources.values()) == rows_of_steps
+
+
+@settings(deadline=None, max_examples=30)
+@given(small_plans(), st.lists(st.integers(0, 10**9), min_size=2, max_size=5))
+def test_usage_of_parts_adds_up(case: Case, steps: list[int]) -> None:
+    """Also far into a run."""
+    sampler = case.sampler()
+    steps = sorted(steps)
+    parts = [rows(usage_between(sampler, a, b)) for a, b in pairwise(steps)]
+    whole = rows(usage_between(sampler, steps[0], steps[-1]))
+    for name in whole[0]:
+        assert sum(part[0][name] for part in parts) == whole[0][name]
+        assert sum(part[1][name] for part in parts) == whole[1][name]
+    assert sum(part[2] for part in parts) == whole[2]
+
+
+def test_usage_of_a_long_run_is_exact() -> None:
+    """10^8 steps: integers, not floats; 7/10 of every block of 65,536 is no whole number of rows."""
+    stage = {"from_step": 0, "global_batch_size": 65536, "mixture": {"web": 0.7, "code": 0.3}}
+    case = Case({"seq_len": 1024, "stages": [stage]}, {"web": [10**12], "code": [10**9]})
+    usage = usage_between(case.sampler(), 0, 10**8)
+    units = {"code": 19661, "web": 45875}
+    assert {name: each.rows for name, each in usage.sources.items()} == {
+        name: share * 10**8 for name, share in units.items()
+    }
+    assert usage.sources["web"].tokens == 45875 * 10**8 * 1024
+
+
+def test_since_above_the_step_is_refused() -> None:
+    stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
+    with pytest.raises(InvalidParameter, match=r"since must be in \[0, 3\], got 4") as caught:
+        usage_between(Case({"seq_len": 4, "stages": [stage]}, {"web": [401]}).sampler(), 4, 3)
+    assert caught.value.parameter == "since"
+
+
+def test_steps_skipped_before_the_first_are_counted() -> None:
+    """Training step 0 is plan step 3: three skipped steps lie before whatever step is asked for."""
+    stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
+    sampler = Case({"seq_len": 4, "stages": [stage], "skip_steps": [[0, 3]]}, {"web": [401]}).sampler()
+    usage = usage_between(sampler, 0, 5)
+    assert (usage.skipped_steps, usage.skipped["web"].rows, usage.sources["web"].rows) == (3, 18, 30)
+    assert usage_between(sampler, 1, 5).skipped_steps == 0
+
+
+def test_a_million_skipped_ranges_are_counted() -> None:
+    stage = {"from_step": 0, "global_batch_size": 512, "mixture": {"web": 1}}
+    skip_steps = [[3 * k, 3 * k + 1] for k in range(10**6)]
+    case = Case({"seq_len": 4, "stages": [stage], "skip_steps": skip_steps}, {"web": [10**9]})
+    usage = usage_between(case.sampler(), 0, 10**7)
+    assert (usage.skipped_steps, usage.skipped["web"].rows) == (10**6, 512 * 10**6)
+    assert usage.sources["web"].rows == 512 * 10**7
+
+
+def test_too_many_skipped_ranges_of_a_mixture_are_refused_and_may_be_asked_for_in_parts() -> None:
+    stage = {"from_step": 0, "global_batch_size": 512, "mixture": {"web": 1, "code": 1}}
+    skip_steps = [[3 * k, 3 * k + 1] for k in range(MAX_MIXED_SKIPS + 1)]
+    tokens = {"web": [10**9], "code": [10**9]}
+    sampler = Case({"seq_len": 4, "stages": [stage], "skip_steps": skip_steps}, tokens).sampler()
+    with pytest.raises(InvalidParameter, match="2049 ranges of skipped steps") as caught:
+        usage_between(sampler, 0, 10**5)
+    assert "since=" in str(caught.value.remedy)
+    assert usage_between(sampler, 4000, 10**5).skipped_steps == 48

@@ -1,0 +1,71 @@
+"""Windows: as many as the definition says, each where the definition says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corpus_server.plan.windows import WindowIndex
+
+
+def listed(shard_tokens: list[int], seq_len: int, stride: int) -> list[list[int]]:
+    """Every (shard, start) that leaves room for seq_len + 1 tokens, in order."""
+    return [
+        [shard, start]
+        for shard, num_tokens in enumerate(shard_tokens)
+        for start in range(0, num_tokens, stride)
+        if start + seq_len + 1 <= num_tokens
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "seq_len", "stride", "expected"),
+    [
+        (0, 4, 4, 0),
+        (4, 4, 4, 0),
+        (5, 4, 4, 1),
+        (6, 4, 4, 1),
+        (8, 4, 4, 1),
+        (9, 4, 4, 2),
+        (10, 4, 5, 2),
+        (9, 4, 5, 1),
+        (6, 4, 1, 2),
+        (2, 1, 1, 1),
+        (1, 1, 1, 0),
+        (5, 4, 1000, 1),
+        (10**12, 1024, 1024, (10**12 - 1025) // 1024 + 1),
+    ],
+)
+def test_counts(num_tokens: int, seq_len: int, stride: int, expected: int) -> None:
+    assert WindowIndex([num_tokens], seq_len=seq_len, stride=stride).first_window.tolist() == [0, expected]
+
+
+@given(
+    shard_tokens=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    seq_len=st.integers(1, 20),
+    stride=st.integers(1, 25),
+)
+def test_every_window_is_where_listing_them_finds_it(
+    shard_tokens: list[int], seq_len: int, stride: int
+) -> None:
+    index = WindowIndex(shard_tokens, seq_len=seq_len, stride=stride)
+    expected = listed(shard_tokens, seq_len, stride)
+    assert index.first_window[-1] == len(expected)
+    found = index.locate(np.arange(len(expected), dtype="uint64"))
+    assert found.dtype == np.int64
+    assert found.tolist() == expected
+
+
+def test_the_worked_instance_of_the_module() -> None:
+    index = WindowIndex([10, 7], seq_len=3, stride=3)
+    assert index.locate(np.arange(5, dtype="uint64")).tolist() == [[0, 0], [0, 3], [0, 6], [1, 0], [1, 3]]
+
+
+def test_starts_beyond_64_bit_products_of_32_bit_numbers() -> None:
+    """A thousand shards of 2^50 tokens: neither sample ids nor starts lose a bit."""
+    index = WindowIndex([2**50] * 1000, seq_len=7, stride=7)
+    per_shard = (2**50 - 8) // 7 + 1
+    ids = np.array([per_shard * 999 - 1, per_shard * 999, per_shard * 1000 - 1], "uint64")
+    assert index.locate(ids).tolist() == [[998, (per_shard - 1) * 7], [999, 0], [999, (per_shard - 1) * 7]]

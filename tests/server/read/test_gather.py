@@ -1,0 +1,418 @@
+"""Gathering equals slicing, whatever the shards look like, and a changed file is never served."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import sliding_window_view
+
+from corpus_server.corpus import guard as mapguard
+from corpus_server.corpus.shards import Shard
+from corpus_server.errors import CorpusChanged, ReadFailed
+from corpus_server.read import gather
+from corpus_server.read.gather import Gatherer
+from tests.corpora import some_tokens, write_llmc, write_npy, write_raw
+from tests.pages import drop, resident_of
+from tests.serving import environment
+
+
+def write_odd_npy(path: Path, tokens: np.ndarray) -> Path:
+    """Write an NPY file whose data begin at an odd byte."""
+    header = f"{{'descr': '{tokens.dtype.str}', 'fortran_order': False, 'shape': ({tokens.size},), }}"
+    header += " " * (len(header) % 2) + "\n"
+    path.write_bytes(
+        b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + tokens.tobytes()
+    )
+    assert (10 + len(header)) % 2
+    return path
+
+
+UINT16, UINT32 = np.dtype("uint16"), np.dtype("uint32")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Shard]]:
+    """Types, alignments and sizes of all kinds, empty ones among them."""
+    folder = tmp_path_factory.mktemp("shards")
+    wide = {"dtype": "uint32", "vocabulary": 2**32}
+    paths = [
+        write_raw(folder / "0.bin", some_tokens(5000, seed=0)),
+        write_raw(folder / "1.bin", []),
+        write_npy(folder / "2.npy", some_tokens(3000, seed=2, **wide), dtype="uint32"),
+        write_odd_npy(folder / "3.npy", some_tokens(4000, seed=3)),
+        write_llmc(folder / "4.bin", some_tokens(2500, seed=4, **wide), dtype="uint32"),
+        write_odd_npy(folder / "5.npy", some_tokens(900, seed=5, **wide)),
+        write_npy(folder / "6.npy", some_tokens(700, dtype="uint8", vocabulary=256), dtype="uint8"),
+        write_llmc(folder / "7.bin", []),
+        write_raw(folder / "8.bin", some_tokens(64, seed=8)),
+    ]
+    with ExitStack() as opened:
+        yield [opened.enter_context(Shard.open(path)) for path in paths]
+
+
+def naive(shards: list[Shard], locations: np.ndarray, length: int, dtype: str) -> np.ndarray:
+    """Read the files once more and slice."""
+    rows = []
+    for number, start in locations.tolist():
+        shard = shards[number]
+        content = shard.path.read_bytes()[shard.data_offset :]
+        rows.append(np.frombuffer(content, shard.dtype)[start : start + length])
+    return np.array(rows).astype(dtype).reshape(-1, length)
+
+
+def locate_any(shards: list[Shard], length: int, count: int, seed: int) -> np.ndarray:
+    """Return windows of `length` tokens at random places, the last possible start always among them."""
+    draw = np.random.default_rng(seed)
+    fitting = [number for number, shard in enumerate(shards) if shard.num_tokens >= length]
+    numbers = draw.choice(fitting, count)
+    last = np.array([shards[number].num_tokens - length for number in numbers])
+    starts = draw.integers(0, last + 1)
+    starts[:1] = last[:1]
+    return np.stack((numbers, starts), axis=1).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("length", "count"), [(1, 1), (1, 3000), (2, 7), (64, 300), (65, 1025), (513, 512), (5000, 3)]
+)
+def test_equals_slicing(shards: list[Shard], length: int, count: int) -> None:
+    locations = locate_any(shards, length, count, seed=length)
+    tokens = Gatherer(shards).gather(locations, length, UINT32)
+    assert (tokens.dtype, tokens.flags.c_contiguous, tokens.flags.owndata) == (UINT32, True, True)
+    assert (tokens == naive(shards, locations, length, "uint32")).all()
+
+
+@settings(max_examples=60)
+@given(length=st.integers(1, 700), count=st.integers(1, 60), seed=st.integers(0, 2**32), data=st.data())
+def test_equals_slicing_over_any_list_of_shards(
+    shards: list[Shard], length: int, count: int, seed: int, data: st.DataObject
+) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(shards), min_size=1, max_size=6))
+    if not any(shard.num_tokens >= length for shard in chosen):
+        chosen.append(shards[0])
+    locations = locate_any(chosen, length, count, seed)
+    expected = naive(chosen, locations, length, "int64")
+    selection = Gatherer(chosen).select(locations, length, np.dtype("int64"))
+    assert (selection.read(slice(count)) == expected).all()
+    first = data.draw(st.integers(0, count))
+    num = data.draw(st.integers(0, count - first))
+    assert (selection.read(slice(first, first + num)) == expected[first : first + num]).all()
+
+
+def test_no_window_is_no_work(shards: list[Shard]) -> None:
+    tokens = Gatherer(shards).gather(np.empty((0, 2), np.int64), 5, UINT16)
+    assert (tokens.shape, tokens.dtype) == ((0, 5), UINT16)
+
+
+@pytest.mark.parametrize(
+    ("shard", "start"),
+    [(0, 4991), (0, -1), (0, 2**62), (1, 0), (8, 55), (7, -(2**62))],
+    ids=["past-end", "negative", "huge", "empty-shard", "small-shard", "huge-negative"],
+)
+def test_a_window_outside_its_shard_is_never_read(shards: list[Shard], shard: int, start: int) -> None:
+    """The address would lie in the memory of something else."""
+    locations = np.array([[0, 0], [shard, start]], np.int64)
+    with pytest.raises(IndexError, match="a window of 10 tokens lies outside its shard"):
+        Gatherer(shards).gather(locations, 10, UINT32)
+
+
+def test_a_window_as_long_as_the_longest_reaches_over_a_large_corpus(tmp_path: Path) -> None:
+    """2^20 + 1 tokens from a file of 9 TB, marked at the end: starts x length x bytes exceed 2^63."""
+    num_tokens = 2**42 + 2**21
+    path = tmp_path / "big.bin"
+    with path.open("wb") as file:
+        try:
+            file.truncate(2 * num_tokens)
+        except OSError as error:
+            pytest.skip(f"this file system holds no file of 9 TB: {error}")
+        file.seek(2 * num_tokens - 4)
+        file.write(b"\x01\x00\x02\x00")
+    with Shard.open(path) as shard:
+        out = Gatherer([shard]).gather(np.array([[0, num_tokens - 2**20 - 1]]), 2**20 + 1, UINT16)
+    assert (out[0, :-2] == 0).all()
+    assert out[0, -2:].tolist() == [1, 2]
+
+
+TRUNCATED = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from corpus_server.corpus import guard as mapguard
+from corpus_server.errors import CorpusChanged
+from corpus_server.read.gather import Gatherer
+from corpus_server.corpus.shards import Shard
+path, keep, start, memory, when = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+assert mapguard.install()
+
+class CutAfterCheck:
+    def __init__(self, shard):
+        self.shard = shard
+        self.num_checks = 0
+    def __getattr__(self, name):
+        return getattr(self.shard, name)
+    def check_unchanged(self):
+        self.shard.check_unchanged()
+        self.num_checks += 1
+        if when == "during" and self.num_checks % 2 and armed:
+            os.truncate(path, keep)
+
+armed = False
+with Shard.open(path) as shard:
+    gatherer = Gatherer([CutAfterCheck(shard)])
+    locations = np.array([[0, start], [0, 0]])
+    if memory == "warm":
+        gatherer.gather(locations, 100, np.dtype("uint16"))
+    armed = True
+    if when == "before":
+        os.truncate(path, keep)
+    try:
+        gatherer.gather(locations, 100, np.dtype("uint16"))
+    except CorpusChanged as error:
+        print(error.detail)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no guard elsewhere")
+@pytest.mark.parametrize(
+    ("keep", "start"),
+    [(4096, 50_000), (0, 50_000), (99_000, 49_450), (99_000, 0)],
+    ids=["gone-page", "empty-file", "tail-of-zeros", "window-still-there"],
+)
+@pytest.mark.parametrize("memory", ["warm", "cold"])
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_truncated_file_is_an_error_and_never_a_signal(
+    tmp_path: Path, keep: int, start: int, memory: str, when: str
+) -> None:
+    """Before the first check, or between it and the copy; a SIGBUS would end the process with code -7."""
+    path = write_raw(tmp_path / "a.bin", some_tokens(60_000))
+    ended = subprocess.run(
+        [sys.executable, "-c", TRUNCATED, str(path), str(keep), str(start), memory, when],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith(f"a.bin: 120000 bytes at opening, {keep} now")
+
+
+def test_a_selection_keeps_few_bytes_of_a_window(shards: list[Shard]) -> None:
+    """An answer to a reader that takes nothing any more keeps it."""
+    gatherer = Gatherer(shards[:1])
+    locations = np.zeros((100_000, 2), np.int64)
+    gatherer.select(locations[:1], 9, UINT16)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        selection = gatherer.select(locations, 9, UINT16)
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert kept <= 9 * len(locations) + 4096
+    assert (selection.read(slice(99_999, 100_000)) == shards[0].tokens[:9]).all()
+
+
+def test_only_the_shards_that_are_touched_are_checked(tmp_path: Path) -> None:
+    paths = [write_raw(tmp_path / f"{k}.bin", some_tokens(5000, seed=k)) for k in range(2)]
+    with Shard.open(paths[0]) as first, Shard.open(paths[1]) as second:
+        gatherer = Gatherer([first, second])
+        os.truncate(paths[1], 100)
+        out = gatherer.gather(np.array([[0, 4990]]), 10, UINT16)
+        assert (out[0] == some_tokens(5000, seed=0)[-10:]).all()
+        with pytest.raises(CorpusChanged, match=r"1\.bin"):
+            gatherer.gather(np.array([[1, 4990]]), 10, UINT16)
+
+
+class Watched:
+    """A shard that counts its checks, and does something after the first one."""
+
+    def __init__(self, shard: Shard, after_first: Callable[[], object] = lambda: None) -> None:
+        self._shard = shard
+        self._after_first = after_first
+        self.num_checks = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._shard, name)
+
+    def check_unchanged(self) -> None:
+        self._shard.check_unchanged()
+        self.num_checks += 1
+        if self.num_checks == 1:
+            self._after_first()
+
+
+@pytest.mark.parametrize("change", ["cut", "written"])
+def test_a_change_during_the_copy_is_found_after_it(tmp_path: Path, change: str) -> None:
+    """Within the last page, where no page is missing: the copy holds zeros or new tokens, and is refused."""
+    path = write_raw(tmp_path / "a.bin", some_tokens(3000))
+
+    def change_it() -> None:
+        if change == "cut":
+            os.truncate(path, 5000)
+        else:
+            path.write_bytes(bytes(6000))
+            os.utime(path, ns=(0, 0))
+
+    with Shard.open(path) as shard:
+        watched = Watched(shard, change_it)
+        with pytest.raises(CorpusChanged, match="5000 now" if change == "cut" else "written to since"):
+            Gatherer([watched]).gather(np.array([[0, 2900]]), 100, UINT16)
+        assert watched.num_checks == 1
+
+
+def test_every_shard_touched_is_checked_once_before_and_once_after(tmp_path: Path) -> None:
+    opened = [Shard.open(write_raw(tmp_path / f"{k}.bin", some_tokens(500, seed=k))) for k in range(3)]
+    watched = [Watched(shard) for shard in opened]
+    locations = np.array([[2, 0], [0, 5], [2, 9]])
+    Gatherer(watched).gather(locations, 50, UINT16)
+    assert [shard.num_checks for shard in watched] == [2, 0, 2]
+    for shard in opened:
+        shard.close()
+
+
+def test_a_page_that_the_disk_did_not_deliver_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is as it was, and yet a page of the copy was replaced by zeros."""
+    guarded: list[mapguard.GuardedRange] = []
+    guard = mapguard.guard
+
+    def remember(start: int, num_bytes: int) -> mapguard.GuardedRange:
+        guarded.append(guard(start, num_bytes))
+        return guarded[-1]
+
+    def fault() -> None:
+        guarded[0].num_faults += 1
+
+    monkeypatch.setattr(mapguard, "guard", remember)
+    with Shard.open(write_raw(tmp_path / "a.bin", some_tokens(100))) as shard:
+        gatherer = Gatherer([Watched(shard, fault)])
+        for _ in range(2):  # until the shard is opened anew
+            with pytest.raises(ReadFailed, match=r"a\.bin: the disk did not deliver 1 pages"):
+                gatherer.gather(np.array([[0, 0]]), 10, UINT16)
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Iterator[Shard]:
+    """A shard of 4 MB of which nothing is in memory."""
+    path = write_raw(tmp_path / "cold.bin", some_tokens(2_000_000))
+    drop(path)
+    with Shard.open(path) as shard:
+        yield shard
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
+    """What was asked for ahead: the addresses and the bytes of each call."""
+    calls: list[tuple[list[int], int]] = []
+    read_ahead = gather.read_ahead
+
+    def record(addresses: np.ndarray, num_bytes: int) -> None:
+        calls.append((addresses.tolist(), num_bytes))
+        read_ahead(addresses, num_bytes)
+
+    monkeypatch.setattr(gather, "read_ahead", record)
+    return calls
+
+
+def scattered(count: int, *, seed: int) -> np.ndarray:
+    """Return windows of 1,000 tokens all over the cold shard."""
+    starts = np.random.default_rng(seed).permutation(2000)[:count] * 1000
+    return np.stack((np.zeros_like(starts), starts), axis=1)
+
+
+def test_once_a_window_came_from_disk_the_rest_are_asked_for_at_once(
+    cold: Shard, asked: list[tuple[list[int], int]]
+) -> None:
+    """After the first piece of a selection; of the next one before it."""
+    gatherer = Gatherer([cold])
+    for seed, first_piece in ((0, 40), (1, 0)):
+        locations = scattered(200, seed=seed)
+        selection = gatherer.select(locations, 1000, UINT16)
+        pieces = [selection.read(slice(first, first + 40)) for first in range(0, 200, 40)]
+        written = sliding_window_view(some_tokens(2_000_000), 1000)  # the file, read again, would be warm
+        assert (np.concatenate(pieces) == written[locations[:, 1]]).all()
+        addresses = [cold.address + 2 * start for start in locations[first_piece:, 1].tolist()]
+        assert asked.pop() == (addresses, 2000)
+        assert asked == []
+        assert gatherer.cold
+    assert 1 <= gatherer.num_faults <= 2 * 40
+
+
+def test_what_is_resident_is_not_asked_for(cold: Shard, asked: list[tuple[list[int], int]]) -> None:
+    """Neither at all, nor once it is seen that the disk is no longer waited for."""
+    cold.path.read_bytes()
+    gatherer = Gatherer([cold])
+    gatherer.gather(scattered(200, seed=0), 1000, UINT16)
+    assert (asked, gatherer.cold, gatherer.num_faults) == ([], False, 0)
+    gatherer.cold = True
+    for seed in range(3):
+        gatherer.gather(scattered(200, seed=seed), 1000, UINT16)
+        assert (asked, gatherer.cold) == ([], False)
+
+
+def test_without_reading_ahead_nothing_is_asked_for(cold: Shard, asked: list[tuple[list[int], int]]) -> None:
+    gatherer = Gatherer([cold], reads_ahead=False)
+    for seed in range(3):
+        locations = scattered(20, seed=seed)
+        tokens = gatherer.gather(locations, 1000, UINT16)
+        assert (tokens == sliding_window_view(some_tokens(2_000_000), 1000)[locations[:, 1]]).all()
+    assert asked == []
+    assert gatherer.num_faults >= 3
+
+
+def test_reading_ahead_brings_the_windows_of_all_shards(tmp_path: Path) -> None:
+    """Of two types and alignments, each by its own addresses and its own size."""
+    wide = some_tokens(200_000, dtype="uint32", vocabulary=2**32)
+    paths = [
+        write_raw(tmp_path / "0.bin", some_tokens(400_000)),
+        write_npy(tmp_path / "1.npy", wide, dtype="uint32"),
+        write_odd_npy(tmp_path / "2.npy", some_tokens(400_000, seed=2)),
+    ]
+    with ExitStack() as opened:
+        shards = [opened.enter_context(Shard.open(path)) for path in paths]
+        gatherer = Gatherer(shards)
+        locations = np.array([[0, 300_000], [1, 150_000], [2, 300_000], [0, 200_000]])
+        for path in paths:
+            drop(path)
+        assert not any(gatherer.are_resident(locations[k : k + 1]) for k in range(4))
+        for path in paths:
+            drop(path)
+        deadline = time.monotonic() + 20
+        while sum(resident_of(path).sum() for path in paths) < 2 + 3 + 2 + 2:
+            assert time.monotonic() < deadline
+            gatherer.read_ahead(locations, 2000)  # again: a kernel that is short of memory ignores hints
+            time.sleep(0.05)
+        assert gatherer.are_resident(locations)
+        last = locations + np.array([0, 1999])
+        assert gatherer.are_resident(last)
+
+
+def test_threads_may_share_it(shards: list[Shard]) -> None:
+    gatherer = Gatherer(shards)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for turn in range(20):
+            locations = locate_any(shards, 65, 64, seed * 1000 + turn)
+            out = gatherer.gather(locations, 65, UINT32)
+            if not (out == naive(shards, locations, 65, "uint32")).all():
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

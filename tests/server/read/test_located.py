@@ -1,0 +1,74 @@
+"""Rows that are located several steps at a time are the rows located one by one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corpus_server.catalog import Catalog
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.plan import Plan
+from corpus_server.plan.document import MAX_STEP
+from corpus_server.read import located
+from corpus_server.read.bound_plan import BoundPlan
+from tests.corpora import some_tokens, write_raw
+
+STAGES = [
+    {"from_step": 0, "global_batch_size": 8, "mixture": {"web": 1}},
+    {"from_step": 100, "global_batch_size": 16, "mixture": {"web": 1}},
+]
+
+
+@pytest.fixture
+def bound(tmp_path: Path) -> Iterator[BoundPlan]:
+    path = write_raw(tmp_path / "web.bin", some_tokens(5000))
+    located._blocks.clear()
+    with Catalog.open([CorpusSpec(name="web", path=path)]) as catalog:
+        plan = Plan.from_json({"seq_len": 8, "seed": 3, "stages": STAGES, "skip_steps": [[40, 45]]})
+        yield catalog.bind(plan)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("rows", [range(8), range(4, 8), range(5)])
+def test_they_are_the_same_in_any_order(bound: BoundPlan, rows: range, count: int) -> None:
+    """Over skips, and over a change of the batch size that divides a block."""
+    draw = random.Random(count)
+    steps = [*range(200), *(draw.randrange(300) for _ in range(100)), *range(MAX_STEP - 9, MAX_STEP - 3)]
+    for step in steps:
+        try:
+            bound.sampler.check_part(step, count=count)
+        except Exception:  # noqa: BLE001 - nobody may ask for these
+            continue
+        expected = bound.sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
+        selection, first = located.select(bound, step, rows, count)
+        tokens = selection.read(slice(first, first + len(expected)))
+        assert np.array_equal(tokens, bound.gatherer.gather(expected, 9, bound.dtype)), step
+
+
+def test_steps_in_a_row_are_located_together(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    locate_rows = bound.sampler.locate_rows
+
+    def counted(step: int, rows: range, *, count: int = 1) -> np.ndarray:
+        asked.append((step, count))
+        return locate_rows(step, rows, count=count)
+
+    monkeypatch.setattr(bound.sampler, "locate_rows", counted)
+    monkeypatch.setattr(located, "BLOCK_ROWS", 64)
+    for step in range(1, 17):
+        located.select(bound, step, range(8), 1)
+    assert asked == [(1, 1), (0, 8), (8, 1), (8, 8), (16, 1)]
+
+
+def test_the_number_of_blocks_is_bounded(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(located, "MAX_BLOCKS", 3)
+    for step in range(0, 90, 2):
+        located.select(bound, step, range(1), 1)
+    monkeypatch.setattr(located, "BLOCK_ROWS", 8)
+    for step in range(90):
+        located.select(bound, step, range(1), 1)
+    assert len(located._blocks) <= 3

@@ -1,0 +1,141 @@
+"""TLS and mutual TLS, with certificates made for the test."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corpus_client import ArrayLoader, Network
+from tests.corpora import some_tokens, write_raw
+from tests.serving import RunningServer, ask
+
+BATCH = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=3"
+
+
+def openssl(*arguments: object) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+@dataclass
+class Authority:
+    """A certificate authority in a folder."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        subject = ("-subj", "/CN=authority", "-days", 2)
+        openssl(
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            self.key,
+            "-out",
+            self.certificate,
+            *subject,
+        )
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "authority.key"
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "authority.pem"
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """Return certificate and key for loopback."""
+        certificate, key, request = (self.folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
+        openssl(
+            "req", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", request, "-subj", f"/CN={name}"
+        )
+        (self.folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+        signed_by = ("-CA", self.certificate, "-CAkey", self.key, "-CAcreateserial", "-days", 2)
+        openssl(
+            "x509", "-req", "-in", request, "-out", certificate, *signed_by, "-extfile", self.folder / "names"
+        )
+        return certificate, key
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@contextlib.contextmanager
+def serving(authority: Authority, folder: Path, *arguments: object) -> Iterator[RunningServer]:
+    """Run a server with TLS; readiness is asked on a Unix socket beside it."""
+    corpus = write_raw(folder / "web.bin", some_tokens(50_000))
+    certificate, key = authority.issue("server")
+    options = ["--host", "127.0.0.1", "--port", "0", "--tls-certificate", certificate, "--tls-key", key]
+    options = [str(each) for each in (*options, *arguments)]
+    with RunningServer({"web": corpus}, folder, uds=folder / "socket", arguments=options) as server:
+        yield server
+
+
+def port(server: RunningServer) -> int:
+    """Return the port of the TCP socket, which the log names."""
+    (line,) = [line for line in server.log().splitlines() if "running on https://127.0.0.1:" in line]
+    return int(line.partition("https://127.0.0.1:")[2].split()[0])
+
+
+def connect(server: RunningServer, context: ssl.SSLContext) -> http.client.HTTPSConnection:
+    return http.client.HTTPSConnection("127.0.0.1", port(server), timeout=20, context=context)
+
+
+def test_the_same_bytes_come_under_tls(authority: Authority, tmp_path: Path) -> None:
+    with serving(authority, tmp_path) as server:
+        expected = server.get(BATCH).body
+        context = ssl.create_default_context(cafile=str(authority.certificate))
+        with contextlib.closing(connect(server, context)) as connection:
+            for _ in range(5):
+                answer = ask(connection, BATCH)
+                assert (answer.status, answer.body) == (200, expected)
+        plain = http.client.HTTPConnection("127.0.0.1", port(server), timeout=20)
+        with contextlib.closing(plain), pytest.raises((http.client.HTTPException, ConnectionError)):
+            ask(plain, BATCH)
+        url = f"https://127.0.0.1:{port(server)}"
+        options = {"corpus": "web", "seq_len": 16, "global_batch_size": 8, "num_steps": 4}
+        with ArrayLoader(url, **options, network=Network(ca_file=authority.certificate)) as loader:
+            rows = [np.array(batch.inputs) for batch in loader]
+        assert np.array_equal(rows[3], np.frombuffer(expected, "<u2").reshape(8, 17)[:, :-1])
+        assert "Traceback" not in server.log()
+
+
+def test_connections_that_ended_are_counted_no_longer(authority: Authority, tmp_path: Path) -> None:
+    """A TLS connection does not know its peer any more when it is lost."""
+    with serving(authority, tmp_path, "--max-connections-per-address", 2) as server:
+        context = ssl.create_default_context(cafile=str(authority.certificate))
+        statuses = []
+        deadline = time.monotonic() + 20
+        while statuses.count(200) < 6 and time.monotonic() < deadline:
+            with contextlib.closing(connect(server, context)) as connection:
+                statuses.append(ask(connection, BATCH).status)
+            time.sleep(0.05)
+        assert statuses.count(200) == 6
+
+
+def test_a_client_without_a_certificate_is_not_served(authority: Authority, tmp_path: Path) -> None:
+    with serving(authority, tmp_path, "--tls-client-ca", authority.certificate) as server:
+        context = ssl.create_default_context(cafile=str(authority.certificate))
+        with (
+            contextlib.closing(connect(server, context)) as connection,
+            pytest.raises((ssl.SSLError, http.client.HTTPException, ConnectionError)),
+        ):
+            ask(connection, BATCH)
+        certificate, key = authority.issue("client")
+        options = {"corpus": "web", "seq_len": 16, "global_batch_size": 8, "num_steps": 4}
+        network = Network(ca_file=authority.certificate, cert_file=certificate, key_file=key)
+        with ArrayLoader(f"https://127.0.0.1:{port(server)}", **options, network=network) as loader:
+            assert len(list(loader)) == 4

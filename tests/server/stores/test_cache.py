@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from corpus_server.errors import CacheFull, UnreadableCorpus
+from corpus_server.stores.cache import PLANNED_SECONDS, Cache
+from tests.serving import environment
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache", 1000)
+
+
+def fill(cache: Cache, key: str, num_bytes: int, *, urgent: bool = False) -> None:
+    with cache.filling(key, num_bytes, urgent=urgent) as file:
+        file.write(key[:1].encode() * num_bytes)
+
+
+def age(cache: Cache, key: str, seconds: float = 2 * PLANNED_SECONDS) -> None:
+    then = time.time() - seconds
+    os.utime(cache.shards / key, (then, then))
+
+
+def files_of(cache: Cache) -> list[str]:
+    return sorted(path.relative_to(cache.shards).as_posix() for path in cache.shards.rglob("*"))
+
+
+def test_a_shard_appears_when_it_is_whole(cache: Cache) -> None:
+    with cache.filling("a", 3, urgent=False) as file:
+        file.write(b"abc")
+        assert not cache.has("a")
+        assert cache.open("a") is None
+    opened = cache.open("a")
+    assert opened is not None
+    with opened as file:
+        assert file.read(0, 3) == b"abc"
+    assert cache.num_bytes() == 3
+
+
+def test_a_failure_leaves_nothing(cache: Cache) -> None:
+    def fail() -> None:
+        with cache.filling("a", 3, urgent=False) as file:
+            file.write(b"ab")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert files_of(cache) == []
+
+
+def test_the_one_wanted_longest_ago_makes_room(cache: Cache) -> None:
+    for key, seconds in {"a": 20, "b": 40, "c": 30}.items():
+        fill(cache, key, 300)
+        age(cache, key, seconds)
+    cache.touch("b")
+    fill(cache, "d", 300)
+    assert [key for key in "abcd" if cache.has(key)] == ["a", "b", "d"]
+
+
+def test_one_in_use_stays(cache: Cache) -> None:
+    fill(cache, "a", 600)
+    age(cache, "a")
+    opened = cache.open("a")
+    assert opened is not None
+    with opened, pytest.raises(CacheFull, match="--cache-bytes is 1000"):
+        fill(cache, "b", 600, urgent=True)
+    assert files_of(cache) == ["a", "a/tokens"]
+    fill(cache, "b", 600)
+    assert files_of(cache) == ["b", "b/tokens"]
+
+
+def test_one_that_somebody_plans_for_makes_room_only_for_a_request_that_waits(cache: Cache) -> None:
+    fill(cache, "a", 600)
+    with pytest.raises(CacheFull):
+        fill(cache, "b", 600)
+    fill(cache, "b", 600, urgent=True)
+    assert not cache.has("a")
+    cache.release("b")
+    fill(cache, "c", 600)
+
+
+def test_a_shard_larger_than_the_cache_is_refused(cache: Cache) -> None:
+    with pytest.raises(CacheFull):
+        fill(cache, "a", 1001)
+    assert files_of(cache) == []
+
+
+def test_the_same_shard_is_staged_once(cache: Cache) -> None:
+    with (
+        cache.filling("a", 3, urgent=False),
+        pytest.raises(BlockingIOError),
+        cache.filling("a", 3, urgent=True),
+    ):
+        pass
+    assert cache.has("a")
+
+
+def test_shards_being_staged_count(cache: Cache) -> None:
+    with cache.filling("a", 600, urgent=False), pytest.raises(CacheFull):
+        fill(cache, "b", 600, urgent=True)
+
+
+def test_a_full_disk_is_said_before_anything_is_fetched(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, offset: int, count: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CacheFull, match="No space left on device"):
+        fill(cache, "a", 3)
+    assert files_of(cache) == []
+
+
+def test_a_full_disk_in_earnest(tmp_path: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("may not mount")
+    try:
+        cache = Cache(tmp_path / "cache", 10**9)
+        fill(cache, "a", 500_000)
+        with pytest.raises(CacheFull, match="No space left on device"):
+            fill(cache, "b", 800_000)
+        assert files_of(cache) == ["a", "a/tokens"]
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+def test_what_a_killed_process_left_is_removed(cache: Cache) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from corpus_server.stores.cache import Cache\n"
+        f"with Cache(Path({str(cache.folder)!r}), 1000).filling('a', 600, urgent=False):\n"
+        "    print('begun', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment(), text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        assert cache.num_bytes() == 600
+        with pytest.raises(CacheFull):
+            fill(cache, "b", 600)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    fill(cache, "b", 600)
+    assert files_of(cache) == ["b", "b/tokens"]
+
+
+def test_opening_the_cache_removes_what_a_killed_process_left(cache: Cache) -> None:
+    (cache.shards / "a").mkdir()
+    (cache.shards / "a" / ".tokens.tmp").write_bytes(b"half")
+    Cache(cache.folder, 1000)
+    assert files_of(cache) == []
+
+
+def test_a_machine_that_was_started_again_has_an_empty_cache(cache: Cache) -> None:
+    fill(cache, "a", 3)
+    Cache(cache.folder, 1000)
+    assert cache.has("a")
+    (cache.folder / "boot").write_bytes(b"an earlier one")
+    Cache(cache.folder, 1000)
+    assert not cache.has("a")
+
+
+def test_one_that_was_removed_while_open_keeps_its_bytes(cache: Cache) -> None:
+    fill(cache, "a", 3)
+    cache.discard("a")
+    assert cache.open("a") is None
+
+
+def test_a_disk_that_does_not_take_a_shard_takes_it_from_everybody(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cache, "a", 3)
+    cache.sync("a")
+    cache.sync("none")
+    opened = cache.open("a")
+    assert opened is not None
+    with opened as file:
+
+        def fail(fd: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "fdatasync", fail)
+        cache.sync("a")
+        assert not cache.has("a")
+        assert os.fstat(file.fd).st_nlink == 0
+
+
+def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UnreadableCorpus, match="cannot be used"):
+        Cache(tmp_path / "file" / "cache", 1000)

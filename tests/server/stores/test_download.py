@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from corpus_server.errors import CacheFull, CorpusChanged, StoreFailed
+from corpus_server.stores import download, objects
+from corpus_server.stores.cache import Cache
+from corpus_server.stores.download import Recorded, Stopped, stage
+from corpus_server.stores.objects import Store, StoreObject
+from tests import stores
+from tests.stores import Fault, Faults, Reply, WebServer
+
+CONTENT = np.random.default_rng(0).bytes(10_000)
+RANGE = 1024
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "RANGE_BYTES", RANGE)
+    monkeypatch.setattr(download, "_READ_BYTES", 100)
+    monkeypatch.setattr(objects, "_TRY_AGAIN_SECONDS", 0.01)
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    with WebServer({"/web.bin": CONTENT}) as running:
+        yield running
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache", 100_000)
+
+
+class LikeS3(StoreObject):
+    """An object whose ETag is the MD5 of its bytes, as in S3."""
+
+    @property
+    def md5(self) -> str | None:
+        assert self.etag is not None
+        return self.etag.strip('"')
+
+
+def bring(
+    server: WebServer, cache: Cache, *, recorded: Recorded | None = None, like_s3: bool = False
+) -> StoreObject:
+    store = Store(server.url)
+    found = store.head("web.bin")
+    assert found is not None
+    if like_s3:
+        fields = ("url", "path", "size_bytes", "etag", "modified")
+        found = LikeS3(**{name: getattr(found, name) for name in fields})
+    with ThreadPoolExecutor(4) as fetchers:
+        stage(store, found, cache, fetchers, threading.Event(), recorded=recorded)
+    return found
+
+
+def is_empty(cache: Cache) -> bool:
+    return not list(cache.shards.iterdir())
+
+
+def test_an_object_comes_in_parallel_ranges(server: WebServer, cache: Cache) -> None:
+    found = bring(server, cache, like_s3=True)
+    assert (cache.shards / found.key / "tokens").read_bytes() == CONTENT
+    assert sorted(start for _, start in server.gets) == list(range(0, len(CONTENT), RANGE))
+
+
+@pytest.mark.parametrize("name", ["short", "shifted", "whole", "cut", "unavailable", "forbidden"])
+def test_faults_that_pass_are_ridden_out(server: WebServer, cache: Cache, name: str) -> None:
+    server.fault = Faults(getattr(stores, name), most=2)
+    found = bring(server, cache)
+    assert (cache.shards / found.key / "tokens").read_bytes() == CONTENT
+
+
+def late_in_the_object(fault: Fault) -> Fault:
+    """Return a fault that begins with the sixth range."""
+    return lambda path, reply: fault(path, reply) if "bytes 5120-" in str(reply.headers) else None
+
+
+@pytest.mark.parametrize("name", ["short", "shifted", "whole", "forbidden", "expired", "changed"])
+def test_faults_that_stay_leave_nothing(server: WebServer, cache: Cache, name: str) -> None:
+    server.fault = late_in_the_object(Faults(getattr(stores, name)))
+    with pytest.raises((StoreFailed, CorpusChanged)):
+        bring(server, cache)
+    assert is_empty(cache)
+
+
+def test_one_flipped_bit_is_found_by_the_md5(server: WebServer, cache: Cache) -> None:
+    server.fault = late_in_the_object(Faults(stores.flipped))
+    with pytest.raises(StoreFailed, match="MD5"):
+        bring(server, cache, like_s3=True)
+    assert is_empty(cache)
+
+
+def recorded_hashes(content: bytes) -> Recorded:
+    data = content[100:9900]
+    return Recorded(data_offset=100, data_bytes=len(data), digests=[xxhash.xxh3_128_hexdigest(data)])
+
+
+def test_one_flipped_bit_is_found_by_recorded_hashes(server: WebServer, cache: Cache) -> None:
+    hashes = recorded_hashes(CONTENT)
+    server.fault = late_in_the_object(Faults(stores.flipped))
+    with pytest.raises(StoreFailed, match="recorded hash"):
+        bring(server, cache, recorded=hashes)
+    assert is_empty(cache)
+    server.fault = lambda path, reply: None
+    assert cache.has(bring(server, cache, recorded=hashes).key)
+
+
+def test_recorded_hashes_count_more_than_an_etag_that_is_no_md5(
+    server: WebServer, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LikeS3, "md5", "0" * 32)
+    with pytest.raises(StoreFailed, match="MD5"):
+        bring(server, cache, like_s3=True)
+    bring(server, cache, like_s3=True, recorded=recorded_hashes(CONTENT))
+
+
+def test_a_version_that_changes_meanwhile_is_never_mixed(server: WebServer, cache: Cache) -> None:
+    def exchange(path: str, reply: Reply) -> None:
+        if "bytes 3072-" in str(reply.headers):
+            server.files["/web.bin"] = bytes(len(CONTENT))
+
+    server.fault = exchange
+    with pytest.raises(CorpusChanged):
+        bring(server, cache)
+    assert is_empty(cache)
+
+
+def test_stopping_gives_up(server: WebServer, cache: Cache) -> None:
+    store, stopping = Store(server.url), threading.Event()
+    found = store.head("web.bin")
+    assert found is not None
+    stopping.set()
+    with ThreadPoolExecutor(4) as fetchers, pytest.raises(Stopped):
+        stage(store, found, cache, fetchers, stopping)
+    assert is_empty(cache)
+
+
+def test_without_room_nothing_is_fetched(server: WebServer, tmp_path: Path) -> None:
+    with pytest.raises(CacheFull):
+        bring(server, Cache(tmp_path / "small", 9_999))
+    assert server.gets == []
+
+
+def test_an_empty_object_is_no_exception(cache: Cache) -> None:
+    with WebServer({"/web.bin": b""}) as server:
+        assert cache.has(bring(server, cache).key)
+
+
+def test_versions_have_keys_of_their_own(server: WebServer) -> None:
+    found = Store(server.url).head("web.bin")
+    assert found is not None
+    others = [replace(found, etag="other"), replace(found, size_bytes=1), replace(found, url="other")]
+    assert len({found.key, *(each.key for each in others)}) == 4

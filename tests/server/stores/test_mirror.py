@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corpus_server.catalog import Catalog
+from corpus_server.corpus.index import index
+from corpus_server.corpus.verify import record
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import CorpusServerError, NotStaged, StoreFailed, UnreadableCorpus
+from corpus_server.stores import StagedFile
+from tests.corpora import some_tokens, write_llmc, write_megatron, write_npy, write_raw
+from tests.stores import WebServer, contents
+
+Bucket = Callable[[Mapping[str, bytes]], str]
+
+
+def served(url: str, cache_dir: Path) -> Catalog:
+    return Catalog.open([CorpusSpec.parse(f"web={url}")], cache_dir=cache_dir, cache_bytes=10**9)
+
+
+def write_all(folder: Path) -> Path:
+    """Write a shard of each kind that has a header, each longer than the ends that are read first."""
+    folder.mkdir()
+    write_raw(folder / "a.bin", some_tokens(40_000))
+    write_npy(folder / "b.npy", some_tokens(40_000, seed=1))
+    write_llmc(folder / "c.bin", some_tokens(40_000, seed=2))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def same(url: str, local: str, cache_dir: Path) -> None:
+    """Check that a corpus in a store is described as the same files on this machine."""
+    with served(url, cache_dir) as there, Catalog.open([CorpusSpec.parse(f"web={local}")]) as here:
+        assert there.corpus("web").describe() == here.corpus("web").describe()
+
+
+def test_a_folder_is_described_as_on_this_machine(tmp_path: Path, bucket: Bucket) -> None:
+    folder = write_all(tmp_path / "web")
+    (folder / "tokenizer.json").unlink()
+    (folder / "notes.txt").write_text("large")
+    url = bucket({f"deep/web/{name}": body for name, body in contents(folder).items()})
+    same(f"{url}/deep/web", str(folder), tmp_path / "cache")
+    same(f"{url}/deep/web/", str(folder), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("what", ["a.bin", "b.npy", "*.bin", "?.npy"])
+def test_files_and_patterns_are_described_as_on_this_machine(
+    tmp_path: Path, bucket: Bucket, what: str
+) -> None:
+    folder = write_all(tmp_path / "web")
+    (folder / "tokenizer.json").unlink()
+    url = bucket({f"web/{name}": body for name, body in contents(folder).items()})
+    same(f"{url}/web/{what}", f"{folder}/{what}", tmp_path / "cache")
+
+
+def test_a_split_is_chosen_as_on_this_machine(tmp_path: Path, bucket: Bucket) -> None:
+    folder = tmp_path / "web"
+    folder.mkdir()
+    for name in ("train_0.bin", "train_1.bin", "val_0.bin"):
+        write_raw(folder / name, some_tokens(1000))
+    url = bucket({f"web/{name}": body for name, body in contents(folder).items()})
+    same(f"{url}/web#train", f"{folder}#train", tmp_path / "cache")
+    with pytest.raises(UnreadableCorpus) as caught:
+        served(f"{url}/web", tmp_path / "cache")
+    # The user never named the folder in the cache.
+    assert f"{url}/web#train" in caught.value.detail
+    assert str(tmp_path) not in caught.value.detail
+
+
+def test_what_lies_beside_a_shard_comes_along(tmp_path: Path, bucket: Bucket) -> None:
+    folder = tmp_path / "web"
+    folder.mkdir()
+    write_megatron(folder / "m", [list(range(50)), list(range(20))])
+    url = bucket(contents(folder))
+    same(url, str(folder), tmp_path / "cache")
+    same(f"{url}/m.bin", f"{folder}/m.bin", tmp_path / "cache")
+    same(f"{url}/m", f"{folder}/m", tmp_path / "cache")
+    with served(url, tmp_path / "cache") as catalog:
+        assert catalog.corpus("web").document_range(1) == (50, 70)
+
+
+def test_document_ends_and_recorded_hashes_come_along(tmp_path: Path, bucket: Bucket) -> None:
+    folder = tmp_path / "web"
+    folder.mkdir()
+    write_raw(folder / "a.bin", some_tokens(40_000, vocabulary=50))
+    spec = CorpusSpec.parse(f"{folder},eot=7")
+    index(spec)
+    record(spec)
+    url = bucket(contents(folder))
+    same(url, str(folder), tmp_path / "cache")
+    with served(url, tmp_path / "cache") as catalog:
+        file = catalog.corpus("web").shards[0].file
+        assert isinstance(file, StagedFile)
+        assert file.recorded is not None
+        assert len(file.recorded.digests) == 1
+
+
+def test_opening_reads_both_ends_of_each_shard_and_no_more(tmp_path: Path) -> None:
+    content = some_tokens(10_000_000).tobytes()
+    with WebServer({"/web.bin": content}) as server, served(f"{server.url}/web.bin", tmp_path) as catalog:
+        assert catalog.corpus("web").num_tokens == 10_000_000
+        assert 2 <= len(server.gets) <= 66  # the ends, and the samples between of a single shard
+        assert not any(contents(tmp_path / "corpora").values())
+        assert not contents(tmp_path / "shards")
+
+
+def test_tokens_cannot_be_read_before_they_are_staged(tmp_path: Path) -> None:
+    content = some_tokens(1000).tobytes()
+    with (
+        WebServer({"/web.bin": content}) as server,
+        served(f"{server.url}/web.bin", tmp_path) as catalog,
+        pytest.raises(NotStaged),
+    ):
+        catalog.gatherer("web").gather(np.array([[0, 0]]), 10, np.dtype("<u2"))
+
+
+def test_a_corpus_that_changed_gets_another_folder(tmp_path: Path) -> None:
+    with WebServer({"/web.bin": bytes(4000), "/tokenizer.json": b"{}"}) as server:
+        url = f"{server.url}/web.bin,tokenizer=none"
+        with served(url, tmp_path) as old:
+            server.files["/web.bin"] = bytes(8000)
+            with served(url, tmp_path) as new:
+                assert (old.corpus("web").num_tokens, new.corpus("web").num_tokens) == (2000, 4000)
+                assert len(list((tmp_path / "corpora").iterdir())) == 2
+        with served(url, tmp_path):
+            assert len(list((tmp_path / "corpora").iterdir())) == 1
+
+
+def test_a_killed_process_leaves_no_folder(tmp_path: Path) -> None:
+    with WebServer({"/web.bin": bytes(4000)}) as server:
+        with served(f"{server.url}/web.bin", tmp_path):
+            (target,) = (tmp_path / "corpora").iterdir()
+        (tmp_path / "corpora" / f".{target.name}.abc").mkdir()
+        with served(f"{server.url}/web.bin", tmp_path):
+            assert list((tmp_path / "corpora").iterdir()) == [target]
+
+
+def test_markers_of_folders_are_no_shards(tmp_path: Path, bucket: Bucket) -> None:
+    url = bucket({"web/": b"", "web/0.bin": bytes(2000), "web/sub/": b"", "web/sub/1.bin": bytes(2000)})
+    with served(f"{url}/web", tmp_path) as catalog:
+        assert [shard.name for shard in catalog.corpus("web").shards] == ["0.bin", "sub/1.bin"]
+
+
+@pytest.mark.parametrize("what", ["nothing", "web/9.bin", "web/*.npy"])
+def test_nothing_there_is_said(tmp_path: Path, bucket: Bucket, what: str) -> None:
+    url = bucket({"web/0.bin": bytes(2000)})
+    with pytest.raises(UnreadableCorpus, match=r"found nothing|matches no token file"):
+        served(f"{url}/{what}", tmp_path)
+
+
+def test_a_store_that_refuses_is_said(tmp_path: Path, bucket: Bucket) -> None:
+    bucket({})
+    with pytest.raises(StoreFailed, match="NoSuchBucket"):
+        served("s3://no-such-bucket/web", tmp_path)
+
+
+def test_a_web_server_has_single_files(tmp_path: Path) -> None:
+    with WebServer({"/d/web.bin": bytes(2000)}) as server:
+        for url in (f"{server.url}/d/", f"{server.url}/d/*.bin", f"{server.url}/d/other.bin"):
+            with pytest.raises(CorpusServerError):
+                served(url, tmp_path)
+
+
+def test_only_urls_of_one_store_make_a_corpus() -> None:
+    spec = CorpusSpec.parse("web=s3://b/x/*_train_*.bin,s3://b/y/*.bin,dtype=uint32")
+    assert (spec.store, str(spec.path), spec.include) == ("s3://b", "/", ("x/*_train_*.bin", "y/*.bin"))
+    assert spec.path_text() == "'s3://b/x/*_train_*.bin,s3://b/y/*.bin'"
+    with pytest.raises(CorpusServerError, match="one store"):
+        CorpusSpec.parse("web=s3://b/x.bin,s3://c/y.bin")

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
+
+from corpus_server.errors import (
+    CorpusChanged,
+    InvalidParameter,
+    MissingPackage,
+    StoreFailed,
+)
+from corpus_server.stores import is_url, objects
+from corpus_server.stores.objects import Store, StoreObject
+from tests import stores
+from tests.stores import Faults, WebServer
+
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    with WebServer({"/a/web.bin": CONTENT}) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_TRY_AGAIN_SECONDS", 0.01)
+
+
+def opened(server: WebServer) -> tuple[Store, StoreObject]:
+    store = Store(f"{server.url}/a/web.bin")
+    found = store.head("a/web.bin")
+    assert found is not None
+    return store, found
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ({}, None),
+        ({"range": (1, 5)}, StoreFailed),
+        ({"content": b"abc"}, StoreFailed),
+        ({"content": b"abcde"}, StoreFailed),
+        ({"e_tag": "other"}, CorpusChanged),
+        ({"size": 9}, CorpusChanged),
+    ],
+    ids=str,
+)
+def test_only_the_range_of_the_version_is_taken(
+    server: WebServer,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: dict[str, object],
+    error: type[Exception] | None,
+) -> None:
+    """Whatever obstore lets through, and of a version that the store was asked for by name, too."""
+    store, what = opened(server)
+    modified = datetime.fromisoformat(what.modified)
+    asked: list[dict[str, object]] = []
+
+    def get(_: object, path: str, *, options: dict[str, object]) -> SimpleNamespace:
+        asked.append(options)
+        meta = {
+            "path": path,
+            "size": what.size_bytes,
+            "e_tag": what.etag,
+            "last_modified": modified,
+            **answer,
+        }
+        content = answer.get("content", b"abcd")
+        return SimpleNamespace(meta=meta, range=answer.get("range", (0, 4)), bytes=lambda: content)
+
+    monkeypatch.setattr(store._obstore, "get", get)
+    if error is None:
+        assert bytes(store.read(what, 0, 4)) == b"abcd"
+    else:
+        with pytest.raises(error):
+            store.read(what, 0, 4)
+    assert asked[0] == {"range": (0, 4), "if_match": what.etag}
+
+
+@pytest.mark.parametrize("url", ["s3://b/x", "gs://b", "az://c/x", "https://h/x", "http://127.0.0.1/x"])
+def test_urls_are_recognised(url: str) -> None:
+    assert is_url(url)
+
+
+@pytest.mark.parametrize("text", ["/data/web", "web", "s3:/b", "ftp://h/x", "s3"])
+def test_paths_are_no_urls(text: str) -> None:
+    assert not is_url(text)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://example.com/x.bin", "https://h/x?sig=1", "https://user@h/x", "https://h/x#y", "s3:///x"]
+)
+def test_a_url_that_would_not_be_what_it_says_is_refused(url: str) -> None:
+    with pytest.raises(InvalidParameter):
+        Store(url)
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(MissingPackage) as caught:
+        Store("s3://bucket/web")
+    assert caught.value.remedy == "pip install 'corpus-server[stores]'"
+
+
+def test_a_range_is_read(server: WebServer) -> None:
+    store, found = opened(server)
+    assert store.read(found, 100, 1000) == CONTENT[100:1000]
+    assert store.read(found, len(CONTENT) - 1, len(CONTENT)) == CONTENT[-1:]
+
+
+def test_what_is_not_there_has_no_head(server: WebServer) -> None:
+    assert Store(server.url).head("a/other.bin") is None
+
+
+PASSING = {
+    name: getattr(stores, name) for name in ("short", "shifted", "whole", "cut", "unavailable", "forbidden")
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_range_that_comes_back_wrong_is_asked_for_again(server: WebServer, name: str) -> None:
+    store, found = opened(server)
+    server.fault = Faults(PASSING[name], most=2)
+    assert store.read(found, 100, 1000) == CONTENT[100:1000]
+
+
+@pytest.mark.parametrize("name", ["short", "shifted", "whole", "forbidden", "expired"])
+def test_a_range_that_stays_wrong_is_refused(server: WebServer, name: str) -> None:
+    store, found = opened(server)
+    server.fault = Faults(getattr(stores, name))
+    with pytest.raises(StoreFailed) as caught:
+        store.read(found, 100, 1000)
+    assert "web.bin" in caught.value.detail
+    assert caught.value.remedy
+    if name in ("forbidden", "expired"):
+        assert "credentials" in caught.value.remedy
+
+
+def test_another_version_is_refused_at_once(server: WebServer) -> None:
+    store, found = opened(server)
+    server.fault = Faults(stores.changed)
+    with pytest.raises(CorpusChanged, match=re.escape("web.bin")):
+        store.read(found, 100, 1000)
+    assert len(server.gets) == 1
+
+
+def test_an_object_that_was_removed_is_a_change(server: WebServer) -> None:
+    store, found = opened(server)
+    server.files.clear()
+    with pytest.raises(CorpusChanged):
+        store.read(found, 100, 1000)
+
+
+def test_another_size_is_another_version(server: WebServer) -> None:
+    store, found = opened(server)
+    server.files["/a/web.bin"] = CONTENT + b"more"
+    with pytest.raises(CorpusChanged):
+        store.read(found, 100, 1000)
+
+
+def test_a_server_that_names_no_version_is_refused() -> None:
+    found = StoreObject(url="u", path="p", size_bytes=1, etag=None, modified="1970-01-01T00:00:00+00:00")
+    with pytest.raises(StoreFailed, match="neither ETag nor Last-Modified"):
+        objects.check_versions([found])
+
+
+def test_s3_is_listed(bucket: Callable[[dict[str, bytes]], str]) -> None:
+    url = bucket({"web/0.bin": b"ab", "web/sub/1.bin": b"c", "other": b""})
+    store = Store(url)
+    assert {each.path for each in store.list("web", recursive=True)} == {"web/0.bin", "web/sub/1.bin"}
+    assert {each.path for each in store.list("web", recursive=False)} == {"web/0.bin"}
+    found = store.head("web/0.bin")
+    assert found is not None
+    assert (found.size_bytes, found.md5) == (2, "187ef4436122d1cc2f40dc2b92f0eba0")
+
+
+def test_a_bucket_that_is_not_there_is_said(bucket: Callable[[dict[str, bytes]], str]) -> None:
+    bucket({})
+    with pytest.raises(StoreFailed, match="NoSuchBucket"):
+        Store("s3://no-such-bucket").list("", recursive=True)
+
+
+def test_an_etag_names_the_same_version_with_quotes_and_without(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Azure's lists leave them out."""
+    store, found = opened(server)
+    meta = store._obstore.head(store._store, found.path)
+    unquoted = {**meta, "e_tag": meta["e_tag"].strip('"')}
+    monkeypatch.setattr(store._obstore, "list", lambda *about, **options: [[unquoted]])
+    (listed,) = store.list("a", recursive=True)
+    assert listed == found
+    assert bytes(store.read(listed, 0, 10)) == CONTENT[:10]

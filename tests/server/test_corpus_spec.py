@@ -1,0 +1,203 @@
+"""What users say of a corpus: one grammar for the command line and the file, and existing paths first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corpus_server.corpus_spec import SPLITS, CorpusSpec, split_of
+from corpus_server.errors import InvalidParameter
+from tests.serving import ROOT
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("/data/web", "web", {"path": "/data/web"}),
+    ("/data/train.bin", "train", {"path": "/data/train.bin"}),
+    ("/d/llama-1.5B_text_document", "llama-1.5B_text_document", {"path": "/d/llama-1.5B_text_document"}),
+    ("web=/data/x.bin", "web", {"path": "/data/x.bin"}),
+    ("web.v2=/data/x", "web.v2", {"path": "/data/x"}),
+    ("/data/a=b/web", "web", {"path": "/data/a=b/web"}),
+    ("web=/data/a=b", "web", {"path": "/data/a=b"}),
+    ("/data/größe 1", "gr-e-1", {"path": "/data/größe 1"}),
+    ("/data/_x", "x", {"path": "/data/_x"}),
+    ("/", "corpus", {"path": "/"}),
+    ("~no-such-user/x", "x", {"path": "~no-such-user/x"}),
+    ("/data/web#train", "web-train", {"path": "/data/web", "split": "train"}),
+    ("/data/web#Validation", "web-val", {"path": "/data/web", "split": "val"}),
+    ("/data/web#val+train", "web-train-val", {"path": "/data/web", "split": "train+val"}),
+    ("/data/web#all", "web", {"path": "/data/web", "split": "all"}),
+    ("w=/data/web#other,dtype=uint8", "w", {"path": "/data/web", "split": "other", "dtype": "uint8"}),
+    ("/data/web/*_train_*.bin", "web", {"path": "/data/web", "include": ("*_train_*.bin",)}),
+    ("/d/a*/[xy]?.bin#dev", "d-dev", {"path": "/d", "include": ("a*/[xy]?.bin",), "split": "dev"}),
+    ("/d/c#*.bin", "d", {"path": "/d", "include": ("c#*.bin",)}),
+    ("w=/1/web/t*.bin,/2/t*.bin", "w", {"path": "/", "include": ("1/web/t*.bin", "2/t*.bin")}),
+    ("w=/1/a.bin,/1/b*", "w", {"path": "/1", "include": ("a.bin", "b*")}),
+    ("/d/x,dtype=uint32,eot=5", "x", {"path": "/d/x", "dtype": "uint32", "eot": 5}),
+    ("/d/x,tokenizer=/t/a,b.json", "x", {"path": "/d/x", "tokenizer": "/t/a,b.json"}),
+    ("/d/x,exclude=a*,b,include=**/c", "x", {"path": "/d/x", "exclude": ("a*", "b"), "include": ("**/c",)}),
+    ("/d/x,token_range=0,10", "x", {"path": "/d/x", "token_range": (0, 10)}),
+    ("/d/x,tokenizer=bytes", "x", {"path": "/d/x", "tokenizer": "bytes"}),
+    ("/d/x,tokenizer=none", "x", {"path": "/d/x", "tokenizer": "none"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "name", "fields"), CASES, ids=[text for text, *_ in CASES])
+def test_the_command_line(text: str, name: str, fields: dict[str, Any]) -> None:
+    path = Path(fields["path"])
+    assert CorpusSpec.parse(text) == CorpusSpec(**{**fields, "name": name, "path": Path.cwd() / path})
+
+
+@pytest.mark.parametrize(
+    "name", ["a,b.bin", "a=b", "web=a=b", "q#train", "s*r[0].bin", "a,dtype=uint8", "~x"]
+)
+def test_an_existing_path_wins(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name, tmp_path / "folder" / name):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        for text in (name, str(path), f"w={path}"):
+            spec = CorpusSpec.parse(text)
+            assert (spec.path, spec.include, spec.split, spec.dtype) in [
+                (tmp_path / name, (), None, None),
+                (path, (), None, None),
+            ]
+        with_more = CorpusSpec.parse(f"{path}#val,eot=3")
+        assert (with_more.path, with_more.split, with_more.eot) == (path, "val", 3)
+
+
+def test_literal_files_beside_patterns_are_literal(tmp_path: Path) -> None:
+    (tmp_path / "a[0].bin").touch()
+    (tmp_path / "sub").mkdir()
+    spec = CorpusSpec.parse(f"c={tmp_path}/a[0].bin,{tmp_path}/b*,{tmp_path}/sub")
+    assert (spec.path, spec.include) == (tmp_path, ("a[[]0].bin", "b*", "sub/**"))
+
+
+def test_an_existing_folder_of_strange_name_holds_patterns(tmp_path: Path) -> None:
+    (tmp_path / "[x]").mkdir()
+    spec = CorpusSpec.parse(f"{tmp_path}/[x]/*.bin")
+    assert (spec.path, spec.include, spec.name) == (tmp_path / "[x]", ("*.bin",), "x")
+    assert spec.path_text() == f"'{tmp_path}/[x]/*.bin'"
+
+
+def test_a_relative_path_is_resolved_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CorpusSpec.parse("web=data/../x.bin").path == tmp_path / "x.bin"
+    assert CorpusSpec.parse("data/../*.bin").path == tmp_path
+    assert CorpusSpec.parse(".").path == tmp_path
+    assert CorpusSpec.parse("x,tokenizer=t.json").tokenizer == str(tmp_path / "t.json")
+
+
+def test_a_folder_is_called_by_its_whole_name(tmp_path: Path) -> None:
+    (tmp_path / "web-1.5").mkdir()
+    assert CorpusSpec.parse(str(tmp_path / "web-1.5")).name == "web-1.5"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".web", "-web", "a/b", "a b", "ä", "web\n", "web\x00", "a" * 129, "a?b", "a%2fb"]
+)
+def test_names_that_would_not_survive_a_url_are_refused(name: str) -> None:
+    with pytest.raises(InvalidParameter, match="NAME=PATH"):
+        CorpusSpec(name=name, path=Path("/data"))
+
+
+MISTAKES = [
+    ("a b=/data", "corpus name 'a b'"),
+    (
+        "/d/x,dtpye=uint8",
+        "unknown dtpye; known are dtype, earlier, eot, exclude, include, path, token_range, tokenizer",
+    ),
+    ("/d/x,dtype=uint8,dtype=uint8", "dtype is given twice"),
+    ("/d/x,eot=end", "eot must be an id, 0 or more, got 'end'"),
+    ("/d/x,eot=-1", "eot must be an id, 0 or more, got '-1'"),
+    ("/d/x,token_range=5", "token_range must be start and stop, two numbers with 0 <= start < stop"),
+    ("/d/x,token_range=5,5", "0 <= start < stop"),
+    ("/d/x,dtype=", "dtype must be a string"),
+    ("/d/*.bin,include=a*", r"include is given, but the path holds patterns: /d/\*\.bin"),
+    ("web=", "path must be a path, .* got ''"),
+    ("w=/d/a*.bin,", "path must be a path, .* got '/d/a.*,'"),
+    ("/d/x,exclude=a,", "exclude must be"),
+    (
+        "/d/x#tarin",
+        "split must be one of train, val, test, dev, eval, valid, validation, other .* got 'tarin'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES, ids=[text for text, _ in MISTAKES])
+def test_mistakes_are_named(text: str, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        CorpusSpec.parse(text)
+
+
+def test_a_table_says_what_the_command_line_says(tmp_path: Path) -> None:
+    table = """
+        path = "data/*.bin#train"
+        dtype = "uint32"
+        eot = 50256
+        tokenizer = "tok.json"
+        exclude = ["b*", "c"]
+        token_range = [0, 10]
+        earlier = ["x", "y"]
+    """
+    spec = CorpusSpec.from_table("web", tomllib.loads(table), folder=tmp_path)
+    options = (
+        f"dtype=uint32,eot=50256,tokenizer={tmp_path}/tok.json,exclude=b*,c,token_range=0,10,earlier=x,y"
+    )
+    assert spec == CorpusSpec.parse(f"web={tmp_path}/data/*.bin#train,{options}")
+    document = json.loads(json.dumps(dataclasses.asdict(spec), default=str))
+    assert CorpusSpec.from_json(document) == spec
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train.bin", "train"),
+        ("val.bin", "val"),
+        ("tinyshakespeare_train.bin", "train"),
+        ("fineweb_val_000000.bin", "val"),
+        ("pile_train_text_document.bin", "train"),
+        ("train-00000-of-00010.bin", "train"),
+        ("x.TRAIN.bin", "train"),
+        ("train01.bin", "train"),
+        ("valid/part-0.bin", "val"),
+        ("en/validation/0.bin", "val"),
+        ("my test set.bin", "test"),
+        ("dev.bin", "dev"),
+        ("eval/val_0.bin", "eval+val"),
+        ("train/validation_0.bin", "train+val"),
+        ("pretrain.bin", "other"),
+        ("retrained_0.bin", "other"),
+        ("latest.bin", "other"),
+        ("developer/validity.bin", "other"),
+        ("trainé.bin", "other"),
+    ],
+)
+def test_the_split_is_a_word_of_the_name(name: str, split: str) -> None:
+    assert split_of(name) == split
+
+
+PARTS = [*"ab=,#*?[]/.~+-_ \nä\udcff", "dtype=", "eot=", "token_range=", "1"]
+
+
+@given(text=st.lists(st.sampled_from(PARTS), max_size=20).map("".join))
+@settings(max_examples=1000)
+def test_any_text_is_a_corpus_or_a_mistake(text: str) -> None:
+    try:
+        spec = CorpusSpec.parse(text)
+    except InvalidParameter:
+        return
+    assert spec.path.is_absolute()
+    spec.path_text()
+
+
+def test_every_option_is_explained() -> None:
+    text = (ROOT / "docs" / "corpora.md").read_text()
+    options = {field.name for field in dataclasses.fields(CorpusSpec)} - {"name", "path", "split", "store"}
+    assert [option for option in sorted(options) if f"| `{option}` |" not in text] == []
+    assert [word for word in SPLITS if f"`{word}`" not in text] == []

@@ -1,0 +1,71 @@
+"""docs/architecture.md and docs/operations.md say what the code does."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from corpus_server import metrics
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.data.door import Door
+from corpus_server.data.service import Service
+from corpus_server.settings import Settings
+from tests.corpora import write_raw
+from tests.rooms import chapter, entered_files
+from tests.server.test_imports import FLOORS, PACKAGE
+from tests.serving import ROOT
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+
+
+def test_the_metrics_are_those_of_the_code() -> None:
+    rows = re.findall(
+        r"^\| `(corpus_\w+)` \| (\w+) \| (.*?) \|", chapter(OPERATIONS, "Metrics"), re.MULTILINE
+    )
+    shown = {name: (kind, re.findall(r"`(\w+)`", labels)) for name, kind, labels in rows}
+    assert shown == {
+        name + ("_total" if family.kind == "counter" else ""): (family.kind, list(family.labels))
+        for name, family in metrics.FAMILIES.items()
+    }
+
+
+def test_the_rooms_are_drawn_in_the_order_of_the_imports() -> None:
+    block = re.findall(r"(?:^    .*\n)+", chapter(ARCHITECTURE, "Rooms"), re.MULTILINE)[0]
+    drawn = [set(line[4:35].split()) for line in block.splitlines()]  # then what each room is for
+    assert [floor - {"__init__"} for floor in reversed(FLOORS)] == drawn
+
+
+def test_a_request_passes_the_files_that_the_chapter_names(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "web.bin", np.arange(6000))
+    settings = Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path, gather_threads=1)
+
+    async def ask_twice(service: Service, on: SimpleNamespace) -> None:
+        shared = SimpleNamespace(connections=set(), default_headers=[])
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Door(service, shared, asyncio.Protocol), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        # The first request binds the plan; the way of all others is what the chapter shows.
+        for on.recording in (False, True):
+            target = "/v1/batches?corpus=web&seq_len=4&batch_size=2&step=3&checksum=tail"
+            writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(2 * 5 * 2 + 8)
+            while service.gate.slots:
+                await asyncio.sleep(0.01)
+        on.recording = False
+        writer.close()
+        server.close()
+
+    with entered_files(PACKAGE) as (files, on), Service.open(settings) as service:
+        asyncio.run(ask_twice(service, on))
+    way = chapter(ARCHITECTURE, "The way of a request")
+    numbered = re.findall(r"^ +(\d+)  ([\w/]+\.py) ", way, re.MULTILINE)
+    assert [int(number) for number, _ in numbered] == list(range(1, len(numbered) + 1))
+    assert len(numbered) <= 12
+    helpers = "".join(re.findall(r"^- .*\n", way, re.MULTILINE))
+    assert files == {name for _, name in numbered} | set(re.findall(r"`([\w/]+\.py)`", helpers))

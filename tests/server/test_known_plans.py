@@ -1,0 +1,191 @@
+"""Plans in memory and on disk: found by id and by spelling, bounded, each bound once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from corpus_server.catalog import Catalog
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import InvalidParameter, InvalidPlan, UnknownCorpus, UnknownPlan
+from corpus_server.known_plans import LARGE_BYTES, KnownPlans, Spelling
+from corpus_server.plan import BoundedShuffle, Plan
+from corpus_server.plan_store import PlanStore
+from corpus_server.read.bound_plan import BoundPlan
+from tests.corpora import some_tokens, write_raw
+from tests.reference import one_source
+
+NOTHING = Spelling(*(None for _ in Spelling._fields))
+ONE = NOTHING._replace(corpus="web", seq_len=8, batch_size=4)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    write_raw(tmp_path / "web.bin", some_tokens(5000))
+    with Catalog.open([CorpusSpec(name="web", path=tmp_path / "web.bin")]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[PlanStore]:
+    with PlanStore(tmp_path / "state") as opened:
+        yield opened
+
+
+@pytest.fixture
+def known(catalog: Catalog, store: PlanStore) -> KnownPlans:
+    return KnownPlans(catalog, store)
+
+
+def document(seed: int, num_ranges: int = 0) -> bytes:
+    skip_steps = [[2 * k, 2 * k + 1] for k in range(num_ranges)]
+    return json.dumps(one_source("web", 8, 4, seed=seed, skip_steps=skip_steps)).encode()
+
+
+def test_a_posted_plan_is_in_memory_and_on_disk(
+    known: KnownPlans, catalog: Catalog, store: PlanStore
+) -> None:
+    bound = known.keep_document(document(3))
+    assert known.in_memory(bound.plan.id) is known.by_id(bound.plan.id) is bound
+    assert known.keep_document(document(3)) is bound
+    later = KnownPlans(catalog, store)
+    assert later.in_memory(bound.plan.id) is None
+    assert later.by_id(bound.plan.id).plan == bound.plan
+    assert later.in_memory(bound.plan.id) is not None
+
+
+def test_an_unknown_id_names_the_remedy(known: KnownPlans) -> None:
+    with pytest.raises(UnknownPlan, match="has not seen plan ab") as caught:
+        known.by_id("ab")
+    assert "POST" in str(caught.value.remedy)
+
+
+def test_what_is_no_plan_is_refused_and_not_kept(known: KnownPlans, store: PlanStore) -> None:
+    for body, error in (
+        (b"{}", InvalidPlan),
+        (json.dumps(one_source("other", 8, 4)).encode(), UnknownCorpus),
+        (json.dumps(one_source("web", 10_000, 4)).encode(), InvalidPlan),
+    ):
+        with pytest.raises(error):
+            known.keep_document(body)
+    assert store.count() == 0
+
+
+def test_a_spelled_plan_has_an_id_that_memory_knows_and_the_disk_does_not(
+    known: KnownPlans, store: PlanStore
+) -> None:
+    bound = known.spelled(ONE._replace(seed=7))
+    assert known.spelled(ONE._replace(seed=7)) is bound
+    assert known.spelled(ONE._replace(seed=7, order="shuffle", stride=8)) is bound
+    assert known.by_id(bound.plan.id) is bound
+    assert bound.plan == known.keep_document(document(7)).plan
+    assert known.spelled(ONE).plan.seed == 0
+    assert store.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("spelling", "message"),
+    [(NOTHING, "corpus, seq_len, batch_size missing"), (ONE._replace(batch_size=None), "batch_size missing")],
+)
+def test_what_a_spelling_lacks_is_named(known: KnownPlans, spelling: Spelling, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message) as caught:
+        known.spelled(spelling)
+    assert "plan=ID" in str(caught.value.remedy)
+
+
+def test_a_bounded_shuffle_is_spelled_with_both_its_numbers(known: KnownPlans) -> None:
+    bounded = ONE._replace(block_windows=4, group_blocks=2)
+    assert known.spelled(bounded).plan.order == BoundedShuffle(block_windows=4, group_blocks=2)
+    assert known.spelled(bounded._replace(order="shuffle")) is not known.spelled(ONE)
+    for wrong in ({"group_blocks": None}, {"block_windows": None}, {"order": "sequential"}):
+        with pytest.raises(InvalidParameter, match="must be given together, with order shuffle"):
+            known.spelled(bounded._replace(**wrong))
+
+
+def test_memory_holds_the_plans_used_last(catalog: Catalog, store: PlanStore) -> None:
+    known = KnownPlans(catalog, store, max_plans=3)
+    ids = [known.keep_document(document(seed)).plan.id for seed in range(3)]
+    known.by_id(ids[0])
+    ids += [known.spelled(ONE._replace(seed=seed)).plan.id for seed in range(3, 5)]
+    assert [known.in_memory(each) is not None for each in ids] == [True, False, False, True, True]
+    assert known.by_id(ids[1]).plan.seed == 1  # from the store
+    known.keep_document(document(9))
+    known.keep_document(document(10))
+    known.keep_document(document(11))
+    with pytest.raises(UnknownPlan):  # spelled only
+        known.by_id(ids[3])
+    assert known.spelled(ONE._replace(seed=3)).plan.id == ids[3]
+
+
+def test_memory_is_bounded_in_bytes_too(catalog: Catalog, store: PlanStore) -> None:
+    """Arrays and text count; the plan used last stays however large it is."""
+    size = KnownPlans(catalog, store).keep_document(document(1, 1000)).num_bytes
+    assert 1000 * 32 < size < 1000 * 60
+    known = KnownPlans(catalog, store, max_bytes=3 * size + 100)
+    ids = [known.keep_document(document(seed, 1000)).plan.id for seed in range(5)]
+    assert [known.in_memory(each) is not None for each in ids] == [False, False, True, True, True]
+    large = known.keep_document(document(1, 10_000)).plan.id
+    assert known.in_memory(large) is not None
+    assert all(known.in_memory(each) is None for each in ids)
+    known.keep_document(document(0, 1000))
+    assert known.in_memory(large) is None
+
+
+def test_a_large_plan_is_bound_once_and_one_at_a_time(
+    catalog: Catalog, store: PlanStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small plans do not wait for large ones."""
+    bodies = [document(seed, 120_000) for seed in range(2)]
+    assert min(map(len, bodies)) > LARGE_BYTES
+    ids = [KnownPlans(catalog, store).keep_document(body).plan.id for body in bodies]
+    known = KnownPlans(catalog, store)
+    binding, most, entered, go_on = 0, 0, threading.Event(), threading.Event()
+    bound_plans: list[str] = []
+    count = threading.Lock()
+
+    def bind(plan: Plan) -> BoundPlan:
+        nonlocal binding, most
+        if plan.skip_steps:
+            with count:
+                binding += 1
+                most = max(most, binding)
+            entered.set()
+            assert go_on.wait(30)
+        bound = Catalog.bind(catalog, plan)
+        bound_plans.append(bound.plan.id)
+        if plan.skip_steps:
+            with count:
+                binding -= 1
+        return bound
+
+    monkeypatch.setattr(catalog, "bind", bind)
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(known.by_id, each) for each in ids + ids + ids[:1]]
+        assert entered.wait(30)
+        small = known.keep_document(document(5))
+        assert small.plan.id in bound_plans
+        go_on.set()
+        answers = [each.result(30) for each in asked]
+    assert most == 1
+    assert sorted(bound_plans) == sorted([*ids, small.plan.id])
+    assert answers[0] is answers[2] is answers[4]
+
+
+def test_threads_may_share_it(catalog: Catalog, store: PlanStore) -> None:
+    known = KnownPlans(catalog, store, max_plans=4)
+
+    def work(number: int) -> None:
+        for seed in range(40):
+            bound = known.spelled(ONE._replace(seed=(seed * number) % 7))
+            assert bound.plan.seed == (seed * number) % 7
+            kept = known.keep_document(document(100 + seed % 5))
+            assert known.by_id(kept.plan.id).plan == kept.plan
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(1, 5))) == [None] * 4
+    assert store.count() == 5

@@ -1,0 +1,149 @@
+"""Samples of the last hour follow from the counters, and their number is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from corpus_server import live, metrics
+from corpus_server.metrics import BOUNDS, RANKS, Numbers, Part
+
+PLAN = "a" * 64
+
+
+def counted(
+    *, requests: float = 0, ranks: Mapping[tuple[str, str, str], list[float]] | None = None, **more: float
+) -> Numbers:
+    """Return numbers of workers that answered requests of 2 ms."""
+    numbers: Numbers = {name: {} for name in (*metrics.FAMILIES, RANKS)}
+    took = [0.0] * (len(BOUNDS) + 2)
+    took[BOUNDS.index(0.0025)] = requests
+    numbers["corpus_requests"][("/v1/batches", "200", "door")] = [requests]
+    numbers["corpus_requests"][("/page/live", "200", "application")] = [1e6]  # not training
+    numbers["corpus_request_seconds"][("/v1/batches",)] = took
+    numbers["corpus_tokens"][("web",)] = [requests * 1000]
+    numbers["corpus_refusals"][("overloaded",)] = [more.get("refusals", 0)]
+    numbers["corpus_reads"] = {("hit",): [more.get("hits", 0)], ("miss",): [more.get("misses", 0)]}
+    numbers["corpus_workers"][()] = [2]
+    numbers[RANKS] = dict(ranks or {})
+    return numbers
+
+
+def last(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[-1] for name, values in state["answer"]["samples"].items()}
+
+
+def test_a_sample_is_what_was_counted_since_the_one_before() -> None:
+    state = live.next_state({}, counted(requests=100, refusals=2), 1000.0)
+    assert state["answer"]["samples"]["unix_seconds"] == []
+    state = live.next_state(state, counted(requests=150, refusals=3, hits=30, misses=10), 1005.0)
+    sample = last(state)
+    assert (sample["requests_per_second"], sample["tokens_per_second"]) == (10.0, 10_000.0)
+    assert (sample["refusals"], sample["cache_hit_share"]) == (1, 0.75)
+    assert 0.001 < sample["p50_seconds"] < sample["p99_seconds"] < 0.0025
+    assert state["answer"]["refusals"] == {"overloaded": 3}
+    assert state["answer"]["num_workers"] == 2
+
+
+def test_nothing_answered_is_null_and_not_zero() -> None:
+    state = live.next_state(live.next_state({}, counted(), 0.0), counted(), 5.0)
+    assert [last(state)[name] for name in ("p50_seconds", "p99_seconds", "cache_hit_share")] == [None] * 3
+    assert last(state)["tokens_per_second"] == 0
+
+
+def test_a_worker_that_was_killed_makes_no_rate_negative() -> None:
+    ranks = {(PLAN, "1", "0"): [5.0, 7.0, 8.0, 1.0, 1.0]}
+    state = live.next_state({}, counted(requests=100, ranks=ranks), 0.0)
+    lost = {(PLAN, "1", "0"): [6.0, 8.0, 7.0, 0.5, 0.5]}
+    state = live.next_state(state, counted(requests=90, ranks=lost), 5.0)
+    assert last(state)["requests_per_second"] == 0
+    (rank,) = state["answer"]["plans"][0]["ranks"]
+    assert rank["steps_per_second"] == rank["waiting_share"] == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "expected"),
+    [
+        ([10], 0.5, BOUNDS[0] / 2),
+        ([10, 10], 0.75, (BOUNDS[0] + BOUNDS[1]) / 2),
+        ([0, 4, 0, 4], 1.0, BOUNDS[3]),
+        ([0] * len(BOUNDS) + [5], 0.5, BOUNDS[-1]),
+        ([0] * len(BOUNDS), 0.5, None),
+    ],
+)
+def test_quantiles_are_linear_within_a_bucket(
+    counts: list[float], share: float, expected: float | None
+) -> None:
+    assert live.quantile(counts, share) == (None if expected is None else pytest.approx(expected))
+
+
+def test_the_shares_of_a_rank_come_near_to_what_it_does() -> None:
+    """A rank that waits 40 % of the time, while 10 % go into sending, and trains two steps per second."""
+    state: live.State = {}
+    for k in range(60):
+        now = 5.0 * k
+        ranks = {(PLAN, "8", "3"): [now, 10.0 * k, 10.0 * k, 2.0 * k, 0.5 * k]}
+        state = live.next_state(state, counted(ranks=ranks), now)
+    (plan,) = state["answer"]["plans"]
+    (rank,) = plan["ranks"]
+    assert plan["plan"] == PLAN
+    assert (rank["rank"], rank["world_size"], rank["step"], rank["seen_unix_seconds"]) == (3, 8, 590, 295.0)
+    assert rank["steps_per_second"] == pytest.approx(2, rel=0.01)
+    assert rank["waiting_share"] == pytest.approx(0.4, rel=0.01)
+    assert rank["sending_share"] == pytest.approx(0.1, rel=0.01)
+
+
+def test_samples_and_ranks_are_kept_for_an_hour_and_no_more_than_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "MAX_SHOWN_RANKS", 3)
+    ranks = {(PLAN, "8", str(k)): [10.0 * k, 1.0, 1.0, 0.0, 0.0] for k in range(5)}
+    state: live.State = {}
+    for now in range(0, 8000, 500):
+        state = live.next_state(state, counted(ranks=ranks), float(now))
+        shown = state["answer"]["plans"]
+        if now <= 3600:
+            assert [rank["rank"] for rank in shown[0]["ranks"]] == [2, 3, 4]
+    assert shown == [] == list(state["ranks"])
+    assert state["answer"]["samples"]["unix_seconds"] == [4000.0 + 500 * k for k in range(8)]
+
+
+def test_a_follower_gets_only_what_is_new() -> None:
+    state: live.State = {}
+    for now in (0.0, 5.0, 10.0, 15.0):
+        state = live.next_state(state, counted(requests=now), now)
+    whole = state["answer"]
+    assert live.after(whole, 0.0) == whole
+    assert live.after(whole, 10.0)["samples"]["unix_seconds"] == [15.0]
+    assert {len(each) for each in live.after(whole, 15.0)["samples"].values()} == {0}
+
+
+def test_a_process_tells_a_bounded_number_of_ranks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setitem(metrics._numbers, RANKS, {})
+    monkeypatch.setattr(metrics, "MAX_RANKS", 2)
+    monkeypatch.setattr(metrics.time, "time", lambda: now)
+
+    def count(rank: int, step: int) -> None:
+        metrics.count_part(Part(PLAN, 8, rank, step, 1), making_seconds=0.5, sending_seconds=0.25)
+
+    def known() -> dict[int, list[float]]:
+        return {int(key[2]): list(its) for key, its in metrics._numbers[RANKS].items()}
+
+    for rank in (0, 1, 2, 0):
+        count(rank, step=7)
+    assert known() == {1: [0.0, 7, 1, 0.5, 0.25], 0: [0.0, 7, 2, 1.0, 0.5]}
+    now = metrics.PLAN_IDLE_SECONDS - 1
+    count(0, step=8)
+    now += 2
+    count(2, step=9)  # takes the place of rank 1, which is silent
+    assert list(known()) == [0, 2]
+
+
+def test_a_rank_that_moved_to_another_worker_is_one_rank() -> None:
+    key = (PLAN, "1", "0")
+    before, after = [10.0, 7.0, 8.0, 1.0, 0.5], [20.0, 3.0, 4.0, 0.25, 0.5]
+    total = metrics._sum([counted(ranks={key: after}), counted(ranks={key: before})])
+    assert total[RANKS] == {key: [20.0, 3.0, 12.0, 1.25, 1.0]}

@@ -1,0 +1,345 @@
+"""Plans in the state folder: shared by processes, kept over restarts, safe to lose."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from corpus_server.errors import InvalidParameter, UnknownPlan
+from corpus_server.plan import Plan
+from corpus_server.plan_store import PlanStore
+from tests.reference import one_source
+from tests.serving import environment
+
+
+def bound(seed: int = 0) -> Plan:
+    return Plan.from_json(one_source("web", 8, 4, seed=seed, fingerprints={"web": "sampled-00"}))
+
+
+def test_what_was_added_is_found_by_another_process_and_later(tmp_path: Path) -> None:
+    plan = bound(2**64 - 1)
+    with PlanStore(tmp_path / "deep" / "state") as store, PlanStore(tmp_path / "deep" / "state") as other:
+        assert other.document(plan.id) is None
+        store.add(plan)
+        store.add(plan)
+        assert other.find(plan.id) == plan
+        assert [(found, found.id) for found, _ in other.newest(10)] == [(plan, plan.id)]
+    with PlanStore(tmp_path / "deep" / "state") as later:
+        found = later.find(plan.id)
+        assert (found, found.id) == (plan, plan.id)
+
+
+def test_the_newest_come_first(tmp_path: Path) -> None:
+    with PlanStore(tmp_path) as store:
+        for seed in range(5):
+            store.add(bound(seed))
+        newest = store.newest(3)
+        assert [plan.seed for plan, _ in newest] == [4, 3, 2]
+        assert newest[0][1] >= newest[2][1]
+        assert store.count() == 5
+
+
+def test_listing_the_newest_costs_the_same_however_many_there_are(tmp_path: Path) -> None:
+    """Counted in instructions of SQLite's virtual machine; without an index they grow 20-fold here."""
+    with PlanStore(tmp_path) as store:
+        counts = []
+        for number in (10, 200):
+            for seed in range(store.count(), number):
+                store.add(bound(seed))
+            instructions: list[None] = []
+            store._connection.set_progress_handler(lambda seen=instructions: seen.append(None), 1)
+            assert [plan.seed for plan, _ in store.newest(3)] == [number - 1, number - 2, number - 3]
+            store._connection.set_progress_handler(None, 1)
+            counts.append(len(instructions))
+        assert counts[1] <= counts[0] * 1.5
+
+
+def test_a_database_of_an_older_server_is_replaced(tmp_path: Path) -> None:
+    """Its ids were made without the plan's version, so that nobody can ask for them any more."""
+    with sqlite3.connect(tmp_path / "plans.sqlite") as old:
+        old.execute("CREATE TABLE plans (id TEXT PRIMARY KEY, document TEXT, seen REAL) WITHOUT ROWID")
+        old.execute("CREATE INDEX plans_seen ON plans (seen DESC, id)")
+        old.execute("INSERT INTO plans VALUES ('ab', '{}', 1)")
+    old.close()
+    with PlanStore(tmp_path) as store:
+        assert (store.count(), store.newest(3)) == (0, [])
+        store.add(bound(1))
+    with PlanStore(tmp_path) as store:
+        assert [plan.seed for plan, _ in store.newest(3)] == [1]
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr("corpus_server.plan_store.time", SimpleNamespace(time=lambda: seconds))
+
+
+def test_seen_is_the_last_time_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the minute, so that a plan that is posted often is seldom written."""
+    with PlanStore(tmp_path) as store:
+        for seconds, seed, expected in (
+            (1000.0, 1, [(1, 1000.0)]),
+            (1010.0, 2, [(2, 1010.0), (1, 1000.0)]),
+            (1050.0, 1, [(2, 1010.0), (1, 1000.0)]),
+            (1060.0, 1, [(1, 1060.0), (2, 1010.0)]),
+            (500.0, 2, [(1, 1060.0), (2, 500.0)]),  # the clock was put back
+        ):
+            set_clock(monkeypatch, seconds)
+            store.add(bound(seed))
+            assert [(plan.seed, seen) for plan, seen in store.newest(3)] == expected
+
+
+def test_a_bounded_number_of_plans_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with PlanStore(tmp_path, max_plans=3) as store:
+        for seconds, seed in enumerate((1, 2, 3, 1, 4, 5)):
+            set_clock(monkeypatch, 100.0 * seconds)
+            store.add(bound(seed))
+            assert store.count() <= 3
+        assert [plan.seed for plan, _ in store.newest(9)] == [5, 4, 1]
+        assert store.document(bound(2).id) is None
+
+
+def test_a_bounded_number_of_bytes_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large plan takes the place of many; one that is too large alone is kept alone."""
+    size = len(bound(1000).canonical_json)
+    with PlanStore(tmp_path, max_bytes=200 * size) as store:
+        for seed in range(1000, 1300):
+            set_clock(monkeypatch, float(seed))
+            store.add(bound(seed))
+        assert store.count() == 200
+        for num_steps, expected in ((100 * size // 12, range(10, 110)), (300 * size // 12, [1])):
+            skip_steps = [[10_000 + 2 * k, 10_001 + 2 * k] for k in range(num_steps)]
+            large = one_source("web", 8, 4, fingerprints={"web": "x"}, skip_steps=skip_steps)
+            set_clock(monkeypatch, 5000.0 + num_steps)
+            store.add(Plan.from_json(large))
+            assert store.count() in expected
+            assert store.newest(1)[0][0] == Plan.from_json(large)
+
+
+def test_a_list_of_large_plans_is_cut_but_never_empty(tmp_path: Path) -> None:
+    with PlanStore(tmp_path) as store:
+        for seed in range(3):
+            store.add(bound(seed))
+        size = len(bound(0).canonical_json)
+        assert [plan.seed for plan, _ in store.newest(3, max_bytes=2 * size)] == [2, 1]
+        assert [plan.seed for plan, _ in store.newest(3, max_bytes=1)] == [2]
+
+
+def test_threads_may_share_it(tmp_path: Path) -> None:
+    with PlanStore(tmp_path) as store:
+        failures: list[BaseException] = []
+
+        def work(first: int) -> None:
+            try:
+                for seed in range(first, first + 20):
+                    store.add(bound(seed))
+                    assert store.document(bound(seed).id) is not None
+            except BaseException as error:  # noqa: BLE001 - shown below
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(10 * k,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert len(store.newest(1000)) == 50
+
+
+OPEN_AND_ADD = """
+import sys
+from pathlib import Path
+from corpus_server.plan import Plan
+from corpus_server.plan_store import PlanStore
+from tests.reference import one_source
+print("imported", flush=True)
+sys.stdin.readline()
+for number in range(int(sys.argv[3])):
+    with PlanStore(Path(sys.argv[1]) / str(number)) as store:
+        seed = int(sys.argv[2])
+        store.add(Plan.from_json(one_source("web", 8, 4, seed=seed, fingerprints={"web": "x"})))
+"""
+
+
+def open_in_four_processes(folder: Path, times: int) -> list[str]:
+    """Let processes open folders 0, 1, ... at the same moments, each add a plan; return what they logged."""
+    arguments = [sys.executable, "-c", OPEN_AND_ADD, str(folder)]
+    processes = [
+        subprocess.Popen(
+            [*arguments, str(seed), str(times)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        for seed in range(4)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "imported\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, said
+    for number in range(times):
+        with PlanStore(folder / str(number)) as store:
+            assert len(store.newest(10)) == 4
+    return "".join(said).splitlines()
+
+
+def test_processes_may_open_a_new_folder_at_the_same_moment(tmp_path: Path) -> None:
+    """The workers of a first start do just that."""
+    assert open_in_four_processes(tmp_path, 40) == []
+
+
+def damage_head(path: Path) -> None:
+    path.write_bytes(b"no database" * 1000)
+
+
+def damage_pages(path: Path) -> None:
+    with PlanStore(path.parent) as store:
+        for seed in range(100, 200):
+            store.add(bound(seed))
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    path.write_bytes(content)
+
+
+def cut_off(path: Path) -> None:
+    damage_pages(path)
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def damage_log(path: Path) -> None:
+    damage_head(path)
+    path.with_name("plans.sqlite-wal").write_bytes(b"no log")
+
+
+DAMAGES = pytest.mark.parametrize("damage", [damage_head, damage_pages, cut_off, damage_log])
+
+
+@DAMAGES
+def test_a_damaged_database_is_moved_aside(
+    damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server without its old plans is better than none: clients post theirs again."""
+    path = tmp_path / "plans.sqlite"
+    damage(path)
+    content = path.read_bytes()
+    with PlanStore(tmp_path) as store:
+        store.add(bound())
+        assert store.find(bound().id) == bound()
+    (aside,) = tmp_path.glob("plans.sqlite.damaged-*")
+    assert aside.read_bytes() == content
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING"
+    assert f"{path} is damaged" in warning.getMessage()
+    assert aside.name in warning.getMessage()
+    with PlanStore(tmp_path) as store:
+        assert store.count() == 1
+
+
+def test_processes_that_open_a_damaged_database_move_it_aside_once(tmp_path: Path) -> None:
+    """And none of them moves away what another has just made."""
+    for number in range(20):
+        (tmp_path / str(number)).mkdir()
+        damage_head(tmp_path / str(number) / "plans.sqlite")
+    warnings = open_in_four_processes(tmp_path, 20)
+    assert len(warnings) == len([line for line in warnings if "is damaged" in line]) == 20
+    for number in range(20):
+        assert len([*(tmp_path / str(number)).glob("*.damaged-*")]) == 1
+
+
+def test_opening_waits_for_a_process_that_writes(tmp_path: Path) -> None:
+    blocker = sqlite3.connect(tmp_path / "plans.sqlite", isolation_level=None)
+    blocker.execute("PRAGMA journal_mode = WAL")
+    blocker.execute("CREATE TABLE other (number INTEGER)")
+    blocker.execute("BEGIN IMMEDIATE")
+    opened: list[float] = []
+
+    def open_it() -> None:
+        with PlanStore(tmp_path) as store:
+            opened.append(time.monotonic())
+            store.add(bound())
+
+    thread = threading.Thread(target=open_it)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    released = time.monotonic()
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    thread.join(30)
+    assert opened
+    assert opened[0] >= released
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidParameter, match=r"cannot be written.*--state-dir"):
+        PlanStore(tmp_path / "file")
+
+
+def test_close_may_be_repeated_and_leaves_one_file(tmp_path: Path) -> None:
+    store = PlanStore(tmp_path)
+    store.add(bound())
+    store.close()
+    store.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["plans.sqlite"]
+
+
+def test_readiness_notices_that_nothing_can_be_kept(tmp_path: Path) -> None:
+    with PlanStore(tmp_path) as store:
+        store.check_writable()
+        store.add(bound())
+        blocker = sqlite3.connect(store.path, isolation_level=None)
+        blocker.execute("PRAGMA query_only = 0")
+        blocker.execute("BEGIN IMMEDIATE")
+        store._connection.execute("PRAGMA busy_timeout = 1")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            store.check_writable()
+        blocker.execute("ROLLBACK")
+        blocker.close()
+        store.check_writable()
+
+
+def test_a_plan_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
+    plans = [bound(seed) for seed in range(20)]
+    with PlanStore(tmp_path) as store:
+        for plan in plans:
+            store.add(plan)
+        for plan in plans:
+            assert store.find(plan.id) == plan
+            alone = next(k for k in range(65) if sum(p.id.startswith(plan.id[:k]) for p in plans) == 1)
+            assert store.find(plan.id[:alone]).id == plan.id
+            with pytest.raises(InvalidParameter):
+                store.find(plan.id[: alone - 1])
+        for wrong in ("", "g", "%", "A", plans[0].id + "0"):
+            with pytest.raises(InvalidParameter, match="64 of the digits"):
+                store.find(wrong)
+        with pytest.raises(UnknownPlan):
+            store.find("f" * 64)
+
+
+def test_opening_for_reading_creates_nothing_and_sees_what_a_server_adds(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="holds no plans that can be read"):
+        PlanStore(tmp_path / "none", read_only=True)
+    assert list(tmp_path.iterdir()) == []
+    with PlanStore(tmp_path) as store, PlanStore(tmp_path, read_only=True) as reading:
+        store.add(bound())
+        assert reading.find(bound().id) == bound()
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reading.add(bound(1))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "plans.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(InvalidParameter, match="not a database"):
+        PlanStore(tmp_path / "other", read_only=True)

@@ -1,0 +1,342 @@
+"""Who may ask for what, seen from outside: tokens and their scopes, on both ways through the server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.corpora import some_tokens, write_raw
+from tests.serving import RunningServer, ask, check_problem, host_and_port
+from tests.tokens import Tokens, plan, post
+
+RELOAD_SECONDS = 15.0  # of a loaded machine; a second on an idle one
+HOUR = timedelta(hours=1)
+STEP = {"seq_len": 16, "batch_size": 8, "step": 3}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("corpora")
+    names = ("web", "code")
+    return {
+        name: write_raw(folder / f"{name}.bin", some_tokens(200_000, seed=k)) for k, name in enumerate(names)
+    }
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    found = Tokens(tmp_path_factory.mktemp("tokens") / "tokens.toml")
+    found.add("all", "read:*", "plans", "inspect", "metrics")
+    found.add("web", "read:web")
+    found.add("planner", "read:web", "plans")
+    found.add("prometheus", "metrics")
+    found.add("old", "read:*", expires=datetime.now(UTC) - HOUR)
+    found.add("young", "read:*", expires=datetime.now(UTC) + HOUR)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(
+    corpora: dict[str, Path], tokens: Tokens, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("server")
+    with RunningServer(corpora, folder, arguments=["--tokens", str(tokens.path)]) as running:
+        yield running
+
+
+ROUTES = [
+    "/docs",
+    "/openapi.json",
+    "/metrics",
+    "/v1/live",
+    "/v1/corpora",
+    "/v1/corpora/web",
+    "/v1/corpora/none",
+    "/v1/corpora/web/tokens",
+    "/v1/plans",
+    f"/v1/plans/{'0' * 64}",
+    f"/v1/plans/{'0' * 64}/receipt?step=1",
+    "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=3",
+    "/v1/indices?corpus=web&seq_len=16&batch_size=8&step=3",
+    "/v1/batches?nonsense",
+    "/nothing/here",
+]
+
+
+@pytest.mark.parametrize("route", ["/", "/page/plans", "/page/corpora/web", "/page/static/api.js"])
+def test_the_page_needs_no_token_and_holds_nothing_of_a_corpus(server: RunningServer, route: str) -> None:
+    """A browser cannot send a token for it; its scripts send one with what they ask."""
+    shown = server.get(route)
+    assert shown.status == 200
+    described = server.get("/v1/corpora/web")
+    check_problem(described, 401, "unauthorized")
+    assert b"fingerprint-" not in shown.body
+    assert b"sampled-" not in shown.body
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_asks_for_a_token(server: RunningServer, tokens: Tokens, route: str) -> None:
+    """No, a wrong, an expired and a mangled token; a wrong one is told the same as one that has expired."""
+    missing = server.get(route)
+    check_problem(missing, 401, "unauthorized")
+    assert missing.headers["WWW-Authenticate"] == "Bearer"
+    bodies = set()
+    for given in (
+        "Bearer nonsense",
+        f"Bearer {tokens.secrets['old']}",
+        f"Bearer {tokens.secrets['all'][:-1]}",
+        f"Basic {tokens.secrets['all']}",
+        "Bearer",
+        "",
+    ):
+        refused = server.get(route, headers={"Authorization": given})
+        check_problem(refused, 401, "unauthorized")
+        assert refused.headers["WWW-Authenticate"] == 'Bearer error="invalid_token"'
+        bodies.add(refused.body)
+    assert len(bodies) == 1
+
+
+def test_health_stays_open(server: RunningServer) -> None:
+    assert server.get("/healthz").status == 200
+    assert server.get("/readyz").status == 200
+
+
+def test_a_post_asks_for_a_token_before_it_reads_the_body(server: RunningServer) -> None:
+    with socket.create_connection(host_and_port(server.url), timeout=20) as connection:
+        connection.sendall(b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 401"
+
+
+@pytest.mark.parametrize("name", ["all", "web", "young"])
+def test_a_valid_token_gets_the_same_bytes_on_both_ways(
+    server: RunningServer, tokens: Tokens, name: str
+) -> None:
+    answer = server.get("/v1/batches", **STEP, corpus="web", headers=tokens.header(name))
+    other = server.get("/v1/batches", **STEP, corpus="web", headers={**tokens.header(name), "Expect": "x"})
+    assert (answer.status, other.status) == (200, 200)
+    assert answer.headers["Corpus-Via"] != other.headers["Corpus-Via"]
+    assert answer.body == other.body
+
+
+READS_CODE = [
+    "/v1/corpora/code",
+    "/v1/corpora/code/tokens?count=3",
+    "/v1/corpora/code/documents/0",
+    "/v1/batches?corpus=code&seq_len=16&batch_size=8&step=3",
+    "/v1/indices?corpus=code&seq_len=16&batch_size=8&step=3",
+    "/v1/lookup?corpus=code&seq_len=16&batch_size=8&token=5",
+    "/v1/plans/{plan}",
+    "/v1/plans/{plan}/usage?step=5",
+    "/v1/plans/{plan}/shards?step=5",
+    "/v1/plans/{plan}/receipt?step=5",
+    "/v1/batches?plan={plan}&step=3",
+    "/v1/indices?plan={plan}&step=3",
+    "/v1/lookup?plan={plan}&corpus=web&token=5",
+]
+
+
+@pytest.mark.parametrize("route", READS_CODE)
+def test_a_token_reads_only_its_corpora(server: RunningServer, tokens: Tokens, route: str) -> None:
+    mixed = post(server, plan("web", "code"), tokens.header("all")).json()["id"]
+    target = route.format(plan=mixed)
+    check_problem(server.get(target, headers=tokens.header("web")), 403, "forbidden")
+    assert server.get(target, headers=tokens.header("all")).status in (200, 404)  # 404: it has no documents
+
+
+def test_a_corpus_that_does_not_exist_looks_like_one_that_may_not_be_read(
+    server: RunningServer, tokens: Tokens
+) -> None:
+    for route in (
+        "/v1/corpora/{}",
+        "/v1/corpora/{}/tokens",
+        "/v1/batches?corpus={}&seq_len=4&batch_size=1&step=0",
+    ):
+        refused = [server.get(route.format(name), headers=tokens.header("web")) for name in ("code", "none")]
+        texts = {answer.body.replace(b"code", b"none") for answer in refused}
+        assert {answer.status for answer in refused} == {403}
+        assert len(texts) == 1
+    refused = [post(server, plan("web", name), tokens.header("planner")) for name in ("code", "none")]
+    assert {answer.status for answer in refused} == {403}
+    assert len({answer.body.replace(b"code", b"none") for answer in refused}) == 1
+
+
+def test_the_list_of_corpora_has_those_that_may_be_read(server: RunningServer, tokens: Tokens) -> None:
+    def names(token: str) -> list[str]:
+        answer = server.get("/v1/corpora", headers=tokens.header(token))
+        return [each["name"] for each in answer.json()["corpora"]]
+
+    assert names("web") == ["web"]
+    assert sorted(names("all")) == ["code", "web"]
+
+
+@pytest.mark.parametrize(
+    ("token", "allowed"),
+    [
+        ("web", set()),
+        ("planner", {"POST /v1/plans"}),
+        ("prometheus", {"GET /metrics", "GET /v1/live"}),
+        (
+            "all",
+            {
+                *("POST /v1/plans", "GET /metrics", "GET /v1/live"),
+                *("GET /v1/plans", "GET /docs", "GET /openapi.json"),
+            },
+        ),
+    ],
+)
+def test_scopes(server: RunningServer, tokens: Tokens, token: str, allowed: set[str]) -> None:
+    asked = {
+        "POST /v1/plans": post(server, plan("web"), tokens.header(token)),
+        **{
+            f"GET {path}": server.get(path, headers=tokens.header(token))
+            for path in ("/metrics", "/v1/live", "/v1/plans", "/docs", "/openapi.json")
+        },
+    }
+    assert {what for what, answer in asked.items() if answer.status == 200} == allowed
+    for what in asked.keys() - allowed:
+        check_problem(asked[what], 403, "forbidden")
+    if token == "prometheus":
+        check_problem(server.get("/v1/corpora", headers=tokens.header(token)), 403, "forbidden")
+
+
+def test_no_shared_cache_may_keep_what_a_token_was_needed_for(
+    server: RunningServer, tokens: Tokens, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    asked = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=3"
+    answer = server.get(asked, headers=tokens.header("all"))
+    assert answer.headers["Cache-Control"] == "private, no-cache"
+    named = post(server, plan("web"), tokens.header("all")).json()["id"]
+    for route in (f"/v1/batches?plan={named}&step=3", f"/v1/plans/{named}/receipt?step=3"):
+        kept = server.get(route, headers=tokens.header("all")).headers["Cache-Control"]
+        assert kept == "private, max-age=31536000, immutable"
+    with RunningServer(corpora, tmp_path) as open_to_all:
+        assert open_to_all.get(asked).headers["Cache-Control"] == "public, no-cache"
+
+
+def test_no_answer_and_no_log_holds_a_token_or_a_path(
+    server: RunningServer, tokens: Tokens, corpora: dict[str, Path]
+) -> None:
+    for name in tokens.secrets:
+        for route in (*ROUTES, *READS_CODE):
+            text = server.get(route, headers=tokens.header(name)).body.decode("latin-1")
+            assert not any(secret in text for secret in tokens.secrets.values())
+            assert str(corpora["web"].parent) not in text
+            assert str(server.folder) not in text
+    assert not any(secret in server.log() for secret in tokens.secrets.values())
+
+
+def wait_for(server: RunningServer, token: dict[str, str], status: int) -> None:
+    deadline = time.monotonic() + RELOAD_SECONDS
+    while (seen := server.get("/v1/batches", **STEP, corpus="web", headers=token).status) != status:
+        assert time.monotonic() < deadline, f"{seen} instead of {status}"
+        time.sleep(0.05)
+
+
+def test_tokens_come_and_go_without_a_restart(corpora: dict[str, Path], tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens.toml")
+    tokens.add("first", "read:*")
+    with RunningServer(corpora, tmp_path, workers=2, arguments=["--tokens", str(tokens.path)]) as server:
+        tokens.add("second", "read:*")
+        for _ in range(4):  # both workers
+            wait_for(server, tokens.header("second"), 200)
+        tokens.path.write_text("[tokens.first]\nsha256 = 7\n")
+        time.sleep(2.5)  # a mistake is no reason to lock anybody out
+        wait_for(server, tokens.header("first"), 200)
+        assert "the tokens read before stay valid" in server.log()
+        tokens.path.unlink()
+        time.sleep(2.5)
+        wait_for(server, tokens.header("first"), 200)
+        tokens.remove("first")
+        for _ in range(4):
+            wait_for(server, tokens.header("first"), 401)
+        assert server.get("/v1/corpora", headers=tokens.header("second")).status == 200
+
+
+def test_what_was_made_ahead_is_not_sent_to_a_token_that_was_revoked(
+    corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    """Steps on one connection, so that the next ones lie ready; nobody else's token gets them either."""
+    tokens = Tokens(tmp_path / "tokens.toml")
+    tokens.add("one", "read:*")
+    tokens.add("other", "read:code")
+    with (
+        RunningServer(corpora, tmp_path, arguments=["--tokens", str(tokens.path)]) as server,
+        contextlib.closing(server.connect()) as connection,
+    ):
+
+        def status(step: int, name: str) -> int:
+            target = f"/v1/batches?corpus=web&seq_len=16&batch_size=8&step={step}"
+            return ask(connection, target, headers=tokens.header(name)).status
+
+        assert [status(step, "one") for step in range(6)] == [200] * 6
+        time.sleep(0.2)
+        assert status(6, "other") == 403
+        assert [status(step, "one") for step in range(6, 10)] == [200] * 4
+        tokens.remove("one")
+        deadline = time.monotonic() + RELOAD_SECONDS
+        step = 10
+        while (seen := status(step, "one")) == 200:
+            assert time.monotonic() < deadline, "a token that was revoked is still served"
+            step += 1
+            time.sleep(0.02)
+        assert seen == 401
+        assert status(step + 1, "one") == 401
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tokens = 3", "expected tables"),
+        ("[token.a]\nscopes = []", "got token"),
+        ("[tokens.a]\nscopes = []", "sha256 must be 64"),
+        (f'[tokens.a]\nsha256 = "{"0" * 64}"', "scopes must be a list"),
+        (f'[tokens.a]\nsha256 = "{"0" * 64}"\nscopes = ["reed:web"]', "reed:web"),
+        (f'[tokens.a]\nsha256 = "{"0" * 64}"\nscopes = []\nexpires = 2027-01-01', "a time like"),
+        (f'[tokens.a]\nsha256 = "{"0" * 64}"\nscopes = []\nmax_plans = 0', "at least 1"),
+        (f'[tokens.a]\nsha256 = "{"0" * 64}"\nscopes = []\nsecret = 1', "unknown secret"),
+        ("".join(f'[tokens.{n}]\nsha256 = "{"0" * 64}"\nscopes = []\n' for n in "ab"), "are the same token"),
+        ("[", "cannot read"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_at_the_start(
+    corpora: dict[str, Path], tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "tokens.toml").write_text(text)
+    with (
+        pytest.raises(RuntimeError) as failed,
+        RunningServer(corpora, tmp_path, arguments=["--tokens", str(tmp_path / "tokens.toml")]),
+    ):
+        pass
+    assert said in str(failed.value)
+    assert "Traceback" not in str(failed.value)
+
+
+def test_other_machines_are_served_only_with_tokens_or_when_said_so(
+    corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(RuntimeError, match="--allow-anyone"),
+        RunningServer(corpora, tmp_path, arguments=["--host", "0.0.0.0"]),
+    ):
+        pass
+
+
+def test_a_client_trains_with_a_token_from_a_file(
+    corpora: dict[str, Path], tmp_path: Path, server: RunningServer, tokens: Tokens
+) -> None:
+    from corpus_client import ArrayLoader, Network
+
+    file = tmp_path / "token"
+    file.write_text(tokens.secrets["planner"] + "\n")
+    options = {"corpus": "web", "seq_len": 16, "global_batch_size": 8, "num_steps": 3}
+    with ArrayLoader(server.url, **options, network=Network(auth=file)) as loader:
+        rows = [np.array(batch.inputs) for batch in loader]
+    expected = server.get("/v1/batches", **{**STEP, "step": 2}, corpus="web", headers=tokens.header("all"))
+    assert np.array_equal(rows[2], expected.array().reshape(8, 17)[:, :-1])

@@ -1,0 +1,177 @@
+"""What people look at: rows and ranges as text, samples of a corpus, two plans beside each other."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpus_server.corpus.index import index
+from tests.corpora import some_tokens, spec, write_raw
+from tests.serving import RunningServer, check_problem
+
+WORDS = ["alpha", "beta", "gamma", "d\u00e9lta", "<b>bold</b>", "\u202eturned", "one\ttwo"]
+EOT = 0
+PLAN: dict[str, Any] = {
+    "seq_len": 24,
+    "seed": 5,
+    "stages": [{"from_step": 0, "global_batch_size": 6, "mixture": {"text": 0.5, "ids": 0.5}}],
+    "skip_steps": [[4, 6]],
+}
+
+
+def documents() -> list[bytes]:
+    draw = np.random.default_rng(1)
+    return [
+        " ".join(draw.choice(WORDS, size=draw.integers(1, 30))).encode() + bytes([EOT]) for _ in range(300)
+    ]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("inspected")
+    texts = documents()
+    (folder / "text").mkdir()
+    for number, part in enumerate((texts[:100], texts[100:])):
+        path = write_raw(
+            folder / "text" / f"{number}.bin", np.frombuffer(b"".join(part), np.uint8), dtype="uint8"
+        )
+        index(spec(path, dtype="uint8", eot=EOT))
+    corpora: dict[str, Path | str] = {
+        "text": f"{folder / 'text'},dtype=uint8",
+        "ids": write_raw(folder / "ids.bin", some_tokens(2_000_000)),
+    }
+    with RunningServer(corpora, folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def plan_id(served: RunningServer) -> str:
+    return str(served.post_plan(PLAN).json()["id"])
+
+
+def joined(spans: list[dict[str, Any]]) -> list[int]:
+    return [token for span in spans for token in span["tokens"]]
+
+
+def test_rows_are_the_tokens_of_the_batch(served: RunningServer, plan_id: str) -> None:
+    for step in (0, 3, 4, 7):
+        tokens = served.get("/v1/batches", plan=plan_id, step=step, format="json").json()["tokens"][0]
+        answer = served.get(f"/v1/plans/{plan_id}/rows", step=step, first=1, count=100).json()
+        assert [row["row"] for row in answer["rows"]] == [1, 2, 3, 4, 5]
+        assert [joined(row["spans"]) for row in answer["rows"]] == tokens[1:]
+        assert answer["plan_step"] == step + (2 if step >= 4 else 0)
+        for row in answer["rows"]:
+            there = served.get(
+                f"/v1/corpora/{row['corpus']}/tokens", start=row["start"], count=25, format="json"
+            )
+            assert there.json()["tokens"] == joined(row["spans"])
+
+
+def test_spans_are_cut_where_documents_end(served: RunningServer) -> None:
+    texts = documents()
+    whole = b"".join(texts)
+    answer = served.get("/v1/corpora/text/spans", start=7, count=len(whole)).json()
+    assert (answer["start"], answer["stop"], answer["num_tokens"]) == (7, len(whole), len(whole))
+    assert bytes(joined(answer["spans"])) == whole[7:]
+    found: dict[int, bytes] = {}
+    at = 7
+    for span in answer["spans"]:
+        assert span["start"] == at
+        assert span["is_eot"] == (span["tokens"] == [EOT])
+        assert span["text"] == bytes(span["tokens"]).decode("utf-8", "replace")
+        found[span["document"]] = found.get(span["document"], b"") + bytes(span["tokens"])
+        at += len(span["tokens"])
+    assert [found[number] for number in range(1, 300)] == texts[1:]
+
+
+def test_tokens_without_tokenizer_and_documents_are_one_span_of_ids(served: RunningServer) -> None:
+    (span,) = served.get("/v1/corpora/ids/spans", start=100, count=50).json()["spans"]
+    assert (span["document"], span["text"], span["is_eot"]) == (None, None, False)
+    assert span["tokens"] == some_tokens(2_000_000)[100:150].tolist()
+
+
+def test_statistics_count_all_of_a_small_corpus_and_a_sample_of_a_large_one(served: RunningServer) -> None:
+    texts = documents()
+    counts = Counter(b"".join(texts))
+    answer = served.get("/v1/corpora/text/statistics").json()
+    assert answer["num_sampled_tokens"] == answer["num_tokens"] == sum(counts.values())
+    assert answer["num_distinct_tokens"] == len(counts)
+    assert {each["token"]: each["count"] for each in answer["top_tokens"]} == dict(counts.most_common(50))
+    ranked = sorted(counts.values(), reverse=True)
+    assert answer["counts_by_rank"] == [[k, ranked[k - 1]] for k in (1, 2, 4, 8, 16) if k <= len(ranked)]
+    lengths = sorted(map(len, texts))
+    described = answer["document_lengths"]
+    assert (described["num_sampled"], described["mean"]) == (300, pytest.approx(np.mean(lengths)))
+    assert (described["quantiles"]["0.0"], described["quantiles"]["1.0"]) == (lengths[0], lengths[-1])
+    for least, number in described["histogram"]:
+        assert number == sum(max(1, least) <= length < max(1, 2 * least) for length in lengths if least)
+
+    sampled = served.get("/v1/corpora/ids/statistics", seed=3)
+    answer = sampled.json()
+    assert answer["num_sampled_tokens"] == 64 * 4096
+    assert (answer["num_documents"], answer["document_lengths"]) == (None, None)
+    assert served.get("/v1/corpora/ids/statistics", seed=3).body == sampled.body
+    assert served.get("/v1/corpora/ids/statistics", seed=4).body != sampled.body
+
+
+@pytest.mark.parametrize("text", ["gamma", "d\u00e9lta beta", "\u202eturned", "<b>bold</b>"])
+def test_a_text_is_found_where_it_is(served: RunningServer, text: str) -> None:
+    whole = b"".join(documents())
+    answer = served.get("/v1/corpora/text/search", text=text, limit=100).json()
+    assert answer["num_searched_tokens"] == len(whole) or len(answer["found"]) == 100
+    places = [n for n in range(len(whole)) if whole.startswith(text.encode(), n)]
+    assert [each["token"] for each in answer["found"]] == places[:100]
+    for each in answer["found"]:
+        assert each["text"] == text
+        shown = served.get(f"/v1/corpora/text/documents/{each['document']}", format="json").json()
+        assert shown["start"] <= each["token"] < shown["stop"]
+
+
+def test_a_difference_is_said_by_field_and_by_row(served: RunningServer, plan_id: str) -> None:
+    skipping = served.post_plan({**PLAN, "skip_steps": [[4, 6], [8, 9]]}).json()["id"]
+    answer = served.get(f"/v1/plans/{plan_id}/diff", other=skipping, steps=3).json()
+    assert answer["fields"] == [{"field": "skip_steps", "a": [], "b": [[8, 9]]}]
+    assert (answer["rows"]["equal_steps"], answer["rows"]["first_step"]) == (6, 6)
+    same = served.get(f"/v1/plans/{plan_id}/diff", other=plan_id).json()
+    assert (same["fields"], same["rows"]["equal_steps"]) == ([], None)
+
+
+def test_a_plan_can_be_tried_without_being_kept(served: RunningServer) -> None:
+    document = {**PLAN, "seed": 77}
+    tried = served.get("/v1/plans?keep=false", method="POST", body=json.dumps(document).encode())
+    assert tried.status == 200
+    check_problem(served.get(f"/v1/plans/{tried.json()['id']}"), 404, "unknown-plan")
+    kept = served.post_plan(document)
+    assert kept.body == tried.body
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "slug", "parameter"),
+    [
+        ("plans/{plan}/rows", {"step": 0, "first": 6}, 422, "invalid-parameter", "first"),
+        ("plans/{plan}/rows", {"step": 0, "count": 0}, 422, "invalid-parameter", "count"),
+        ("plans/{plan}/rows", {}, 422, "invalid-parameter", "step"),
+        ("corpora/text/spans", {"start": 10**9}, 422, "invalid-parameter", "start"),
+        ("corpora/none/spans", {}, 404, "unknown-corpus", "corpus"),
+        ("corpora/ids/search", {"text": "a"}, 422, "text-unavailable", "format"),
+        ("corpora/text/search", {}, 422, "invalid-parameter", "text"),
+        ("plans/{plan}/diff", {"other": "0" * 64}, 404, "unknown-plan", "plan"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(
+    served: RunningServer,
+    plan_id: str,
+    path: str,
+    query: dict[str, Any],
+    status: int,
+    slug: str,
+    parameter: str,
+) -> None:
+    answer = served.get("/v1/" + path.format(plan=plan_id), **query)
+    check_problem(answer, status, slug, parameter=parameter)

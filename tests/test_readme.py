@@ -1,0 +1,78 @@
+"""What README and the chapters say about this repository is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.server.test_imports import FLOORS
+from tests.serving import ROOT
+
+README = (ROOT / "README.md").read_text()
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("client/**/*.md")])
+
+_LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+_CODE = re.compile(r"^(?:```.*?^```|    .*?$)|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+
+
+def tree() -> list[str]:
+    """Return the paths of README's tree, folders with a slash at their end, in its order."""
+    _, _, chapter = README.partition("## The tree")
+    paths: list[str] = []
+    folders: list[tuple[int, str]] = []
+    for line in re.findall(r"^    ( *)([\w./]+)(?:  |$)", chapter, re.MULTILINE):
+        depth, name = len(line[0]), line[1]
+        folders = [(at, folder) for at, folder in folders if at < depth]
+        paths.append("".join(folder for _, folder in folders) + name)
+        if name.endswith("/"):
+            folders.append((depth, name))
+    return paths
+
+
+def in_the_package() -> set[str]:
+    """Return what the tree must list of the server: every folder with code, and the files at its top."""
+    package = ROOT / "corpus_server"
+    files = {path.relative_to(ROOT) for path in package.rglob("*.py")}
+    folders = {f"{path.parent.as_posix()}/" for path in files}
+    return folders | {path.as_posix() for path in files if len(path.parts) == 2}
+
+
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
+
+
+def test_the_two_commands_are_as_they_were() -> None:
+    assert "\n    scripts/quickstart\n    scripts/test\n" in README
+
+
+def test_the_tree_lists_the_whole_server_and_nothing_else() -> None:
+    listed = tree()
+    assert len(listed) == len(set(listed))
+    assert [path for path in listed if not (ROOT / path).exists()] == []
+    assert {path for path in listed if path.startswith("corpus_server/")} == in_the_package()
+
+
+def test_the_tree_shows_the_rooms_from_the_top_down() -> None:
+    """The order of the tree is that of the floors, which the imports are checked against."""
+    rooms = [path.split("/")[1].removesuffix(".py") for path in tree() if path.startswith("corpus_server/")]
+    floors = [next(number for number, names in enumerate(FLOORS) if room in names) for room in rooms if room]
+    assert floors == sorted(floors, reverse=True)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names that a page's headings get on GitHub."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = _CODE.sub("", page.read_text())
+    for target, anchor in _LINK.findall(text):
+        if "://" in target:
+            continue
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
