@@ -27,7 +27,7 @@ HOUR_SECONDS = 3600.0
 """For so long are samples kept, 720 of them, about 70 kB, and ranks that ask for nothing shown."""
 
 MAX_SHOWN_RANKS = 1024
-"""Ranks in an answer: those that were answered last."""
+"""Ranks in an answer: those that asked last."""
 
 AVERAGE_SECONDS = 30.0
 """Time constant of the averages of a rank: with steps of 10 s, single samples would hop between 0 and 2."""

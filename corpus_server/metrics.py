@@ -86,7 +86,7 @@ FAMILIES = {
 }
 
 RANKS = "ranks"
-"""Not a metric, since there may be thousands: by plan, world size and rank, when it was answered last (unix
+"""Not a metric, since there may be thousands: by plan, world size and rank, when it asked last (unix
 seconds), its last step, and sums: steps, seconds in which responses were made, seconds of sending."""
 
 STAGES = ("wait", "locate", "gather", "send")
@@ -171,9 +171,14 @@ def count_tokens(source: Source, num_tokens: int) -> None:
 
 
 def count_part(part: Part, *, making_seconds: float, sending_seconds: float) -> None:
-    """Count a response to a rank that was sent."""
+    """Count a response to a rank that was sent.
+
+    The step that was asked for last counts, whenever its response ended: the client may have the response,
+    and the next one from another process, before this one comes here.
+    """
     key = (part.plan_id, str(part.world_size), str(part.rank))
     ranks, now = _numbers[RANKS], time.time()
+    asked = now - making_seconds - sending_seconds
     with _lock:
         its = ranks.pop(key, None)
         if its is None:
@@ -184,7 +189,7 @@ def count_part(part: Part, *, making_seconds: float, sending_seconds: float) -> 
                     return
                 del ranks[longest_ago]
         ranks[key] = its  # the last one now
-        its[:2] = now, part.last_step
+        its[:2] = max(its[:2], [asked, part.last_step])
         its[2] += part.num_steps
         its[3] += making_seconds
         its[4] += sending_seconds

@@ -367,12 +367,12 @@ class SamplesAnswer(BaseModel):
 
 
 class RankAnswer(BaseModel):
-    """A rank that was answered in the last hour. Speed and shares are averages in which 30 s count most."""
+    """A rank that asked in the last hour. Speed and shares are averages in which 30 s count most."""
 
     rank: int
     world_size: int
-    step: Annotated[int, Field(description="Last training step of its last answer.")]
-    seen_unix_seconds: Annotated[float, Field(description="When that was sent.")]
+    step: Annotated[int, Field(description="Last training step of what it asked for last.")]
+    seen_unix_seconds: Annotated[float, Field(description="When it asked for that.")]
     steps_per_second: float
     waiting_share: Annotated[
         float, Field(description="Of the time: the server was making an answer that the rank had asked for.")

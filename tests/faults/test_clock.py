@@ -23,7 +23,7 @@ WHERE = {
     "corpus_server/access.py": "a token expires on a date",
     "corpus_server/data/tracing.py": "a trace says when",
     "corpus_server/live.py": "samples are shown over the time of day; a clock set back is seen",
-    "corpus_server/metrics.py": "when a rank was last answered is shown",
+    "corpus_server/metrics.py": "when a rank asked last is shown",
     "corpus_server/plan_store.py": "outlives the process",
     "corpus_server/stores/cache.py": "outlives the process",
 }

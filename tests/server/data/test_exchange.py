@@ -23,6 +23,7 @@ from tests.corpora import some_tokens, write_raw
 async def ask(service: Service, rows: Sequence[int]) -> list[tuple[int, bytes]]:
     """Return status and body of responses on one connection, each of so many rows."""
     state, loop, answers = ServerState(), asyncio.get_running_loop(), []
+    before = set(service.gate.slots)
     server = await loop.create_server(lambda: Door(service, state, asyncio.Protocol), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     for each in rows:
@@ -33,6 +34,8 @@ async def ask(service: Service, rows: Sequence[int]) -> list[tuple[int, bytes]]:
         answers.append((int(head.split()[1]), await reader.readexactly(int(length))))
     writer.close()
     server.close()
+    while service.gate.slots != before:  # a thread has sent the last byte before the loop gives the slot back
+        await asyncio.sleep(0.001)
     return answers
 
 

@@ -62,7 +62,7 @@ function ranks(live) {
     return [
       h("h3", {}, "Plan ", planLink(plan)),
       h("p", {}, `${number(its.length)} rank${its.length === 1 ? "" : "s"}, ${first === last ? `all at step ${number(first)}` : `at steps ${number(first)} to ${number(last)}`}, ${silence(live.unix_seconds - newest)}`),
-      table(["rank", "of", "last step", "steps/s", "last answer", "share of its time"], its.map((each) => [
+      table(["rank", "of", "last step", "steps/s", "last request", "share of its time"], its.map((each) => [
         each.rank, each.world_size,
         h("a", { href: address(stepAddress(plan, each.step), each.world_size > 1 ? { rank: each.rank, world_size: each.world_size } : {}) }, number(each.step)),
         few(each.steps_per_second), silence(live.unix_seconds - each.seen_unix_seconds), share(each)])),
