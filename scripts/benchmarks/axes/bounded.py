@@ -7,8 +7,8 @@ same order of a corpus in memory shows what the cores allow. A local disk may be
 is measured again with the disk held to the rate of a usual network volume.
 
 Then requests for resident data are measured beside a reader of the cold corpus: reading ahead by groups must
-not keep others waiting. What any busy reader costs them is shown by the same reader of a corpus in memory, and
-what the machine's cores alone cost by one of another server.
+not keep others waiting. What any busy reader costs them is shown by the same reader of a corpus in memory,
+and what the machine's cores alone cost by one of another server.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def measure(options: Options) -> Report:
             rates[VOLUME_RATE].ratio_table([(BOUNDED, SEQUENTIAL), (BOUNDED, FULL)]),
             beside.table(),
             beside.ratio_table(
-                [(BOUNDED, alone), (RESIDENT, f"{RESIDENT}: alone"), (OTHER, f"{OTHER}: alone")]
+                [(name, f"{name}: alone") for name in (BOUNDED, RESIDENT, OTHER)]
                 + [(BOUNDED, RESIDENT), (BOUNDED, OTHER)]
             ),
         ],
