@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scripts.mutation.trying import PACKAGES, Result, package_of
+from scripts.mutation.trying import PACKAGES, TEST_SECONDS, Result, package_of
 
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
@@ -36,6 +36,7 @@ class Counts:
     timeouts: int
     survived: int
     equivalent: int
+    unclear: int
 
     @property
     def share(self) -> float:
@@ -53,6 +54,7 @@ def count(root: Path, results: Sequence[Result], known: Equivalents) -> Counts:
         timeouts=outcomes.count("timeout"),
         survived=outcomes.count("survived") - equivalent,
         equivalent=equivalent,
+        unclear=outcomes.count("unclear"),
     )
 
 
@@ -68,12 +70,13 @@ def markdown(root: Path, results: Sequence[Result], command: str, num_mutants: i
         f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, Python {platform.python_version()}, "
         f"{os.cpu_count()} cores: `{command}`, a sample of {len(results)} of {num_mutants} one-line changes.",
         "",
-        "*Killed*: a test failed. *Timeout*: the tests did not end in time. *Equivalent*: it changes no "
-        "behaviour, for the reason in [equivalent.toml](../mutation/equivalent.toml). The share counts the "
-        "others.",
+        f"*Killed*: a test failed. *Timeout*: a test did not end within {TEST_SECONDS} s, which without the "
+        f"change takes less than {TEST_SECONDS // 3} s. *Equivalent*: it changes no behaviour, for the reason "
+        "in [equivalent.toml](../mutation/equivalent.toml). *Unclear*: the test that failed fails without the "
+        "change too. The share counts the other mutants.",
         "",
-        "| package | mutants | killed | timeout | survived | equivalent | noticed |",
-        "|---|---|---|---|---|---|---|",
+        "| package | mutants | killed | timeout | survived | equivalent | unclear | noticed |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for package in (*PACKAGES, "all"):
         mine = [each for each in results if package in (package_of(each.mutant.path), "all")]
@@ -81,8 +84,15 @@ def markdown(root: Path, results: Sequence[Result], command: str, num_mutants: i
             found = count(root, mine, known)
             lines.append(
                 f"| {package} | {len(mine)} | {found.killed} | {found.timeouts} | {found.survived} | "
-                f"{found.equivalent} | {found.share:.1%} |"
+                f"{found.equivalent} | {found.unclear} | {found.share:.1%} |"
             )
+    noticed = [each for each in results if each.outcome in ("killed", "timeout", "unclear")]
+    if noticed:
+        lines += ["", "## Noticed", "", "| line | change | outcome | by |", "|---|---|---|---|"]
+    lines += [
+        f"| {each.mutant.path}:{each.mutant.line} | {each.mutant.operator} | {each.outcome} | `{each.test}` |"
+        for each in noticed
+    ]
     survivors = [
         each for each in results if each.outcome == "survived" and _reason(root, each, known) is None
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,8 @@ import pytest
 
 from scripts.mutation.mutants import Mutant
 
-Outcome = Literal["killed", "survived", "timeout"]
+Outcome = Literal["killed", "survived", "timeout", "unclear"]
+"""*unclear*: the test that failed or took too long does so without the change too, as on a busy machine."""
 
 PACKAGES: dict[str, list[str]] = {
     "corpus_server/plan": ["tests/server/plan", "tests/server/test_plan_store.py"],
@@ -36,17 +38,27 @@ PACKAGES: dict[str, list[str]] = {
 
 _PRELOADED = "ignore::pytest.PytestAssertRewriteWarning"
 
-TEST_SECONDS = 30
-"""Of one test; a mutant that makes a loop endless is noticed by that."""
+TEST_SECONDS = 120
+"""Of one test; a mutant that makes a loop endless is noticed by that.
+
+The slowest test takes 28 s on two busy cores.
+"""
+
+ALL_SECONDS = 1800
+"""Of all tests for a mutant. It ends what pytest cannot: a loop in C that holds the interpreter's lock."""
+
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
+_BEGUN = re.compile(r"^(tests/.+?::.+?)(?: (?:[A-Z]+ +\[|\+{5}).*| *)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a mutant."""
+    """What became of a mutant, and which test failed or did not end."""
 
     mutant: Mutant
     outcome: Outcome
     seconds: float
+    test: str = ""
 
 
 def package_of(path: str) -> str:
@@ -55,10 +67,23 @@ def package_of(path: str) -> str:
 
 
 def tests_of(root: Path, path: str) -> list[str]:
-    """Return the tests for a module: those that are named after it, then its package's."""
-    package = package_of(path)
-    named = sorted((root / PACKAGES[package][0]).rglob(f"test_{Path(path).stem}*.py"))
-    return [*(str(each.relative_to(root)) for each in named), *PACKAGES[package]]
+    """Return the tests of a module's package: first those named after the module, then those that import it."""
+    tests = PACKAGES[package_of(path)]
+    files = [
+        file for test in tests for file in ([root / test] if test.endswith(".py") else _files(root / test))
+    ]
+    module = path.removeprefix("client/").removesuffix(".py").replace("/", ".")
+
+    def distance(file: Path) -> int:
+        if file.name.startswith(f"test_{Path(path).stem}"):
+            return 0
+        return 1 if module in file.read_text() else 2
+
+    return [str(file.relative_to(root)) for file in sorted(files, key=distance)]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("test_*.py"))
 
 
 @contextlib.contextmanager
@@ -86,18 +111,19 @@ def preload() -> None:
         importlib.import_module(name)
 
 
-def run_tests(tree: Path, tests: list[str], limit: float) -> tuple[Outcome, str]:
-    """Run tests in a copy of the tree; return what they say of it, and their output.
+def run_tests(tree: Path, tests: list[str], limit: float, test_limit: float) -> tuple[Outcome, str]:
+    """Run tests in a copy of the tree until one fails; return the outcome and the last test.
 
     Args:
         limit: seconds for all of them.
+        test_limit: seconds for each of them.
     """
     log = tree / "tests.log"
     log.touch()
     sys.stdout.flush()
     process = os.fork()  # an interpreter with torch takes longer to start than most mutants to be noticed
     if not process:
-        _run_here(tree, tests, log)
+        _run_here(tree, tests, log, test_limit)
     end = time.monotonic() + limit
     ended = 0
     while not ended and time.monotonic() < end:
@@ -107,14 +133,21 @@ def run_tests(tree: Path, tests: list[str], limit: float) -> tuple[Outcome, str]
         os.killpg(process, signal.SIGKILL)  # servers that the tests have started end with them
     if not ended:
         os.waitpid(process, 0)
-        return "timeout", log.read_text()
+        return "timeout", _last_test(log.read_text())
     code = os.waitstatus_to_exitcode(status)
     if code == pytest.ExitCode.NO_TESTS_COLLECTED:
         raise SystemExit(f"there must be tests in {tests}, none was found")
-    return ("killed" if code else "survived"), log.read_text()
+    output = log.read_text(errors="replace")
+    outcome: Outcome = "survived" if not code else "timeout" if "+ Timeout +" in output else "killed"
+    return outcome, _last_test(output)
 
 
-def _run_here(tree: Path, tests: list[str], log: Path) -> NoReturn:
+def _last_test(output: str) -> str:
+    found = _FAILED.findall(output) or _BEGUN.findall(output)[-1:]
+    return found[0] if found else ""
+
+
+def _run_here(tree: Path, tests: list[str], log: Path, test_limit: float) -> NoReturn:
     """Run tests in this process, and end it."""
     code = 1
     try:
@@ -125,7 +158,9 @@ def _run_here(tree: Path, tests: list[str], log: Path) -> NoReturn:
         os.chdir(tree)
         sys.path[:0] = [str(tree), str(tree / "client")]
         os.environ["PYTHONPATH"] = f"{tree}:{tree / 'client'}"
-        options = ["-x", "-q", "--timeout", str(TEST_SECONDS), "--hypothesis-seed", "0", "--no-header"]
+        options = ["-x", "-v", "--timeout", str(test_limit), "--hypothesis-seed", "0", "--no-header"]
+        # Without the lines of faulthandler, which would come between those that `_last_test` reads.
+        options += ["--timeout-method", "thread", "-o", "faulthandler_timeout=0"]
         code = pytest.main([*options, "-p", "no:cacheprovider", "-p", "no:xdist", "-W", _PRELOADED, *tests])
         sys.stdout.flush()
     except BaseException:  # noqa: BLE001 - this process must not go on where its parent is
@@ -135,29 +170,26 @@ def _run_here(tree: Path, tests: list[str], log: Path) -> NoReturn:
 
 
 class Bench:
-    """A copy of the tree in which one mutant after another is tried; each process has one.
-
-    Args:
-        seconds: that the tests of each package take without a change.
-    """
+    """A copy of the tree in which one mutant after another is tried; each process has one."""
 
     _here: Bench
+    _until: float
 
-    def __init__(self, tree: Path, seconds: dict[str, float]) -> None:
+    def __init__(self, tree: Path) -> None:
         self._tree = tree
-        self._seconds = seconds
+        self._passes: dict[str, bool] = {}
         # Compiled files are told apart by whole seconds and sizes, which two mutants may share.
         self._time = 1_000_000_000
 
     @classmethod
-    def open(cls, unused: SimpleQueue[Path], seconds: dict[str, float]) -> None:
-        """Take a copy of the tree for this process."""
-        cls._here = cls(unused.get(), seconds)
+    def open(cls, unused: SimpleQueue[Path], until: float) -> None:
+        """Take a copy of the tree for this process, which tries no more mutants after a time."""
+        cls._here, cls._until = cls(unused.get()), until
 
     @classmethod
-    def try_out(cls, mutant: Mutant) -> Result:
-        """Make the change, run the tests, and undo the change."""
-        return cls._here._try_out(mutant)
+    def try_out(cls, mutant: Mutant) -> Result | None:
+        """Make the change, run the tests, and undo the change; None: it is too late for that."""
+        return cls._here._try_out(mutant) if time.monotonic() < cls._until else None
 
     def _try_out(self, mutant: Mutant) -> Result:
         path = self._tree / mutant.path
@@ -166,11 +198,21 @@ class Bench:
         began = time.monotonic()
         try:
             self._write(path, changed)
-            limit = 4 * self._seconds[package_of(mutant.path)] + 60
-            outcome, _ = run_tests(self._tree, tests_of(self._tree, mutant.path), limit)
+            outcome, test = self._run(tests_of(self._tree, mutant.path), TEST_SECONDS)
         finally:
             self._write(path, original)
-        return Result(mutant, outcome, time.monotonic() - began)
+        if outcome != "survived" and not self._passes_without(test):
+            outcome = "unclear"
+        return Result(mutant, outcome, time.monotonic() - began, test)
+
+    def _passes_without(self, test: str) -> bool:
+        """Tell whether a test passes on the tree as it is, in a third of the time that a mutant has."""
+        if test not in self._passes:
+            self._passes[test] = self._run([test], TEST_SECONDS / 3)[0] == "survived"
+        return self._passes[test]
+
+    def _run(self, tests: list[str], test_limit: float) -> tuple[Outcome, str]:
+        return run_tests(self._tree, tests, ALL_SECONDS, test_limit)
 
     def _write(self, path: Path, text: str) -> None:
         path.write_text(text)

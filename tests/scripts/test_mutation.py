@@ -73,12 +73,36 @@ from scripts.mutation.mutants import mutants_of
 trying.PACKAGES.clear()
 trying.PACKAGES["package"] = ["tests"]
 root = Path({root!r})
-bench = trying.Bench(root, {{"package": 10.0}})
+bench = trying.Bench(root)
 for mutant in mutants_of(root, "package/module.py"):
     if mutant.is_valid(root):
         print(mutant.operator, bench._try_out(mutant).outcome)
-print("without", trying.run_tests(root, ["tests"], limit=60)[0])
-print("at once", trying.run_tests(root, ["tests"], limit=0)[0])
+print("without", bench._run(["tests"], 60.0)[0])
+print("at once", trying.run_tests(root, ["tests"], 0.0, 60.0)[0])
+"""
+
+ENDLESS = """
+def half(number: int) -> int:
+    count = 0
+    while number >= 2 * count:
+        count += 1
+    return count - 1
+"""
+
+TRY_ENDLESS = """
+from pathlib import Path
+from scripts.mutation import trying
+from scripts.mutation.mutants import mutants_of
+trying.TEST_SECONDS = 12
+trying.PACKAGES.clear()
+trying.PACKAGES["package"] = ["tests"]
+root = Path({root!r})
+found = mutants_of(root, "package/endless.py")
+mutant = next(each for each in found if each.line == 5 and each.change(root)[1].endswith(" 0"))
+for _ in range(2):
+    result = trying.Bench(root)._try_out(mutant)
+    print(result.outcome, result.test)
+    (root / "tests/test_endless.py").write_text({failing!r})
 """
 
 
@@ -90,6 +114,17 @@ def test_a_change_is_noticed_or_survives_and_is_undone(root: Path) -> None:
     assert outcomes["ReplaceOrWithAnd"] == "killed"
     assert (outcomes["without"], outcomes["at once"]) == ("survived", "timeout")
     assert (root / "package/module.py").read_text() == MODULE
+
+
+def test_only_what_passes_without_the_change_notices_it(root: Path) -> None:
+    """A loop that never ends is noticed; a test that fails anyway is no proof."""
+    (root / "package/endless.py").write_text(ENDLESS)
+    passing = "from package.endless import half\n\ndef test_half():\n    assert half(7) == 3\n"
+    (root / "tests/test_endless.py").write_text(passing)
+    code = TRY_ENDLESS.format(root=str(root), failing=passing.replace("3", "4"))
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    test = "tests/test_endless.py::test_half"
+    assert ran.stdout.splitlines() == [f"timeout {test}", f"unclear {test}"], ran.stderr
 
 
 def test_survivors_are_listed_but_for_those_that_change_nothing(
@@ -109,6 +144,6 @@ def test_survivors_are_listed_but_for_those_that_change_nothing(
         trying.Result(mutant, outcome, 1.0) for (_, mutant), outcome in zip(found, outcomes, strict=True)
     ]
     text = report.markdown(root, results, "scripts/mutate", 6)
-    assert "| package | 6 | 4 | 0 | 1 | 1 | 80.0% |" in text
+    assert "| package | 6 | 4 | 0 | 1 | 1 | 0 | 80.0% |" in text
     assert "package/module.py:9\n\n```diff\n-for number in numbers:\n+for number in []:\n```" in text
     assert "+pass" not in text
