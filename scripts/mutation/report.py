@@ -71,9 +71,9 @@ def markdown(root: Path, results: Sequence[Result], command: str, num_mutants: i
         f"{os.cpu_count()} cores: `{command}`, a sample of {len(results)} of {num_mutants} one-line changes.",
         "",
         f"*Killed*: a test failed. *Timeout*: a test did not end within {TEST_SECONDS} s, which without the "
-        f"change takes less than {TEST_SECONDS // 3} s. *Equivalent*: it changes no behaviour, for the reason "
-        "in [equivalent.toml](../mutation/equivalent.toml). *Unclear*: the test that failed fails without the "
-        "change too. The share counts the other mutants.",
+        f"change takes less than {TEST_SECONDS // 3} s. *Equivalent*: it changes no behaviour, for the "
+        "reason in [equivalent.toml](../mutation/equivalent.toml). *Unclear*: the test that failed fails "
+        "without the change too. The share counts the other mutants.",
         "",
         "| package | mutants | killed | timeout | survived | equivalent | unclear | noticed |",
         "|---|---|---|---|---|---|---|---|",

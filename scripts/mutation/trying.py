@@ -67,7 +67,7 @@ def package_of(path: str) -> str:
 
 
 def tests_of(root: Path, path: str) -> list[str]:
-    """Return the tests of a module's package: first those named after the module, then those that import it."""
+    """Return the tests of a module's package: first those named after it, then those that import it."""
     tests = PACKAGES[package_of(path)]
     files = [
         file for test in tests for file in ([root / test] if test.endswith(".py") else _files(root / test))

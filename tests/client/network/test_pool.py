@@ -78,6 +78,17 @@ def test_a_late_answer_is_not_asked_for_at_a_failing_replica(replicas: Replicas,
     assert send.call_args.args[1] is other
 
 
+def test_a_burst_of_late_answers_is_hedged_five_times(replicas: Replicas, pool: Pool) -> None:
+    """Where every replica is slow, second requests would double the load of all."""
+    late, other = pool._replicas
+    connected(other, 0)
+    replicas._send = Mock()
+    flight = _Flight(late, Connection(late.endpoint), 0.0, 0.0)
+    for _ in range(7):
+        replicas._hedge(Mock(), flight)
+    assert (replicas._send.call_count, replicas.num_hedges) == (5, 5)
+
+
 @pytest.mark.parametrize(("waiting", "left"), [((0, 0), 1), ((1, 0), 2), ((0,), 1)])
 def test_a_connection_whose_place_was_taken_is_closed_behind_its_last_answer(
     replicas: Replicas, pool: Pool, waiting: tuple[int, ...], left: int

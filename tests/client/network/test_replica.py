@@ -27,6 +27,8 @@ def test_what_was_not_waited_for_is_only_an_upper_bound() -> None:
     for _ in range(3):
         latency.add(0.1, 100.0, waited=False)
     assert latency.expected(100) == 0.1
+    latency.add(0.1, 100.0 + FORGET_SECONDS, waited=False)
+    assert latency.expected(100 + FORGET_SECONDS) == 0.05, "as usual at most: nothing new"
 
 
 def test_a_slow_replica_is_forgiven_in_time() -> None:

@@ -10,7 +10,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from corpus_server.data.ahead import MAX_BYTES, Ahead, Budget
-from corpus_server.data.door import Door, State
+from corpus_server.data.door import MAX_WAITING_BYTES, Door, State
 from corpus_server.web.ordinary import OrdinaryProtocol
 
 
@@ -60,6 +60,23 @@ def test_a_response_under_way_at_the_end_of_the_process_says_that_it_is_the_last
     door = asyncio.run(end())
     assert door._exchange.close
     door.transport.close.assert_not_called()
+
+
+def test_a_client_that_sends_on_during_a_response_is_not_read_beyond_a_bound() -> None:
+    """Else pipelined requests would fill the memory; they are read again with the next request."""
+
+    async def flood() -> None:
+        door = open_door()
+        door._state = State.ANSWERING
+        door.data_received(bytes(MAX_WAITING_BYTES))
+        door.transport.pause_reading.assert_not_called()
+        door.data_received(b"x")
+        door.transport.pause_reading.assert_called_once()
+        door.transport.resume_reading.assert_not_called()
+        door._next()
+        door.transport.resume_reading.assert_called_once()
+
+    asyncio.run(flood())
 
 
 @pytest.mark.parametrize("kind", [Door, OrdinaryProtocol])
