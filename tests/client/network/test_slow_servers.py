@@ -204,6 +204,16 @@ def test_an_answer_that_stops_in_its_middle_is_asked_for_elsewhere(
         assert longest < 8
 
 
+def test_an_answer_forgives_the_failures_before_it(corpus: ReferenceCorpus) -> None:
+    """Else each failure would cost a longer back-off than the last, however many answers lie between."""
+    with ReferenceServer([corpus]) as server, Reader([server.url]) as reader:
+        (replica,) = reader.replicas._pool._replicas
+        replica.leave_alone(errors.NoProgress("silent"), time.monotonic())
+        assert replica.num_failures
+        reader.read(1, corpus)
+        assert (replica.num_failures, replica.retry_at, replica.probe_at) == (0, 0.0, 0.0)
+
+
 def test_late_answers_are_hedged_and_stay_exact(corpus: ReferenceCorpus) -> None:
     """One answer in 20 takes 0.6 s, at either server, before it begins or in the middle of its body."""
     draw = random.Random(3)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 from fastapi.testclient import TestClient
 from uvicorn.server import ServerState
@@ -14,7 +15,9 @@ from corpus_server.access import ANYONE
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.data.door import Door
 from corpus_server.data.gate import MAX_BYTES, SMALL_BYTES
+from corpus_server.data.requests import Requests
 from corpus_server.data.service import Service
+from corpus_server.metrics import STAGES
 from corpus_server.settings import Settings
 from corpus_server.web.app import create_app
 from tests.corpora import some_tokens, write_raw
@@ -54,6 +57,18 @@ def test_a_large_answer_is_refused_while_all_bytes_are_taken(tmp_path: Path) -> 
         assert service.gate.num_bytes == 0
     assert (refused, json.loads(problem)["type"]) == (503, "overloaded")
     assert (status, len(body)) == (200, SMALL_BYTES)
+
+
+def test_the_stages_of_a_response_are_measured(tmp_path: Path) -> None:
+    """A thread took the request from a queue: the wait, reading and sending are all within its seconds."""
+    path = write_raw(tmp_path / "web.bin", some_tokens(200_000))
+    settings = Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path / "state")
+    with Service.open(settings) as service, patch.object(Requests, "done") as done:
+        assert asyncio.run(ask(service, (8,)))[0][0] == 200
+    (answered,) = done.call_args.args
+    assert len(answered.stages) == len(STAGES)
+    assert all(seconds > 0 for seconds in answered.stages)
+    assert sum(answered.stages) <= answered.seconds
 
 
 def test_the_application_counts_bytes_as_the_door_does(tmp_path: Path) -> None:
