@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -122,9 +122,6 @@ class Batch(list[torch.Tensor]):
     def state_after(self) -> dict[str, Any]:
         """Return the state to save once this batch was trained on: a run resumed from it begins behind it.
 
-        Unlike the loader's `state_dict`, which counts yielded batches, it does not depend on how many
-        batches the training loop holds ahead.
-
         Raises:
             InvalidArgument: the batch does not know its plan; see `CorpusIterableDataset.state_at`.
         """
@@ -141,7 +138,8 @@ class Batch(list[torch.Tensor]):
 
         copy: also put it into memory of its own; for views of slot memory.
         """
-        batch = self._changed(_cloned) if copy else self.__copy__()
+        clone = partial(torch.clone, memory_format=torch.contiguous_format)
+        batch = self._changed(clone) if copy else self.__copy__()
         batch._origin = replace(batch._origin, plan=None)
         return batch
 
@@ -248,7 +246,3 @@ def borders(starts: torch.Tensor) -> torch.Tensor:
     begins[:, 0] = True  # a slice of a sequence may begin inside a document
     found = begins.flatten().nonzero().flatten().to(torch.int32)
     return torch.nn.functional.pad(found, (0, 1), value=starts.numel())
-
-
-def _cloned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
