@@ -14,6 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -66,7 +67,7 @@ class Exchange:
     attempts: list[_Attempt] = field(default_factory=list)
 
 
-class Replicas:
+class Replicas(AbstractContextManager["Replicas"]):
     """The servers behind one loader: base URLs, of whose host names each address is a replica.
 
     `stop` and `ask` may be called from any thread; everything else belongs to one thread at a time.
@@ -92,9 +93,6 @@ class Replicas:
         self._pool = Pool(urls, self.network, self.stopwatch, plan)
         self._num_sent = 0
         self._hedges_left = HEDGE_BURST
-
-    def __enter__(self) -> Replicas:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -125,10 +125,7 @@ class LoaderStats:
 
 
 class Stopwatch:
-    """Add up how long the fetcher is in each phase, and count what came of its requests.
-
-    Any thread may read it; the fetcher alone writes.
-    """
+    """Time the fetcher's phases and count its requests; the fetcher alone writes, any thread may read."""
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer if tracer is not None and tracer.active else None
