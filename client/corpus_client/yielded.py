@@ -92,12 +92,17 @@ class Batch(list[torch.Tensor]):
 
     @property
     def tokens(self) -> torch.Tensor:
-        """`(rows, whole seq_len + 1)`: inputs and the last target of each row, C order; a copy.
+        """`(rows, whole seq_len + 1)`: inputs and the last target of each row, in C order.
 
-        With `ignore_index` the last column may be masked. Of a context rank the whole rows, no copy.
+        A copy, but where inputs and targets are views of the same rows: then one more. With `ignore_index`
+        the last column may be masked. Of a context rank the whole rows, no copy.
         """
         if self._rows is not None:
             return self._rows
+        rows, seq_len = self.inputs.shape
+        one_further = self.inputs.data_ptr() + self.inputs.element_size()
+        if self.targets.data_ptr() == one_further and self.targets.stride() == self.inputs.stride():
+            return self.inputs.as_strided((rows, seq_len + 1), self.inputs.stride())
         return torch.cat((self.inputs, self.targets[:, -1:]), dim=1)
 
     def as_dict(self) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from corpus_server.corpus.files import OpenFile
 from corpus_server.data import heap
 from corpus_server.data.ahead import Budget
 from corpus_server.data.gate import Gate
+from corpus_server.data.hot_threads import HotThreads
 from corpus_server.data.queries import PlanQuery
 from corpus_server.data.requests import Requests
 from corpus_server.data.response import ClientLeft, Slices
@@ -77,7 +78,7 @@ class Service:
         if (cache := catalog.cache) is not None:
             metrics.pull("corpus_staged_shards", lambda: self.stager.num_staged)
             metrics.pull("corpus_evicted_shards", lambda: cache.num_evicted)
-        self.gather_threads = ThreadPoolExecutor(settings.gather_threads, "gather")
+        self.gather_threads = HotThreads(settings.gather_threads, "gather")
         self.ahead_thread = ThreadPoolExecutor(1, "ahead")
         self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "control")
         # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.

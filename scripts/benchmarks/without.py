@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +78,10 @@ TRICKS = (
             "corpus_server.read.reading:select",
             lambda *asked: (importlib.import_module("corpus_server.read.located").select_alone(*asked), 0),
         ),
+    ),
+    Trick(
+        name="the hottest thread first",
+        patch=replace("corpus_server.data.hot_threads:HotThreads", ThreadPoolExecutor),
     ),
     Trick(name="heap tuning", patch=replace("corpus_server.data.heap:keep_freed", lambda: False)),
     Trick(name="reading ahead by plan", settings={"read_ahead_bytes": 0}),

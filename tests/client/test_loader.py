@@ -63,6 +63,7 @@ def test_every_stored_dtype_arrives_whole(make_loader: MakeLoader, dtype: str, a
             expected = tokens_of_step(corpus, loader.plan, batch.step)
             assert batch.tokens.numpy().dtype == (expected.dtype if as_stored else np.int64)
             assert np.array_equal(batch.tokens.numpy(), expected)
+            assert (batch.tokens.data_ptr() == batch.inputs.data_ptr()) == as_stored  # a view, no copy
         loader.close()
 
 

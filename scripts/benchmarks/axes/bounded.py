@@ -7,8 +7,8 @@ same order of a corpus in memory shows what the cores allow. A local disk may be
 is measured again with the disk held to the rate of a usual network volume.
 
 Then requests for resident data are measured beside a reader of the cold corpus: reading ahead by groups must
-not keep others waiting. What the machine's cores alone cost them is shown by the same reader of another
-server.
+not keep others waiting. What any busy reader costs them is shown by the same reader of a corpus in memory,
+and what the machine's cores alone cost by one of another server.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ def measure(options: Options) -> Report:
             rates[VOLUME_RATE].table(),
             rates[VOLUME_RATE].ratio_table([(BOUNDED, SEQUENTIAL), (BOUNDED, FULL)]),
             beside.table(),
-            beside.ratio_table([(BOUNDED, alone), (OTHER, f"{OTHER}: alone"), (BOUNDED, OTHER)]),
+            beside.ratio_table(
+                [(name, f"{name}: alone") for name in (BOUNDED, RESIDENT, OTHER)]
+                + [(BOUNDED, RESIDENT), (BOUNDED, OTHER)]
+            ),
         ],
     )
     for rounds in rates.values():
@@ -156,8 +159,8 @@ def _measure_beside(path: Path, warm: Path, options: Options) -> Rounds:
     percentiles = {P50: ("p50 ms", ".2f"), P99: ("p99 ms", ".2f")}
     rounds = Rounds(f"resident requests of {SHAPE}, one at a time", percentiles)
     for _ in range(options.rounds):
-        for name in (BOUNDED, OTHER):
-            disk.drop(path)
+        for name in (BOUNDED, RESIDENT, OTHER):
+            corpus.warm(path) if name == RESIDENT else disk.drop(path)
             corpus.warm(warm)
             with (
                 serving({NAME: warm, "cold": path}, arguments=_read_ahead(path)) as server,

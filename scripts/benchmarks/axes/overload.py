@@ -1,5 +1,7 @@
 """Measure what ten times as many clients as a process answers at a time do to those that it answers.
 
+As many clients of a server that answers hardly any of them show what refusing alone takes.
+
 Each connection has one request in flight. A refused one waits as `Retry-After` says and asks again, all of
 them in the same millisecond at first: the worst that clients without jitter do. Catalogue row 21: refusals
 come within 50 ms, accepted requests take at most twice as long as without the others, memory is bounded.
@@ -22,6 +24,7 @@ HELP = "ten times as many clients as are answered at a time: refusals, and what 
 LIMIT, QUICK_LIMIT = 64, 4  # of `max_concurrent_answers`
 TIMES = 10
 RETRY_SECONDS = 1.0  # of `Retry-After`
+UNLOADED, LOADED, ALONE = "1 x", f"{TIMES} x", "as many refusals, 1 answer at a time"
 REFUSED_P99, REFUSED, GROWTH = "refused_p99_ms", "refused", "growth_megabytes"
 FIGURES = {
     P50: COLUMNS[P50],
@@ -34,7 +37,7 @@ REFUSED_MS, SLOWER, GROWTH_MB = 50.0, 2.0, 50.0
 
 
 def measure(options: Options) -> Report:
-    """Measure as many clients as are answered and ten times as many, in turn."""
+    """Measure as many clients as are answered, ten times as many, and refusals without anything else."""
     options = options.in_force()
     limit = QUICK_LIMIT if options.quick else LIMIT
     shape = Shape(rows=4, length=65) if options.quick else SHAPES[0]
@@ -42,14 +45,16 @@ def measure(options: Options) -> Report:
     expected = Expected(path, shape)
     rounds = Rounds(f"{shape}, at most {limit} answers at a time", FIGURES)
     query = batches_path(corpus=NAME, seq_len=shape.length - 1, batch_size=shape.rows, step="")
-    for number in range(options.rounds):
-        with serving({NAME: path}, arguments=("--max-concurrent-answers", str(limit))) as server:
-            for times in (1, TIMES) if number % 2 == 0 else (TIMES, 1):
+    # Answers at a time, and clients.
+    loads = {UNLOADED: (limit, limit), LOADED: (limit, TIMES * limit), ALONE: (1, (TIMES - 1) * limit + 1)}
+    for _ in range(options.rounds):
+        for name, (most, connections) in loads.items():
+            with serving({NAME: path}, arguments=("--max-concurrent-answers", str(most))) as server:
                 before = private_bytes(server.pid, leaving_out=[path])
                 load = Load(
                     port=server.port,
                     path=query,
-                    connections=limit * times,
+                    connections=connections,
                     seconds=max(options.seconds, 2 * RETRY_SECONDS) if not options.quick else 0.2,
                     warm=False,
                     retry_seconds=RETRY_SECONDS,
@@ -65,12 +70,11 @@ def measure(options: Options) -> Report:
                 }
                 if driven.num_refused:
                     figures[REFUSED_P99] = driven.refused_p99_ms
-                rounds.add(f"{times} x", figures)
-    loaded, unloaded = f"{TIMES} x", "1 x"
+                rounds.add(name, figures)
     targets = [
-        rounds.target(loaded, REFUSED_P99, "at most", REFUSED_MS),
-        rounds.target(loaded, P99, "at most", SLOWER, to=unloaded),
-        rounds.target(loaded, GROWTH, "at most", GROWTH_MB),
+        rounds.target(LOADED, REFUSED_P99, "at most", REFUSED_MS),
+        rounds.target(LOADED, P99, "at most", SLOWER, to=UNLOADED),
+        rounds.target(LOADED, GROWTH, "at most", GROWTH_MB),
     ]
-    ratios = rounds.ratio_table([(loaded, unloaded)])
+    ratios = rounds.ratio_table([(LOADED, UNLOADED), (LOADED, ALONE)])
     return Report(data=rounds.summary(), tables=[rounds.table(), ratios], targets=targets)

@@ -1,0 +1,102 @@
+"""Threads that take work: the one that ended its work last first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+
+import pytest
+
+from corpus_server.data.hot_threads import HotThreads
+
+SECONDS = 60.0
+
+
+@pytest.fixture
+def threads() -> Iterator[HotThreads]:
+    threads = HotThreads(2, "hot")
+    yield threads
+    threads.shutdown()
+
+
+def hold(threads: HotThreads) -> threading.Event:
+    """Keep a thread at work until the event is set, and return once it is."""
+    begun, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        assert end.wait(SECONDS)
+
+    threads.submit(work)
+    assert begun.wait(SECONDS)
+    return end
+
+
+def name_of_thread() -> str:
+    return threading.current_thread().name
+
+
+def wait_until_idle(threads: HotThreads, number: int) -> None:
+    """Wait until so many threads are idle: a result is there before its thread is."""
+    pause = threading.Event()
+    while len(threads._idle) < number:
+        pause.wait(0.001)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_the_thread_that_ended_last_is_asked_first(threads: HotThreads, last: int) -> None:
+    held = [hold(threads), hold(threads)]
+    held[1 - last].set()
+    wait_until_idle(threads, 1)
+    held[last].set()
+    wait_until_idle(threads, 2)
+    for _ in range(3):
+        assert threads.submit(name_of_thread).result(SECONDS) == f"hot_{last}"
+        wait_until_idle(threads, 2)
+
+
+def test_work_beyond_the_threads_waits_in_order(threads: HotThreads) -> None:
+    held = [hold(threads), hold(threads)]
+    done: list[int] = []
+    futures = [threads.submit(done.append, number) for number in range(5)]
+    assert not any(future.running() or future.done() for future in futures)
+    held[0].set()
+    for future in futures:
+        future.result(SECONDS)
+    assert done == list(range(5))
+    held[1].set()
+
+
+def test_results_and_errors_reach_who_asked(threads: HotThreads) -> None:
+    assert threads.submit(divmod, 7, 4).result(SECONDS) == (1, 3)
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(divmod, 7, 0).result(SECONDS)
+    assert threads.submit(int, "11", base=2).result(SECONDS) == 3  # the thread goes on
+
+
+def test_the_end_waits_for_what_is_under_way_and_cancels_the_rest(threads: HotThreads) -> None:
+    held = [hold(threads), hold(threads)]
+    waiting = threads.submit(name_of_thread)
+    ending = threading.Thread(target=threads.shutdown, kwargs={"cancel_futures": True})
+    ending.start()
+    with pytest.raises(CancelledError):
+        waiting.result(SECONDS)
+    assert ending.is_alive()
+    for event in held:
+        event.set()
+    ending.join(SECONDS)
+    assert not ending.is_alive()
+    assert not any(thread.is_alive() for thread in threads._threads)
+    with pytest.raises(RuntimeError, match="told to end"):
+        threads.submit(name_of_thread)
+
+
+def test_the_end_lets_work_that_waits_come_first(threads: HotThreads) -> None:
+    held = [hold(threads), hold(threads)]
+    waiting = threads.submit(name_of_thread)
+    threads.shutdown(wait=False)
+    for event in held:
+        event.set()
+    assert waiting.result(SECONDS).startswith("hot_")
+    threads.shutdown()
