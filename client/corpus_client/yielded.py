@@ -94,8 +94,8 @@ class Batch(list[torch.Tensor]):
     def tokens(self) -> torch.Tensor:
         """`(rows, whole seq_len + 1)`: inputs and the last target of each row, in C order.
 
-        A copy, but where inputs and targets are views of the same rows: then one more. With `ignore_index`
-        the last column may be masked. Of a context rank the whole rows, no copy.
+        A copy, except where inputs and targets are views of the same rows: then a third view of them. With
+        `ignore_index` the last column may be masked. Of a context rank the whole rows, no copy.
         """
         if self._rows is not None:
             return self._rows
