@@ -14,8 +14,8 @@ REQUEST_CPU_SECONDS = 18.39e-9 * 16 * 1025
 `ours, in step`, 18.39 CPU s / 10^9 tokens."""
 
 BYTE_SECONDS = 1 / (2 * 663e6)
-"""0.75 ns a byte: results/2026-11-22-bench-growth.md, 663 M uint16 tokens/s of one process, 512 x 2,049, on 64
-connections."""
+"""0.75 ns a byte: results/2026-11-22-bench-growth.md, 663 M uint16 tokens/s of one process, 512 x 2,049,
+64 connections."""
 
 SPREAD = 0.51
 """Sigma of a lognormal service time: results/2026-11-23-bench-latency.md, `ours`, p99 / p50 = 1.116 ms /
