@@ -235,12 +235,22 @@ class RunningServer:
         Raises:
             AssertionError: after `seconds` some still are.
         """
-        if self.workers > 1:  # a worker hears of the others once a second
-            time.sleep(1.5)
         deadline = time.monotonic() + seconds
+        if self.workers > 1:
+            self._wait_for_counts(deadline)
         while active := self.active_requests(headers):
             assert time.monotonic() < deadline, f"{active} requests are under way after {seconds:.0f} s"
             time.sleep(0.05)
+
+    def _wait_for_counts(self, deadline: float) -> None:
+        """Wait until the workers have told each other what they have counted by now."""
+        for path in (self.state_dir / "metrics" / str(self.pid)).glob("[0-9]*.json"):
+            for _ in range(2):  # what they tell every second may have been begun before
+                with contextlib.suppress(FileNotFoundError):  # the worker has ended
+                    known = path.stat().st_mtime_ns
+                    while path.stat().st_mtime_ns == known:
+                        assert time.monotonic() < deadline, f"{path.name} is not written any more"
+                        time.sleep(0.05)
 
     def post_plan(self, plan: object) -> Answer:
         """Post a plan document."""

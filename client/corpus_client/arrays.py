@@ -51,22 +51,19 @@ class ArrayBatch:
         return self.tokens[:, 1:]
 
     def state_after(self) -> dict[str, Any]:
-        """Return the state to save once this batch was trained on: a run resumed from it begins behind it.
-
-        Unlike the loader's `state_dict`, it does not count batches that the training loop holds ahead.
-        """
+        """Return the state to save once this batch was trained on: a run resumed from it begins behind it."""
         return make_state(self.plan, self.step + 1)
 
     def __iter__(self) -> Iterator[Tokens]:
         return iter((self.inputs, self.targets))
 
 
-class ArrayLoader(PlanLoader):
+class ArrayLoader(PlanLoader[ArrayBatch]):
     """Yield the batches of a plan, step after step, for ever (or up to `num_steps`).
 
-    `close` it, or use it as a context manager. Retries, failover, checksums, states and what is refused (a
-    second thread, a fork, a pass after the last step) are those of `CorpusLoader`, and so are the arguments
-    of the same names.
+    `close` it, or use it as a context manager; asking for a batch afterwards opens new connections. Retries,
+    failover, checksums, states and what is refused (a second thread, a fork, a pass after the last step) are
+    those of `CorpusLoader`, and so are the arguments of the same names.
 
     Args:
         rank, world_size: default RANK and WORLD_SIZE, then 0 and 1. With JAX pass `jax.process_index()` and
@@ -87,46 +84,30 @@ class ArrayLoader(PlanLoader):
         document = requested_plan(**plan)
         network = network or Network()
         super().__init__(urls, network, num_steps)
-        self._rank, self._world_size = find_rank(rank, world_size)
+        self.place = find_rank(rank, world_size)  # rank and world size, as given or found
         self._in_flight = network.in_flight
         with self._connect() as replicas:
             self._bound = replicas.bind(document)
-        self._step_ranges = rank_shapes(self._bound.stages, self._world_size, self._bound.num_steps)
+        self._step_ranges = rank_shapes(self._bound.stages, self.place[1], self._bound.num_steps)
         self._requests: StepRequests | None = None
         self._asked: deque[Exchange] = deque()
         self._received: deque[Tokens] = deque()
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """Rank and world size, as given or found."""
-        return self._rank, self._world_size
-
-    def __iter__(self) -> Iterator[ArrayBatch]:
-        """Return an iterator that goes on with step `step`; `RunComplete` if the last one was yielded."""
-        self._check_more()
-        return iter(self.__next__, None)
-
     def __next__(self) -> ArrayBatch:
         """Return the next step's batch. After an error the same step is asked for again."""
-        self._claim()
+        self._check_thread()
         if not self._received:
             try:
                 self._receive()
             except BaseException as error:
                 self._used = self._used or isinstance(error, StopIteration)
-                self.close()
+                self._stop()
                 raise
         batch = ArrayBatch(step=self._step, tokens=self._received.popleft(), plan=self._bound)
         self._step, self._used = self._step + 1, True
         return batch
 
-    def seek(self, step: int) -> None:
-        """Go to a training step, which the next batch will have."""
-        super().seek(step)
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections and drop what was received ahead; asking for a batch opens new ones."""
+    def _stop(self) -> None:
         requests, self._requests = self._requests, None
         if requests is not None:
             requests.close()
@@ -137,8 +118,8 @@ class ArrayLoader(PlanLoader):
         """Receive the oldest answer, with as many newer requests on the wire as may be."""
         dtype = np.dtype(self._bound.dtype).newbyteorder("<")
         if self._requests is None:
-            replicas = self._connect(plan=self._bound)
-            self._requests = StepRequests(replicas, self._bound, rank=self._rank, world_size=self._world_size)
+            replicas, (rank, world_size) = self._connect(plan=self._bound), self.place
+            self._requests = StepRequests(replicas, self._bound, rank=rank, world_size=world_size)
             most = REQUEST_BYTES // dtype.itemsize
             self._pieces = pieces(self._step_ranges, self._step, self._end_step, most_tokens=most)
         while len(self._asked) < self._in_flight and (piece := next(self._pieces, None)) is not None:

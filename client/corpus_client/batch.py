@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -42,16 +41,6 @@ class RemoteCorpus:
         if self.dtype not in STORED_DTYPES:
             raise errors.AnswerCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {self.dtype!r}")
 
-    @classmethod
-    def from_url(cls, url: str) -> RemoteCorpus:
-        """Return the corpus at `http://host:port/name`, or at `uds:///path/of.sock/name`."""
-        base, _, name = url.rstrip("/").rpartition("/")
-        if base.endswith(("/", ":")) or not name:
-            raise errors.InvalidArgument(
-                f"a remote corpus must be http://host:port/name or uds:///path/of.sock/name, got {url!r}"
-            )
-        return cls(base, unquote(name))
-
     def __len__(self) -> int:
         """Return the number of tokens."""
         return self._num_tokens
@@ -82,11 +71,11 @@ class RemoteCorpus:
         self._replicas.close()
 
 
-Data = npt.NDArray[np.integer] | RemoteCorpus | str
-
-
 def get_batch(
-    data: Data, batch_size: int, sequence_length: int, device: str | torch.device = "cpu"
+    data: npt.NDArray[np.integer] | RemoteCorpus,
+    batch_size: int,
+    sequence_length: int,
+    device: str | torch.device = "cpu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return windows at random starts, each start in `[0, len(data) - sequence_length)` equally likely.
 
@@ -98,8 +87,7 @@ def get_batch(
     the server's `random` order. A CUDA device is reached through page-locked memory, without blocking.
 
     Args:
-        data: 1-D integer array or memmap, a `RemoteCorpus`, or the URL of one as `from_url` takes it
-            (which is looked up at every call: keep a `RemoteCorpus` for more than a try).
+        data: 1-D integer array or memmap, or a `RemoteCorpus`.
         batch_size: rows.
         sequence_length: tokens of a row.
 
@@ -108,53 +96,33 @@ def get_batch(
         than x.
 
     Raises:
-        InvalidArgument: an argument is outside its range, or `data` of another kind.
-        DataTooShort: the data holds fewer than `sequence_length + 1` tokens.
+        InvalidArgument: an argument is outside its range, or `data` of another kind or too short.
     """
     integer("batch_size", batch_size, 1, 2**20)
     integer("sequence_length", sequence_length, 1, 2**20)
-    if isinstance(data, str):
-        remote = RemoteCorpus.from_url(data)
-        try:
-            return get_batch(remote, batch_size, sequence_length, device)
-        finally:
-            remote.close()
-    if not isinstance(data, RemoteCorpus):
-        data = _checked_array(data)
+    if isinstance(data, RemoteCorpus):
+        dtype = STORED_DTYPES[data.dtype]
+    elif isinstance(data, np.ndarray) and data.ndim == 1 and np.issubdtype(data.dtype, np.integer):
+        dtype = torch.from_numpy(np.empty(0, data.dtype.newbyteorder("="))).dtype
+    else:
+        kind = f"{data.ndim}-D {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise errors.InvalidArgument(f"data must be a 1-D integer array or a RemoteCorpus, got {kind}")
     num_starts = len(data) - sequence_length
     if num_starts < 1:
-        raise errors.DataTooShort(
+        raise errors.InvalidArgument(
             f"data must hold at least sequence_length + 1 = {sequence_length + 1} tokens, got {len(data)}"
         )
     device = torch.device(device)
-    shape = (batch_size, sequence_length + 1)
+    stored = torch.empty(batch_size, sequence_length + 1, dtype=dtype, pin_memory=device.type == "cuda")
     if isinstance(data, RemoteCorpus):
-        stored = _host_tensor(shape, STORED_DTYPES[data.dtype], device)
         step = int(torch.randint(RANDOM_STEPS, ()))
         view = memoryview(stored.view(torch.uint8).numpy().data).cast("B")
         data.draw_into(view, batch_size=batch_size, seq_len=sequence_length, step=step)
     else:
         starts = torch.randint(num_starts, (batch_size,)).numpy()
-        stored = _host_tensor(
-            shape, torch.from_numpy(np.empty(0, data.dtype.newbyteorder("="))).dtype, device
-        )
         stored.numpy()[:] = np.lib.stride_tricks.sliding_window_view(data, sequence_length + 1)[starts]
     if device.type == "cpu":
         return widened(stored[:, :-1], torch.int64), widened(stored[:, 1:], torch.int64)
     # The pinned block returns to torch's host allocator, which waits for the copy before reuse.
     tokens = stored.to(device, non_blocking=True)
     return tokens[:, :-1].to(torch.int64).contiguous(), tokens[:, 1:].to(torch.int64).contiguous()
-
-
-def _checked_array(data: object) -> npt.NDArray[np.integer]:
-    if not isinstance(data, np.ndarray):
-        raise errors.InvalidArgument(
-            f"data must be a NumPy array, a memmap or a RemoteCorpus, got {type(data).__name__}"
-        )
-    if data.ndim != 1 or not np.issubdtype(data.dtype, np.integer):
-        raise errors.InvalidArgument(f"data must be a 1-D integer array, got {data.ndim}-D {data.dtype}")
-    return data
-
-
-def _host_tensor(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")

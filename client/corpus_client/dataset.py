@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -25,13 +26,6 @@ SHARDING_CLASSES = ("IterableDatasetShard", "DataLoaderDispatcher")
 """What wraps a dataset there on several processes; on a single one they do not."""
 
 PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order")
-
-
-class _Position(NamedTuple):
-    """Which step comes next, of which pass."""
-
-    number: int
-    next_step: int
 
 
 class CorpusIterableDataset(IterableDataset[Batch]):
@@ -59,9 +53,6 @@ class CorpusIterableDataset(IterableDataset[Batch]):
     StatefulDataLoader saves and loads the positions of its workers, for the same `num_workers` only;
     `integrations.torchdata` has one for any number.
 
-    It has this rank's rows already. Whatever divides its batches over the ranks again is refused by name when
-    a pass begins (`accelerator.prepare`, HF Trainer); `integrations` has what these need instead.
-
     Args:
         dtype: of the batches. None, as stored, moves a half to a quarter of the bytes between processes
             and to the device; widen there: `batch.to("cuda", dtype=torch.int64, non_blocking=True)`.
@@ -74,7 +65,8 @@ class CorpusIterableDataset(IterableDataset[Batch]):
 
     Raises:
         InvalidArgument: the arguments cannot work; and what else `CorpusLoader` raises.
-        WrongRows: when a pass begins, something else divides its batches over the ranks.
+        WrongRows: when a pass begins, something else (`accelerator.prepare`, HF Trainer) divides its batches
+            over the ranks again; `integrations` has what these need instead.
     """
 
     def __init__(
@@ -96,6 +88,7 @@ class CorpusIterableDataset(IterableDataset[Batch]):
                 "once; move them with batch.to(device, non_blocking=True)"
             )
         place = placement.find()
+        self.place = place[:2]  # rank and world size whose rows the batches have
         self._asked = placement
         self._placement = Placement(
             rank=place.rank, world_size=place.world_size, context_parallel=place.context
@@ -110,7 +103,7 @@ class CorpusIterableDataset(IterableDataset[Batch]):
             self._bound = loader.prepared.bound
         plain = {name: options[name] for name in options if name not in PLAN_ARGUMENTS}
         self._options = {**plain, "plan": self._bound.document}
-        self._position: _Position | None = None
+        self._position: tuple[int, int] | None = None  # number of the pass, next step
         self._resume = False  # whether the next pass begins at `_position`
         # Shared memory: persistent workers hear of the next pass by it, and the main process of workers.
         self._number = _shared(0)
@@ -130,23 +123,19 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         self._check_use()
         if self._position is None or not self._resume:
             number, step = self._pass_start()
-            self._position = _Position(number, step + worker)
+            self._position = number, step + worker
         self._resume = False
         number, step = self._position
         stop = None if self._num_steps is None else self._start_step + (number + 1) * self._num_steps
         loader = self._make_loader(stop, num_workers)
         loader.seek(step)
-        return _Pass(self, loader, number)
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Rank and world size whose rows the batches have."""
-        return self._placement.find()[:2]
+        # No generator: one that raised an error is over, and here the same step is asked for again.
+        return iter(partial(self._next, loader, number), None)
 
     @property
     def first_step(self) -> int:
         """The step with which the next pass begins."""
-        return self._pass_start().next_step
+        return self._pass_start()[1]
 
     @property
     def plan_id(self) -> str:
@@ -156,9 +145,8 @@ class CorpusIterableDataset(IterableDataset[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Let the passes that begin from now on have the steps after those of `epoch` passes.
 
-        What is an epoch to torch and its trainers, who call this, is a pass over the DataLoader: pass e
-        has the steps `start_step + e * num_steps` and the `num_steps - 1` after it. (A plan counts its
-        epochs by itself, and needs no telling.) Workers of any kind hear it.
+        Trainers call this; what they call an epoch is a pass over the DataLoader, not an epoch of the plan.
+        Pass e has `num_steps` steps from `start_step + e * num_steps` on. Workers of any kind hear it.
         """
         integer("epoch", epoch, 0, MAX_STEP)
         self._check_use()  # accelerate calls this on every rank, also where it takes rank 0's batches only
@@ -167,13 +155,7 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         self._number.fill_(epoch)
 
     def state_at(self, step: int) -> dict[str, Any]:
-        """Return the state of a run whose next step is this one: `{"plan", "plan_id", "next_step"}`.
-
-        `state_at(batch.step + 1)` after a batch was trained on; what was fetched ahead does not count.
-
-        Raises:
-            InvalidArgument: the step is no integer in `[0, 2**40]`.
-        """
+        """Return the state of a run whose next step is this one: `batch.step + 1` once it was trained on."""
         return make_state(self._bound, integer("step", step, 0, MAX_STEP))
 
     def state_dict(self) -> dict[str, Any]:
@@ -227,8 +209,15 @@ class CorpusIterableDataset(IterableDataset[Batch]):
                 "{} of {}; keep num_workers, or resume from state_at(step)".format(*_worker())
             )
         number = integer("pass", saved["pass"], 0, MAX_STEP)
-        self._position = _Position(number, integer("next_step", saved["next_step"], 0, 2 * MAX_STEP))
+        self._position = number, integer("next_step", saved["next_step"], 0, 2 * MAX_STEP)
         self._resume = True
+
+    def _next(self, loader: CorpusLoader, number: int) -> Batch:
+        """Return the next batch of pass `number`."""
+        batch = next(loader)
+        self._position = number, loader.step
+        # As stored it is a view of slot memory, which would be overwritten on its way out.
+        return batch.detached(copy=self._dtype is None)
 
     def _check_use(self) -> None:
         if get_worker_info() is None:  # a worker does not know torch.distributed
@@ -246,25 +235,11 @@ class CorpusIterableDataset(IterableDataset[Batch]):
             **self._options,
         )
 
-    def _pass_start(self) -> _Position:
+    def _pass_start(self) -> tuple[int, int]:
+        """Return (number, first step) of the pass that begins next."""
         number, (moved_number, moved_step) = int(self._number), self._moved.tolist()
         start = self._start_step + number * (self._num_steps or 0)
-        return _Position(number, moved_step if number == moved_number else start)
-
-
-class _Pass(Iterator[Batch]):
-    """Yield the batches of one worker's share; after an error the same step is asked for again."""
-
-    def __init__(self, dataset: CorpusIterableDataset, loader: CorpusLoader, number: int) -> None:
-        self._dataset = dataset
-        self._loader = loader
-        self._number = number
-
-    def __next__(self) -> Batch:
-        batch = next(self._loader)
-        self._dataset._position = _Position(self._number, self._loader.step)
-        # As stored it is a view of slot memory, which would be overwritten on its way out.
-        return batch.detached(copy=self._dataset._dtype is None)
+        return number, moved_step if number == moved_number else start
 
 
 def _check_callers() -> None:

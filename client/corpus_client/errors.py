@@ -1,7 +1,7 @@
 """The errors of the client, drawn once.
 
 CorpusClientError
-|- InvalidArgument, DataTooShort, StateMismatch         each a ValueError, too
+|- InvalidArgument, StateMismatch                       each a ValueError, too
 |- HistoryChanged, LocalCopyMismatch
 |- LoaderClosed, RunComplete, SecondThread, ForkedLoader
 |- WrongRows, StepOutOfOrder
@@ -25,10 +25,6 @@ class CorpusClientError(Exception):
 
 class InvalidArgument(CorpusClientError, ValueError):
     """An argument is outside its range, or contradicts another; found before anything is sent."""
-
-
-class DataTooShort(CorpusClientError, ValueError):
-    """The data holds fewer tokens than one window needs."""
 
 
 class StateMismatch(CorpusClientError, ValueError):

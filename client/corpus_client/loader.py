@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +12,6 @@ import torch
 
 from corpus_client import errors
 from corpus_client.network.options import Network
-from corpus_client.network.replicas import Replicas
 from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats, Meter
 from corpus_client.observe.trace import Tracer
@@ -30,11 +27,8 @@ from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.slots import Ring, allocate_ring
 from corpus_client.yielded import Batch, Origin
 
-TRAFFIC = ("received_bytes", "num_retries", "num_hedges")
-"""What `Replicas` count, by the names in `LoaderStats`."""
 
-
-class CorpusLoader(PlanLoader):
+class CorpusLoader(PlanLoader[Batch]):
     """Yield the batches of a plan, step after step, for ever (or up to `num_steps`).
 
     One thread iterates; a background thread fetches ahead of it. After a `break` a new `for` goes on with
@@ -90,21 +84,15 @@ class CorpusLoader(PlanLoader):
         options = PlanOptions(self._connect, place, stride, dtype, eot_id, ignore_index, network, staging)
         self._device = open_device(device, context=options.place.context, timed=staging.trace_steps > 0)
         self._make = partial(self._device.make, dtype)
-        self._meter = Meter(Tracer(staging.trace_steps, _nvtx() if staging.nvtx else None))
+        if staging.nvtx and not torch.cuda.is_available():
+            raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
+        self._meter = Meter(Tracer(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None))
         self._pipeline: Pipeline | None = None
-        self._replicas: Replicas | None = None
         self._ring: Ring | None = None
         self._closed = False
         self._num_batches = self._num_tokens = 0
-        self._past: Counter[str] = Counter()  # what was counted by pipelines that are over
-        self._plan = PreparedPlan.prepare(document, options)
-        self._bound = self._plan.bound
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Return an iterator that goes on with step `step`; `RunComplete` if the last one was yielded."""
-        self._check_more()
-        # Not the loader itself: a loop that takes the first batch with `next` iterates over its iterator.
-        return iter(self.__next__, None)
+        self.prepared = PreparedPlan.prepare(document, options)  # to be read only
+        self._bound = self.prepared.bound
 
     def __next__(self) -> Batch:
         """Return the next step's batch.
@@ -137,7 +125,7 @@ class CorpusLoader(PlanLoader):
 
     def _take(self, make: Callable[[Views], Views]) -> Batch:
         """Return the next step's batch, of what `make` makes of its views."""
-        self._claim()
+        self._check_thread()
         self._device.check_not_capturing()
         pipeline = self._pipeline or self._start()
         try:
@@ -148,7 +136,7 @@ class CorpusLoader(PlanLoader):
         except errors.CorpusClientError:
             self._stop()
             raise
-        options = self._plan.options
+        options = self.prepared.options
         self._step, self._used = step + options.step_stride, True
         batch = Batch(tensors, step, self._origin)
         if options.ignore_index is not None:
@@ -156,18 +144,6 @@ class CorpusLoader(PlanLoader):
         self._num_batches += 1
         self._num_tokens += tensors[0].numel()
         return batch
-
-    @property
-    def prepared(self) -> PreparedPlan:
-        """The plan as this process uses it: its shards, its dtype, the size of its requests; read-only."""
-        return self._plan
-
-    def seek(self, step: int) -> None:
-        """Go to a training step, which the next batch will have. Another thread may iterate from then on."""
-        self._claim()
-        if step != self._step:
-            self._stop()
-        super().seek(step)
 
     def extend(self, stage: Mapping[str, Any]) -> str:
         """Go on by a plan that has one stage more, from the next step on.
@@ -187,35 +163,33 @@ class CorpusLoader(PlanLoader):
             InvalidArgument: the stage has other fields, or does not divide over the ranks.
             HistoryChanged: by the new plan an earlier step has other tokens.
         """
-        self._claim()
+        self._check_thread()
         old, step = self._bound, self._step
         with self._connect(plan=old) as replicas:
             from_step = replicas.ask(lambda control: control.plan_step(old.plan_id, step))
             grown = successor(old.document, from_step, stage)
-            prepared = PreparedPlan.prepare(grown, self._plan.options)
+            prepared = PreparedPlan.prepare(grown, self.prepared.options)
             receipts.check_history(replicas, old, prepared.bound, step)
         self._stop()
-        self._plan, self._bound = prepared, prepared.bound
+        self.prepared, self._bound = prepared, prepared.bound
         return self.plan_id
 
     def stats(self) -> LoaderStats:
         """Return the counters since the loader was made, and the state of its slots."""
-        pipeline, replicas, ring = self._pipeline, self._replicas, self._ring
+        pipeline, ring = self._pipeline, self._ring
         times = self._meter.stats(copies_on_host=self._device.copies_on_host)
         transfer_seconds, stall_seconds = self._device.seconds()
-        traffic: dict[str, Any] = {name: self._past[name] + getattr(replicas, name, 0) for name in TRAFFIC}
         return replace(
             times,
             num_batches=self._num_batches,
             num_tokens=self._num_tokens,
             transfer_seconds=transfer_seconds,
             stall_seconds=stall_seconds,
-            **traffic,
             ready_slots=pipeline.queues.num_ready if pipeline else 0,
             num_slots=ring.size.num_slots if ring else 0,
-            ring_bytes=ring.num_bytes if ring else 0,
+            ring_bytes=ring.size.num_bytes if ring else 0,
             device_bytes=self._device.num_bytes,
-            pinned_bytes=ring.num_bytes if ring and ring.pinned else 0,
+            pinned_bytes=ring.size.num_bytes if ring and self._device.pin else 0,
         )
 
     def progress(self) -> Iterator[Batch]:
@@ -238,37 +212,27 @@ class CorpusLoader(PlanLoader):
         self._device.close()
         self._ring = None
 
-    def _claim(self) -> None:
-        super()._claim()
+    def _check_thread(self) -> None:
+        super()._check_thread()
         if self._closed:
             raise errors.LoaderClosed("the loader is closed; make a new one and load its state")
 
     def _start(self) -> Pipeline:
-        started = time.perf_counter()
-        self._placement.check(self._plan.options.place)
-        if self._ring is None or self._ring.size != self._plan.ring:
+        self._meter.ask()
+        self._placement.check(self.prepared.options.place)
+        if self._ring is None or self._ring.size != self.prepared.ring:
             self._ring = None  # its memory goes before the new one comes
-            self._ring = allocate_ring(self._plan.ring, self._device.pin)
-        self._pipeline, self._replicas = self._plan.start(
+            self._ring = allocate_ring(self.prepared.ring, self._device.pin)
+        self._pipeline = self.prepared.start(
             self._ring, self._device, self._meter, self._step, self._end_step
         )
-        options = self._plan.options
-        self._origin = Origin(self._bound, options.step_stride, self._plan.eot_id, options.place.context)
-        self._meter.prepared(started)
+        options = self.prepared.options
+        self._origin = Origin(self._bound, options.step_stride, self.prepared.eot_id, options.place.context)
+        self._meter.get(None)
         return self._pipeline
 
     def _stop(self) -> None:
         # Taken at once: a `close` from another thread meets the error it causes in the training loop.
         pipeline, self._pipeline = self._pipeline, None
-        replicas, self._replicas = self._replicas, None
-        if pipeline is None or replicas is None:
-            return
-        if not pipeline.close():
+        if pipeline is not None and not pipeline.close():
             self._ring = None  # whoever still uses it keeps it alive; the next pipeline has its own
-        self._past.update({name: getattr(replicas, name) for name in TRAFFIC})
-
-
-def _nvtx() -> Any:
-    if not torch.cuda.is_available():
-        raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
-    return torch.cuda.nvtx

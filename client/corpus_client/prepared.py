@@ -43,8 +43,6 @@ class PlanOptions:
     def __post_init__(self) -> None:
         if self.dtype not in (torch.int64, torch.int32, None):
             raise errors.InvalidArgument(f"dtype must be torch.int64, torch.int32 or None, got {self.dtype}")
-        if self.eot_id is not None:
-            integer("eot_id", self.eot_id, 0, 2**32 - 1)
         if self.ignore_index is not None:
             integer("ignore_index", self.ignore_index, -(2**31), 2**31 - 1)
             if self.dtype is None:
@@ -61,11 +59,9 @@ class PlanOptions:
             raise errors.InvalidArgument(
                 f"dtype must be torch.int64 or None for {plan.dtype} tokens, got int32"
             )
-        high = torch.iinfo(STORED_DTYPES[plan.dtype]).max
-        if self.eot_id is not None and self.eot_id > high:
-            raise errors.InvalidArgument(
-                f"eot_id must be in [0, {high}] for {plan.dtype} tokens, got {self.eot_id}"
-            )
+        if self.eot_id is not None:
+            high = torch.iinfo(STORED_DTYPES[plan.dtype]).max
+            integer(f"eot_id of {plan.dtype} tokens", self.eot_id, 0, high)
         if self.ignore_index is not None and self.eot_id is None and plan.eot_id is None:
             raise errors.InvalidArgument("ignore_index needs eot_id=, the token that ends a document")
         size = self.place.context[1]
@@ -129,11 +125,8 @@ class PreparedPlan:
 
     def start(
         self, ring: Ring, device: Device, meter: Meter, start_step: int, end_step: int | None
-    ) -> tuple[Pipeline, Replicas]:
-        """Return a pipeline over `[start_step, end_step)`, and the connections it uses.
-
-        ring: that nothing reads or writes.
-        """
+    ) -> Pipeline:
+        """Return a pipeline over `[start_step, end_step)`; nothing else may read or write the ring."""
         place, root = self.options.place, self.options.staging.local_root
         steps = replace(self.steps, start_step=start_step, end_step=end_step)
         shards = local.open_shards(self.bound, root) if root is not None else []
@@ -144,7 +137,7 @@ class PreparedPlan:
         filler: Filler = requests
         if root is not None:
             filler = local.IndexFiller(requests, self.bound, shards, steps, self._request_bytes)
-        return Pipeline(filler, ring.slots, device, steps, meter), replicas
+        return Pipeline(filler, ring.slots, device, steps, meter)
 
     @property
     def _request_bytes(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -94,8 +94,8 @@ class Batch(list[torch.Tensor]):
     def tokens(self) -> torch.Tensor:
         """`(rows, whole seq_len + 1)`: inputs and the last target of each row, in C order.
 
-        A copy, but where inputs and targets are views of the same rows: then one more. With `ignore_index`
-        the last column may be masked. Of a context rank the whole rows, no copy.
+        A copy, except where inputs and targets are views of the same rows: then a third view of them. With
+        `ignore_index` the last column may be masked. Of a context rank the whole rows, no copy.
         """
         if self._rows is not None:
             return self._rows
@@ -127,9 +127,6 @@ class Batch(list[torch.Tensor]):
     def state_after(self) -> dict[str, Any]:
         """Return the state to save once this batch was trained on: a run resumed from it begins behind it.
 
-        Unlike the loader's `state_dict`, which counts yielded batches, it does not depend on how many
-        batches the training loop holds ahead.
-
         Raises:
             InvalidArgument: the batch does not know its plan; see `CorpusIterableDataset.state_at`.
         """
@@ -146,7 +143,8 @@ class Batch(list[torch.Tensor]):
 
         copy: also put it into memory of its own; for views of slot memory.
         """
-        batch = self._changed(_cloned) if copy else self.__copy__()
+        clone = partial(torch.clone, memory_format=torch.contiguous_format)
+        batch = self._changed(clone) if copy else self.__copy__()
         batch._origin = replace(batch._origin, plan=None)
         return batch
 
@@ -253,7 +251,3 @@ def borders(starts: torch.Tensor) -> torch.Tensor:
     begins[:, 0] = True  # a slice of a sequence may begin inside a document
     found = begins.flatten().nonzero().flatten().to(torch.int32)
     return torch.nn.functional.pad(found, (0, 1), value=starts.numel())
-
-
-def _cloned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)

@@ -10,11 +10,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_Work = Callable[[], None]
+_Work = tuple[Future[Any], Callable[[], Any]]
 
 
 class HotThreads(Executor):
@@ -31,7 +32,7 @@ class HotThreads(Executor):
         self._most = most
         self._name = name
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[Future[Any], _Work]] = deque()
+        self._waiting: deque[_Work] = deque()
         self._idle: list[SimpleQueue[_Work | None]] = []  # of each idle thread; the last one is the hottest
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -39,27 +40,21 @@ class HotThreads(Executor):
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Have a thread call a function; RuntimeError after `shutdown`."""
         future: Future[T] = Future()
-
-        def work() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - who asked for the result gets it
-                future.set_exception(error)
-
+        work = (future, partial(function, *args, **kwargs))
         with self._lock:
             if self._closed:
                 raise RuntimeError("the threads were told to end")
             if self._idle:
                 self._idle.pop().put(work)
             elif len(self._threads) < self._most:
+                inbox: SimpleQueue[_Work | None] = SimpleQueue()
+                inbox.put(work)
                 name = f"{self._name}_{len(self._threads)}"
-                thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+                thread = threading.Thread(target=self._run, args=(inbox,), name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
             else:
-                self._waiting.append((future, work))
+                self._waiting.append(work)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -77,18 +72,30 @@ class HotThreads(Executor):
         for thread in self._threads if wait else ():
             thread.join()
 
-    def _run(self, work: _Work | None) -> None:
-        inbox: SimpleQueue[_Work | None] = SimpleQueue()
+    def _run(self, inbox: SimpleQueue[_Work | None]) -> None:
+        work = inbox.get()
         while work is not None:
-            work()
+            _do(*work)
             del work  # what it holds is not needed while this thread waits
             work = self._next(inbox)
 
     def _next(self, inbox: SimpleQueue[_Work | None]) -> _Work | None:
         with self._lock:
             if self._waiting:
-                return self._waiting.popleft()[1]
+                return self._waiting.popleft()
             if self._closed:
                 return None
             self._idle.append(inbox)
         return inbox.get()
+
+
+def _do(future: Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:  # noqa: BLE001 - who asked for the result gets it
+        future.set_exception(error)
+        del future  # the error's traceback would hold it, and so itself
+    else:
+        future.set_result(result)

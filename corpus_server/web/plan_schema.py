@@ -58,6 +58,11 @@ _STAGE = _object(
     ["global_batch_size", "mixture"],
     from_step=_integers(0, MAX_STEP) | {"description": "Plan step; 0 in the first stage, then rising."},
     global_batch_size=_integers(1, MAX_GLOBAL_BATCH_SIZE),
+    seq_len={
+        "anyOf": [_integers(1, MAX_SEQ_LEN), {"type": "null"}],
+        "description": "A divisor of the plan's, which holds where this is left out or null. "
+        "global_batch_size is a multiple of the plan's seq_len divided by this one.",
+    },
     mixture={
         "type": "object",
         "minProperties": 1,

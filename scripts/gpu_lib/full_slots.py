@@ -22,7 +22,7 @@ from corpus_client.staging.options import PREFETCH_BYTES
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.slots import allocate_ring, ring_size
 from corpus_client.tools import transfer
-from corpus_client.tools.timing import Meter
+from corpus_client.tools.timing import Clock
 from corpus_client.tools.transfer import host_memory
 
 QUEUED_BATCHES = 32  # sent one behind the other, so that the cost of a call hides behind the copy before it
@@ -71,15 +71,15 @@ class _NothingToFetch:
     finish = stop = close = begin
 
 
-def measure(meter: Meter, sizes: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+def measure(clock: Clock, sizes: Sequence[int], repeats: int) -> list[dict[str, Any]]:
     """Measure batches of these bytes, several one behind the other, as stored and widened."""
     found = []
     for size in sizes:
         stored = host_memory("pageable", size, torch.device("cpu")).view(torch.uint16).view(1, -1)
         count = max(4, min(QUEUED_BATCHES, QUEUED_BYTES // size))
         for name, dtype in (("as stored", None), ("widened to int64 there", torch.int64)):
-            with full_slots(meter.device, stored, dtype) as take:
-                found.append(meter.measure(name, size, take, repeats, in_a_row=count))
+            with full_slots(clock.device, stored, dtype) as take:
+                found.append(clock.measure(name, size, take, repeats, in_a_row=count))
     return found
 
 
@@ -87,5 +87,5 @@ if __name__ == "__main__":
     name, repeats, copies, batches = sys.argv[1:]
     device, times = find_device(name), int(repeats)
     found = transfer.measure(device, list(map(int, copies.split(","))), times).data
-    sent = measure(Meter(device), list(map(int, batches.split(","))), times)
+    sent = measure(Clock(device), list(map(int, batches.split(","))), times)
     print(json.dumps({**found, "batches": sent}))

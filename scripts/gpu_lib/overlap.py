@@ -24,7 +24,7 @@ from corpus_client import errors
 from corpus_client.staging.opening import find_device
 from corpus_client.tools import report
 from corpus_client.tools.machine import describe, measurable_bytes, one_line
-from corpus_client.tools.timing import Meter, Spread, parse_size, seconds_name, size_name, timing_event
+from corpus_client.tools.timing import Clock, Spread, parse_size, seconds_name, size_name, timing_event
 from scripts.gpu_lib.feeds import LOCKED, WAYS, Feed
 from scripts.gpu_lib.work import TrainStep
 
@@ -141,10 +141,10 @@ def measure(feed: Feed, step_seconds: float, num_steps: int, rounds: int) -> Ove
     if feed.open_loader is None:
         names.remove("corpus-loader")
         missing.append(NO_SERVER)
-    meter = Meter(feed.device)
-    step = TrainStep(meter, feed.send(feed[0], non_blocking=False), step_seconds)
+    clock = Clock(feed.device)
+    step = TrainStep(clock, feed.send(feed[0], non_blocking=False), step_seconds)
     # Round by round, so that a drift of the machine touches all ways.
-    every = [{name: steps_of(name, feed, step, meter, num_steps) for name in names} for _ in range(rounds)]
+    every = [{name: steps_of(name, feed, step, clock, num_steps) for name in names} for _ in range(rounds)]
     return Overlap(
         machine=describe(feed.device),
         batch_bytes=batch_bytes,
@@ -157,7 +157,7 @@ def measure(feed: Feed, step_seconds: float, num_steps: int, rounds: int) -> Ove
     )
 
 
-def steps_of(name: str, feed: Feed, step: TrainStep, meter: Meter, num_steps: int) -> list[float]:
+def steps_of(name: str, feed: Feed, step: TrainStep, clock: Clock, num_steps: int) -> list[float]:
     """Return seconds from the end of each step to the end of the next, after a warm-up.
 
     On a GPU by events, so that nothing waits but what would wait anyway.
@@ -168,12 +168,12 @@ def steps_of(name: str, feed: Feed, step: TrainStep, meter: Meter, num_steps: in
         for number in range(WARM_UP_STEPS + num_steps):
             step(next(batches))
             ends.append(time.perf_counter())
-            if meter.is_cuda:
+            if clock.is_cuda:
                 events.append(timing_event())
                 if number >= RUN_AHEAD:
                     events[number - RUN_AHEAD].synchronize()
-        meter.synchronize()
-    if meter.is_cuda:
+        clock.synchronize()
+    if clock.is_cuda:
         ends = [events[0].elapsed_time(event) / 1e3 for event in events]
     return [after - before for before, after in pairwise(ends[WARM_UP_STEPS - 1 :])]
 

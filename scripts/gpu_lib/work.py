@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from corpus_client.tools.timing import Meter
+from corpus_client.tools.timing import Clock
 from scripts.gpu_lib.full_slots import Pair
 
 WIDTHS = {"cuda": (4096, 2048, 1024, 512), "cpu": (256, 128, 64)}
@@ -33,13 +33,13 @@ class TrainStep:
     seconds: the length wanted; a step cannot be shorter than reading takes.
     """
 
-    def __init__(self, meter: Meter, sample: Pair, seconds: float) -> None:
-        self.token_sum = torch.zeros((), dtype=torch.int64, device=meter.device)
+    def __init__(self, clock: Clock, sample: Pair, seconds: float) -> None:
+        self.token_sum = torch.zeros((), dtype=torch.int64, device=clock.device)
         self.num_products = 0
-        left = seconds - meter.time(lambda: self(sample), repeats=9)[0].median
-        for width in WIDTHS[meter.device.type] if left > 0 else ():
-            self.products = Products(meter.device, width)
-            each = meter.time(self.products.run, repeats=5, in_a_row=FINENESS)[0].median
+        left = seconds - clock.time(lambda: self(sample), repeats=9)[0].median
+        for width in WIDTHS[clock.device.type] if left > 0 else ():
+            self.products = Products(clock.device, width)
+            each = clock.time(self.products.run, repeats=5, in_a_row=FINENESS)[0].median
             self.num_products = max(1, round(left / each))
             if self.num_products >= FINENESS:
                 break

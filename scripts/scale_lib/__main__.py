@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -14,7 +16,8 @@ from scripts.benchmarks.__main__ import CACHE, FILE_COLUMNS, RESULTS, ROOT
 from scripts.benchmarks.report import Report
 from scripts.scale_lib import check, scenarios
 
-NAME = "scale-simulation"
+NAMES = {"check": "scale-check", "simulation": "scale-simulation"}
+"""Of the files in scripts/results. A simulation without the check leaves the last one's file as it is."""
 
 
 def main() -> None:
@@ -23,7 +26,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="of the check; 0: simulate only")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run of the check")
     parser.add_argument(
-        "--save", action="store_true", help=f"write scripts/results/DATE-{NAME}.md and its plot"
+        "--save", action="store_true", help="write what ran to scripts/results/DATE-scale-....md"
     )
     options = parser.parse_args()
     reports: dict[str, Report] = {}
@@ -42,15 +45,23 @@ def main() -> None:
     page = rendering.to_markdown(run, images={})
     Console(width=None if sys.stdout.isatty() else FILE_COLUMNS).print(Markdown(page))
     if options.save:
-        plots = rendering.write_plots(reports["simulation"], RESULTS, prefix=f"{run.date}-")
-        images = {"simulation": [path.relative_to(RESULTS) for path in plots]}
-        path = RESULTS / f"{run.date}-{NAME}.md"
-        path.write_text(rendering.to_markdown(run, images))
-        for kept in (path, *plots):
-            for older in RESULTS.glob(f"????-??-??-{kept.name[len(run.date) + 1 :]}"):
-                if older != kept:
-                    older.unlink()
-        print(f"saved {path.relative_to(ROOT)}", file=sys.stderr)
+        for name, report in reports.items():
+            path = _save(dataclasses.replace(run, reports={name: report}))
+            print(f"saved {path.relative_to(ROOT)}", file=sys.stderr)
+
+
+def _save(run: rendering.Run) -> Path:
+    """Write the one report of a run and its plots, remove older ones, and return the page's path."""
+    ((name, report),) = run.reports.items()
+    plots = rendering.write_plots(report, RESULTS, prefix=f"{run.date}-")
+    images = {name: [path.relative_to(RESULTS) for path in plots]}
+    page = RESULTS / f"{run.date}-{NAMES[name]}.md"
+    page.write_text(rendering.to_markdown(run, images))
+    for kept in (page, *plots):
+        for older in RESULTS.glob(f"????-??-??-{kept.name[len(run.date) + 1 :]}"):
+            if older != kept:
+                older.unlink()
+    return page
 
 
 if __name__ == "__main__":

@@ -7,18 +7,19 @@ follow from these figures are more than will be needed.
 from __future__ import annotations
 
 REQUEST_BYTES = 2 * 16 * 1025
-"""Body of the responses that the next figure was measured with."""
+"""32.8 kB: the body of the responses that the next figure was measured with."""
 
-REQUEST_CPU_SECONDS = 25.7e-9 * 16 * 1025
-"""0.42 ms of the server's CPU for a response of 16 x 1,025 uint16: results/2026-11-22-bench-paced.md,
-`ours, in step`, 25.7 CPU s / 10^9 tokens."""
+REQUEST_CPU_SECONDS = 18.39e-9 * 16 * 1025
+"""0.30 ms of the server's CPU for a response of 16 x 1,025 uint16: results/2026-11-23-bench-paced.md,
+`ours, in step`, 18.39 CPU s / 10^9 tokens."""
 
 BYTE_SECONDS = 1 / (2 * 663e6)
-"""0.75 ns a byte: results/2026-11-22-bench-growth.md, 663 M uint16 tokens/s of one process, 512 x 2,049."""
+"""0.75 ns a byte: results/2026-11-22-bench-growth.md, 663 M uint16 tokens/s of one process, 512 x 2,049,
+64 connections."""
 
-SPREAD = 0.56
-"""Sigma of a lognormal service time: results/2026-11-22-bench-latency.md, p99 / p50 = 1.581 ms / 0.434 ms;
-the 99th percentile of the normal distribution lies 2.33 sigma from its middle."""
+SPREAD = 0.51
+"""Sigma of a lognormal service time: results/2026-11-23-bench-latency.md, `ours`, p99 / p50 = 1.116 ms /
+0.338 ms; the 99th percentile of the normal distribution lies 2.33 sigma from its middle."""
 
 COLD_BYTES_PER_SECOND = 53_762 * 2 * 2049
 """220 MB/s of useful bytes, full shuffle from this machine's disk: results/2026-11-22-bench-cold.md,

@@ -135,7 +135,8 @@ def _faults(ranks: int, replicas: int, outcomes: Outcomes) -> tuple[Table, dict[
         Job(ranks=ranks, step_seconds=0.1, slots=slots, steps_per_request=joined)
         for slots, joined in FAULT_JOBS
     ]
-    # As many as the smallest requests need, with one to spare: otherwise the fault is not what one would see.
+    # Two more than the mean load needs: one may fail, and one is to spare. Otherwise the job would wait for
+    # want of CPU, and the fault would not be what one sees.
     clusters = [Cluster(replicas=max(replicas, least_replicas(job) + 2)) for job in jobs]
     scenarios = [
         Scenario(job=job, cluster=cluster, faults=faults, requests=14)

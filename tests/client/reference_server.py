@@ -158,6 +158,7 @@ class ReferenceServer:
                 }
                 for number, stage in enumerate(plan["stages"])
             ],
+            "num_steps": None,
             "dtype": self.dtype_of(plan).name,
             "shards": [
                 {"corpus": name, **{k: v for k, v in shard.items() if k != "format"}}

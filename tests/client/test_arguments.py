@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from corpus_client import CorpusLoader, errors
-from corpus_client.plan.world import find_rank
+from corpus_client.plan.world import find_rank, ranks_on_host
 from tests.client.reference_server import ReferenceServer
 from tests.loaders import grouped
 
@@ -25,11 +25,10 @@ MakeLoader = Callable[..., CorpusLoader]
         ({"seq_len": True}, "seq_len must be an integer"),
         ({"global_batch_size": None}, "global_batch_size must be an integer"),
         ({"seed": -1}, "seed must be"),
-        ({"order": "zigzag"}, "order must be one of shuffle, sequential, random, .*got 'zigzag'"),
         ({"num_steps": 1.5}, "num_steps must be"),
         ({"in_flight": 0}, "in_flight must be"),
         ({"dtype": torch.float32}, "dtype must be torch.int64, torch.int32 or None"),
-        ({"eot_id": -1}, "eot_id must be"),
+        ({"eot_id": -1}, "eot_id of uint16 tokens must be"),
         ({"ignore_index": -100}, "ignore_index needs eot_id="),
         ({"ignore_index": -100, "eot_id": 5, "dtype": None}, "ignore_index needs dtype="),
         ({"ignore_index": 1.5, "eot_id": 5}, "ignore_index must be an integer"),
@@ -76,6 +75,13 @@ def test_rank_comes_from_argument_then_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert find_rank(None, None) == (3, 8)
     assert find_rank(1, 2) == (1, 2)
+
+
+def test_ranks_are_as_many_as_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert ranks_on_host(otherwise=4) == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert ranks_on_host(otherwise=4) == 8
 
 
 def test_torch_distributed_goes_before_the_environment(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_memmap_and_odd_layouts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_tokens", [0, 1, 8])
 def test_too_short_data_says_how_much_is_needed(num_tokens: int) -> None:
     with pytest.raises(
-        errors.DataTooShort, match=rf"at least sequence_length \+ 1 = 9 tokens, got {num_tokens}"
+        errors.InvalidArgument, match=rf"at least sequence_length \+ 1 = 9 tokens, got {num_tokens}"
     ):
         get_batch(np.zeros(num_tokens, np.uint16), 4, 8)
 
@@ -85,12 +86,15 @@ def test_shortest_possible_data() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: get_batch([1, 2, 3], 1, 1), "NumPy array, a memmap or a RemoteCorpus, got list"),
-        (lambda: get_batch(np.zeros((3, 3), np.uint16), 1, 1), "1-D integer array, got 2-D uint16"),
-        (lambda: get_batch(np.zeros(9), 1, 1), "1-D integer array, got 1-D float64"),
+        (lambda: get_batch([1, 2, 3], 1, 1), "1-D integer array or a RemoteCorpus, got list"),
+        (
+            lambda: get_batch(np.zeros((3, 3), np.uint16), 1, 1),
+            "1-D integer array or a RemoteCorpus, got 2-D uint16",
+        ),
+        (lambda: get_batch(np.zeros(9), 1, 1), "1-D integer array or a RemoteCorpus, got 1-D float64"),
         (lambda: get_batch(np.zeros(9, np.uint16), 0, 1), "batch_size must be"),
         (lambda: get_batch(np.zeros(9, np.uint16), 1, 0), "sequence_length must be"),
-        (lambda: get_batch("http://data", 1, 1), "http://host:port/name"),
+        (lambda: get_batch("http://data/web", 1, 1), "1-D integer array or a RemoteCorpus, got str"),
     ],
 )
 def test_wrong_arguments(call: Callable[[], object], message: str) -> None:
@@ -119,7 +123,7 @@ def test_torchs_seed_decides_a_remote_batch_too(server: ReferenceServer) -> None
     torch.manual_seed(7)
     first, second = (get_batch(remote, 4, 8)[0] for _ in range(2))
     torch.manual_seed(7)
-    again = get_batch(f"{server.url}/web", 4, 8)[0]
+    again = get_batch(remote, 4, 8)[0]
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
     remote.close()
@@ -127,8 +131,8 @@ def test_torchs_seed_decides_a_remote_batch_too(server: ReferenceServer) -> None
 
 def test_remote_tokens_above_the_sign_bit() -> None:
     corpus = make_corpus(dtype="uint32")
-    with ReferenceServer([corpus]) as server:
-        x, _ = get_batch(f"{server.url}/web", 100, 8)
+    with ReferenceServer([corpus]) as server, closing(RemoteCorpus(server.url, "web")) as remote:
+        x, _ = get_batch(remote, 100, 8)
     assert x.min() >= 0
     assert x.max() >= 2**31
 
@@ -148,6 +152,7 @@ def test_a_remote_corpus_of_another_process_is_refused(
 def test_too_short_remote_corpus() -> None:
     with (
         ReferenceServer([ReferenceCorpus("tiny", [np.arange(8, dtype=np.uint16)])]) as server,
-        pytest.raises(errors.DataTooShort, match="got 8"),
+        closing(RemoteCorpus(server.url, "tiny")) as remote,
+        pytest.raises(errors.InvalidArgument, match="got 8"),
     ):
-        get_batch(f"{server.url}/tiny", 4, 8)
+        get_batch(remote, 4, 8)

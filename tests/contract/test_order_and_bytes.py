@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corpus_client.errors import InvalidArgument
+from corpus_client.errors import ServerError
 from tests.conftest import ServedCorpus
 from tests.contract.conftest import local_root, make_loader
 from tests.reference import batch, one_source
@@ -66,7 +66,7 @@ def test_a_loader_takes_a_bounded_shuffle(
         assert loader.state_dict()["plan"]["order"] == BOUNDED
         for _, got in zip(range(10), loader, strict=False):
             assert got.tokens.numpy().tolist() == _expected(corpora, BOUNDED, got.step).tolist()
-    with pytest.raises(InvalidArgument, match=r"order must be one of shuffle.*block_windows"):
+    with pytest.raises(ServerError, match=r"one of shuffle.*block_windows"):
         make_loader(replicas["1 worker"], order={"shufle": {}})
 
 

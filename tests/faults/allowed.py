@@ -6,6 +6,7 @@ request that should be accepted is changed here to keep them; one that should be
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 import schemathesis
@@ -79,3 +80,13 @@ def _change_plan(document: dict[str, Any]) -> None:
         stage["from_step"] = number
         stage.pop("exclude", None)
         stage["mixture"] = dict.fromkeys(stage["mixture"], 1)  # none may be 65,536 times the other
+        if stage.get("seq_len") is not None:
+            _change_length(stage, document["seq_len"])
+
+
+def _change_length(stage: dict[str, Any], seq_len: int) -> None:
+    """Let a stage have a divisor of the plan's length, and whole windows in a step."""
+    stage["seq_len"] = gcd(int(stage["seq_len"]), seq_len)
+    num_parts = seq_len // stage["seq_len"]
+    rows = stage["global_batch_size"]
+    stage["global_batch_size"] = max(rows - rows % num_parts, num_parts)

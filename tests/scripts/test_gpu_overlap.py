@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from corpus_client.errors import InvalidArgument
-from corpus_client.tools.timing import Meter
+from corpus_client.tools.timing import Clock
 from scripts.gpu_lib import full_slots, overlap, plots
 from scripts.gpu_lib.feeds import LOCKED, WAYS, Feed
 from scripts.gpu_lib.full_slots import Pair
@@ -65,7 +65,7 @@ def test_a_batch_that_is_there_is_the_first_one(feed: Feed, name: str) -> None:
 
 
 def test_a_step_reads_every_token(sample: Pair) -> None:
-    step = TrainStep(Meter(CPU), sample, 0.002)
+    step = TrainStep(Clock(CPU), sample, 0.002)
     for _ in range(60):
         step(sample)
     assert step.token_sum.item() == 60 * sum(int(each.sum()) for each in sample)
@@ -73,14 +73,14 @@ def test_a_step_reads_every_token(sample: Pair) -> None:
 
 def test_a_longer_step_has_more_products(sample: Pair) -> None:
     """Far enough apart that a busy machine does not turn them round."""
-    short, long = (TrainStep(Meter(CPU), sample, seconds) for seconds in (1e-3, 0.3))
+    short, long = (TrainStep(Clock(CPU), sample, seconds) for seconds in (1e-3, 0.3))
     work = [step.num_products * step.products.width**3 for step in (short, long)]
     assert work[0] < work[1]
 
 
 def test_a_run_counts_its_steps(feed: Feed, sample: Pair) -> None:
-    step = TrainStep(Meter(CPU), sample, 0.0005)
-    seconds = overlap.steps_of("pageable", feed, step, Meter(CPU), 12)
+    step = TrainStep(Clock(CPU), sample, 0.0005)
+    seconds = overlap.steps_of("pageable", feed, step, Clock(CPU), 12)
     assert len(seconds) == 12
     assert min(seconds) > 0
 
@@ -152,7 +152,7 @@ def test_full_slots_bring_what_lies_in_them(dtype: torch.dtype | None) -> None:
 
 
 def test_batches_as_the_loader_sends_them_are_measured_by_name_and_drawn(tmp_path: Path) -> None:
-    found = full_slots.measure(Meter(CPU), [4096, 8192], 3)
+    found = full_slots.measure(Clock(CPU), [4096, 8192], 3)
     named = [(each["name"], each["bytes"]) for each in found]
     assert named == [
         (name, size) for size in (4096, 8192) for name in ("as stored", "widened to int64 there")

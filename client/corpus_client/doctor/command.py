@@ -17,6 +17,7 @@ from corpus_client.network.control import ControlPlane
 from corpus_client.network.endpoint import LOOPBACK, Endpoint
 from corpus_client.network.options import Network
 from corpus_client.plan.document import make_plan
+from corpus_client.plan.world import ranks_on_host
 from corpus_client.staging.opening import find_device
 from corpus_client.staging.options import PREFETCH_BYTES
 from corpus_client.tools import report
@@ -112,7 +113,8 @@ def _servers(
 
 def _this_machine(endpoints: Sequence[Endpoint], device: torch.device) -> Iterator[Check]:
     here = any(each.socket_path or each.host in LOOPBACK for each in endpoints)
-    yield host.check_cores(num_cores(), host.num_loaders(), server_here=here)
+    num_loaders = ranks_on_host(otherwise=max(1, torch.cuda.device_count()))
+    yield host.check_cores(num_cores(), num_loaders, server_here=here)
     yield host.check_pinning(PREFETCH_BYTES, device)
     if device.type == "cuda":
         yield host.check_transfers(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Sequence
 from itertools import islice
@@ -12,18 +11,12 @@ import torch
 from corpus_client import errors
 from corpus_client.doctor.findings import Check
 from corpus_client.tools.machine import Gpu, links
-from corpus_client.tools.timing import Meter, size_name
+from corpus_client.tools.timing import Clock, size_name
 from corpus_client.tools.transfer import KINDS, host_memory, to_device
 
 CORES_PER_LOADER = 2  # a training process and its loader's thread; the server, if it is here, needs one more
 TRANSFER_BYTES = 16 << 20  # of one copy, as of a loader's slot
 LEAST_OF_PINNED = 0.9  # of the bandwidth from torch's pinned memory
-
-
-def num_loaders() -> int:
-    """Return how many loaders run here: as torchrun says, else one per GPU, else one."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(told) if told.isdigit() and int(told) else max(1, torch.cuda.device_count())
 
 
 def check_cores(cores: float, loaders: int, *, server_here: bool) -> Check:
@@ -57,8 +50,8 @@ def check_pinning(num_bytes: int, device: torch.device) -> Check:
 
 def check_transfers(device: torch.device) -> Check:
     """Compare copies to the GPU from pageable, torch-pinned and the loader's own registered memory."""
-    meter, ways = Meter(device), islice(to_device(TRANSFER_BYTES, device), len(KINDS))
-    found = [meter.measure(name, TRANSFER_BYTES, call, repeats=20) for name, call in ways]
+    clock, ways = Clock(device), islice(to_device(TRANSFER_BYTES, device), len(KINDS))
+    found = [clock.measure(name, TRANSFER_BYTES, call, repeats=20) for name, call in ways]
     speeds = {kind: each["bytes_per_second"] for kind, each in zip(KINDS, found, strict=True)}
     listed = ", ".join(f"{kind} {speed / 1e9:.1f} GB/s" for kind, speed in speeds.items())
     told = f"{size_name(TRANSFER_BYTES)} to {device}: {listed}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from corpus_client import errors
+from corpus_client import __version__, errors
 from corpus_client.doctor.findings import Check, Failed
 from corpus_client.network.control import BoundPlan, ControlPlane
 from corpus_client.network.endpoint import LOOPBACK, Endpoint
@@ -51,16 +50,12 @@ def look_at(control: ControlPlane) -> tuple[Check, Server]:
 
 def compare_versions(servers: Sequence[Server]) -> Check:
     """Compare the servers' version with the client's, which is released with the same one."""
-    try:
-        here = version("corpus-client")
-    except PackageNotFoundError:
-        here = "unknown"
     there = sorted({server.version for server in servers})
-    measured = {"client": here, "servers": there}
-    if there == [here]:
-        return Check("versions", "ok", f"{here} on both sides", measured=measured)
+    measured = {"client": __version__, "servers": there}
+    if there == [__version__]:
+        return Check("versions", "ok", f"{__version__} on both sides", measured=measured)
     advice = "install the same version everywhere; other pairs are not tested together"
-    return Check("versions", "warn", f"client {here}, servers {', '.join(there)}", advice, measured)
+    return Check("versions", "warn", f"client {__version__}, servers {', '.join(there)}", advice, measured)
 
 
 def choose_corpus(servers: Sequence[Server], asked: str | None) -> tuple[Check, str]:

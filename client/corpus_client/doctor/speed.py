@@ -10,7 +10,7 @@ from corpus_client.doctor.findings import Check
 from corpus_client.network.control import ControlPlane
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.tools.bench import BenchResult
-from corpus_client.tools.timing import Meter, seconds_name
+from corpus_client.tools.timing import Clock, seconds_name
 
 REQUESTS = 100  # of each kind to measure latency, fewer if they take longer than two seconds
 FAR_SECONDS = 0.01  # a round trip beyond which two requests on the wire no longer hide the way
@@ -34,7 +34,7 @@ def latency(control: ControlPlane, corpus: str, num_tokens: int) -> Check:
 
     They go over the control plane's connection, whose HTTP library costs some tenths of a millisecond.
     """
-    clock = Meter(torch.device("cpu"))
+    clock = Clock(torch.device("cpu"))
     alive, _ = clock.time(lambda: control.get("/healthz"), repeats=REQUESTS)
     row, _ = clock.time(lambda: control.tokens(corpus, 0, num_tokens), repeats=REQUESTS)
     url, far = control.endpoint.url, alive.median > FAR_SECONDS

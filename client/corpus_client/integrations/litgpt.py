@@ -20,6 +20,7 @@ from litgpt.data import DataModule
 from torch.utils.data import DataLoader, IterableDataset
 
 from corpus_client.loader import CorpusLoader
+from corpus_client.yielded import Batch
 
 
 @dataclass
@@ -67,19 +68,26 @@ class _MicroBatch:
     """Rows of `seq_len + 1` tokens, which count as trained on once litgpt cuts its inputs out of them.
 
     litgpt fetches one batch more than it trains on before its last checkpoint. That one is never cut.
+    What litgpt cuts out, `[:, 0:seq_len]` and `[:, 1:seq_len + 1]`, the loader made already: contiguous and
+    int64, so that litgpt's `.contiguous().long()` copies nothing.
     """
 
-    def __init__(self, tokens: torch.Tensor, taken: Callable[[], None]) -> None:
-        self._tokens = tokens
+    def __init__(self, batch: Batch, taken: Callable[[], None]) -> None:
+        self._batch = batch
         self._taken = taken
 
     def __getitem__(self, key: Any) -> torch.Tensor:
         self._taken()
-        return self._tokens[key]
+        seq_len = self._batch.inputs.shape[1]
+        if key == (slice(None), slice(0, seq_len)):
+            return self._batch.inputs
+        if key == (slice(None), slice(1, seq_len + 1)):
+            return self._batch.targets
+        return self._batch.tokens[key]
 
     def to(self, device: torch.device, **_: Any) -> _MicroBatch:
         """Return the same on a device; Fabric asks for it."""
-        return _MicroBatch(self._tokens.to(device), self._taken)
+        return _MicroBatch(self._batch.to(device), self._taken)
 
 
 class _Rows(IterableDataset[_MicroBatch]):
@@ -98,7 +106,7 @@ class _Rows(IterableDataset[_MicroBatch]):
             parts = batch.split(self._num_rows)
             for number, part in enumerate(parts, 1):
                 after = (batch.step, number) if number < len(parts) else (batch.step + 1, 0)
-                yield _MicroBatch(part.tokens, partial(self._taken, *after))
+                yield _MicroBatch(part, partial(self._taken, *after))
 
     def _taken(self, step: int, num_taken: int) -> None:
         self.step, self.num_taken = step, num_taken

@@ -18,9 +18,13 @@ from corpus_client.yielded import Batch
 class DistributedDataLoader(CorpusLoader):
     """A `CorpusLoader` with the constructor and the methods of llm.c's loader.
 
-    Step s has the same tokens on every rank as there, up to the end of the first shard: llm.c drops what does
-    not fill a batch of all ranks, and a plan goes on in the next shard. After that the order of the windows
-    is the same, and their places in batches differ.
+    Step s has the same tokens on every rank as there, until the last batch of the first shard. llm.c drops
+    what does not fill a batch of all ranks, and its ranks other than 0 may leave that batch out; a plan goes
+    on with the next window. After that the order of the windows is the same, and their places in batches
+    differ.
+
+    The script fetches each batch where it trains on it: `state_dict()`, called at the head of its loop, is
+    the state to save.
 
     Args:
         filename_pattern: `http://host:port/corpus`.

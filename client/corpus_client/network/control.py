@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
@@ -97,13 +96,9 @@ class ControlPlane:
                 document=dict(answer["plan"]),
                 dtype=str(answer["dtype"]),
                 shards=_described(ShardDescription, answer["shards"]),
-                # A server of before stages had lengths says none: all have the plan's.
-                stages=_described(
-                    StageDescription,
-                    [{"seq_len": answer["plan"]["seq_len"], **each} for each in answer["stages"]],
-                ),
+                stages=_described(StageDescription, answer["stages"]),
                 eot_id=eot_ids.pop() if len(eot_ids) == 1 else None,
-                num_steps=answer.get("num_steps"),
+                num_steps=answer["num_steps"],
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise errors.AnswerCorrupt(
@@ -163,33 +158,28 @@ class ControlPlane:
         return answer
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
-        with SentRequest(self.endpoint.name, method, path, secrets.token_hex(8)) as sent:
-            return self._send(method, path, body, sent)
-
-    def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, sent: SentRequest
-    ) -> httpx.Response:
         name, host = self.endpoint.name, self.endpoint.host
-        try:
-            self._check_unix_socket()
-            # The URL may hold an address, but the certificate is for the name.
-            response = self._http.request(
-                method, path, json=body, headers=sent.headers(), extensions={"sni_hostname": host}
-            )
-        except (httpx.TimeoutException, TimeoutError) as error:
-            raise errors.NoProgress(
-                f"{name}: no answer in {self._timeout_seconds:g} s; request {sent.id}"
-            ) from error
-        except (httpx.TransportError, OSError) as error:
-            for cause in _causes(error):
-                if is_certificate_error(cause):
-                    raise errors.CertificateRefused(f"{name}: {cause}") from error
-                if isinstance(cause, socket.gaierror):
-                    raise self.endpoint.lookup_failed(cause) from error
-            detail = f"{name}: {type(error).__name__}: {error}; request {sent.id}"
-            raise errors.ConnectionFailed(detail) from error
-        if not response.is_success:
-            raise wire.error_from_answer(response.status_code, response.headers, response.content)
+        with SentRequest(name, method, path, secrets.token_hex(8)) as sent:
+            try:
+                self._check_unix_socket()
+                # The URL may hold an address, but the certificate is for the name.
+                response = self._http.request(
+                    method, path, json=body, headers=sent.headers(), extensions={"sni_hostname": host}
+                )
+            except (httpx.TimeoutException, TimeoutError) as error:
+                raise errors.NoProgress(
+                    f"{name}: no answer in {self._timeout_seconds:g} s; request {sent.id}"
+                ) from error
+            except (httpx.TransportError, OSError) as error:
+                for cause in _causes(error):
+                    if is_certificate_error(cause):
+                        raise errors.CertificateRefused(f"{name}: {cause}") from error
+                    if isinstance(cause, socket.gaierror):
+                        raise self.endpoint.lookup_failed(cause) from error
+                detail = f"{name}: {type(error).__name__}: {error}; request {sent.id}"
+                raise errors.ConnectionFailed(detail) from error
+            if not response.is_success:
+                raise wire.error_from_answer(response.status_code, response.headers, response.content)
         return response
 
     def _check_unix_socket(self) -> None:
@@ -199,7 +189,7 @@ class ControlPlane:
         each attempt while a server is away. Finding out first takes microseconds.
         """
         if self.endpoint.socket_path is not None:
-            with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+            with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(self._timeout_seconds)
                 probe.connect(self.endpoint.socket_path)
 

@@ -116,8 +116,6 @@ class Endpoint:
 
         Raises `HostNotFound`; or `ConnectionFailed` if the name service does not answer, and never did.
         """
-        if self.address is not None:
-            return [self]
         key = self.host, self.port
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)

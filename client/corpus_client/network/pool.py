@@ -65,7 +65,6 @@ class Pool:
         self._names: list[_Name] = []
         self._replicas: list[Replica] = []
         self._controls: list[ControlPlane] = []
-        self._connections: set[Connection] = set()
         self._stopped = self._closed = False
         self._num_background = 0
         self._last_error: Exception | None = None
@@ -90,23 +89,22 @@ class Pool:
                     name.due = math.inf
                     self.run(self._look_up, name)
             live = [replica for replica in self._replicas if replica.usable]
-            if not live and all(name.found or name.refused for name in self._names):
-                raise self.refusal()
+            known = all(name.found or name.refused for name in self._names)
+            if not live and known and (refusal := self.refusal()) is not None:
+                raise refusal
             return live
 
     def looked_up(self) -> bool:
         """Return whether every name's first look-up has ended, well or not."""
         return all(name.found or name.num_failures for name in self._names)
 
-    def refusals(self) -> list[Exception]:
-        """Return why servers are not used any more."""
+    def refusal(self) -> Exception | None:
+        """Return why servers are not used any more, as one error; None: all are in use."""
         every = [name.refused for name in self._names] + [replica.refused for replica in self._replicas]
-        return [error for error in every if error is not None]
-
-    def refusal(self) -> Exception:
-        """Return these reasons as one error."""
-        first, *more = self.refusals()
-        return errors.ReplicaUnusable("; ".join(map(str, (first, *more)))) if more else first
+        refused = [error for error in every if error is not None]
+        if len(refused) > 1:
+            return errors.ReplicaUnusable("; ".join(map(str, refused)))
+        return refused[0] if refused else None
 
     def ready(self, *, idle: bool, other_than: Replica | None = None) -> tuple[Replica, Connection] | None:
         """Return the best replica (`other_than` one) and an open connection to it, if any; open more behind.
@@ -128,8 +126,8 @@ class Pool:
             # A busy one gets a second connection only where no other is idle.
             for replica in [] if idle and healthy else without:
                 if not replica.opening and (replica.probe_at if healthy else replica.retry_at) <= now:
-                    replica.opening = True
-                    self.run(self._open, replica)
+                    replica.opening = Connection(replica.endpoint, self.network, stopwatch=self._stopwatch)
+                    self.run(self._open, replica, replica.opening)
             return min(found, key=lambda each: each[0].cost(now), default=None)
 
     def acquire(self, deadline: float, *, idle: bool, resting: bool) -> tuple[Replica, Connection] | None:
@@ -226,7 +224,6 @@ class Pool:
             connection.close()
             with suppress(ValueError):
                 replica.connections.remove(connection)
-            self._connections.discard(connection)
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function that may block, in a thread of its own."""
@@ -250,8 +247,9 @@ class Pool:
         with self.changed:
             self._stopped = True
             self.changed.notify_all()
-            for connection in self._connections:
-                connection.abort()
+            for replica in self._replicas:
+                for connection in filter(None, (*replica.connections, replica.opening)):
+                    connection.abort()
 
     def close(self) -> None:
         """Close every connection; idempotent."""
@@ -301,24 +299,20 @@ class Pool:
                     for connection in list(replica.connections):
                         self.discard(replica, connection)
 
-    def _open(self, replica: Replica) -> None:
-        """Open one more connection."""
-        connection = Connection(replica.endpoint, self.network, stopwatch=self._stopwatch)
+    def _open(self, replica: Replica, connection: Connection) -> None:
+        """Open one more connection; `stop` aborts it meanwhile."""
         try:
-            with self.changed:
-                self._connections.add(connection)
-            if not self._stopped:  # else `stop` did not see the connection
-                if replica.plan_in_doubt:
-                    self.introduce(replica)
-                connection.open(time.monotonic() + self.network.connect_seconds)
+            if replica.plan_in_doubt:
+                self.introduce(replica)
+            connection.open(time.monotonic() + self.network.connect_seconds)
         except Exception as error:  # noqa: BLE001 - an unknown one is raised once no other server is left
             with self.changed:
-                self.discard(replica, connection)
-                replica.opening = False
+                replica.opening = None
+                connection.close()
                 self.failed(replica, error)
         else:
             with self.changed:
-                replica.opening = False
+                replica.opening = None
                 replica.connections.append(connection)
                 if self._stopped:
                     self.discard(replica, connection)

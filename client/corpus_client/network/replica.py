@@ -72,7 +72,7 @@ class Replica:
     latency: Latency = field(default_factory=Latency)
     # Open ones: `begin` sends on the last, an older one is closed behind its last answer.
     connections: list[Connection] = field(default_factory=list)
-    opening: bool = False
+    opening: Connection | None = None
     num_in_flight: int = 0
     num_failures: int = 0
     retry_at: float = 0.0  # `time.monotonic` seconds before which it is left alone
@@ -89,12 +89,9 @@ class Replica:
 
     def connection(self, *, idle: bool) -> Connection | None:
         """Return an open connection. idle: no other answer may come before that of the next request."""
-        for connection in reversed(self.connections):
-            if connection.usable and not (idle and connection.num_waiting):
-                return connection
-            if not idle:
-                break
-        return None
+        eligible = self.connections if idle else self.connections[-1:]
+        found = (each for each in reversed(eligible) if each.usable and not (idle and each.num_waiting))
+        return next(found, None)
 
     def cost(self, now: float) -> tuple[bool, float, int, int]:
         """Return a key for `min`: healthy before failing, then the earliest answer, then in turn."""

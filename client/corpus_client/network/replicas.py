@@ -14,6 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -49,7 +50,7 @@ log = logging.getLogger("corpus_client")
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
+class _Attempt:
     """A request on a connection; `started` is when its answer began to be awaited."""
 
     replica: Replica
@@ -63,17 +64,17 @@ class Exchange:
     """A request and where it is on its way; nowhere: it waits to be sent (again)."""
 
     request: ArrayRequest
-    flights: list[_Flight] = field(default_factory=list)
+    attempts: list[_Attempt] = field(default_factory=list)
 
 
-class Replicas:
+class Replicas(AbstractContextManager["Replicas"]):
     """The servers behind one loader: base URLs, of whose host names each address is a replica.
 
     `stop` and `ask` may be called from any thread; everything else belongs to one thread at a time.
 
     Args:
         plan: what `bind` returned for the same URLs; posted to a replica that does not know it.
-        stopwatch: of the thread that uses them; told what it does.
+        stopwatch: of the thread that uses them; measures and counts what it does.
     """
 
     def __init__(
@@ -87,17 +88,11 @@ class Replicas:
         urls = (urls,) if isinstance(urls, str) else urls
         if not urls:
             raise errors.InvalidArgument("urls must name at least one server, got none")
-        self._stopwatch = stopwatch if stopwatch is not None else Stopwatch()
+        self.stopwatch = stopwatch if stopwatch is not None else Stopwatch()
         self.network = network if network is not None else Network()
-        self._pool = Pool(urls, self.network, self._stopwatch, plan)
+        self._pool = Pool(urls, self.network, self.stopwatch, plan)
         self._num_sent = 0
         self._hedges_left = HEDGE_BURST
-        self.num_retries = 0
-        self.num_hedges = 0
-        self.received_bytes = 0
-
-    def __enter__(self) -> Replicas:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -131,8 +126,8 @@ class Replicas:
             pool.changed.wait_for(lambda: not waiting, BIND_SECONDS)
             for replica in waiting:
                 log.warning("%s has not answered yet; going on without it", replica.endpoint.name)
-            if pool.refusals():
-                raise pool.refusal()
+            if (refusal := pool.refusal()) is not None:
+                raise refusal
         return bound
 
     def ask(self, question: Callable[[ControlPlane], T], *, deadline_seconds: float | None = None) -> T:
@@ -142,11 +137,11 @@ class Replicas:
     def begin(self, request: ArrayRequest) -> Exchange:
         """Send the request if a replica can be reached now; `finish` mends what fails here."""
         exchange = Exchange(request=request)
-        self._stopwatch.enter("send")
+        self.stopwatch.enter("send")
         deadline = time.monotonic() + self.network.connect_seconds
         found = self._pool.acquire(deadline, idle=False, resting=False)
         if found is not None:
-            exchange.flights += self._send(request, *found)
+            exchange.attempts += self._send(request, *found)
         return exchange
 
     def finish(self, exchange: Exchange, buffer: memoryview) -> None:
@@ -156,47 +151,47 @@ class Replicas:
             ServerError: the request itself is wrong (4xx).
             DeadlineExceeded, ReplicaRefused: no replica answered in time, or none is left that has this plan.
         """
-        request, flights = exchange.request, exchange.flights
+        request, attempts = exchange.request, exchange.attempts
         started = time.monotonic()
         deadline = started + self.network.deadline_seconds
         again = False
-        for flight in list(flights):
-            flight.started = started
-            if not flight.connection.usable:
-                self._land(flights, flight)  # what was asked before it on that connection has failed
+        for attempt in list(attempts):
+            attempt.started = started
+            if not attempt.connection.usable:
+                self._end(attempts, attempt)  # what was asked before it on that connection has failed
                 again = True
         for tries in itertools.count():
-            while not flights:
-                self._stopwatch.enter("retry" if tries else "send")
+            while not attempts:
+                self.stopwatch.enter("retry" if tries else "send")
                 found = self._pool.acquire(deadline, idle=True, resting=True)
                 if found is None:
                     raise self._pool.deadline_exceeded(self.network.deadline_seconds)
-                flights += self._send(request, *found)
-                self.num_retries += again
+                attempts += self._send(request, *found)
+                self.stopwatch.num_retries += again
                 again = False
-            flight, waited = self._first_to_answer(request, flights, deadline)
+            attempt, waited = self._first_to_answer(request, attempts, deadline)
             try:
-                flight.connection.receive_into(
+                attempt.connection.receive_into(
                     buffer,
                     request,
-                    deadline=min(deadline, flight.started + self.network.attempt_seconds),
-                    progress_seconds=self._patience(flight),
+                    deadline=min(deadline, attempt.started + self.network.attempt_seconds),
+                    progress_seconds=self._patience(attempt),
                 )
             except errors.CorpusClientError as error:
-                self._land(flights, flight)
+                self._end(attempts, attempt)
                 if not may_pass(error) and not isinstance(error, errors.ReplicaUnusable):
                     raise
-                self._pool.failed(flight.replica, error)
+                self._pool.failed(attempt.replica, error)
                 again = True
             else:
                 break
         now = time.monotonic()
-        flight.replica.latency.add(now - flight.sent_at, now, waited=waited)
-        flight.replica.succeeded()
-        self._land(flights, flight)
-        self._give_up(flights, now)
+        attempt.replica.latency.add(now - attempt.sent_at, now, waited=waited)
+        attempt.replica.succeeded()
+        self._end(attempts, attempt)
+        self._give_up(attempts, now)
         self._hedges_left = min(HEDGE_BURST, self._hedges_left + HEDGE_SHARE)
-        self.received_bytes += request.num_bytes
+        self.stopwatch.received_bytes += request.num_bytes
 
     def stop(self) -> None:
         """Wake whoever waits here with `Stopped`, for good."""
@@ -206,8 +201,8 @@ class Replicas:
         """Close every connection; by the thread that used them, or after it ended."""
         self._pool.close()
 
-    def _send(self, request: ArrayRequest, replica: Replica, connection: Connection) -> list[_Flight]:
-        """Put the request on the wire; return its flight, or nothing if that failed."""
+    def _send(self, request: ArrayRequest, replica: Replica, connection: Connection) -> list[_Attempt]:
+        """Put the request on the wire; return its attempt, or nothing if that failed."""
         now = time.monotonic()
         try:
             connection.send(request.path, deadline=now + self.network.attempt_seconds)
@@ -219,36 +214,35 @@ class Replicas:
         with self._pool.changed:
             replica.last_used = self._num_sent
             replica.num_in_flight += 1
-        return [_Flight(replica, connection, now, now)]
+        return [_Attempt(replica, connection, now, now)]
 
     def _first_to_answer(
-        self, request: ArrayRequest, flights: list[_Flight], deadline: float
-    ) -> tuple[_Flight, bool]:
+        self, request: ArrayRequest, attempts: list[_Attempt], deadline: float
+    ) -> tuple[_Attempt, bool]:
         """Wait until an answer begins or one has taken too long; ask a second replica if the first is late.
 
-        Returns the flight whose connection is to be read, and whether its answer was waited for.
+        Returns the attempt whose connection is to be read, and whether its answer was waited for.
         """
         if len(self._pool.live()) == 1:
-            return flights[0], True
-        self._stopwatch.enter("answer")
-        late_at = flights[0].sent_at + flights[0].replica.latency.late_after(self.network.hedge_factor)
+            return attempts[0], True
+        self.stopwatch.enter("answer")
+        late_at = attempts[0].sent_at + attempts[0].replica.latency.late_after(self.network.hedge_factor)
         wait = 0.0  # a look first: an answer that is there already tells little about its replica
-        for looks in itertools.count():
-            found = first_to_answer([flight.connection for flight in flights], wait)
+        while True:
+            found = first_to_answer([attempt.connection for attempt in attempts], wait)
             now = time.monotonic()
-            ends = [min(deadline, flight.started + self._patience(flight)) for flight in flights]
-            for flight, end in zip(flights, ends, strict=True):
-                if flight.connection is found or now >= end:
-                    return flight, looks > 0  # at its end, reading it raises `NoProgress`
+            ends = [min(deadline, attempt.started + self._patience(attempt)) for attempt in attempts]
+            for attempt, end in zip(attempts, ends, strict=True):
+                if attempt.connection is found or now >= end:
+                    return attempt, wait > 0  # at its end, reading it raises `NoProgress`
             wait = min(*ends, now + STALL_SECONDS) - now
-            if len(flights) == 1 and self.network.hedge_factor:
+            if len(attempts) == 1 and self.network.hedge_factor:
                 if now >= late_at:
-                    flights += self._hedge(request, flights[0])
-                if len(flights) == 1:
+                    attempts += self._hedge(request, attempts[0])
+                if len(attempts) == 1:
                     wait = min(wait, max(late_at - now, LOOK_SECONDS))
-        raise AssertionError("unreachable")
 
-    def _hedge(self, request: ArrayRequest, late: _Flight) -> list[_Flight]:
+    def _hedge(self, request: ArrayRequest, late: _Attempt) -> list[_Attempt]:
         """Send the request to a second replica, if one is ready and healthy."""
         if self._hedges_left < 1:
             return []
@@ -256,32 +250,32 @@ class Replicas:
         if found is None or found[0].probe_at > time.monotonic():
             return []
         self._hedges_left -= 1
-        self.num_hedges += 1
+        self.stopwatch.num_hedges += 1
         seconds = time.monotonic() - late.sent_at
         names = late.replica.endpoint.name, found[0].endpoint.name
         log.info("%s has not answered for %.2f s; asking %s as well", names[0], seconds, names[1])
         return self._send(request, *found)
 
-    def _patience(self, flight: _Flight) -> float:
+    def _patience(self, attempt: _Attempt) -> float:
         """Return the longest silence to accept from this replica."""
         longest = min(self.network.progress_seconds, self.network.attempt_seconds)
-        return min(longest, STALL_SECONDS) if self._pool.others(flight.replica) else longest
+        return min(longest, STALL_SECONDS) if self._pool.others(attempt.replica) else longest
 
-    def _land(self, flights: list[_Flight], flight: _Flight) -> None:
-        """Take a flight off its connection, which is closed if it broke or a newer one took its place."""
-        flights.remove(flight)
-        replica, connection = flight.replica, flight.connection
+    def _end(self, attempts: list[_Attempt], attempt: _Attempt) -> None:
+        """Take an attempt off its connection, which is closed if it broke or a newer one took its place."""
+        attempts.remove(attempt)
+        replica, connection = attempt.replica, attempt.connection
         with self._pool.changed:
             replica.num_in_flight -= 1
             superseded = not connection.num_waiting and connection not in replica.connections[-1:]
             if superseded or not connection.usable:
                 self._pool.discard(replica, connection)
 
-    def _give_up(self, flights: list[_Flight], now: float) -> None:
+    def _give_up(self, attempts: list[_Attempt], now: float) -> None:
         """Leave answers unread that came too late, with the connections that they would come on."""
-        for loser in list(flights):
+        for loser in list(attempts):
             loser.connection.close()
-            self._land(flights, loser)
+            self._end(attempts, loser)
             seconds = now - loser.sent_at
             loser.replica.latency.add(seconds, now, waited=True)
             text = f"{loser.replica.endpoint.name}: no answer in {seconds:.2f} s, another replica was faster"
@@ -309,7 +303,6 @@ class Replicas:
         with pool.changed:
             next_at = 0.0
             while True:
-                live = pool.live()
                 while answers:
                     replica, answer = answers.popleft()
                     asked.discard(replica)
@@ -320,9 +313,8 @@ class Replicas:
                         raise answer
                     pool.failed(replica, answer)
                     next_at = 0.0
-                    live = pool.live()
                 now = time.monotonic()
-                rested = [each for each in live if each not in asked and each.retry_at <= now]
+                rested = [each for each in pool.live() if each not in asked and each.retry_at <= now]
                 if rested and now >= next_at:
                     best = min(rested, key=lambda each: each.cost(now))
                     asked.add(best)

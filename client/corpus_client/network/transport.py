@@ -59,7 +59,8 @@ class Connection:
         self.endpoint = endpoint
         self._network = network if network is not None else Network()
         self._stopwatch = stopwatch if stopwatch is not None else Stopwatch()
-        self._request_lines = wire.request_lines(endpoint.authority, self._network.headers)
+        headers = {"Host": endpoint.authority, "Accept-Encoding": "identity", **self._network.headers}
+        self._header_lines = wire.header_lines(headers)  # of every request
         self._progress_seconds = self._network.progress_seconds
         self._fills_whole = endpoint.tls is None  # by the kernel in one call, which also limits its waits
         self._wait_seconds = 0.0
@@ -93,9 +94,9 @@ class Connection:
 
     def send(self, path: str, *, deadline: float) -> None:
         """Put a GET for `path` on the wire; `deadline` is in `time.monotonic` seconds."""
-        request = wire.request_line(self.endpoint.prefix + path) + self._request_lines
+        head = wire.request_line(self.endpoint.prefix + path) + self._header_lines
         if (authorization := self._network.credentials.header()) is not None:
-            request += f"Authorization: {authorization}\r\n".encode("ascii")
+            head += wire.header_lines({"Authorization": authorization})
         try:
             if self._socket is None:
                 self.open(deadline)
@@ -103,8 +104,7 @@ class Connection:
             self._num_named += 1
             sent = SentRequest(self.endpoint.name, "GET", path, f"{self._id_prefix}-{self._num_named}")
             self._sent.append(sent)
-            names = "".join(f"{name}: {value}\r\n" for name, value in sent.headers().items())
-            self._open_socket.sendall(request + names.encode("ascii") + b"\r\n")
+            self._open_socket.sendall(head + wire.header_lines(sent.headers()) + b"\r\n")
         except OSError as error:
             raise self._failed(error, stale=self._num_answers > 0) from error
         self.num_waiting += 1

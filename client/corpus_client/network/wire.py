@@ -77,10 +77,9 @@ class ArrayRequest:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-def request_lines(host: str, headers: Headers) -> bytes:
-    """Return a GET's head without its first line, the authorization and the empty line at the end."""
-    lines = {"Host": host, "Accept-Encoding": "identity", **headers}
-    return "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode("latin-1")
+def header_lines(headers: Headers) -> bytes:
+    """Return the lines of these headers."""
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
 
 
 def request_line(target: str) -> bytes:

@@ -125,7 +125,7 @@ class LoaderStats:
 
 
 class Stopwatch:
-    """Add up how long the fetcher is in each phase; `reading` may be called by any thread."""
+    """Time the fetcher's phases and count its requests; the fetcher alone writes, any thread may read."""
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer if tracer is not None and tracer.active else None
@@ -133,6 +133,7 @@ class Stopwatch:
         self._phase: Phase = "idle"
         self._since = time.perf_counter()
         self._seconds: dict[str, float] = {each.name: 0.0 for each in fields(FetchSeconds)}
+        self.received_bytes = self.num_retries = self.num_hedges = 0  # as in `LoaderStats`
 
     def enter(self, phase: Phase, *, server_seconds: float = 0.0) -> None:
         """End the present phase and begin another. server_seconds: of it, what the server says it took."""
@@ -166,16 +167,8 @@ class Meter:
         self._first_asked: float | None = None
         self._asked = self._yielded = 0.0
 
-    def prepared(self, started: float) -> None:
-        """Count a wait before fetching could begin. started: when the training loop asked."""
-        now = time.perf_counter()
-        self.wait_seconds += now - started
-        if self._first_asked is None:
-            self._first_asked = started
-        self._yielded = now
-
     def ask(self) -> None:
-        """Note that the training loop asks for a batch."""
+        """Note that the training loop asks for a batch, or begins to prepare for it."""
         self._asked = time.perf_counter()
         if self._first_asked is None:
             self._first_asked = self._yielded = self._asked
@@ -183,7 +176,7 @@ class Meter:
             self.tracer.ask(self._yielded, self._asked)
 
     def get(self, step: int | None) -> None:
-        """Note that the training loop got the batch of a step; None: an error or the end came instead."""
+        """Note that the training loop got the batch of a step; None: it is prepared, or no batch came."""
         self._yielded = time.perf_counter()
         self.wait_seconds += self._yielded - self._asked
         if self.tracer.active:
@@ -206,4 +199,7 @@ class Meter:
             wait_seconds=self.wait_seconds,
             wait=wait,
             fetch=self.fetcher.reading(),
+            received_bytes=self.fetcher.received_bytes,
+            num_retries=self.fetcher.num_retries,
+            num_hedges=self.fetcher.num_hedges,
         )

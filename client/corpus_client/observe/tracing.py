@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import AbstractContextManager
 from typing import Any
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -15,7 +16,7 @@ REQUEST_ID_HEADER = "x-request-id"
 log = logging.getLogger("corpus_client")
 
 
-class SentRequest:
+class SentRequest(AbstractContextManager["SentRequest"]):
     """A request from when it is sent to when its answer is there; as a context it ends with the block."""
 
     def __init__(self, server: str, method: str, path: str, request_id: str) -> None:
@@ -29,9 +30,6 @@ class SentRequest:
                 f"{method} {route}", kind=api.SpanKind.CLIENT, attributes=attributes
             )
             self._span = span if span.get_span_context().is_valid else None
-
-    def __enter__(self) -> SentRequest:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.end(error)

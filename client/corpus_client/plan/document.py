@@ -11,7 +11,6 @@ from typing import Any
 
 from corpus_client import errors
 
-ORDERS = ("shuffle", "sequential", "random")
 MAX_STEP = 2**40
 STAGE_FIELDS = ("mixture", "global_batch_size", "seq_len", "exclude")
 
@@ -23,12 +22,27 @@ PlanArgument = Mapping[str, Any] | str | os.PathLike[str]
 
 
 def requested_plan(plan: PlanArgument | None = None, **parts: Any) -> Mapping[str, Any]:
-    """Return the plan that a loader's arguments ask for: `plan`, or what `make_plan` makes of the others."""
+    """Return the plan that a loader's arguments ask for; the server checks its fields.
+
+    plan: a document or the path of its JSON file; None: what `make_plan` makes of the others.
+    """
     if plan is None:
         return make_plan(**parts)
     if any(value != DEFAULTS.get(name) for name, value in parts.items()):
         raise errors.InvalidArgument("plan= must come without the arguments that stand in a plan")
-    return read_plan(plan)
+    if isinstance(plan, str | os.PathLike):
+        try:
+            plan = json.loads(Path(plan).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise errors.InvalidArgument(
+                f"plan must be a plan document or the path of one, got {str(plan)!r}: {error.strerror}"
+            ) from error
+        except ValueError as error:
+            raise errors.InvalidArgument(f"plan {str(plan)!r} must be JSON: {error}") from error
+    if not isinstance(plan, Mapping):
+        kind = type(plan).__name__
+        raise errors.InvalidArgument(f"plan must be a plan document or the path of one, got a {kind}")
+    return plan
 
 
 def make_plan(
@@ -56,14 +70,6 @@ def make_plan(
     """
     if not isinstance(corpus, str) or not corpus:
         raise errors.InvalidArgument(f"corpus must name a corpus of the server, got {corpus!r}")
-    # The server checks the fields of an order with parameters.
-    has_fields = isinstance(order, Mapping) and list(order) in (["shuffle"], ["megatron"])
-    if not has_fields and order not in ORDERS:
-        raise errors.InvalidArgument(
-            f"order must be one of {', '.join(ORDERS)}, "
-            f'or {{"shuffle": {{"block_windows": ..., "group_blocks": ...}}}}, '
-            f'or {{"megatron": {{"num_samples": ...}}}}, got {order!r}'
-        )
     stage = {
         "from_step": 0,
         "global_batch_size": integer("global_batch_size", global_batch_size, 1, 2**20),
@@ -72,30 +78,12 @@ def make_plan(
     plan: dict[str, Any] = {
         "seq_len": integer("seq_len", seq_len, 1, 2**20),
         "seed": integer("seed", seed, 0, 2**64 - 1),
-        "order": order,
+        "order": order,  # the server knows which there are
         "stages": [stage],
     }
     if stride is not None:
         plan["stride"] = integer("stride", stride, 1, 2**63 - 1)
     return plan
-
-
-def read_plan(plan: PlanArgument) -> Mapping[str, Any]:
-    """Return a plan document, read from its JSON file if `plan` is a path; the server checks its fields."""
-    found: object = plan
-    if isinstance(plan, str | os.PathLike):
-        try:
-            found = json.loads(Path(plan).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise errors.InvalidArgument(
-                f"plan must be a plan document or the path of one, got {str(plan)!r}: {error.strerror}"
-            ) from error
-        except ValueError as error:
-            raise errors.InvalidArgument(f"plan {str(plan)!r} must be JSON: {error}") from error
-    if not isinstance(found, Mapping):
-        kind = type(found).__name__
-        raise errors.InvalidArgument(f"plan must be a plan document or the path of one, got a {kind}")
-    return found
 
 
 def successor(plan: Mapping[str, Any], from_step: int, stage: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,17 +56,15 @@ def rank_shapes(
             )
         if stage.first_step is None:
             continue  # training skips all of it
-        if begun and begun[-1][0] == stage.first_step:
-            begun.pop()
         shape = size // world_size, stage.seq_len + 1
         if not begun or begun[-1][1] != shape:
             begun.append((stage.first_step, shape))
-    if not begun or begun[0][0] != 0 or begun != sorted(begun, key=lambda each: each[0]):
+    starts = [start for start, _ in begun]
+    if starts[:1] != [0] or starts != sorted(set(starts)):
         raise errors.AnswerCorrupt(f"the first steps of a plan's stages must rise from 0, got {stages}")
-    stops = [start for start, _ in begun[1:]]
     return tuple(
         StepRange(start_step=start, stop_step=stop, shape=shape)
-        for (start, shape), stop in zip(begun, [*stops, num_steps], strict=True)
+        for (start, shape), stop in zip(begun, [*starts[1:], num_steps], strict=True)
     )
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
@@ -25,6 +25,8 @@ from corpus_client.plan.document import MAX_STEP, integer
 
 REQUIRED = {"plan", "plan_id", "next_step"}
 OPTIONAL = {"next_batch"}
+
+B = TypeVar("B")
 
 
 def make_state(plan: BoundPlan, next_step: int, next_batch: str | None = None) -> dict[str, Any]:
@@ -73,26 +75,20 @@ def check_step(next_step: int, trained_steps: int | None) -> None:
 
 def _differences(path: str, theirs: object, ours: object) -> list[str]:
     """Return a line per leaf that differs: `stages[0].global_batch_size: the state has 8, this loader 16`."""
+    parts: list[tuple[str, object, object]]
     if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
-        return [
-            line
-            for name in sorted({*theirs, *ours}, key=str)
-            for line in _differences(
-                f"{path}.{name}" if path else str(name), theirs.get(name, ...), ours.get(name, ...)
-            )
-        ]
-    if isinstance(theirs, list) and isinstance(ours, list):
-        found = [
-            line
-            for number, pair in enumerate(zip(theirs, ours, strict=False))
-            for line in _differences(f"{path}[{number}]", *pair)
-        ]
-        if len(theirs) != len(ours):
-            found.append(f"{path}: the state has {len(theirs)} of them, this loader {len(ours)}")
-        return found
-    if theirs == ours:
+        names = sorted({*theirs, *ours}, key=str)
+        prefix = f"{path}." if path else ""
+        parts = [(f"{prefix}{name}", theirs.get(name, ...), ours.get(name, ...)) for name in names]
+    elif isinstance(theirs, list) and isinstance(ours, list):
+        pairs = enumerate(zip(theirs, ours, strict=False))
+        parts = [(f"number of {path}", len(theirs), len(ours))]
+        parts += [(f"{path}[{number}]", *pair) for number, pair in pairs]
+    elif theirs == ours:
         return []
-    return [f"{path or 'plan'}: the state has {_shorten(theirs)}, this loader {_shorten(ours)}"]
+    else:
+        return [f"{path or 'plan'}: the state has {_shorten(theirs)}, this loader {_shorten(ours)}"]
+    return [line for part in parts for line in _differences(*part)]
 
 
 def _shorten(value: object) -> str:
@@ -100,8 +96,8 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-class PlanLoader:
-    """A place in a plan, used by one thread at a time. A loader sets `_bound`, overrides `seek`, `close`."""
+class PlanLoader(Generic[B]):
+    """A place in a plan, used by one thread at a time. A loader sets `_bound`, makes batches, can `_stop`."""
 
     _bound: BoundPlan
 
@@ -119,6 +115,20 @@ class PlanLoader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __iter__(self) -> Iterator[B]:
+        """Return an iterator that goes on with step `step`; `RunComplete` if the last one was yielded."""
+        if self._used and self._end_step is not None and self._step >= self._end_step:
+            # A new pass would repeat the data in silence.
+            raise errors.RunComplete(
+                f"all steps before num_steps={self._end_step} were yielded; to go over them again call "
+                "loader.seek(0), for more steps make a loader with a larger num_steps"
+            )
+        # Not the loader itself: a loop that takes the first batch with `next` iterates over its iterator.
+        return iter(self.__next__, None)
+
+    def __next__(self) -> B:
+        raise NotImplementedError
 
     def __len__(self) -> int:
         """Return `num_steps`, the steps of the whole run, whatever was yielded already."""
@@ -144,7 +154,9 @@ class PlanLoader:
     def seek(self, step: int) -> None:
         """Go to a training step, which the next batch will have. Another thread may iterate from then on."""
         step = integer("step", step, 0, MAX_STEP)
-        self._claim()
+        self._check_thread()
+        if step != self._step:
+            self._stop()
         self._step, self._used = step, False
         self._thread = None
 
@@ -188,17 +200,14 @@ class PlanLoader:
         self.seek(step)
 
     def close(self) -> None:
-        """Stop, and give everything back; idempotent."""
+        """Stop fetching and release everything; idempotent."""
+        self._stop()
 
-    def _check_more(self) -> None:
-        """Raise `RunComplete` if the last step was yielded: a new pass would repeat the data in silence."""
-        if self._used and self._end_step is not None and self._step >= self._end_step:
-            raise errors.RunComplete(
-                f"all steps before num_steps={self._end_step} were yielded; to go over them again call "
-                "loader.seek(0), for more steps make a loader with a larger num_steps"
-            )
+    def _stop(self) -> None:
+        """Drop what was fetched ahead; the next batch starts fetching again."""
+        raise NotImplementedError
 
-    def _claim(self) -> None:
+    def _check_thread(self) -> None:
         """Make the calling thread the one that iterates; refuse a second one by name.
 
         Two threads in `__next__` would deliver a step twice. A thread that has ended may be followed.

@@ -103,10 +103,10 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return _checked(rank, world_size)
 
 
-def ranks_on_host() -> int:
-    """How many ranks share this host's memory: LOCAL_WORLD_SIZE, which torchrun sets, else 1."""
+def ranks_on_host(otherwise: int = 1) -> int:
+    """Return how many ranks share this host: LOCAL_WORLD_SIZE, which torchrun sets, or else `otherwise`."""
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(text)) if text.isdecimal() else 1
+    return max(1, int(text)) if text.isdecimal() else otherwise
 
 
 def mesh_rank(mesh: Any, dims: Sequence[str]) -> tuple[int, int]:

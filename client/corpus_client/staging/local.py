@@ -97,7 +97,6 @@ class IndexFiller:
         self._pieces = steps.pieces(most)
         self._in_flight = steps.in_flight
         self._asked: deque[tuple[Exchange, int]] = deque()  # with the tokens of a row
-        self._received = bytearray()
         self._num_selected = self._num_gathered = 0  # rows of the answer received last
 
     def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> tuple[int, int]:
@@ -134,11 +133,8 @@ class IndexFiller:
         """Select the windows that the next answer names; those before them are gathered."""
         self._ask_ahead()
         exchange, window = self._asked.popleft()
-        num_bytes = exchange.request.num_bytes
-        if len(self._received) < num_bytes:
-            self._received = bytearray(num_bytes)
-        self._requests.finish(exchange, memoryview(self._received))
-        indices = np.frombuffer(self._received, "<i8", count=num_bytes // 8).reshape(-1, 2)
+        indices = np.empty(exchange.request.shape, "<i8")
+        self._requests.finish(exchange, indices.data.cast("B"))
         if window not in self._gatherers:
             self._gatherers[window] = Gatherer(self._shards, window)
-        self._num_selected, self._num_gathered = self._gatherers[window].select(indices), 0
+        self._num_selected, self._num_gathered = self._gatherers[window].select(indices.reshape(-1, 2)), 0

@@ -98,12 +98,9 @@ class Pipeline:
     def _upload_next(self, *, wait: bool) -> bool:
         """Put the next group on its way; False: none is ready, or with `wait`, the run is over."""
         if self._uploading is None:
-            filled = self.queues.take_ready()
-            if filled is None and wait:
-                filled = self._await_filled()
-            if filled is None:
-                return False
-            self._uploading = filled
+            self._uploading = self.queues.take_ready() or (self._await_filled() if wait else None)
+        if self._uploading is None:
+            return False
         self._upload(self._uploading)
         if self._uploading.num_uploaded == self._uploading.num_steps:
             self._in_use.append(self._uploading)

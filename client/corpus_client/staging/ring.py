@@ -178,10 +178,10 @@ class DeviceRing(Device):
 
     def _measure(self) -> None:
         """Add up the copies that are over, in order."""
-        while self._unmeasured and self._unmeasured[0].over():
-            copy_seconds, stall_seconds = self._unmeasured.popleft().measured()
-            self.copy_seconds += copy_seconds
-            self.stall_seconds += stall_seconds
+        while self._unmeasured and (seconds := self._unmeasured[0].measured()) is not None:
+            self._unmeasured.popleft()
+            self.copy_seconds += seconds[0]
+            self.stall_seconds += seconds[1]
 
     def _register(self, address: int, num_bytes: int) -> Callable[[], None]:
         runtime, device = self.runtime, self.location
@@ -260,13 +260,10 @@ class _Copy(Group):
         stop = time.perf_counter() - float(self.copied.elapsed_time(now)) / 1e3
         return stop - float(self._begun.elapsed_time(self.copied)) / 1e3, stop
 
-    def over(self) -> bool:
-        """Whether both the copy and the wait of its consumer are."""
-        return self._stall is not None and self.done() and bool(self._stall[1].query())
-
-    def measured(self) -> tuple[float, float]:
-        """Seconds of the copy, and of the consumer's stream that stood still for it."""
-        assert self._stall is not None
+    def measured(self) -> tuple[float, float] | None:
+        """Return seconds (of the copy, of the consumer's stream standing still for it); None: not over."""
+        if self._stall is None or not self.done() or not self._stall[1].query():
+            return None
         before, after = self._stall
         return float(self._begun.elapsed_time(self.copied)) / 1e3, float(before.elapsed_time(after)) / 1e3
 

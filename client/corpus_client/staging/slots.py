@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +60,11 @@ class RingSize:
         """Bytes of one slot, a multiple of the page size."""
         return -(-self.used_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slots together."""
+        return self.num_slots * self.slot_bytes
+
 
 def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int, ranks_on_host: int = 1) -> RingSize:
     """Return the largest ring within `prefetch_bytes` and this rank's part of half of the host's memory.
@@ -78,9 +83,8 @@ def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int, ranks_on
         )
     share = budget // (in_flight + 2) // mmap.PAGESIZE * mmap.PAGESIZE  # slots are whole pages
     steps = min(min(REQUEST_BYTES, share) // batch_bytes, MAX_STEPS_PER_REQUEST)
-    one = RingSize(num_slots=1, steps_per_slot=max(1, steps), batch_bytes=batch_bytes)
-    num_slots = max(2, min(budget // one.slot_bytes, MAX_SLOTS))
-    return RingSize(num_slots=num_slots, steps_per_slot=one.steps_per_slot, batch_bytes=batch_bytes)
+    one = replace(least, num_slots=1, steps_per_slot=max(1, steps))
+    return replace(one, num_slots=max(2, min(budget // one.slot_bytes, MAX_SLOTS)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -92,12 +96,6 @@ class Ring:
 
     size: RingSize
     slots: tuple[Slot, ...]
-    pinned: bool
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all slots together."""
-        return self.size.num_slots * self.size.slot_bytes
 
 
 def allocate_ring(size: RingSize, pin: Pin | None = None) -> Ring:
@@ -106,20 +104,19 @@ def allocate_ring(size: RingSize, pin: Pin | None = None) -> Ring:
     Not `torch.empty(pin_memory=True)`: its allocator takes the next power of two, which would break
     the budget, and keeps the memory when it is freed.
     """
-    total = size.num_slots * size.slot_bytes
-    memory = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, size.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # The array is what views hold on to: its end is the moment to unpin, before the map's own.
     owner = np.frombuffer(memory, np.uint8)
     if pin is not None:
         # In a forked child these pages would be copied on write, and the parent's then no longer the
         # ones that the device reads.
         memory.madvise(mmap.MADV_DONTFORK)
-        weakref.finalize(owner, _unpin_here, os.getpid(), pin(owner.ctypes.data, total))
+        weakref.finalize(owner, _unpin_here, os.getpid(), pin(owner.ctypes.data, size.num_bytes))
     view = memoryview(owner.data)
     storage = torch.frombuffer(view, dtype=torch.uint8)
-    cuts = range(0, total, size.slot_bytes)
+    cuts = range(0, size.num_bytes, size.slot_bytes)
     slots = tuple(Slot(view[at : at + size.slot_bytes], storage[at : at + size.slot_bytes]) for at in cuts)
-    return Ring(size=size, slots=slots, pinned=pin is not None)
+    return Ring(size=size, slots=slots)
 
 
 def _unpin_here(pid: int, unpin: Callable[[], None]) -> None:

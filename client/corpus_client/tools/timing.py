@@ -45,7 +45,7 @@ class Spread:
         return cls(median=median, p10=p10, p90=p90, p99=p99, repeats=len(figures))
 
 
-class Meter:
+class Clock:
     """A clock that belongs to a device; a CUDA device becomes the current one.
 
     On a GPU the work is timed by events, and the device is idle when the first call is made.

@@ -18,7 +18,7 @@ from corpus_client.staging.opening import find_device, open_device
 from corpus_client.staging.slots import RingSize, allocate_ring
 from corpus_client.tools import report
 from corpus_client.tools.machine import describe, measurable_bytes, one_line
-from corpus_client.tools.timing import Call, Meter, parse_size, seconds_name, size_name
+from corpus_client.tools.timing import Call, Clock, parse_size, seconds_name, size_name
 
 Kind = Literal["pageable", "torch-pinned", "registered"]
 KINDS: tuple[Kind, ...] = ("pageable", "torch-pinned", "registered")
@@ -26,11 +26,6 @@ KINDS: tuple[Kind, ...] = ("pageable", "torch-pinned", "registered")
 
 SIZES = "4KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 BUFFERS = 6  # times its size is what the measurements of a size take together, on host or device
-
-WITHOUT_CUDA = (
-    f"transfers to a GPU: torch {torch.__version__} sees no CUDA device here. Left out: pageable against "
-    "page-locked memory, copies within the device"
-)
 
 
 def transfer(
@@ -60,10 +55,13 @@ def measure(device: torch.device, sizes: list[int], repeats: int) -> report.Repo
     if not allowed:
         raise errors.InvalidArgument(f"sizes must hold a smaller one, got {sizes[0]:,}: {missing[0]}")
     if device.type == "cpu":
-        missing.append(WITHOUT_CUDA)
+        missing.append(
+            f"transfers to a GPU: torch {torch.__version__} sees no CUDA device here. Left out: pageable "
+            "against page-locked memory, copies within the device"
+        )
     ways = (on_host,) if device.type == "cpu" else (on_host, to_device)
     figures = [
-        Meter(device if way is to_device else torch.device("cpu")).measure(name, size, call, repeats)
+        Clock(device if way is to_device else torch.device("cpu")).measure(name, size, call, repeats)
         for size in allowed
         for way in ways
         for name, call in way(size, device)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from corpus_client.__main__ import make_app
 from corpus_client.doctor import host
-from corpus_client.tools.timing import Meter
+from corpus_client.tools.timing import Clock
 from corpus_client.tools.transfer import KINDS, host_memory
 from scripts.gpu_lib import full_slots, overlap
 from scripts.gpu_lib.feeds import LOCKED, WAYS, Feed
@@ -34,7 +34,7 @@ def test_transfer_measures_every_kind_of_memory() -> None:
 
 
 def test_batches_as_the_loader_sends_them_are_measured() -> None:
-    found = full_slots.measure(Meter(torch.device("cuda")), [1 << 16, 1 << 22], 3)
+    found = full_slots.measure(Clock(torch.device("cuda")), [1 << 16, 1 << 22], 3)
     assert [each["bytes"] for each in found] == [1 << 16, 1 << 16, 1 << 22, 1 << 22]
 
 

@@ -11,7 +11,7 @@ import torch
 from corpus_client.doctor import host
 from corpus_client.errors import PinningFailed
 from corpus_client.tools.machine import Gpu
-from corpus_client.tools.timing import Meter, Spread
+from corpus_client.tools.timing import Clock, Spread
 
 MIB = 2**20
 GPU = Gpu(name="H100", driver="550.1", generation="5", width="16", width_max="16")
@@ -60,12 +60,12 @@ def test_the_loaders_memory_is_compared_with_torchs(
     """The speeds are made up: they arrive in the order of the kinds."""
     speeds = iter((5e9, 21e9, registered))
 
-    class MadeUp(Meter):
+    class MadeUp(Clock):
         def time(self, *_: Any, **__: Any) -> Any:
             spread = Spread.of([host.TRANSFER_BYTES / next(speeds)])
             return spread, spread
 
-    monkeypatch.setattr(host, "Meter", MadeUp)
+    monkeypatch.setattr(host, "Clock", MadeUp)
     check = host.check_transfers(torch.device("cpu"))
     assert check.status == status
     assert f"pageable 5.0 GB/s, torch-pinned 21.0 GB/s, registered {registered / 1e9:.1f} GB/s" in check.found
@@ -109,11 +109,3 @@ def test_gpus(
     assert found in check.found
     assert advice in check.advice
     assert bool(advice) == bool(check.advice)
-
-
-def test_loaders_as_torchrun_says_or_one_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert host.num_loaders() == 4
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert host.num_loaders() == 8

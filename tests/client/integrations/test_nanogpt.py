@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812 - nanoGPT's name
 
 from corpus_client import errors
 from corpus_client.integrations.nanogpt import GetBatch
-from tests.client.integrations.ranks import PLAN, QUICK, ROWS, SEQ_LEN, VOCABULARY, on_ranks, rows_of
+from tests.client.integrations.nanogpt_model import Model, copied
+from tests.client.integrations.ranks import PLAN, QUICK, ROWS, SEQ_LEN, on_ranks, rows_of
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
@@ -27,21 +27,6 @@ ACCUMULATE = 2
 LAST_ITERATION = 14
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-class Model(torch.nn.Module):
-    """The smallest that computes its loss by nanoGPT's line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.wte = torch.nn.Embedding(VOCABULARY, 16)
-        self.lm_head = torch.nn.Linear(16, VOCABULARY, bias=False)
-
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.lm_head(self.wte(idx))
-        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
-        return logits, loss
 
 
 @torch.no_grad()
@@ -101,11 +86,6 @@ def nanogpt(
         iter_num += 1
         if iter_num > LAST_ITERATION:
             return losses, evaluations, saved
-
-
-def copied(state: Any) -> Any:
-    """Copy tensors, which go on changing."""
-    return torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, state)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from corpus_client import errors
 from corpus_client.network.pool import Pool
 from corpus_client.network.replica import Replica
-from corpus_client.network.replicas import Exchange, Replicas, _Flight
+from corpus_client.network.replicas import Exchange, Replicas, _Attempt
 from corpus_client.network.transport import Connection
 
 
@@ -69,12 +69,12 @@ def test_a_late_answer_is_not_asked_for_at_a_failing_replica(replicas: Replicas,
     late, other = pool._replicas
     connected(other, 0)
     send = replicas._send = Mock(return_value=[])
-    flight = _Flight(late, Connection(late.endpoint), 0.0, 0.0)
+    attempt = _Attempt(late, Connection(late.endpoint), 0.0, 0.0)
     other.probe_at = math.inf
-    assert replicas._hedge(Mock(), flight) == []
+    assert replicas._hedge(Mock(), attempt) == []
     send.assert_not_called()
     other.probe_at = 0.0
-    replicas._hedge(Mock(), flight)
+    replicas._hedge(Mock(), attempt)
     assert send.call_args.args[1] is other
 
 
@@ -96,18 +96,18 @@ def test_a_connection_whose_place_was_taken_is_closed_behind_its_last_answer(
     replica, _ = pool._replicas
     old = connected(replica, *waiting)[0]
     replica.num_in_flight = 1
-    flights = [_Flight(replica, old, 0.0, 0.0)]
-    replicas._land(flights, flights[0])
-    assert (flights, len(replica.connections), old.usable) == ([], left, left == len(waiting))
+    attempts = [_Attempt(replica, old, 0.0, 0.0)]
+    replicas._end(attempts, attempts[0])
+    assert (attempts, len(replica.connections), old.usable) == ([], left, left == len(waiting))
 
 
 def test_an_answer_that_came_too_late_is_never_read(replicas: Replicas, pool: Pool) -> None:
     """It would be taken for the answer to the next request."""
     replica, _ = pool._replicas
     (connection,) = connected(replica, 1)
-    flights = [_Flight(replica, connection, 0.0, 0.0)]
-    replicas._give_up(flights, 1.0)
-    assert (flights, replica.connections, connection.usable) == ([], [], False)
+    attempts = [_Attempt(replica, connection, 0.0, 0.0)]
+    replicas._give_up(attempts, 1.0)
+    assert (attempts, replica.connections, connection.usable) == ([], [], False)
 
 
 def test_a_replica_is_not_blamed_for_what_was_lost_with_an_earlier_answer(
@@ -117,7 +117,7 @@ def test_a_replica_is_not_blamed_for_what_was_lost_with_an_earlier_answer(
     (connection,) = connected(replica, 1)
     connection.close()
     pool.failed, pool.acquire = Mock(), Mock(return_value=None)
-    exchange = Exchange(request=Mock(), flights=[_Flight(replica, connection, 0.0, 0.0)])
+    exchange = Exchange(request=Mock(), attempts=[_Attempt(replica, connection, 0.0, 0.0)])
     with pytest.raises(errors.DeadlineExceeded):
         replicas.finish(exchange, memoryview(bytearray(8)))
     pool.failed.assert_not_called()

@@ -350,8 +350,8 @@ class Run:
             self.num_errors += 1
         finally:
             self.longest = max(self.longest, filler.longest)
-            self.num_retries += replicas.num_retries
-            self.num_hedges += replicas.num_hedges
+            self.num_retries += replicas.stopwatch.num_retries
+            self.num_hedges += replicas.stopwatch.num_hedges
             queues.stop()
         assert filler.longest <= 1.1 * limit + 0.1, f"waited for {filler.longest:.2f} s, not {limit:g}"
         assert world.most_open <= (network.in_flight + 1) * len(self.servers), f"{world.most_open} sockets"

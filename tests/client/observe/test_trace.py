@@ -140,7 +140,8 @@ class Ranges:
 
 def test_nvtx_ranges_nest_in_each_thread(make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     ranges = Ranges()
-    monkeypatch.setattr("corpus_client.loader._nvtx", lambda: ranges)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "nvtx", ranges)
     list(make_loader(nvtx=True, num_steps=30))
     assert ranges.seen == {
         "corpus-fetcher": {("fetch",), ("fetch", "receive")},

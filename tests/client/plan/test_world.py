@@ -126,7 +126,7 @@ def test_a_sequence_that_does_not_divide_is_refused(make_loader: MakeLoader) -> 
 
 @pytest.mark.parametrize(
     ("eot_id", "message"),
-    [(-1, r"eot_id must be an integer in \[0,"), (65536, r"\[0, 65535\] for uint16 tokens, got 65536")],
+    [(-1, r"eot_id of uint16 tokens must be an integer in \[0,"), (65536, r"\[0, 65535\], got 65536")],
 )
 def test_an_end_of_text_that_cannot_occur_is_refused(
     make_loader: MakeLoader, eot_id: int, message: str

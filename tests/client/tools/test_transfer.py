@@ -1,6 +1,6 @@
 """`corpus-client transfer`, run for real on the host with tiny sizes.
 
-By the CPU's own meter every copy is made, only the bus is missing. With a GPU: tests/client/cuda.
+By the CPU's own clock every copy is made, only the bus is missing. With a GPU: tests/client/cuda.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from corpus_client.tools import report, transfer
 from corpus_client.tools.timing import (
     LEAST_REPEATS,
     WARM_UPS,
-    Meter,
+    Clock,
     parse_size,
     seconds_name,
     size_name,
@@ -124,9 +124,9 @@ def test_memory_of_every_kind_is_written_and_writable(kind: Any) -> None:
     assert memory.zero_().sum() == 0
 
 
-def test_a_meter_warms_up_and_repeats() -> None:
+def test_a_clock_warms_up_and_repeats() -> None:
     calls: list[int] = []
-    done, held = Meter(CPU).time(lambda: calls.append(1), repeats=5, in_a_row=2)
+    done, held = Clock(CPU).time(lambda: calls.append(1), repeats=5, in_a_row=2)
     assert len(calls) == 2 * (WARM_UPS + 5)
     assert done.repeats == 5
     assert held == done
@@ -134,4 +134,4 @@ def test_a_meter_warms_up_and_repeats() -> None:
 
 def test_a_long_measurement_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corpus_client.tools.timing.LIMIT_SECONDS", 0.0)
-    assert Meter(CPU).time(lambda: None, repeats=1000)[0].repeats == LEAST_REPEATS
+    assert Clock(CPU).time(lambda: None, repeats=1000)[0].repeats == LEAST_REPEATS

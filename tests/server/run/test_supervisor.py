@@ -244,7 +244,7 @@ def test_a_second_sigterm_ends_at_once(large: dict[str, Path], tmp_path: Path) -
 def test_sigterm_says_so_before_it_stops_to_answer(web: dict[str, Path], tmp_path: Path) -> None:
     """Catalogue row 10: readiness turns 503 first; whoever asks is answered and told to go elsewhere."""
     with (
-        RunningServer(web, tmp_path, workers=2, arguments=["--drain-seconds", "3"]) as server,
+        RunningServer(web, tmp_path, workers=2, arguments=["--drain-seconds", "60"]) as server,
         contextlib.closing(server.connect()) as kept,
     ):
         assert ask(kept, TARGETS[0]).headers["Connection"] is None

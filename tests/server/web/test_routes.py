@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 
+from corpus_server.plan.document import Plan, Stage
+from corpus_server.plan.orders import BoundedShuffle, MegatronOrder
 from tests.conftest import DOCUMENTS, TEXT, ServedCorpus
 from tests.reference import batch, one_source, window_of_row
 from tests.serving import Answer, RunningServer
@@ -254,6 +257,21 @@ def test_the_openapi_document_describes_the_parameters(server: RunningServer) ->
     }
     references = [part.split('"')[0] for part in json.dumps(document).split('"#/components/schemas/')[1:]]
     assert set(references) <= set(document["components"]["schemas"])
+
+
+def test_the_openapi_document_names_every_field_of_a_plan(server: RunningServer) -> None:
+    """A generated client could not send a field that the description leaves out."""
+    body = server.get("/openapi.json").json()["paths"]["/v1/plans"]["post"]["requestBody"]
+    plan = body["content"]["application/json"]["schema"]["properties"]
+    _names, bounded, megatron = plan["order"]["anyOf"]
+    described = {
+        Plan: plan,
+        Stage: plan["stages"]["items"]["properties"],
+        BoundedShuffle: bounded["properties"]["shuffle"]["properties"],
+        MegatronOrder: megatron["properties"]["megatron"]["properties"],
+    }
+    for kind, properties in described.items():
+        assert set(properties) == {field.name for field in fields(kind)}, kind
 
 
 def test_operation_ids_are_unique(server: RunningServer) -> None:
