@@ -83,10 +83,10 @@ def test_a_burst_of_late_answers_is_hedged_five_times(replicas: Replicas, pool: 
     late, other = pool._replicas
     connected(other, 0)
     replicas._send = Mock()
-    flight = _Flight(late, Connection(late.endpoint), 0.0, 0.0)
+    attempt = _Attempt(late, Connection(late.endpoint), 0.0, 0.0)
     for _ in range(7):
-        replicas._hedge(Mock(), flight)
-    assert (replicas._send.call_count, replicas.num_hedges) == (5, 5)
+        replicas._hedge(Mock(), attempt)
+    assert (replicas._send.call_count, replicas.stopwatch.num_hedges) == (5, 5)
 
 
 @pytest.mark.parametrize(("waiting", "left"), [((0, 0), 1), ((1, 0), 2), ((0,), 1)])
