@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,14 +39,15 @@ def test_the_same_batches_as_over_tcp(server: RunningServer, replicas: dict[str,
         assert here.state_dict() == there.state_dict()
 
 
-def test_a_remote_corpus_by_its_url(server: RunningServer, corpora: dict[str, ServedCorpus]) -> None:
-    remote = RemoteCorpus(server.url, "web")
-    assert len(remote) == len(corpora["web"].tokens)
+def test_a_remote_corpus_draws_the_same_as_over_tcp(
+    server: RunningServer, replicas: dict[str, list[str]], corpora: dict[str, ServedCorpus]
+) -> None:
     drawn = []
-    for data in (remote, f"{server.url}/web"):
-        torch.manual_seed(3)
-        drawn.append(get_batch(data, 4, 16))
-    remote.close()
+    for url in (server.url, replicas["1 worker"][0]):
+        with contextlib.closing(RemoteCorpus(url, "web")) as remote:
+            assert len(remote) == len(corpora["web"].tokens)
+            torch.manual_seed(3)
+            drawn.append(get_batch(remote, 4, 16))
     assert all(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
 
 

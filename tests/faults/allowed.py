@@ -56,9 +56,9 @@ def _change_plan_query(query: dict[str, Any], keep: tuple[str, ...]) -> None:
     for name in SPELLED:
         if name not in keep:
             query.pop(name, None)
+    query.pop("world_size", None)  # it must divide the batch
     if spelled:
         query |= {"corpus": "web", "seq_len": 16, "batch_size": 8}
-        query.pop("world_size", None)  # it must divide the batch
         query["step"] = 0
         if "count" in query:
             query["count"] = 1
