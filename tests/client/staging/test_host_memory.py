@@ -1,0 +1,51 @@
+"""Memory of batches that is used again: never while anybody can still see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from corpus_client.staging.device import HostMemory
+
+
+def test_memory_that_nobody_holds_is_used_again() -> None:
+    memory = HostMemory()
+    first = memory.empty((3, 4), dtype=torch.int64)
+    assert (first.shape, first.dtype, first.is_contiguous()) == ((3, 4), torch.int64, True)
+    address = first.data_ptr()
+    del first
+    again = memory.empty((6, 4), dtype=torch.int32)  # as many bytes
+    assert (again.data_ptr(), again.shape) == (address, (6, 4))
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda tensor: tensor[1, 2:],
+        lambda tensor: tensor.numpy(),
+        lambda tensor: np.asarray(tensor)[::2],
+        lambda tensor: tensor.view(-1).unbind()[5],
+        lambda tensor: torch.utils.dlpack.to_dlpack(tensor),
+    ],
+)
+def test_memory_of_which_a_view_is_left_is_not(hold: Callable[[torch.Tensor], object]) -> None:
+    memory = HostMemory()
+    tensor = memory.empty((3, 4), dtype=torch.int64)
+    address, held = tensor.data_ptr(), hold(tensor)
+    del tensor
+    others = [memory.empty((3, 4), dtype=torch.int64) for _ in range(3)]
+    assert address not in {each.data_ptr() for each in others}
+    del held
+    assert memory.empty((3, 4), dtype=torch.int64).data_ptr() == address
+
+
+def test_little_is_kept() -> None:
+    memory = HostMemory()
+    held = [memory.empty((3, 4), dtype=torch.int64) for _ in range(100)]
+    held.clear()
+    assert 0 < len(memory._free) < 10
+    memory.empty((3, 5), dtype=torch.int64)  # another size: what was kept is of no use
+    assert len(memory._free) == 1
