@@ -380,6 +380,7 @@ class Door(asyncio.Protocol):
         self._service.requests.done(answered)
         head = response.head(self._headers, request_id=request.request_id, close=self._ends)
         self._write([head, *chain.from_iterable(response.body)])
+        self._service.refusing()
 
     def _close(self) -> None:
         """Close the connection."""

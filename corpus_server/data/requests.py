@@ -52,7 +52,7 @@ class Requests:
 
     Args:
         logs: which requests get a line: `all`, `notable` for those that failed or were slow, or `off`. Lines
-            for all cost a third of the throughput of small responses (`scripts/bench seeing`).
+            for all cost 6 to 8 % of the throughput (`scripts/bench seeing`).
     """
 
     def __init__(self, logs: str) -> None:

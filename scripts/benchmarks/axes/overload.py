@@ -18,6 +18,7 @@ from scripts.benchmarks.measure import COLUMNS, P50, P99, Rounds
 from scripts.benchmarks.private import private_bytes
 from scripts.benchmarks.report import Options, Report
 from scripts.benchmarks.servers import batches_path, serving
+from scripts.benchmarks.without import REFUSALS_FIRST
 
 HELP = "ten times as many clients as are answered at a time: refusals, and what they do to the others"
 
@@ -25,6 +26,7 @@ LIMIT, QUICK_LIMIT = 64, 4  # of `max_concurrent_answers`
 TIMES = 10
 RETRY_SECONDS = 1.0  # of `Retry-After`
 UNLOADED, LOADED, ALONE = "1 x", f"{TIMES} x", "as many refusals, 1 answer at a time"
+IN_TURN = f"{TIMES} x, refusals not first"
 REFUSED_P99, REFUSED, GROWTH = "refused_p99_ms", "refused", "growth_megabytes"
 FIGURES = {
     P50: COLUMNS[P50],
@@ -46,10 +48,17 @@ def measure(options: Options) -> Report:
     rounds = Rounds(f"{shape}, at most {limit} answers at a time", FIGURES)
     query = batches_path(corpus=NAME, seq_len=shape.length - 1, batch_size=shape.rows, step="")
     # Answers at a time, and clients.
-    loads = {UNLOADED: (limit, limit), LOADED: (limit, TIMES * limit), ALONE: (1, (TIMES - 1) * limit + 1)}
+    loads = {
+        UNLOADED: (limit, limit),
+        LOADED: (limit, TIMES * limit),
+        IN_TURN: (limit, TIMES * limit),
+        ALONE: (1, (TIMES - 1) * limit + 1),
+    }
     for _ in range(options.rounds):
         for name, (most, connections) in loads.items():
-            with serving({NAME: path}, arguments=("--max-concurrent-answers", str(most))) as server:
+            arguments = ("--max-concurrent-answers", str(most))
+            without = REFUSALS_FIRST.name if name == IN_TURN else None
+            with serving({NAME: path}, arguments=arguments, without=without) as server:
                 before = private_bytes(server.pid, leaving_out=[path])
                 load = Load(
                     port=server.port,
@@ -76,5 +85,5 @@ def measure(options: Options) -> Report:
         rounds.target(LOADED, P99, "at most", SLOWER, to=UNLOADED),
         rounds.target(LOADED, GROWTH, "at most", GROWTH_MB),
     ]
-    ratios = rounds.ratio_table([(LOADED, UNLOADED), (LOADED, ALONE)])
+    ratios = rounds.ratio_table([(LOADED, UNLOADED), (LOADED, IN_TURN), (LOADED, ALONE)])
     return Report(data=rounds.summary(), tables=[rounds.table(), ratios], targets=targets)
