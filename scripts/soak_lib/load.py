@@ -29,11 +29,13 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def right_tokens(server: RunningServer) -> np.ndarray:
+def right_tokens(server: RunningServer, corpus: str = "web", token: str | None = None) -> np.ndarray:
     """Return what the loaders must get: `(NUM_STEPS, NUM_ROWS, seq_len + 1)`."""
     parts = []
+    headers = None if token is None else {"Authorization": f"Bearer {token}"}
+    query = {**PLAN, "corpus": corpus, "batch_size": NUM_ROWS}
     for step in range(0, NUM_STEPS, 20):
-        answer = server.get("/v1/batches", **PLAN, batch_size=NUM_ROWS, step=step, count=20)
+        answer = server.get("/v1/batches", headers=headers, **query, step=step, count=20)
         assert answer.status == 200, answer.body
         parts.append(answer.array())
     return np.concatenate(parts)
@@ -70,6 +72,8 @@ class Load:
         expected: `(NUM_STEPS, rows, seq_len + 1)`, the right tokens of `PLAN`.
         num_loaders: training loops, each one rank.
         pause_seconds: of a loop between two batches.
+        corpus: instead of that of `PLAN`.
+        token: that every request carries.
     """
 
     def __init__(
@@ -79,8 +83,11 @@ class Load:
         *,
         num_loaders: int,
         pause_seconds: float = 0.05,
+        corpus: str = "web",
+        token: str | None = None,
     ) -> None:
         self._url = url
+        self._options = {**OPTIONS, "corpus": corpus, "auth": token}
         self._expected = expected
         self._pause_seconds = pause_seconds
         self._over = threading.Event()
@@ -116,7 +123,7 @@ class Load:
         rows = self._expected.shape[1] // self._num_loaders
         own = slice(rank * rows, (rank + 1) * rows)
         try:
-            with open_loader(self._url, **OPTIONS, rank=rank, world_size=self._num_loaders) as loader:
+            with open_loader(self._url, **self._options, rank=rank, world_size=self._num_loaders) as loader:
                 while not self._over.is_set():
                     began = time.monotonic()
                     batch = next(loader)

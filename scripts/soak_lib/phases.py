@@ -18,6 +18,7 @@ from pathlib import Path
 
 from scripts.benchmarks.proxy import NGINX
 from scripts.processes import running
+from scripts.soak_lib import containers
 from scripts.soak_lib import hosts as namespaces
 from scripts.soak_lib.load import NUM_ROWS, Load, right_tokens
 from scripts.soak_lib.watching import MIB, Watch, percentiles
@@ -102,11 +103,11 @@ def mixed_load(soak: Soak) -> Outcome:
             time.sleep(0.02)
 
         def post() -> None:
-            """Post a plan that nobody posted before."""
+            """Post a plan that nobody posted before; a process keeps 1,024 in memory, so they are soon there."""
             seed = draw.randrange(2**60)
             stage = {"global_batch_size": 8, "mixture": {"web": 1}}
             assert server.post_plan({"seq_len": 64, "seed": seed, "stages": [stage]}).status == 200
-            time.sleep(0.2)
+            time.sleep(0.05)
 
         def stall() -> None:
             """Ask for 4 MiB, read little, and leave in one of three ways."""
@@ -149,6 +150,28 @@ def replicas_killed(soak: Soak) -> Outcome:
             replicas[num_kills % 2].restart()
             num_kills += 1
             time.sleep(max(0.0, 5.0 - (time.monotonic() - began)))
+    _conclude(outcome, load)
+    outcome.lines.append(f"{num_kills} kills, each followed by a start.")
+    return outcome
+
+
+def containers_killed(soak: Soak) -> Outcome:
+    """The containers of `docker/compose.yaml` under 64 workers with tokens, a replica killed every 5 s."""
+    outcome = Outcome("containers of the compose file, a replica killed every 5 s")
+    if (reason := containers.why_not()) is not None:
+        outcome.lines.append(f"left out: {reason}")
+        return outcome
+    proxy, token = containers.proxy(soak.folder), containers.TOKEN.read_text().strip()
+    expected = right_tokens(proxy, containers.CORPUS, token)
+    with Load(
+        proxy.url,
+        expected,
+        num_loaders=NUM_ROWS,
+        pause_seconds=0.5,
+        corpus=containers.CORPUS,
+        token=token,
+    ) as load:
+        num_kills = containers.kill_in_turn(soak.seconds)
     _conclude(outcome, load)
     outcome.lines.append(f"{num_kills} kills, each followed by a start.")
     return outcome
@@ -374,6 +397,7 @@ def _conclude(outcome: Outcome, load: Load) -> None:
 PHASES: Sequence[tuple[float, Callable[[Soak], Outcome]]] = (
     (0.30, mixed_load),
     (0.20, replicas_killed),
+    (0.10, containers_killed),
     (0.04, hosts),
     (0.12, fuzzing),
     (0.12, simulation),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,26 @@ def test_the_secrets_fit_together(secrets: Path) -> None:
     assert secrets.stat().st_mode & 0o777 == 0o700
     with pytest.raises(subprocess.CalledProcessError):
         make_secrets(secrets)
+
+
+def test_secrets_are_made_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Without the command, or if it fails: no folder that the next call would refuse."""
+    shutil.copy(DOCKER / "make_secrets", tmp_path)  # beside no virtual environment
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for name in ("bash", "dirname", "mkdir", "mktemp", "rm", "openssl"):
+        (commands / name).symlink_to(str(shutil.which(name)))
+    script = [str(shutil.which("bash")), tmp_path / "make_secrets", tmp_path / "docker" / "secrets"]
+    for content, said in ((None, "the command corpus-server is not there"), ("#!/bin/bash\nexit 3\n", "")):
+        if content is not None:
+            (commands / "corpus-server").write_text(content)
+            (commands / "corpus-server").chmod(0o755)
+        ended = subprocess.run(
+            script, env={"PATH": str(commands)}, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode != 0
+        assert said in ended.stderr
+        assert not list(tmp_path.glob("docker/*"))
 
 
 def test_secrets_are_not_committed() -> None:

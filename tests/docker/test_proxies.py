@@ -203,6 +203,19 @@ def test_a_plan_that_one_replica_has_not_seen_is_asked_of_the_other(
         assert proxy.get("/v1/batches", plan=identity, step=step).status == 200
 
 
+def test_batches_take_the_fast_way_whatever_else_is_asked_for(
+    proxy: RunningProxy, replicas: list[RunningServer]
+) -> None:
+    """A connection that carried anything else leaves that way for good, and each check of a token is such."""
+    plan = {"seq_len": 16, "seed": 78, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}]}
+    for replica in replicas:
+        identity = replica.post_plan(plan).json()["id"]
+    for step in range(10):
+        assert proxy.get("/v1/corpora").status == 200
+        answer = proxy.get("/v1/batches", plan=identity, step=step)
+        assert (answer.status, answer.headers["Corpus-Via"]) == (200, "door")
+
+
 @pytest.fixture
 def web(corpora: dict[str, ServedCorpus]) -> Path:
     return corpora["web"].path

@@ -1,0 +1,65 @@
+"""The containers of `docker/compose.yaml`, where they run on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from itertools import cycle
+from pathlib import Path
+
+from scripts.processes import ROOT
+from tests.serving import RunningServer
+
+CORPUS = "train"
+PORT = 8000
+TOKEN = ROOT / "docker" / "secrets" / "training.token"
+SECONDS_BETWEEN_KILLS = 5.0
+
+_PROJECT = "label=com.docker.compose.project=corpus"
+_REPLICAS = ("server-1", "server-2")
+
+
+def why_not() -> str | None:
+    """Return why there is nothing to kill, or None."""
+    if shutil.which("docker") is None:
+        return "docker is not installed"
+    if len(_replicas()) < len(_REPLICAS) or not TOKEN.exists():
+        return "docker/compose.yaml is not up; its first lines say how to start it"
+    return None
+
+
+def proxy(folder: Path) -> RunningServer:
+    """Return the proxy, to be asked like a server of the tests; it is not ours to start or end."""
+    found = RunningServer({}, folder)
+    found.port = PORT
+    return found
+
+
+def kill_in_turn(seconds: float) -> int:
+    """Kill one replica after the other and start it again; return how many kills there were."""
+    end, num_kills = time.monotonic() + seconds, 0
+    for replica in cycle(_replicas()):
+        if time.monotonic() > end:
+            break
+        began = time.monotonic()
+        _docker("kill", replica)
+        _docker("start", replica)
+        num_kills += 1
+        time.sleep(max(0.0, SECONDS_BETWEEN_KILLS - (time.monotonic() - began)))
+    return num_kills
+
+
+def _replicas() -> list[str]:
+    """Return the ids of the replicas' containers that run."""
+    found = [
+        _docker("ps", "-q", "--filter", _PROJECT, "--filter", f"label=com.docker.compose.service={name}")
+        for name in _REPLICAS
+    ]
+    return [each for each in found if each]
+
+
+def _docker(*words: str) -> str:
+    """Run a command of docker; an empty answer where the engine does not run."""
+    ended = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    return ended.stdout.strip()
