@@ -375,6 +375,7 @@ class Door(asyncio.Protocol):
             route="refused",
             via="door",
             status=response.status,
+            sent_bytes=response.num_bytes,
             problem_type=response.problem_type,
         )
         self._service.requests.done(answered)

@@ -26,12 +26,14 @@ from scripts.mutation.mutants import Mutant
 Outcome = Literal["killed", "survived", "timeout", "unclear"]
 """*unclear*: the test that failed or took too long does so without the change too, as on a busy machine."""
 
+MEGATRON = "tests/server/test_megatron_order.py"
+
 PACKAGES: dict[str, list[str]] = {
-    "corpus_server/plan": ["tests/server/plan", "tests/server/test_plan_store.py"],
-    "corpus_server/corpus": ["tests/server/corpus", "tests/server/test_catalog.py"],
-    "corpus_server/read": ["tests/server/read", "tests/server/stores/test_serving.py"],
+    "corpus_server/plan": ["tests/server/plan", "tests/server/test_plan_store.py", MEGATRON],
+    "corpus_server/corpus": ["tests/server/corpus", "tests/server/test_catalog.py", MEGATRON],
+    "corpus_server/read": ["tests/server/read", "tests/server/stores", MEGATRON],
     "corpus_server/data": ["tests/server/data", "tests/server/web"],
-    "client/corpus_client/network": ["tests/client/network", "tests/contract/test_unix_socket.py"],
+    "client/corpus_client/network": ["tests/client/network", "tests/contract"],
     "client/corpus_client/staging": ["tests/client/staging", "tests/client/test_loader.py"],
 }
 """What is mutated, and the tests that must notice, in this order."""

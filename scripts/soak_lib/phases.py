@@ -103,7 +103,7 @@ def mixed_load(soak: Soak) -> Outcome:
             time.sleep(0.02)
 
         def post() -> None:
-            """Post a plan that nobody posted before; a process keeps 1,024 in memory, so they are soon there."""
+            """Post a plan that nobody posted before; a process keeps 1,024 in memory: soon reached."""
             seed = draw.randrange(2**60)
             stage = {"global_batch_size": 8, "mixture": {"web": 1}}
             assert server.post_plan({"seq_len": 64, "seed": seed, "stages": [stage]}).status == 200

@@ -19,7 +19,9 @@ import pytest
 from corpus_client import CorpusLoader, errors
 from corpus_client.network import options, pool
 from corpus_client.network.options import Network
+from corpus_client.network.replica import Latency
 from corpus_client.network.replicas import Replicas
+from corpus_client.network.transport import first_to_answer
 from corpus_client.plan import receipts
 from corpus_client.plan.document import make_plan
 from corpus_client.plan.requests import StepRequests
@@ -212,6 +214,29 @@ def test_an_answer_forgives_the_failures_before_it(corpus: ReferenceCorpus) -> N
         assert replica.num_failures
         reader.read(1, corpus)
         assert (replica.num_failures, replica.retry_at, replica.probe_at) == (0, 0.0, 0.0)
+
+
+def test_an_answer_that_was_there_before_anybody_looked_was_not_waited_for(
+    corpus: ReferenceCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long it lay there says nothing of its server, which would look slow to a loop that computes."""
+    was_waited_for = []
+    add = Latency.add
+
+    def noted(latency: Latency, seconds: float, now: float, *, waited: bool) -> None:
+        was_waited_for.append(waited)
+        add(latency, seconds, now, waited=waited)
+
+    monkeypatch.setattr(Latency, "add", noted)
+    with (
+        ReferenceServer([corpus]) as one,
+        ReferenceServer([corpus]) as two,
+        Reader([one.url, two.url]) as reader,
+    ):
+        (attempt,) = reader._next.attempts
+        assert first_to_answer([attempt.connection], 30)
+        reader.read(1, corpus)
+    assert was_waited_for == [False]
 
 
 def test_late_answers_are_hedged_and_stay_exact(corpus: ReferenceCorpus) -> None:

@@ -29,7 +29,7 @@ def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
 
 def test_requests_and_bytes_are_counted_over_all_workers(server: RunningServer) -> None:
     before = samples(server)
-    sent = 0
+    sent = refusals = 0
     for _ in range(20):
         sent += len(server.get("/v1/batches", **BATCH).body)
         assert server.get("/v1/batches", **BATCH, method="HEAD").status == 200
@@ -38,6 +38,7 @@ def test_requests_and_bytes_are_counted_over_all_workers(server: RunningServer) 
         server.get("/v1/corpora/web/tokens")
         server.get("/v1/corpora/docs/tokens")
         server.get("/v1/nothing/here")
+        refusals += len(server.get("/v1/batches?" + "x" * 9000).body)
     server.wait_until_idle()
     after = samples(server)
 
@@ -51,6 +52,8 @@ def test_requests_and_bytes_are_counted_over_all_workers(server: RunningServer) 
     assert grown("corpus_requests_total", "/v1/corpora/{name}/tokens", "200", "application") == 40
     assert grown("corpus_requests_total", "unknown", "404", "application") == 20
     assert grown("corpus_sent_bytes_total", "/v1/batches") == sent + 20 * problem
+    assert grown("corpus_requests_total", "refused", "414", "door") == 20
+    assert grown("corpus_sent_bytes_total", "refused") == refusals > 0
     assert grown("corpus_request_seconds_count", "/v1/batches") == 80
     assert grown("corpus_request_seconds_bucket", "+Inf", "/v1/batches") == 80
 

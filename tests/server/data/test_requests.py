@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import xxhash
 
+from corpus_server.data.head import MAX_HEAD_BYTES
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import Ended, RawAnswer, RawConnection, check_raw_problem, get, post
 from tests.reference import batch, one_source
@@ -229,6 +230,12 @@ def test_a_head_above_64_kib_gets_431(
 def test_a_head_without_an_end_gets_431(server: RunningServer) -> None:
     """Refused while it comes: nobody keeps what has no end."""
     check_raw_problem(ask(server, get("/healthz")[:-2] + b"X: y\r\n" * 200_000), 431, "head-too-large")
+
+
+def test_a_head_that_has_as_many_bytes_as_it_may_and_no_end_gets_431(server: RunningServer) -> None:
+    head = b"GET /v1/batches?x HTTP/1.1\r\nX: "
+    request = head + b"a" * (MAX_HEAD_BYTES - len(head))
+    check_raw_problem(ask(server, request), 431, "head-too-large")
 
 
 BROKEN_CHUNKS = [

@@ -40,6 +40,15 @@ def stager(tmp_path: Path) -> Iterator[Stager]:
         yield stager
 
 
+def test_each_failure_in_a_row_doubles_the_time_until_the_next_try(stager: Stager) -> None:
+    file, error = cast("StagedFile", Failing("a")), CorpusChanged("a was replaced")
+    for seconds in (1, 2, 4, 8, 16, 30, 30):
+        began = time.monotonic()
+        stager._finished(file, error, is_busy=False, is_new=False)
+        ended = time.monotonic()
+        assert began + seconds <= stager._failures[file].retry_at <= ended + seconds
+
+
 def test_a_request_for_shards_that_have_just_failed_is_told_why(stager: Stager) -> None:
     """Planning ahead may have tried them before the request waits for them."""
     files = [cast("StagedFile", Failing(name)) for name in "ab"]

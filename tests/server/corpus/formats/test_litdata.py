@@ -71,6 +71,14 @@ def test_every_other_length_is_refused(tmp_path: Path) -> None:
             recognise(path)
 
 
+def test_the_number_of_items_has_four_bytes(tmp_path: Path) -> None:
+    """A number that the first three bytes do not hold is no other number."""
+    path = write(tmp_path)
+    path.write_bytes(struct.pack("<I", 2**24) + path.read_bytes()[4:])
+    with pytest.raises(UnreadableCorpus, match="32 bytes end inside litData's header"):
+        recognise(path)
+
+
 def test_without_its_index_a_chunk_is_a_raw_file(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "chunk-0-0.bin", [1, 2])
     assert recognise(path).format == "raw"
