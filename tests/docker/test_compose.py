@@ -52,6 +52,15 @@ def test_every_service_is_hardened(name: str) -> None:
             assert source in COMPOSE["volumes"]
 
 
+def test_folders_in_memory_belong_to_who_writes_them() -> None:
+    """The proxy did not come back from a restart: by then the engine had forgotten that anybody may write."""
+    for service in SERVICES.values():
+        for path, _, options in (each.partition(":") for each in service["tmpfs"]):
+            if path != "/tmp":  # which every image has, with the right mode
+                user, _, group = service["user"].partition(":")
+                assert {f"uid={user}", f"gid={group}"} <= set(options.split(",")), path
+
+
 def test_volumes_and_services_are_all_used() -> None:
     named = {each.split(":")[0] for service in SERVICES.values() for each in service.get("volumes", ())}
     assert set(COMPOSE["volumes"]) <= named
