@@ -41,7 +41,7 @@ class Answered:
     route: str
     via: str
     status: int
-    sent_bytes: int = 0
+    sent_bytes: int
     seconds: float = 0.0
     problem_type: str = ""
     stages: Sequence[float] = ()

@@ -111,6 +111,7 @@ class OrdinaryProtocol(H11Protocol):
             route="refused",
             via="application",
             status=response.status,
+            sent_bytes=response.num_bytes,
             problem_type=response.problem_type,
         )
         self._requests.done(answered)

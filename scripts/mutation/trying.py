@@ -31,7 +31,9 @@ MEGATRON = "tests/server/test_megatron_order.py"
 PACKAGES: dict[str, list[str]] = {
     "corpus_server/plan": ["tests/server/plan", "tests/server/test_plan_store.py", MEGATRON],
     "corpus_server/corpus": ["tests/server/corpus", "tests/server/test_catalog.py", MEGATRON],
-    "corpus_server/read": ["tests/server/read", "tests/server/stores", MEGATRON],
+    "corpus_server/read": [
+        *("tests/server/read", "tests/server/stores", "tests/server/web/test_inspection.py", MEGATRON)
+    ],
     "corpus_server/data": ["tests/server/data", "tests/server/web"],
     "client/corpus_client/network": ["tests/client/network", "tests/contract"],
     "client/corpus_client/staging": ["tests/client/staging", "tests/client/test_loader.py"],

@@ -105,6 +105,7 @@ def test_special_tokens_are_shown_by_name(kind: str, tokenizer: Tokenizer) -> No
 
 
 def test_ids_outside_the_vocabulary_are_not_known(tokenizer: Tokenizer) -> None:
+    assert tokenizer.knows(0)
     assert tokenizer.knows(tokenizer.vocab_size - 1)
     assert not any(tokenizer.knows(token) for token in (-1, tokenizer.vocab_size, 2**31, 2**32 - 1))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import ServedCorpus
+from tests.server.data.test_requests import ask
 from tests.serving import RunningServer
 
 ASKED = "corpus_requests_total", "/v1/corpora/{name}", "200", "application"
@@ -39,6 +40,7 @@ def test_requests_and_bytes_are_counted_over_all_workers(server: RunningServer) 
         server.get("/v1/corpora/docs/tokens")
         server.get("/v1/nothing/here")
         refusals += len(server.get("/v1/batches?" + "x" * 9000).body)
+        refusals += len(ask(server, b"no HTTP\r\n\r\n").body)
     server.wait_until_idle()
     after = samples(server)
 
@@ -53,6 +55,7 @@ def test_requests_and_bytes_are_counted_over_all_workers(server: RunningServer) 
     assert grown("corpus_requests_total", "unknown", "404", "application") == 20
     assert grown("corpus_sent_bytes_total", "/v1/batches") == sent + 20 * problem
     assert grown("corpus_requests_total", "refused", "414", "door") == 20
+    assert grown("corpus_requests_total", "refused", "400", "application") == 20
     assert grown("corpus_sent_bytes_total", "refused") == refusals > 0
     assert grown("corpus_request_seconds_count", "/v1/batches") == 80
     assert grown("corpus_request_seconds_bucket", "+Inf", "/v1/batches") == 80

@@ -104,6 +104,30 @@ def test_the_group_of_a_request_is_read_and_the_next_one_block_by_block(bound: B
     assert disk.take() == (group(bound, 2) + group(bound, 3), [])
 
 
+def test_the_groups_of_all_sources_that_a_request_is_in_come_before_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps later one source is groups further than the other."""
+    paths = [write_raw(tmp_path / f"{name}.bin", some_tokens(25_000)) for name in "ab"]
+    with Catalog.open([CorpusSpec(name=path.stem, path=path) for path in paths]) as opened:
+        stage = Stage(global_batch_size=ROWS, mixture={"a": 0.8, "b": 0.2})
+        bound = opened.bind(Plan(seq_len=SEQ_LEN, seed=0, order=ORDER, stages=(stage,)))
+        disk = Disk(monkeypatch, bound)
+        Asker(bound).request(60)
+        numbers = bound.sampler.group_numbers(60)
+        assert numbers[0] > numbers[1] + 1
+        now, later = (
+            [
+                piece
+                for source in range(2)
+                for piece in bound.sampler.group_extents(source, numbers[source] + k)
+            ]
+            for k in range(2)
+        )
+        assert sorted(disk.read[: len(now)]) == sorted(now)
+        assert sorted(disk.read[len(now) :]) == sorted(later)
+
+
 def test_a_group_is_dropped_once_requests_have_left_it_and_again_a_group_later(
     bound: BoundPlan, disk: Disk
 ) -> None:
