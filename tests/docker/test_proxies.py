@@ -28,7 +28,7 @@ from tests.contract.conftest import make_loader, take
 from tests.corpora import some_tokens, write_raw
 from tests.docker.proxy import RunningProxy
 from tests.raw_http import RawConnection, check_raw_problem, get
-from tests.serving import RunningServer, check_problem
+from tests.serving import RunningServer, ask, check_problem
 
 INLINE = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=7"
 NUM_SLOW = 500
@@ -210,10 +210,14 @@ def test_batches_take_the_fast_way_whatever_else_is_asked_for(
     plan = {"seq_len": 16, "seed": 78, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}]}
     for replica in replicas:
         identity = replica.post_plan(plan).json()["id"]
-    for step in range(10):
-        assert proxy.get("/v1/corpora").status == 200
-        answer = proxy.get("/v1/batches", plan=identity, step=step)
-        assert (answer.status, answer.headers["Corpus-Via"]) == (200, "door")
+    with ExitStack() as stack:
+        peers = [stack.enter_context(contextlib.closing(proxy.connect())) for _ in range(4)]
+        for step in range(20):
+            for number, peer in enumerate(peers):
+                batch = f"/v1/batches?plan={identity}&step={10 * number + step}"
+                answer = ask(peer, batch if number % 2 else "/v1/corpora")
+                assert answer.status == 200
+                assert answer.headers["Corpus-Via"] == ("door" if number % 2 else "application")
 
 
 @pytest.fixture
