@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from corpus_server.errors import CorpusChanged
+from corpus_server.errors import CorpusChanged, NotStaged
 from corpus_server.read.staging import Stager
 from corpus_server.stores import Cache, StagedFile
 
@@ -57,3 +57,33 @@ def test_a_request_for_shards_that_have_just_failed_is_told_why(stager: Stager) 
         assert future is not None
         with pytest.raises(CorpusChanged):
             future.result(20)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "seconds"), [(10, 1), (100_000_000, 1), (100_000_001, 2), (10**9, 10), (10**12, 60)]
+)
+def test_who_waited_long_enough_is_told_when_to_come_back(
+    stager: Stager, size_bytes: int, seconds: int
+) -> None:
+    """As long as the bytes take at 100 MB/s, until some have come; never more than a minute."""
+    file = Failing("a")
+    file.size_bytes = size_bytes
+    error = stager._too_late([cast("StagedFile", file)])
+    assert isinstance(error, NotStaged)
+    assert error.retry_after_seconds == seconds
+    assert f"{size_bytes} bytes are on their way, at 100 MB/s" in error.detail
+
+
+def test_who_waited_long_enough_is_told_the_rate_of_what_comes(stager: Stager) -> None:
+    """Of all shards that are under way; a failure that is known is told instead."""
+    wanted, other = (cast("StagedFile", Failing(name)) for name in "ab")
+    other.size_bytes = wanted.size_bytes = 30_000_000  # type: ignore[misc]
+    stager._running.add(other)
+    stager._received = (100_000_000, time.monotonic() - 10)
+    error = stager._too_late([wanted])
+    assert "1 shards of this answer (a ...) are being staged: 60000000 bytes" in error.detail
+    assert 6 <= error.retry_after_seconds < 20  # a loaded machine looks later
+    stager._running.clear()
+    failed = CorpusChanged("a was replaced")
+    stager._finished(wanted, failed, is_busy=False, is_new=False)
+    assert stager._too_late([wanted]) is failed
