@@ -335,7 +335,7 @@ def description(soak: Soak) -> Outcome:
             number += 1
             outcome.lines += [line for line in report.splitlines() if "generated" in line]
             if code:
-                outcome.failures.append(report[-3000:])
+                outcome.failures.append(report[report.find("FAILURES") :][:3000])
     return outcome
 
 
