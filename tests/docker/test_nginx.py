@@ -58,7 +58,10 @@ def batches(*servers: RunningServer, rows: int = 8, seq_len: int = 16) -> str:
 
 
 def num_answers(replicas: list[RunningServer], route: str = "/v1/batches") -> int:
-    """How often the replicas answered, by their own count."""
+    """How often the replicas answered, by their own count: a moment after a response it is in there."""
+    if route != "/metrics":  # which waiting asks for
+        for replica in replicas:
+            replica.wait_until_idle()
     pattern = rf'^corpus_requests_total{{route="{route}",status="\d+",via="\w+"}} (\S+)$'
     pages = [replica.get("/metrics").body.decode() for replica in replicas]
     return int(sum(float(count) for page in pages for count in re.findall(pattern, page, re.MULTILINE)))

@@ -113,7 +113,9 @@ def look_up_slices(
     if not parts:
         return Sightings(num_found=0, rows=[])
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    del parts  # as large as the columns: 30 MB for a million pairs
     positions, num_parts = columns[0], columns[-1]
+    num_found = int(num_parts.sum())
     earliest = np.arange(positions.size)
     if limit is not None and limit < positions.size:  # sorting a million takes 100 ms, finding the least 15
         earliest = np.argpartition(positions, limit)[:limit]
@@ -123,12 +125,13 @@ def look_up_slices(
     before = np.cumsum(num_parts[order]) - num_parts[order]
     order = order[: limit if limit is None else np.searchsorted(before, limit)]
     positions, *rest = (column[order] for column in columns)
+    del columns, num_parts, before, earliest
     rows: list[Sighting] = []
     for here in _row_slices(sampler, source, positions):
         yield
         left = None if limit is None else limit - len(rows)
         rows += _rows(sampler, source, positions[here], *(column[here] for column in rest), limit=left)
-    return Sightings(num_found=int(num_parts.sum()), rows=rows)
+    return Sightings(num_found=num_found, rows=rows)
 
 
 def _look_up_samples(
