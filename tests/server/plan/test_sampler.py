@@ -182,3 +182,12 @@ def test_a_corpus_without_a_window_is_refused(shard_tokens: list[int], accepted:
 def test_steps_per_epoch() -> None:
     subject = sampler(one_source("web", 4, 10), [97, 41])
     assert subject.steps_per_epoch("web") == 3.4
+
+
+def test_in_most_orders_a_row_is_one_piece() -> None:
+    stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
+    found = sampler({"seq_len": 4, "stages": [stage], "seed": 1}, [50, 60])
+    pieces, borders = found.pieces(2, range(1, 5), count=3)
+    rows = np.concatenate([found.locate_rows(step, range(1, 5))[0] for step in (2, 3, 4)])
+    assert pieces.tolist() == [[shard, start, 5] for shard, start in rows.tolist()]
+    assert borders.tolist() == list(range(13))
