@@ -24,9 +24,11 @@ def why_not() -> str | None:
     """Return why there is nothing to kill, or None."""
     if shutil.which("docker") is None:
         return "docker is not installed"
-    if len(_replicas()) < len(_REPLICAS) or not TOKEN.exists():
-        return "docker/compose.yaml is not up; its first lines say how to start it"
-    return None
+    try:
+        is_up = len(_replicas()) == len(_REPLICAS) and TOKEN.exists()
+    except subprocess.CalledProcessError as error:
+        return str(error.stderr).strip()
+    return None if is_up else "docker/compose.yaml is not up; its first lines say how to start it"
 
 
 def proxy(folder: Path) -> RunningServer:
@@ -60,6 +62,5 @@ def _replicas() -> list[str]:
 
 
 def _docker(*words: str) -> str:
-    """Run a command of docker; an empty answer where the engine does not run."""
-    ended = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
-    return ended.stdout.strip()
+    """Run a command of docker; raise CalledProcessError if it fails: a kill that was none must not count."""
+    return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout.strip()
