@@ -158,6 +158,23 @@ def test_after_a_jump_other_groups_are_read_and_the_old_ones_dropped(bound: Boun
     assert sorted(dropped) == sorted(group(bound, 0) + group(bound, 1))
 
 
+def test_a_group_that_was_left_is_dropped_while_the_next_one_is_read(bound: BoundPlan, disk: Disk) -> None:
+    """One block for each piece: the disk is not idle while the whole group is dropped."""
+    asker = Asker(bound)
+    asker.request(0)
+    disk.take()
+    asker.reader.note(GROUP_STEPS * 100, asker.now)
+    asker.reader.look(asker.reader.take_steps(asker.now), [])
+    left = group(bound, 0) + group(bound, 1)
+    for number in range(1, 4):
+        assert asker.reader.read_piece() > 0
+        assert len(disk.read) == number
+        assert disk.dropped == left[:number]
+    while asker.reader.read_piece():
+        pass
+    assert disk.dropped == left
+
+
 def test_what_was_in_memory_before_is_neither_read_nor_dropped(bound: BoundPlan, disk: Disk) -> None:
     asker = Asker(bound)
     disk.resident = True

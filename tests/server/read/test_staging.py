@@ -10,6 +10,7 @@ import pytest
 from corpus_server.errors import CorpusChanged, NotStaged
 from corpus_server.read.staging import Stager
 from corpus_server.stores import Cache, StagedFile
+from tests.server.read.test_prefetch import wait_until
 
 
 class Failing:
@@ -87,3 +88,42 @@ def test_who_waited_long_enough_is_told_the_rate_of_what_comes(stager: Stager) -
     failed = CorpusChanged("a was replaced")
     stager._finished(wanted, failed, is_busy=False, is_new=False)
     assert stager._too_late([wanted]) is failed
+
+
+class Staged(Failing):
+    """A shard that comes from its store at once."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.num_staged = 0
+
+    def stage(self, *arguments: object, urgent: bool, on_bytes: Callable[[int], object]) -> None:
+        self.num_staged += 1
+
+    def sync(self) -> None:
+        pass
+
+
+def test_a_shard_that_has_come_is_not_fetched_again_while_it_is_planned(stager: Stager) -> None:
+    file = Staged("a")
+    stager._planned._num_ranks[cast("StagedFile", file)] = 1
+    for _ in range(20):
+        with stager._changed:
+            stager._start_staging()
+        wait_until(lambda: file.num_staged > 0 and not stager._running)
+    assert file.num_staged == 1
+
+
+def test_with_nothing_to_do_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks when something has changed, and once a second: not for as long as a core is free."""
+    turns: list[float] = []
+    turn = Stager._turn
+
+    def counted(stager: Stager) -> None:
+        turns.append(time.monotonic())
+        turn(stager)
+
+    monkeypatch.setattr(Stager, "_turn", counted)
+    with Stager(Cache(tmp_path, 1000)):
+        wait_until(lambda: len(turns) >= 3)
+        assert turns[-1] - turns[0] > 0.5
