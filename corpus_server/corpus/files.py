@@ -13,6 +13,7 @@ import errno
 import functools
 import mmap
 import os
+import resource
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -141,10 +142,13 @@ class OpenFile(Closing):
         """Tell whether the page cache holds the byte at `offset`; False if the system cannot tell.
 
         `mincore` and, since Linux 6.14, `cachestat` answer only the file's owner. This way has a side
-        effect: the kernel starts to read a page that is missing.
+        effect: the kernel starts to read a page that is missing. A fast disk delivers it before the call
+        ends, so the thread must not have asked a disk for anything, either.
         """
         try:
-            return os.preadv(self.fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+            before = _num_blocks_asked()
+            is_there = os.preadv(self.fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+            return is_there and _num_blocks_asked() == before
         except (OSError, AttributeError):  # the system or this file system has no such flag
             return False
 
@@ -237,6 +241,11 @@ class _LocalFiles:
 
 
 LOCAL_FILES: Final[Files] = _LocalFiles()
+
+
+def _num_blocks_asked() -> int:
+    """Return how many blocks this thread has asked disks for."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 
 def address_of(mapped: mmap.mmap) -> int:

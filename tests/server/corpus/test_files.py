@@ -11,6 +11,7 @@ import pytest
 from corpus_server.corpus.files import OpenFile
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import open_descriptors
+from tests.pages import drop
 
 
 def test_reads_exactly_what_was_asked(tmp_path: Path) -> None:
@@ -45,6 +46,19 @@ def test_a_failing_disk_is_named(tmp_path: Path) -> None:
         os.dup2(broken.fileno(), file.fd, inheritable=False)
         with pytest.raises(ReadFailed, match=r"a: reading 4 bytes at byte 0 failed: Input/output error"):
             file.read(0, 4)
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system cannot tell what is in memory")
+def test_a_page_that_a_fast_disk_delivers_within_the_call_was_not_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that waits for the disk stands for a disk that is done before the call ends."""
+    (tmp_path / "a").write_bytes(os.urandom(2**20))
+    drop(tmp_path / "a")
+    monkeypatch.setattr(os, "RWF_NOWAIT", 0)
+    with OpenFile(tmp_path / "a") as file:
+        assert not file.is_resident(2**19)
+        assert file.is_resident(2**19)
 
 
 def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
