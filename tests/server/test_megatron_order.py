@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -180,6 +182,33 @@ def test_a_table_is_built_once_kept_and_bounded(
     with catalog(THREE, folder, tables=Tables(kept, max_bytes=1)) as opened:
         opened.bind(Plan.from_json({**document(THREE), "seed": 1}))
         assert len(list(kept.iterdir())) == 1
+
+
+def test_the_tables_that_were_not_used_for_the_longest_time_make_room(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process may remove the same one at the same time."""
+    with catalog(THREE, folder, tables=Tables(tmp_path)) as opened:
+        plans = [opened.bind(Plan.from_json({**document(THREE), "seed": n})).plan for n in range(3)]
+        by_seed = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        for age, path in zip((20, 30, 10), by_seed, strict=True):
+            os.utime(path, (time.time() - age,) * 2)
+        opened.bind(plans[1])  # used again: now the first is the oldest
+    table_bytes = sum(file.stat().st_size for file in by_seed[0].iterdir())
+    rmtree, removed = shutil.rmtree, []
+
+    def removed_by_another_process(path: Path, **options: bool) -> None:
+        removed.append(path)
+        rmtree(path)
+        rmtree(path, **options)
+
+    monkeypatch.setattr(tables.shutil, "rmtree", removed_by_another_process)
+    with catalog(THREE, folder, tables=Tables(tmp_path, max_bytes=2 * table_bytes)) as opened:
+        opened.bind(Plan.from_json({**document(THREE), "seed": 3}))
+    assert removed == [by_seed[2], by_seed[0]]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert by_seed[1].exists()
+    assert caplog.text == ""
 
 
 def test_a_large_table_is_built_by_another_process(
