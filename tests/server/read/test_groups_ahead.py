@@ -244,6 +244,32 @@ def test_an_idle_plan_gives_its_budget_back(catalog: Catalog) -> None:
     assert readers.next_idle() is None
 
 
+def test_a_plan_that_is_still_read_outlives_an_idle_one(catalog: Catalog) -> None:
+    readers = GroupReaders(2 * group_bytes(bind(catalog)))
+    idle, read = bind(catalog, 0), bind(catalog, 1)
+    assert readers.note(idle, 0, 0.0)
+    assert readers.note(read, 0, 59.0)
+    assert not readers.note(bind(catalog, 2), 0, 60.0)
+    assert readers.note(bind(catalog, 2), 0, 61.0)
+    assert [bound.plan.seed for bound in readers.bounds()] == [1, 2]
+    given_back = readers.next_idle()
+    assert given_back is not None
+    assert given_back.bound is idle
+    assert readers.next_idle() is None
+
+
+def test_a_plan_that_is_bound_anew_is_read_anew(catalog: Catalog) -> None:
+    """As after the catalogue was reloaded; what the old one brought in is dropped."""
+    readers = GroupReaders(2 * group_bytes(bind(catalog)))
+    old, new = bind(catalog), bind(catalog)
+    assert readers.note(old, 0, 0.0)
+    assert readers.note(new, 0, 0.0)
+    assert [bound is new for bound in readers.bounds()] == [True]
+    given_back = readers.next_idle()
+    assert given_back is not None
+    assert given_back.bound is old
+
+
 def test_other_orders_have_no_groups(catalog: Catalog) -> None:
     plan = Plan(seq_len=SEQ_LEN, stages=(Stage(global_batch_size=ROWS, mixture={"web": 1.0}),))
     assert not GroupReaders(2**40).note(catalog.bind(plan), 0, 0.0)

@@ -99,6 +99,29 @@ def test_what_is_resident_is_not_asked_for(bound: BoundPlan, corpus: Path) -> No
     assert not looks.acquire(blocking=False)
 
 
+@pytest.mark.parametrize(("rows", "num_looks"), [(32, 64), (33, 33), (512, 64), (1000, 63)])
+def test_a_sample_of_the_windows_tells_whether_they_are_resident(
+    corpus: Path, rows: int, num_looks: int
+) -> None:
+    """At most 64 of a turn, two steps or one, evenly spread: a look is a system call."""
+    looked: list[np.ndarray] = []
+    with Catalog.open([CorpusSpec(name="web", path=corpus)]) as catalog:
+        plan = Plan(seq_len=SEQ_LEN, stages=(Stage(global_batch_size=rows, mixture={"web": 1.0}),))
+        bound = catalog.bind(plan)
+
+        def look(locations: np.ndarray) -> bool:
+            looked.append(locations)
+            return True
+
+        bound.gatherer.are_resident = look  # type: ignore[method-assign]
+        prefetcher = Prefetcher(4 * rows * (2 * (SEQ_LEN + 1) + mmap.PAGESIZE))  # a step ahead
+        prefetcher.note(bound, step=0, count=1, rows=rows, rank=0, world_size=1)
+        wait_until(lambda: bool(looked))
+        prefetcher.close()
+    (windows,) = looked
+    assert len(windows) == num_looks
+
+
 def test_without_a_budget_there_is_no_thread(bound: BoundPlan) -> None:
     before = num_threads()
     prefetcher = Prefetcher(0)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +9,8 @@ from typing import cast
 
 import pytest
 
-from corpus_server.errors import CorpusChanged, NotStaged
+from corpus_server.errors import CacheFull, CorpusChanged, CorpusServerError, NotStaged
+from corpus_server.read.planned_shards import Follower
 from corpus_server.read.staging import Stager
 from corpus_server.stores import Cache, StagedFile
 from tests.server.read.test_prefetch import wait_until
@@ -90,28 +93,256 @@ def test_who_waited_long_enough_is_told_the_rate_of_what_comes(stager: Stager) -
     assert stager._too_late([wanted]) is failed
 
 
-class Staged(Failing):
-    """A shard that comes from its store at once."""
+class Shard(Failing):
+    """A shard that a store delivers at once, after some failures; remembers what was done to it.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        failures: what its first fetches raise.
+    """
+
+    is_changed = False
+
+    def __init__(self, name: str, *failures: Exception) -> None:
         super().__init__(name)
-        self.num_staged = 0
+        self.failures = list(failures)
+        self.is_cached = self.is_attached = False
+        self.urgent: list[bool] = []  # of each fetch
+        self.num_touched = self.num_synced = self.num_detached = self.num_discarded = 0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    @property
+    def num_fetched(self) -> int:
+        return len(self.urgent)
+
+    def attach(self) -> bool:
+        self.is_attached = self.is_cached
+        return self.is_attached
+
+    def detach(self) -> bool:
+        self.num_detached += 1
+        self.is_attached = False
+        return True
+
+    def discard(self) -> None:
+        self.num_discarded += 1
+        self.is_cached = self.is_changed = False
+
+    def check_unchanged(self) -> None:
+        if self.is_changed:
+            raise CorpusChanged(f"{self.name} was written to")
 
     def stage(self, *arguments: object, urgent: bool, on_bytes: Callable[[int], object]) -> None:
-        self.num_staged += 1
+        self.urgent.append(urgent)
+        self.may_go_on.wait(20)
+        if self.failures:
+            raise self.failures.pop(0)
+        on_bytes(7)
+        self.is_cached = True
+
+    def touch(self) -> None:
+        self.num_touched += 1
 
     def sync(self) -> None:
-        pass
+        self.num_synced += 1
+
+
+def shards(*files: Shard) -> list[StagedFile]:
+    return cast("list[StagedFile]", list(files))
+
+
+def plan_for(stager: Stager, *files: Shard) -> None:
+    """Have a rank's next steps read shards."""
+    with stager._changed:
+        stager._planned._num_ranks.update(dict.fromkeys(shards(*files), 1))
+        stager._changed.notify()
+
+
+def test_what_is_mapped_need_not_be_waited_for(stager: Stager) -> None:
+    file = Shard("a")
+    file.is_cached = True
+    assert stager.want(shards(file), time.monotonic() + 60) is None
+    assert file.num_fetched == 0
+
+
+def test_a_request_goes_on_when_all_its_shards_have_come(tmp_path: Path) -> None:
+    received: list[int] = []
+    with Stager(Cache(tmp_path, 1000), on_bytes=received.append) as stager:
+        here, other, missing = Shard("a"), Shard("b"), Shard("c")
+        here.is_cached = True
+        missing.may_go_on.clear()
+        future = stager.want(shards(here, other, missing), time.monotonic() + 60)
+        assert future is not None
+        wait_until(lambda: other.is_cached and missing.num_fetched == 1)
+        assert not future.done()
+        missing.may_go_on.set()
+        assert future.result(20) is None
+        assert (here.num_fetched, other.urgent, missing.urgent) == (0, [True], [True])
+        assert (stager.num_staged, received) == (2, [7, 7])
+
+
+def test_a_copy_that_was_written_to_is_thrown_away_and_fetched_anew(stager: Stager) -> None:
+    file = Shard("a")
+    file.is_cached = file.is_changed = True
+    future = stager.want(shards(file), time.monotonic() + 60)
+    assert future is not None
+    assert future.result(20) is None
+    assert (file.num_discarded, file.num_fetched) == (1, 1)
+
+
+@pytest.mark.parametrize("failure", [BlockingIOError(), CacheFull("no room")], ids=["elsewhere", "no-room"])
+def test_a_request_waits_while_another_process_fetches_or_there_is_no_room(
+    stager: Stager, failure: Exception
+) -> None:
+    file = Shard("a", failure, failure)
+    future = stager.want(shards(file), time.monotonic() + 60)
+    assert future is not None
+    assert future.result(20) is None
+    assert file.num_fetched == 3
+
+
+def test_a_request_that_has_waited_for_room_is_told_so(stager: Stager) -> None:
+    file = Shard("a", *[CacheFull("no room")] * 1000)
+    future = stager.want(shards(file), time.monotonic() + 60)
+    assert future is not None
+    wait_until(lambda: file.num_fetched > 1)
+    with stager._changed:
+        stager._waiting.expire(math.inf, stager._too_late)
+    with pytest.raises(CacheFull, match="no room"):
+        future.result(20)
+    assert stager._waiting.files() == set()
+
+
+def test_a_request_that_has_waited_long_enough_is_told_when_to_come_again(stager: Stager) -> None:
+    file = Shard("a")
+    file.may_go_on.clear()
+    future = stager.want(shards(file), time.monotonic() + 0.1)
+    assert future is not None
+    with pytest.raises(NotStaged, match="1 bytes are on their way"):
+        future.result(20)
+    file.may_go_on.set()
+
+
+def test_an_error_that_nobody_expected_is_told_and_logged(
+    stager: Stager, caplog: pytest.LogCaptureFixture
+) -> None:
+    future = stager.want(shards(Shard("a", ZeroDivisionError("no bytes"))), time.monotonic() + 60)
+    assert future is not None
+    with pytest.raises(CorpusServerError, match="staging a failed: no bytes"):
+        future.result(20)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_shard_that_failed_is_tried_again_for_the_next_request(stager: Stager) -> None:
+    file = Shard("a", CorpusChanged("a was replaced"))
+    future = stager.want(shards(file), time.monotonic() + 60)
+    assert future is not None
+    with pytest.raises(CorpusChanged):
+        future.result(20)
+    wait_until(lambda: stager._failures[shards(file)[0]].retry_at < time.monotonic())
+    again = stager.want(shards(file), time.monotonic() + 60)
+    assert again is not None
+    assert again.result(20) is None
+    assert stager._failures == {}
+
+
+def test_what_requests_wait_for_comes_before_what_is_planned(stager: Stager) -> None:
+    """And four at a time."""
+    planned, waited = [Shard(f"planned-{n}") for n in range(6)], Shard("waited")
+    for each in (*planned, waited):
+        each.may_go_on.clear()
+    plan_for(stager, *planned)
+    wait_until(lambda: sum(each.num_fetched for each in planned) == 4)
+    assert [each.urgent for each in planned] == [[False]] * 4 + [[]] * 2
+    future = stager.want(shards(waited), time.monotonic() + 60)
+    assert future is not None
+    assert waited.num_fetched == 0
+    planned[0].may_go_on.set()
+    wait_until(lambda: waited.num_fetched == 1)
+    assert (waited.urgent, planned[4].num_fetched) == ([True], 0)
+    for each in (*planned, waited):
+        each.may_go_on.set()
+    assert future.result(20) is None
+    wait_until(lambda: all(each.is_cached for each in planned))
+
+
+def test_what_is_planned_is_kept_written_out_and_fetched_again_if_it_was_removed(stager: Stager) -> None:
+    file = Shard("a")
+    plan_for(stager, file)
+    wait_until(lambda: file.num_synced == 1 and file.num_touched > 0)
+    assert file.num_fetched == 1
+    file.is_cached = False  # by another process
+    wait_until(lambda: file.num_fetched == 2)
+
+
+def test_what_nobody_reads_or_plans_for_is_unmapped(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds after it was asked for: an answer may be under way; sooner to make room for a request."""
+    idle, recent, planned = (Shard(name) for name in "abc")
+    for each in (idle, recent, planned):
+        each.is_cached = True
+    plan_for(stager, planned)
+    assert stager.want(shards(idle, recent, planned), time.monotonic() + 60) is None
+    with stager._changed:
+        for each in (idle, planned):
+            stager._asked_at[shards(each)[0]] -= 3
+    forgotten: list[bool] = []
+    monkeypatch.setattr(stager._planned, "forget_margins", lambda: forgotten.append(True))
+    stager._let_go()
+    assert [each.num_detached for each in (idle, recent, planned)] == [1, 0, 0]
+    assert forgotten == []
+    assert shards(idle)[0] not in stager._asked_at
+    stager._let_go(urgent=True)
+    assert [each.num_detached for each in (idle, recent, planned)] == [1, 1, 0]
+    assert forgotten == [True]  # the steps just behind the latest requests, too
+
+
+def test_closing_ends_its_threads_and_the_requests_that_wait(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    stager = Stager(Cache(tmp_path, 1000))
+    file = Shard("a", *[BlockingIOError()] * 1000)
+    future = stager.want(shards(file), time.monotonic() + 60)
+    assert future is not None
+    wait_until(lambda: file.num_fetched > 0)
+    for _ in range(2):
+        stager.close()
+    with pytest.raises(NotStaged, match="the server is shutting down"):
+        future.result(0)
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_plan_that_fails_is_logged_and_the_others_go_on(
+    stager: Stager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    next_follower, fails = stager._planned.next_follower, [True]
+
+    def fail_once() -> Follower | None:
+        if fails.pop():
+            fails.append(False)
+            raise ZeroDivisionError("a plan of no rows")
+        fails.append(False)
+        return next_follower()
+
+    monkeypatch.setattr(stager._planned, "next_follower", fail_once)
+    future = stager.want(shards(Shard("a")), time.monotonic() + 60)
+    assert future is not None
+    assert future.result(20) is None
+    assert "a plan of no rows" in caplog.text
+
+
+def test_without_stores_there_is_nothing_to_do() -> None:
+    before = set(threading.enumerate())
+    with Stager(None):
+        assert set(threading.enumerate()) <= before
 
 
 def test_a_shard_that_has_come_is_not_fetched_again_while_it_is_planned(stager: Stager) -> None:
-    file = Staged("a")
-    stager._planned._num_ranks[cast("StagedFile", file)] = 1
+    file = Shard("a")
+    plan_for(stager, file)
     for _ in range(20):
         with stager._changed:
             stager._start_staging()
-        wait_until(lambda: file.num_staged > 0 and not stager._running)
-    assert file.num_staged == 1
+        wait_until(lambda: file.num_fetched > 0 and not stager._running)
+    assert file.num_fetched == 1
 
 
 def test_with_nothing_to_do_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
