@@ -233,10 +233,14 @@ def test_no_answer_and_no_log_holds_a_token_or_a_path(
 
 
 def wait_for(server: RunningServer, token: dict[str, str], status: int) -> None:
+    """Wait until every worker answers so: the kernel chooses one for each connection, and 20 miss none."""
     deadline = time.monotonic() + RELOAD_SECONDS
-    while (seen := server.get("/v1/batches", **STEP, corpus="web", headers=token).status) != status:
-        assert time.monotonic() < deadline, f"{seen} instead of {status}"
-        time.sleep(0.05)
+    in_a_row = 0
+    while in_a_row < 20:
+        seen = server.get("/v1/batches", **STEP, corpus="web", headers=token).status
+        in_a_row = in_a_row + 1 if seen == status else 0
+        assert seen == status or time.monotonic() < deadline, f"{seen} instead of {status}"
+        time.sleep(0.01)
 
 
 def test_tokens_come_and_go_without_a_restart(corpora: dict[str, Path], tmp_path: Path) -> None:
@@ -244,8 +248,7 @@ def test_tokens_come_and_go_without_a_restart(corpora: dict[str, Path], tmp_path
     tokens.add("first", "read:*")
     with RunningServer(corpora, tmp_path, workers=2, arguments=["--tokens", str(tokens.path)]) as server:
         tokens.add("second", "read:*")
-        for _ in range(4):  # both workers
-            wait_for(server, tokens.header("second"), 200)
+        wait_for(server, tokens.header("second"), 200)
         tokens.path.write_text("[tokens.first]\nsha256 = 7\n")
         deadline = time.monotonic() + RELOAD_SECONDS
         while server.log().count("the tokens read before stay valid") < 2:  # both workers
@@ -256,9 +259,8 @@ def test_tokens_come_and_go_without_a_restart(corpora: dict[str, Path], tmp_path
         time.sleep(2.5)
         wait_for(server, tokens.header("first"), 200)
         tokens.remove("first")
-        for _ in range(4):
-            wait_for(server, tokens.header("first"), 401)
-        assert server.get("/v1/corpora", headers=tokens.header("second")).status == 200
+        wait_for(server, tokens.header("first"), 401)
+        wait_for(server, tokens.header("second"), 200)
 
 
 def test_what_was_made_ahead_is_not_sent_to_a_token_that_was_revoked(
