@@ -58,6 +58,12 @@ def test_requests_and_bytes_are_counted_over_all_workers(server: RunningServer) 
     assert grown("corpus_requests_total", "refused", "400", "application") == 20
     assert grown("corpus_sent_bytes_total", "refused") == refusals > 0
     assert grown("corpus_request_seconds_count", "/v1/batches") == 80
+    ranges = {
+        name: server.get(f"/v1/corpora/{name}/tokens", format="json").json() for name in ("web", "docs")
+    }
+    num_tokens = {name: each["stop"] - each["start"] for name, each in ranges.items()}
+    assert grown("corpus_tokens_total", "web") == 20 * (12 * 17 + num_tokens["web"])
+    assert grown("corpus_tokens_total", "docs") == 20 * num_tokens["docs"]
     assert grown("corpus_request_seconds_bucket", "+Inf", "/v1/batches") == 80
 
 
