@@ -34,9 +34,11 @@ PACKAGES: dict[str, list[str]] = {
     "corpus_server/read": [
         *("tests/server/read", "tests/server/stores", "tests/server/web/test_inspection.py", MEGATRON)
     ],
-    "corpus_server/data": ["tests/server/data", "tests/server/web"],
+    "corpus_server/data": ["tests/server/data", "tests/server/web", "tests/server/run/test_seeing.py"],
     "client/corpus_client/network": ["tests/client/network", "tests/contract"],
-    "client/corpus_client/staging": ["tests/client/staging", "tests/client/test_loader.py"],
+    "client/corpus_client/staging": [
+        *("tests/client/staging", "tests/client/test_loader.py", "tests/client/test_arguments.py")
+    ],
 }
 """What is mutated, and the tests that must notice, in this order."""
 

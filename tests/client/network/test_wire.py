@@ -130,6 +130,15 @@ def test_only_passing_trouble_is_retried(status: int, passing: bool) -> None:
     assert wire.error_from_answer(status, {}, b"").passing is passing
 
 
+@pytest.mark.parametrize(
+    ("status", "denied"), [(400, False), (401, True), (402, False), (403, True), (404, False)]
+)
+def test_a_proxy_may_deny_access_in_words_of_its_own(status: int, denied: bool) -> None:
+    error = wire.error_from_answer(status, {"content-type": "text/html"}, b"<h1>Go away</h1>")
+    assert isinstance(error, errors.AccessDenied) is denied
+    assert str(error).startswith(f"HTTP {status}: ")
+
+
 def test_retry_after_as_a_date_is_one_second() -> None:
     headers = {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}
     assert wire.error_from_answer(503, headers, b"").retry_after_seconds == 1
