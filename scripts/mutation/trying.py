@@ -37,7 +37,8 @@ PACKAGES: dict[str, list[str]] = {
     "corpus_server/data": ["tests/server/data", "tests/server/web", "tests/server/run/test_seeing.py"],
     "client/corpus_client/network": ["tests/client/network", "tests/contract"],
     "client/corpus_client/staging": [
-        *("tests/client/staging", "tests/client/test_loader.py", "tests/client/test_arguments.py")
+        *("tests/client/staging", "tests/client/test_loader.py", "tests/client/test_arguments.py"),
+        "tests/client/observe/test_attribution.py",
     ],
 }
 """What is mutated, and the tests that must notice, in this order."""

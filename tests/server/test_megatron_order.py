@@ -27,7 +27,7 @@ from corpus_server.errors import (
     ReadFailed,
     UnknownDocument,
 )
-from corpus_server.plan import Plan
+from corpus_server.plan import MegatronOrder, Plan
 from corpus_server.plan.blend import choose
 from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
@@ -283,6 +283,13 @@ def test_what_the_order_cannot_carry_is_refused(
     with pytest.raises(InvalidPlan) as caught:
         opened.bind(Plan.from_json(plan))
     assert message in caught.value.detail
+
+
+def test_weights_without_a_blend_are_at_least_one() -> None:
+    """A plan of one source fills in the blend, and the weights are checked against it."""
+    assert MegatronOrder(num_samples=1, weights=(3,)).weights == (3.0,)
+    with pytest.raises(InvalidPlan, match=r"order.megatron.weights must be a list of numbers above 0"):
+        MegatronOrder(num_samples=1, weights=())
 
 
 @pytest.mark.parametrize("field", [{"seq_len": 8}, {"exclude": {"z-0": [[0, 4]]}}])

@@ -170,11 +170,11 @@ def test_training_loop_waits_for_what_the_fetcher_does(
     slots: tuple[Slot, ...], phase: Phase, server_seconds: float, cause: str
 ) -> None:
     meter = Meter()
-    filler = SlowFiller(meter, phase, server_seconds)
-    pipeline = Pipeline(filler, slots, Device(CPU), replace(STEPS, end_step=17), meter)
+    filler, device = SlowFiller(meter, phase, server_seconds), Device(CPU)
+    pipeline = Pipeline(filler, slots, device, replace(STEPS, end_step=17), meter)
     assert len(list(batches_of(pipeline))) == 12
     pipeline.close()
-    stats = meter.stats(copies_on_host=True)
+    stats = meter.stats(copies_on_host=device.copies_on_host)
     assert stats.wait.cause == cause
     assert sum(getattr(stats.wait, name) for name in CAUSES) == pytest.approx(stats.wait_seconds)
 
@@ -189,7 +189,7 @@ def test_waiting_for_a_slot_that_is_being_copied_is_waiting_for_the_transfer(
         pipeline = Pipeline(CountingFiller(), slots, device, replace(STEPS, end_step=60), meter)
         assert len(list(batches_of(pipeline))) == 55
         pipeline.close()
-    assert meter.stats(copies_on_host=False).wait.cause == "transfer"
+    assert meter.stats(copies_on_host=device.copies_on_host).wait.cause == "transfer"
 
 
 def test_loader_tells_where_its_time_went(make_loader: MakeLoader) -> None:
