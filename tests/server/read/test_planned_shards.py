@@ -201,3 +201,17 @@ def test_the_shards_of_steps_are_those_of_their_rows(bound: BoundPlan, first: in
     assert found == expected
     assert list(found) == sorted(first_row, key=lambda file: first_row[file])
     assert np.unique(list(expected.values())).size > 1
+
+
+def test_a_rank_that_has_no_further_step_is_not_planned_for_ever(bound: BoundPlan) -> None:
+    """Four ranks cannot share six rows: steps without rows count as if they had one."""
+    planned = PlannedShards(LIMIT)
+    planned.note(bound, step=0, count=1, rank=0, world_size=4, now=0.0)
+    turns = 0
+    while (follower := planned.next_follower()) is not None:
+        after, found = follower.locate(follower.next)
+        assert (after, found) == (follower.next + planned_shards._PART_WINDOWS, {})
+        planned.extend(follower, follower.next, after, found)
+        turns += 1
+        assert turns * planned_shards._PART_WINDOWS <= planned_shards._MAX_WINDOWS
+    assert turns > 0
