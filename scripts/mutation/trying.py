@@ -29,7 +29,10 @@ Outcome = Literal["killed", "survived", "timeout", "unclear"]
 MEGATRON = "tests/server/test_megatron_order.py"
 
 PACKAGES: dict[str, list[str]] = {
-    "corpus_server/plan": ["tests/server/plan", "tests/server/test_plan_store.py", MEGATRON],
+    "corpus_server/plan": [
+        *("tests/server/plan", "tests/server/test_plan_store.py", MEGATRON),
+        "tests/server/read/test_groups_ahead.py",
+    ],
     "corpus_server/corpus": ["tests/server/corpus", "tests/server/test_catalog.py", MEGATRON],
     "corpus_server/read": [
         *("tests/server/read", "tests/server/stores", "tests/server/web/test_inspection.py", MEGATRON)

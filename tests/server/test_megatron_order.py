@@ -142,6 +142,17 @@ def test_a_look_up_finds_every_row_that_holds_a_token(opened: Catalog, rows: NDA
     assert len(limited.rows) == 3 < limited.num_found
 
 
+def test_a_look_up_finds_the_rows_of_each_single_token(opened: Catalog, rows: NDArray[np.integer]) -> None:
+    """Among them are tokens at the end of the last epoch, too few for another row."""
+    bound = bound_to(opened, size=5)
+    for source, name in enumerate(names(THREE)):
+        tokens = THREE.tokens(source)
+        for start, token in enumerate(tokens.tolist()):
+            found = finish(look_up_slices(bound.sampler, name, start, start + 1, epochs=100))
+            held = np.flatnonzero((rows == token).any(axis=1))
+            assert [5 * each.plan_step + each.row for each in found.rows] == held.tolist()
+
+
 def test_usage_counts_the_rows_of_each_source(opened: Catalog, rows: NDArray[np.integer]) -> None:
     bound = bound_to(opened)
     borders = [int(THREE.tokens(source)[0]) for source in range(3)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.guard import GuardedRange
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import open_descriptors
 from tests.pages import drop
@@ -90,6 +92,25 @@ def test_a_file_that_was_cut_before_it_is_mapped_is_refused(tmp_path: Path) -> N
         os.truncate(tmp_path / "a", 4)
         with pytest.raises(UnreadableCorpus, match=r"cannot be mapped: .*being written"):
             file.map()
+
+
+def test_a_file_that_is_cut_between_two_looks_was_cut_and_not_badly_read(tmp_path: Path) -> None:
+    """Its pages are gone because of that, and the disk is not to blame."""
+    (tmp_path / "a").write_bytes(bytes(10))
+
+    class Cut:
+        """A guarded range in which a page is missing by the time that one asks."""
+
+        @property
+        def num_faults(self) -> int:
+            os.truncate(tmp_path / "a", 4)
+            return 1
+
+    with OpenFile(tmp_path / "a") as file:
+        file._guarded = cast("GuardedRange", Cut())
+        with pytest.raises(CorpusChanged, match="a: 10 bytes at opening, 4 now"):
+            file.check_unchanged()
+        file._guarded = None
 
 
 def test_a_file_whose_disk_does_not_even_say_its_size_is_not_taken_for_unchanged(tmp_path: Path) -> None:
