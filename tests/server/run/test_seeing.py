@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import ServedCorpus
+from tests.corpora import some_tokens, write_raw
 from tests.serving import ROOT, RunningServer, ask
 from tests.tokens import Tokens
 
@@ -206,6 +207,30 @@ def test_a_trace_has_the_spans_of_both_sides(
         assert attributes["corpus.request_id"] == headers["x-request-id"]
 
 
+def test_only_the_span_of_an_answer_that_the_server_failed_to_give_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="opentelemetry is missing ([otel])")
+    from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+    path = write_raw(tmp_path / "web.bin", some_tokens(5000))
+    with Collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        with RunningServer({"web": path}, tmp_path) as server:
+            statuses = [server.get(f"{BATCH}{step}").status for step in (0, -1)]
+            path.write_bytes(b"")
+            statuses.append(server.get(f"{BATCH}1").status)
+            spans = collector.wait_for(3, "GET /v1/batches")
+    failed = {}
+    for span in spans:
+        attributes = {each.key: each.value.int_value for each in span.attributes}
+        is_error = span.status.code == Status.STATUS_CODE_ERROR
+        failed[attributes["http.response.status_code"]] = is_error
+    assert statuses == [200, 422, 503]
+    assert failed == {200: False, 422: False, 503: True}
+
+
 class Collector:
     """An OTLP collector over HTTP: keeps the spans that it is sent."""
 
@@ -244,10 +269,14 @@ class Collector:
         self._thread.join(10)
         self._server.server_close()
 
-    def wait_for(self, num_spans: int) -> list[Any]:
-        """Return all spans once so many of batches have come."""
+    def wait_for(self, num_spans: int, name: str = "") -> list[Any]:
+        """Return all spans, or those of a name, once so many have come; none of probes."""
         deadline = time.monotonic() + 30
-        while len(found := [span for span in self.spans if "healthz" not in span.name]) < num_spans:
+        probes = ("GET /healthz", "GET /readyz")
+        while (
+            len(found := [each for each in self.spans if each.name not in probes and name in each.name])
+            < num_spans
+        ):
             assert time.monotonic() < deadline, [span.name for span in found]
             time.sleep(0.05)
-        return [span for span in found if span.name != "GET /readyz"]
+        return found
