@@ -50,7 +50,7 @@ def replica() -> Replica:
 
 def test_the_earliest_answer_is_cheapest_and_a_failing_replica_last() -> None:
     fast, slower, busy, new, failing = (replica() for _ in range(5))
-    fast.latency, slower.latency, busy.latency = measured(0.01), measured(0.015), measured(0.01)
+    fast.latency, slower.latency, busy.latency = measured(0.01), measured(0.018), measured(0.01)
     busy.num_in_flight = 1
     failing.leave_alone(errors.NoProgress("silent"), 100.0)
     order = sorted([failing, busy, slower, fast, new], key=lambda each: each.cost(100.0))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.plan import Plan
-from corpus_server.plan.document import MAX_RANGES_IN_FORCE, MAX_STAGE_SOURCES, MAX_STAGES
+from corpus_server.plan import Plan, Stage
+from corpus_server.plan.document import MAX_RANGES_IN_FORCE, MAX_SOURCES, MAX_STAGE_SOURCES, MAX_STAGES
 from tests.plans import Case, small_plans
 from tests.reference import one_source
 
@@ -307,6 +307,14 @@ def test_a_plan_has_a_bounded_number_of_stages() -> None:
     with pytest.raises(InvalidPlan, match="at most 512 stages, got 513") as caught:
         make(stages=staged(MAX_STAGES + 1))
     assert "join" in str(caught.value.remedy)
+
+
+def test_a_stage_has_a_bounded_number_of_sources() -> None:
+    mixture = {f"c{n}": 1.0 for n in range(MAX_SOURCES)}
+    assert len(Stage(global_batch_size=1, mixture=mixture).mixture) == MAX_SOURCES
+    for wrong in ({**mixture, "more": 1.0}, {}):
+        with pytest.raises(InvalidPlan, match=f"an object of 1 to {MAX_SOURCES} corpus names and weights"):
+            Stage(global_batch_size=1, mixture=wrong)
 
 
 def test_stages_times_sources_are_bounded() -> None:
