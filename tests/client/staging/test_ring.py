@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from corpus_client import Batch, errors
-from corpus_client.staging.device import Group
+from corpus_client.staging.device import Group, shifted
 from corpus_client.staging.ring import NUM_BUFFERS, DeviceRing, transfer_stream
 from tests.client.fake_gpu import FakeGpu, Stream
 
@@ -176,6 +176,19 @@ def test_copies_and_stalls_are_measured_by_events(gpu: FakeGpu) -> None:
     interval = group.interval()
     assert interval is not None
     assert interval[1] - interval[0] == pytest.approx(copy_seconds)
+
+
+def test_a_context_rank_gets_its_slice_and_the_whole_rows(gpu: FakeGpu) -> None:
+    ring = open_ring(gpu)
+    stored = torch.arange(30).to(torch.uint16).view(3, 2, 5)
+    views = shifted(stored, (1, 2))[0]
+    made = ring.make(torch.int64, views)
+    gpu.finish()
+    assert len(made) == len(views) == 3
+    for copy, view in zip(made, views, strict=True):
+        assert copy.dtype == torch.int64
+        assert copy.is_contiguous()
+        assert torch.equal(copy, view.long())
 
 
 def test_copies_that_nobody_reads_are_forgotten(gpu: FakeGpu) -> None:

@@ -69,3 +69,26 @@ def test_starts_beyond_64_bit_products_of_32_bit_numbers() -> None:
     per_shard = (2**50 - 8) // 7 + 1
     ids = np.array([per_shard * 999 - 1, per_shard * 999, per_shard * 1000 - 1], "uint64")
     assert index.locate(ids).tolist() == [[998, (per_shard - 1) * 7], [999, 0], [999, (per_shard - 1) * 7]]
+
+
+@given(
+    shard_tokens=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    seq_len=st.integers(1, 20),
+    stride=st.integers(1, 25),
+    data=st.data(),
+)
+def test_extents_hold_the_windows_and_no_more(
+    shard_tokens: list[int], seq_len: int, stride: int, data: st.DataObject
+) -> None:
+    """In every shard from its first window's first token to its last one's last."""
+    index = WindowIndex(shard_tokens, seq_len=seq_len, stride=stride)
+    windows = listed(shard_tokens, seq_len, stride)
+    if not windows:
+        return
+    start = data.draw(st.integers(0, len(windows) - 1))
+    stop = data.draw(st.integers(start + 1, len(windows)))
+    starts: dict[int, list[int]] = {}
+    for shard, first in windows[start:stop]:
+        starts.setdefault(shard, []).append(first)
+    expected = [(shard, its[0], its[-1] + seq_len + 1) for shard, its in starts.items()]
+    assert index.extents(start, stop) == expected
