@@ -30,13 +30,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sample (0)")
     parser.add_argument("--processes", type=int, default=2, help="mutants to try at the same time (2)")
     parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="begin no mutant later")
+    parser.add_argument(
+        "--near", action="store_true", help="run only the tests that name or import the module"
+    )
     parser.add_argument("--save", action="store_true", help="write scripts/results/DATE-mutation.md")
     chosen = parser.parse_args()
     mutants = [mutant for path in modules(chosen.paths) for mutant in mutants_of(ROOT, path)]
     random.Random(chosen.seed).shuffle(mutants)
     valid = (mutant for mutant in mutants if mutant.is_valid(ROOT))
     sample = list(itertools.islice(valid, chosen.sample))
-    results = try_all(sample, chosen.processes, time.monotonic() + 60 * chosen.minutes)
+    until = time.monotonic() + 60 * chosen.minutes
+    results = try_all(sample, chosen.processes, until, near=chosen.near)
     command = " ".join(["scripts/mutate", *sys.argv[1:]])
     text = markdown(ROOT, results, command, len(mutants))
     print(text)
@@ -56,7 +60,7 @@ def modules(paths: list[str]) -> list[str]:
     return found
 
 
-def try_all(sample: list[Mutant], processes: int, until: float) -> list[Result]:
+def try_all(sample: list[Mutant], processes: int, until: float, *, near: bool) -> list[Result]:
     """Try all mutants, several at a time; print each survivor as soon as it is known.
 
     Args:
@@ -70,7 +74,7 @@ def try_all(sample: list[Mutant], processes: int, until: float) -> list[Result]:
         unused = context.SimpleQueue()
         for tree in trees:
             unused.put(tree)
-        pool = stack.enter_context(ProcessPoolExecutor(processes, context, Bench.open, (unused, until)))
+        pool = stack.enter_context(ProcessPoolExecutor(processes, context, Bench.open, (unused, until, near)))
         for result in pool.map(Bench.try_out, sample):
             if result is None:
                 continue

@@ -76,8 +76,12 @@ def package_of(path: str) -> str:
     return next(package for package in PACKAGES if path.startswith(package + "/"))
 
 
-def tests_of(root: Path, path: str) -> list[str]:
-    """Return the tests of a module's package: first those named after it, then those that import it."""
+def tests_of(root: Path, path: str, *, near: bool) -> list[str]:
+    """Return the tests of a module's package: first those named after it, then those that import it.
+
+    Args:
+        near: leave the others out, unless there are none of these.
+    """
     tests = PACKAGES[package_of(path)]
     files = [
         file for test in tests for file in ([root / test] if test.endswith(".py") else _files(root / test))
@@ -89,6 +93,8 @@ def tests_of(root: Path, path: str) -> list[str]:
             return 0
         return 1 if module in file.read_text() else 2
 
+    if near:
+        files = [file for file in files if distance(file) < 2] or files
     return [str(file.relative_to(root)) for file in sorted(files, key=distance)]
 
 
@@ -185,16 +191,17 @@ class Bench:
     _here: Bench
     _until: float
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, *, near: bool = False) -> None:
         self._tree = tree
+        self._near = near
         self._passes: dict[str, bool] = {}
         # Compiled files are told apart by whole seconds and sizes, which two mutants may share.
         self._time = 1_000_000_000
 
     @classmethod
-    def open(cls, unused: SimpleQueue[Path], until: float) -> None:
+    def open(cls, unused: SimpleQueue[Path], until: float, near: bool) -> None:
         """Take a copy of the tree for this process, which tries no more mutants after a time."""
-        cls._here, cls._until = cls(unused.get()), until
+        cls._here, cls._until = cls(unused.get(), near=near), until
 
     @classmethod
     def try_out(cls, mutant: Mutant) -> Result | None:
@@ -208,7 +215,7 @@ class Bench:
         began = time.monotonic()
         try:
             self._write(path, changed)
-            outcome, test = self._run(tests_of(self._tree, mutant.path), TEST_SECONDS)
+            outcome, test = self._run(tests_of(self._tree, mutant.path, near=self._near), TEST_SECONDS)
         finally:
             self._write(path, original)
         if outcome != "survived" and not self._passes_without(test):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Sampler
+from corpus_server.plan.questions import lookup
 from corpus_server.plan.questions.lookup import Sighting, Sightings, look_up_slices
 from corpus_server.plan.questions.slices import finish
 from tests.plans import Case, small_plans, wild_plan
@@ -160,6 +161,25 @@ def test_a_range_of_too_many_windows_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="fewer epochs or tokens"):
         look_up(case.sampler(), "web", 0, 10**12)
     assert look_up(case.sampler(), "web", 4_001, 4_002, epochs=1000).num_found == 1000
+
+
+@pytest.mark.parametrize(
+    ("num_windows", "epochs", "parameter"), [(12, 1, "stop"), (6, 2, "epochs"), (4, 3, "epochs")]
+)
+def test_windows_times_epochs_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, num_windows: int, epochs: int, parameter: str
+) -> None:
+    """The error names what there may be less of: tokens, or epochs if there are several."""
+    monkeypatch.setattr(lookup, "MAX_PAIRS", 12)
+    sampler, first = mixed(10**6, 512), 4 * 1000 + 1  # windows begin every 4 tokens, and share one
+    found = look_up(sampler, "web", first, first + 4 * num_windows - 3, epochs=epochs)
+    assert found.num_found == num_windows * epochs
+    with pytest.raises(
+        InvalidParameter, match=f"touches {num_windows + 1} windows; times {epochs}"
+    ) as caught:
+        look_up(sampler, "web", first, first + 4 * num_windows + 1, epochs=epochs)
+    given = {"stop": first + 4 * num_windows + 1, "epochs": epochs}
+    assert (caught.value.parameter, caught.value.received) == (parameter, given[parameter])
 
 
 def mixed(num_windows: int, batch_size: int) -> Sampler:
