@@ -105,6 +105,16 @@ def step_rows(bound: BoundPlan, step: int, **part: int) -> NDArray[np.integer]:
     return np.concatenate([each.copy() for each in read_arrays(reading)])
 
 
+def test_two_tokens_are_enough_for_a_row(tmp_path: Path) -> None:
+    """The next epoch's first token is the last target of this one."""
+    case = Case(lengths=((2,),), weights=None, seq_len=1, num_samples=3, seed=1)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    assert served_rows(case, tmp_path / "two")[:3].tolist() == [[0, 1], [1, 0], [0, 1]]
+    with pytest.raises(InvalidPlan, match="has no documents in its part train"):
+        served_rows(dataclasses.replace(case, lengths=((1,),)), tmp_path / "one")
+
+
 def test_stages_skips_and_ranks_take_the_rows_in_turn(opened: Catalog, rows: NDArray[np.integer]) -> None:
     """A batch of another size goes on with the next row; a skipped step leaves its rows out."""
     mixture = document(THREE)["stages"][0]["mixture"]
