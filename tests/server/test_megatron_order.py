@@ -110,7 +110,7 @@ def test_two_tokens_are_enough_for_a_row(tmp_path: Path) -> None:
     case = Case(lengths=((2,),), weights=None, seq_len=1, num_samples=3, seed=1)
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-    assert served_rows(case, tmp_path / "two")[:3].tolist() == [[0, 1], [1, 0], [0, 1]]
+    assert sorted(served_rows(case, tmp_path / "two").tolist()) == [[0, 1], [0, 1], [1, 0]]
     with pytest.raises(InvalidPlan, match="has no documents in its part train"):
         served_rows(dataclasses.replace(case, lengths=((1,),)), tmp_path / "one")
 
