@@ -74,6 +74,19 @@ def test_lookup_finds_every_row_and_no_other(case: Case, data: st.DataObject) ->
     assert (first.num_found, first.rows) == (found.num_found, found.rows[:limit])
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_row_of_a_stage_is_found_once(seed: int) -> None:
+    """At a place of an excluded window, in half of the orders: both stages have others stand in for it."""
+    stage = {"global_batch_size": 1, "mixture": {"web": 1}}
+    stages = [{**stage, "from_step": 0, "exclude": {"web": [[0, 21]]}}, {**stage, "from_step": 7}]
+    case = Case({"seq_len": 2, "seed": seed, "stages": stages}, {"web": [41]})
+    reference, sampler = case.reference(), case.sampler()
+    expected = reference.lookup("web", 0, 41, epochs=1, plan_steps=20)
+    assert len(expected) == 20
+    found = look_up(sampler, "web", 0, 41, epochs=1)
+    assert found.rows == [sighting(row, reference.first_shard) for row in expected]
+
+
 @pytest.mark.parametrize("number", range(NUM_PLANS))
 def test_lookup_finds_10_000_random_rows(number: int) -> None:
     """Catalogue row 7: 20 plans of any scale, 500 rows of each; any token of the window."""
