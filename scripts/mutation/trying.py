@@ -30,17 +30,24 @@ MEGATRON = "tests/server/test_megatron_order.py"
 
 PACKAGES: dict[str, list[str]] = {
     "corpus_server/plan": [
-        *(MEGATRON, "tests/server/test_plan_store.py", "tests/server/read/test_groups_ahead.py"),
+        MEGATRON,
+        "tests/server/test_plan_store.py",
+        "tests/server/read/test_groups_ahead.py",
         "tests/server/plan",
     ],
     "corpus_server/corpus": ["tests/server/corpus", "tests/server/test_catalog.py", MEGATRON],
     "corpus_server/read": [
-        *("tests/server/read", MEGATRON, "tests/server/web/test_inspection.py", "tests/server/stores")
+        "tests/server/read",
+        MEGATRON,
+        "tests/server/web/test_inspection.py",
+        "tests/server/stores",
     ],
     "corpus_server/data": ["tests/server/data", "tests/server/run/test_seeing.py", "tests/server/web"],
     "client/corpus_client/network": ["tests/client/network", "tests/contract"],
     "client/corpus_client/staging": [
-        *("tests/client/staging", "tests/client/test_loader.py", "tests/client/test_arguments.py"),
+        "tests/client/staging",
+        "tests/client/test_loader.py",
+        "tests/client/test_arguments.py",
         "tests/client/observe/test_attribution.py",
     ],
 }

@@ -390,9 +390,9 @@ def test_what_a_background_thread_uses_is_closed_when_it_has_ended() -> None:
     go_on.set()
     with pool.changed:
         assert pool.changed.wait_for(lambda: not pool._num_background, 20)
-    wait_until = time.monotonic() + 20
+    deadline = time.monotonic() + 20
     while not close.called:
-        assert time.monotonic() < wait_until
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 

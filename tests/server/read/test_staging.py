@@ -313,13 +313,11 @@ def test_closing_ends_its_threads_and_the_requests_that_wait(tmp_path: Path) -> 
 def test_a_plan_that_fails_is_logged_and_the_others_go_on(
     stager: Stager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    next_follower, fails = stager._planned.next_follower, [True]
+    next_follower, failures = stager._planned.next_follower, [ZeroDivisionError("a plan of no rows")]
 
     def fail_once() -> Follower | None:
-        if fails.pop():
-            fails.append(False)
-            raise ZeroDivisionError("a plan of no rows")
-        fails.append(False)
+        if failures:
+            raise failures.pop()
         return next_follower()
 
     monkeypatch.setattr(stager._planned, "next_follower", fail_once)
