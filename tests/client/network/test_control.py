@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,8 +14,9 @@ import pytest
 import xxhash
 
 from corpus_client import errors
-from corpus_client.network.control import ControlPlane
+from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription, StageDescription
 from corpus_client.network.endpoint import Endpoint
+from tests.client.reference_server import ReferenceServer
 
 PLAN = "ab" * 32
 DIGEST = "xxh3-64=" + "0" * 16
@@ -20,13 +24,235 @@ BODY = bytes(range(32))
 TAIL = xxhash.xxh3_64_digest(BODY)
 
 
-def ask(question: Callable[[ControlPlane], Any], **answer: Any) -> Any:
-    """Return what the control plane makes of an answer."""
-    with closing(ControlPlane(Endpoint.parse("http://127.0.0.1:1"))) as control:
+URL = "http://127.0.0.1:1"
+
+
+def ask_through(handler: Callable[[httpx.Request], httpx.Response], question: Callable[..., Any]) -> Any:
+    """Return what the control plane makes of what comes back, or of the error that is raised there."""
+    with closing(ControlPlane(Endpoint.parse(URL))) as control:
         control._http.close()
-        transport = httpx.MockTransport(lambda request: httpx.Response(200, **answer))
-        control._http = httpx.Client(base_url="http://127.0.0.1:1", transport=transport)
+        control._http = httpx.Client(base_url=URL, transport=httpx.MockTransport(handler))
         return question(control)
+
+
+def ask(question: Callable[[ControlPlane], Any], status: int = 200, **answer: Any) -> Any:
+    """Return what the control plane makes of an answer."""
+    return ask_through(lambda request: httpx.Response(status, **answer), question)
+
+
+SHARD = {"corpus": "web", "name": "a/0.bin", "num_tokens": 5, "dtype": "uint16", "data_offset": 8}
+STAGE = {"first_step": None, "global_batch_size": 4, "seq_len": 16}
+DESCRIBED = {
+    "id": PLAN,
+    "plan": {"seed": 7},
+    "dtype": "uint16",
+    "sources": {"web": {"eot": 3}, "code": {"eot": 3}},
+    "shards": [{**SHARD, "size_bytes": 18, "of_tomorrow": 1}],
+    "stages": [{**STAGE, "of_tomorrow": 1}],
+    "num_steps": 9,
+}
+
+
+def post(control: ControlPlane) -> BoundPlan:
+    return control.post_plan({"seed": 7})
+
+
+@pytest.mark.parametrize(
+    ("sources", "eot_id"),
+    [
+        ({"web": {"eot": 3}}, 3),
+        ({"web": {"eot": 3}, "code": {"eot": 3}}, 3),
+        ({"web": {"eot": 3}, "code": {"eot": 4}}, None),
+        ({"web": {"eot": 3}, "code": {}}, None),
+        ({"web": {"eot": None}}, None),
+        ({}, None),
+    ],
+)
+def test_a_plan_is_what_the_server_describes(sources: dict[str, Any], eot_id: int | None) -> None:
+    """One end-of-text id counts for all sources; what this client does not know is left out."""
+    assert ask(post, json={**DESCRIBED, "sources": sources}) == BoundPlan(
+        plan_id=PLAN,
+        document={"seed": 7},
+        dtype="uint16",
+        shards=(
+            ShardDescription(
+                corpus="web", name="a/0.bin", num_tokens=5, dtype="uint16", data_offset=8, size_bytes=18
+            ),
+        ),
+        stages=(StageDescription(first_step=None, global_batch_size=4, seq_len=16),),
+        eot_id=eot_id,
+        num_steps=9,
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"sources": []}, {"sources": {"web": None}}, {"plan": "ab"}, {"plan": 7}),
+        *({"shards": None}, {"shards": [SHARD]}, {"stages": [{}]}, {"stages": 7}),
+    ],
+    ids=str,
+)
+def test_what_describes_no_plan_is_refused(change: dict[str, object]) -> None:
+    answer = {**DESCRIBED, **change}
+    with pytest.raises(errors.AnswerCorrupt) as caught:
+        ask(post, json=answer)
+    assert str(caught.value) == f"{URL}: not the description of a plan: {answer}"
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_description_that_lacks_something_is_refused(name: str) -> None:
+    with pytest.raises(errors.AnswerCorrupt, match="not the description of a plan"):
+        ask(post, json={key: value for key, value in DESCRIBED.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (b"[1]", "'[1]'"),
+        (b"null", "'null'"),
+        (b"<html>", "'<html>'"),
+        (b"", "''"),
+        (b"0123456789" * 21, f"'{'0123456789' * 20}'"),
+    ],
+    ids=["list", "null", "no JSON", "nothing", "long"],
+)
+def test_what_is_no_object_is_shown_by_its_beginning(content: bytes, shown: str) -> None:
+    with pytest.raises(errors.AnswerCorrupt) as caught:
+        ask(lambda control: control.get("/v1/corpora"), content=content)
+    assert str(caught.value) == f"{URL}/v1/corpora: must be a JSON object, got {shown}"
+
+
+@pytest.mark.parametrize(
+    ("question", "method", "path", "body"),
+    [
+        (lambda control: control.get("/v1/corpora"), "GET", "/v1/corpora", b""),
+        (post, "POST", "/v1/plans", b'{"seed":7}'),
+        (lambda control: control.plan_step(PLAN, 5), "GET", f"/v1/plans/{PLAN}/usage?step=5", b""),
+        (lambda control: control.receipt(PLAN, 5), "GET", f"/v1/plans/{PLAN}/receipt?step=5", b""),
+        (
+            lambda control: control.places(PLAN, 5),
+            "GET",
+            f"/v1/indices?plan={PLAN}&step=5&count=1&rank=0&world_size=1&format=raw&checksum=tail",
+            b"",
+        ),
+        (
+            lambda control: control.tokens("a/b", 7, 16),
+            "GET",
+            "/v1/corpora/a%2Fb/tokens?start=7&count=16&format=raw&checksum=tail",
+            b"",
+        ),
+    ],
+    ids=["get", "plan", "plan step", "receipt", "places", "tokens"],
+)
+def test_each_question_has_its_path(
+    question: Callable[[ControlPlane], Any], method: str, path: str, body: bytes
+) -> None:
+    asked = []
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        asked.append((request.method, request.url.raw_path.decode(), request.content))
+        assert re.fullmatch("[0-9a-f]{16}", request.headers["x-request-id"])
+        return httpx.Response(404)
+
+    with pytest.raises(errors.ServerError, match="HTTP 404: no explanation"):
+        ask_through(refuse, question)
+    assert asked == [(method, path, body)]
+
+
+@pytest.mark.parametrize("status", [199, 302, 404, 503])
+def test_only_an_answer_of_success_is_taken(status: int) -> None:
+    with pytest.raises(errors.ServerError) as caught:
+        ask(post, status, json=DESCRIBED)
+    assert caught.value.status == status
+    assert ask(post, 201, json=DESCRIBED).plan_id == PLAN
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "kind", "message"),
+    [
+        (httpx.ReadTimeout("slow"), None, errors.NoProgress, "no answer in 10 s; request ID"),
+        (TimeoutError("slow"), None, errors.NoProgress, "no answer in 10 s; request ID"),
+        (httpx.ReadError("cut"), None, errors.ConnectionFailed, "ReadError: cut; request ID"),
+        (OSError("cut"), None, errors.ConnectionFailed, "OSError: cut; request ID"),
+        (
+            httpx.ConnectError("no"),
+            socket.gaierror(socket.EAI_AGAIN, "again"),
+            errors.ConnectionFailed,
+            "the name '127.0.0.1' cannot be looked up: [Errno -3] again",
+        ),
+        (
+            httpx.ConnectError("no"),
+            socket.gaierror(socket.EAI_NONAME, "unknown"),
+            errors.HostNotFound,
+            "no host is named '127.0.0.1' ([Errno -2] unknown); is the URL right, and does this machine's "
+            "name service know the host?",
+        ),
+    ],
+    ids=["slow answer", "slow socket", "cut", "broken socket", "no name service", "unknown name"],
+)
+@pytest.mark.parametrize("explicit", [True, False])
+def test_what_goes_wrong_on_the_way_is_named(
+    error: Exception, cause: Exception | None, explicit: bool, kind: type[Exception], message: str
+) -> None:
+    """By its cause, however deep that is."""
+
+    def fail(_: httpx.Request) -> httpx.Response:
+        raised = type(error)(*error.args)  # a new one, which has no cause yet
+        if cause is None:
+            raise raised
+        try:
+            raise cause
+        except OSError:
+            if explicit:
+                raise raised from cause
+            raise raised  # noqa: B904 - Python notes what it was handling
+
+    with pytest.raises(kind) as caught:
+        ask_through(fail, lambda control: control.get("/"))
+    assert re.sub("request [0-9a-f]{16}$", "request ID", str(caught.value)) == f"{URL}: {message}"
+
+
+def test_nobody_at_a_unix_socket_is_told_as_such(tmp_path: Path) -> None:
+    """Whether there is no such file, or nobody listens there."""
+    path = tmp_path / "a.sock"
+    with closing(ControlPlane(Endpoint.parse(f"uds://{path}"))) as control:
+        missing = rf"uds://{path}: FileNotFoundError: .* No such file or directory; request [0-9a-f]{{16}}$"
+        with pytest.raises(errors.ConnectionFailed, match=missing):
+            control.get("/")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+        with pytest.raises(errors.ConnectionFailed, match=f"uds://{path}: ConnectionRefusedError: "):
+            control.get("/")
+
+
+def test_a_unix_socket_that_accepts_nobody_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        socket.socket(socket.AF_UNIX) as first,
+        closing(ControlPlane(Endpoint.parse(f"uds://{path}"))) as control,
+    ):
+        listener.bind(str(path))
+        listener.listen(0)
+        first.connect(str(path))
+        with pytest.raises(errors.ConnectionFailed, match=f"^uds://{path}: BlockingIOError: "):
+            control.get("/")
+
+
+def test_connections_are_kept_until_it_is_closed(server: ReferenceServer) -> None:
+    """A firewall on the way forgets a connection that is silent for long."""
+    control = ControlPlane(Endpoint.parse(server.url))
+    streams = []
+    for _ in range(2):
+        with control._http.stream("GET", "/v1/corpora") as response:
+            streams.append(response.extensions["network_stream"].get_extra_info("socket"))
+            response.read()
+    assert streams[0] is streams[1]
+    assert streams[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert streams[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
+    control.close()
+    assert streams[0].fileno() == -1
 
 
 @pytest.mark.parametrize(
@@ -38,15 +264,19 @@ def test_only_the_receipt_of_the_step_is_taken(change: dict[str, object]) -> Non
 
     right = {"plan": PLAN, "step": 5, "digest": DIGEST}
     assert ask(receipt, json=right) == DIGEST
-    with pytest.raises(errors.AnswerCorrupt, match="not the receipt of step 5"):
-        ask(receipt, json={**right, **change})
+    answer = {**right, **change}
+    with pytest.raises(errors.AnswerCorrupt) as caught:
+        ask(receipt, json=answer)
+    assert str(caught.value) == f"{URL}: not the receipt of step 5 of plan {PLAN}: {answer}"
 
 
 @pytest.mark.parametrize("found", [4, "5", None, 5.0])
 def test_a_plan_step_is_never_before_its_training_step(found: object) -> None:
-    assert ask(lambda control: control.plan_step(PLAN, 5), json={"plan_step": 5}) == 5
-    with pytest.raises(errors.AnswerCorrupt, match="plan_step must be 5 or more"):
+    for step in (5, 6):
+        assert ask(lambda control: control.plan_step(PLAN, 5), json={"plan_step": step}) == step
+    with pytest.raises(errors.AnswerCorrupt) as caught:
         ask(lambda control: control.plan_step(PLAN, 5), json={"plan_step": found})
+    assert str(caught.value) == f"{URL}: plan_step must be 5 or more, got {found!r}"
 
 
 @pytest.mark.parametrize("wrong", ["step", "checksum"])
@@ -61,6 +291,14 @@ def test_places_are_those_of_the_step_and_whole(wrong: str) -> None:
     tail = bytes(8) if wrong == "checksum" else TAIL
     with pytest.raises(errors.AnswerCorrupt, match="etag" if wrong == "step" else "checksum"):
         ask(places, content=BODY + tail, headers=headers)
+
+
+@pytest.mark.parametrize("dtype", ["int8", ""])
+def test_tokens_of_an_unknown_dtype_are_refused(dtype: str) -> None:
+    headers = {"Corpus-Dtype": dtype} if dtype else {}
+    with pytest.raises(errors.AnswerCorrupt) as caught:
+        ask(lambda control: control.tokens("web", 0, 16), content=BODY + TAIL, headers=headers)
+    assert str(caught.value) == f"{URL}: unknown corpus-dtype {dtype!r}"
 
 
 @pytest.mark.parametrize("wrong", ["Corpus-Shape", "Corpus-Dtype", "checksum"])

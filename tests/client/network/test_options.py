@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import pickle
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -25,42 +27,124 @@ PLAN = make_plan(corpus="web", seq_len=16, global_batch_size=12, seed=0, order="
 SECRET = "s3cr3t-t0k3n"
 
 
+TOKEN_WANTED = "auth must give a token of ASCII without spaces, got"
+BOTH = "auth= and an Authorization header say the same; give one"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"deadline_seconds": 0}, "deadline_seconds must be above 0, got 0"),
-        ({"deadline_seconds": float("nan")}, "deadline_seconds must"),
-        ({"progress_seconds": float("inf")}, "progress_seconds must"),
+        ({"deadline_seconds": -0.5}, "deadline_seconds must be above 0, got -0.5"),
+        ({"deadline_seconds": float("nan")}, "deadline_seconds must be above 0, got nan"),
+        ({"progress_seconds": 0.0}, "progress_seconds must be above 0, got 0.0"),
+        ({"progress_seconds": float("inf")}, "progress_seconds must be above 0, got inf"),
         ({"hedge_factor": 0.5}, "hedge_factor must be 0 or at least 1, got 0.5"),
-        ({"in_flight": 0}, r"in_flight must be in \[1, 64\], got 0"),
-        ({"in_flight": True}, "in_flight must"),
-        ({"headers": {"X": "a\r\nb"}}, "single lines of Latin-1, got 'X'"),
-        ({"headers": {"a b": "c"}}, "headers must"),
-        ({"headers": {"authorization": "Basic x"}, "auth": "y"}, "give one"),
-        ({"key_file": "key.pem"}, "key_file must come with cert_file"),
-        ({"auth": ""}, "auth must give a token of ASCII without spaces, got an empty one"),
-        ({"auth": f"{SECRET} x"}, "auth must give a token"),
+        ({"hedge_factor": -1}, "hedge_factor must be 0 or at least 1, got -1"),
+        ({"hedge_factor": float("inf")}, "hedge_factor must be 0 or at least 1, got inf"),
+        ({"in_flight": 0}, "in_flight must be in [1, 64], got 0"),
+        ({"in_flight": 65}, "in_flight must be in [1, 64], got 65"),
+        ({"in_flight": 1.5}, "in_flight must be in [1, 64], got 1.5"),
+        ({"in_flight": True}, "in_flight must be in [1, 64], got True"),
+        ({"headers": {"X": "a\r\nb"}}, "headers must be single lines of Latin-1, got 'X'"),
+        ({"headers": {"X": 7}}, "headers must be single lines of Latin-1, got 'X'"),
+        ({"headers": {"X": "\u20ac"}}, "headers must be single lines of Latin-1, got 'X'"),
+        ({"headers": {"a b": "c"}}, "headers must be single lines of Latin-1, got 'a b'"),
+        ({"headers": {"X": "a", "": "c"}}, "headers must be single lines of Latin-1, got ''"),
+        ({"headers": {"authorization": "Basic x"}, "auth": "y"}, BOTH),
+        ({"headers": {"X": "a", "AUTHORIZATION": "Basic x"}, "auth": "y"}, BOTH),
+        ({"key_file": "key.pem"}, "key_file must come with cert_file, got key_file alone"),
+        ({"auth": ""}, f"{TOKEN_WANTED} an empty one"),
+        ({"auth": f"{SECRET} x"}, f"{TOKEN_WANTED} something else"),
+        ({"auth": "\xe4"}, f"{TOKEN_WANTED} something else"),
         ({"auth": 7}, "auth must be a token, the path of a file or a function, got int"),
-        ({"auth": Path("/no/such/file")}, "got '/no/such/file': FileNotFoundError"),
+        (
+            {"auth": Path("/no/such/file")},
+            "auth must name a file with a token, got '/no/such/file': FileNotFoundError",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(errors.InvalidArgument, match=message) as caught:
+    with pytest.raises(errors.InvalidArgument) as caught:
         Network(**options)
-    assert SECRET not in str(caught.value)
+    assert str(caught.value) == message
 
 
-def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ca.pem"
-    path.write_text("nonsense")
-    with pytest.raises(errors.InvalidArgument, match=f"PEM files, got {path}"):
-        Endpoint.parse("https://data", Network(ca_file=path))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"deadline_seconds": 1e-9, "progress_seconds": 1e-9},
+        {"deadline_seconds": 1e9, "progress_seconds": 1e9},
+        {"hedge_factor": 0},
+        {"hedge_factor": 1},
+        {"hedge_factor": 1.5},
+        {"in_flight": 1},
+        {"in_flight": 64},
+        {"headers": {"X-~1": "\t a\xff", "Y": ""}},
+        {"headers": {"Authorization": "Basic x"}},
+        {"headers": {"X": "a"}, "auth": "!~"},
+        {"cert_file": "both.pem"},
+        {"cert_file": "cert.pem", "key_file": "key.pem"},
+    ],
+    ids=str,
+)
+def test_a_right_option_is_taken(options: dict[str, Any]) -> None:
+    network = Network(**options)
+    assert {name: getattr(network, name) for name in options} == options
+
+
+def test_without_options_a_request_is_tried_for_five_minutes() -> None:
+    """And hedged, and verified; the documents name these values, too."""
+    assert dataclasses.asdict(Network()) | {"credentials": None} == {
+        "deadline_seconds": 300,
+        "progress_seconds": 30,
+        "hedge_factor": 3,
+        "in_flight": 2,
+        "verify": True,
+        "headers": {},
+        "auth": None,
+        "ca_file": None,
+        "cert_file": None,
+        "key_file": None,
+        "credentials": None,
+    }
+    assert Network().credentials.header() is None
+
+
+@pytest.mark.parametrize(
+    ("deadline", "attempt", "connect"), [(300, 75, 10), (40, 10, 10), (20, 5, 5), (0.4, 0.1, 0.1)]
+)
+def test_an_attempt_takes_a_quarter_of_the_deadline_and_connecting_ten_seconds(
+    deadline: float, attempt: float, connect: float
+) -> None:
+    network = Network(deadline_seconds=deadline)
+    assert (network.attempt_seconds, network.connect_seconds) == (attempt, connect)
+
+
+@pytest.mark.parametrize("content", ["nonsense", None])
+@pytest.mark.parametrize("names", [["ca_file"], ["cert_file"], ["cert_file", "key_file"]])
+def test_files_that_are_no_certificates_are_refused(
+    names: list[str], content: str | None, tmp_path: Path
+) -> None:
+    """Or that are not there."""
+    files = {name: tmp_path / name for name in names}
+    for path in files.values() if content else []:
+        path.write_text(content)
+    message = (
+        f"ca_file, cert_file and key_file must be PEM files, got {', '.join(map(str, files.values()))}: "
+    )
+    with pytest.raises(errors.InvalidArgument, match=re.escape(message)):
+        Endpoint.parse("https://data", Network(**files))
+    assert Endpoint.parse("http://data", Network(**files)).tls is None, "not needed there"
 
 
 def test_options_travel_to_worker_processes(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(SECRET)
     network = Network(deadline_seconds=7, auth=tmp_path / "token", headers={"X": "1"})
-    assert pickle.loads(pickle.dumps(network)) == network
+    there = pickle.loads(pickle.dumps(network))
+    assert there == network
+    assert there.credentials.header() == f"Bearer {SECRET}"
+    assert Network(deadline_seconds=7) != network
 
 
 def test_secrets_are_not_shown(tmp_path: Path) -> None:
@@ -68,6 +152,7 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     for auth in (SECRET, tmp_path / "token", lambda: SECRET):
         network = Network(auth=auth, headers={"X-Key": SECRET})
         assert SECRET not in repr(network) + repr(Credentials(auth)) + str(vars(Credentials)) + f"{network}"
+        assert repr(network).endswith("verify=True, ca_file=None, cert_file=None, key_file=None)")
 
 
 def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
@@ -80,6 +165,8 @@ def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     assert credentials.header() == "Bearer two"
     path.write_text("")  # being written
     assert credentials.header() == "Bearer two"
+    path.write_bytes(b"\xff")
+    assert credentials.header() == "Bearer two"
     path.unlink()
     assert credentials.header() == "Bearer two"
     path.write_text("three")
@@ -90,9 +177,47 @@ def test_a_function_that_fails_is_named_without_its_words() -> None:
     def auth() -> str:
         raise RuntimeError(SECRET)
 
-    with pytest.raises(errors.InvalidArgument, match="the function of auth failed: RuntimeError") as caught:
+    with pytest.raises(errors.InvalidArgument) as caught:
         Credentials(auth).header()
-    assert SECRET not in str(caught.value)
+    assert str(caught.value) == "the function of auth failed: RuntimeError"
+
+
+@pytest.mark.parametrize(
+    ("token", "what"), [("", "an empty one"), (f"{SECRET}\n", "something else"), (7, "something else")]
+)
+def test_what_a_function_returns_must_be_a_token(token: Any, what: str) -> None:
+    """It is asked when a request is sent, and not before."""
+    credentials = Network(auth=lambda: token).credentials
+    message = f"the function of auth must give a token of ASCII without spaces, got {what}"
+    with pytest.raises(errors.InvalidArgument) as caught:
+        credentials.header()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file {!r} of auth must give a token of ASCII without spaces, got an empty one"),
+        (b" \n", "the file {!r} of auth must give a token of ASCII without spaces, got an empty one"),
+        (b"a b", "the file {!r} of auth must give a token of ASCII without spaces, got something else"),
+        (b"\xff", "auth must name a file with a token, got {!r}: UnicodeDecodeError"),
+    ],
+)
+def test_a_file_must_hold_a_token_from_the_first(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with pytest.raises(errors.InvalidArgument) as caught:
+        Network(auth=path)
+    assert str(caught.value) == message.format(str(path))
+
+
+def test_a_token_file_is_only_read_where_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request asks for the token."""
+    path = tmp_path / "token"
+    path.write_text(SECRET)
+    credentials = Credentials(path)
+    monkeypatch.setattr(Path, "read_text", None)
+    assert credentials.header() == f"Bearer {SECRET}"
 
 
 def text(path: Path) -> str:

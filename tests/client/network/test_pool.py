@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from queue import SimpleQueue
 from unittest.mock import Mock, patch
 
 import pytest
@@ -16,6 +19,7 @@ from corpus_client import errors
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
 from corpus_client.network.pool import Pool, Stopped
+from corpus_client.network.pool import named as error_text
 from corpus_client.network.replica import Replica
 from corpus_client.network.replicas import Exchange, Replicas, _Attempt
 from corpus_client.network.transport import Connection
@@ -172,8 +176,23 @@ def test_why_servers_are_not_used_is_one_error(pool: Pool) -> None:
     assert pool.refusal() is first.refused
     assert pool.live() == [second]
     second.refused = errors.CertificateRefused("second: expired")
-    with pytest.raises(errors.ReplicaUnusable, match="first: another corpus; second: expired"):
+    with pytest.raises(errors.ReplicaUnusable) as caught:
         pool.live()
+    assert str(caught.value) == "first: another corpus; second: expired"
+
+
+def test_no_server_is_missed_while_a_name_is_not_looked_up() -> None:
+    """One name does not exist, but the other one may have servers."""
+    pool = Pool(["http://one.test", "http://other.test"], Network(), Stopwatch())
+    pool.run = Mock()
+    wrong, pending = pool._names
+    assert pool.live() == []
+    wrong.refused = errors.HostNotFound("no host is named so")
+    assert pool.live() == []
+    pending.found = True
+    with pytest.raises(errors.HostNotFound):
+        pool.live()
+    pool.close()
 
 
 def test_a_failure_closes_the_connections_that_nobody_waits_on(pool: Pool) -> None:
@@ -182,8 +201,45 @@ def test_a_failure_closes_the_connections_that_nobody_waits_on(pool: Pool) -> No
     pool.failed(replica, errors.NoProgress("silent"))
     assert (replica.connections, idle.usable, busy.usable) == ([busy], False, True)
     assert replica.retry_at > time.monotonic()
-    assert "silent" in str(pool.deadline_exceeded(3))
-    assert isinstance(pool.deadline_exceeded(3).__cause__, errors.NoProgress)
+
+
+GIVEN_UP = "no good answer from {} within {}; is the server running? deadline_seconds= sets how long to wait"
+
+
+def test_whoever_gave_up_is_told_which_servers_were_asked_and_what_went_wrong(
+    pool: Pool, named: Pool
+) -> None:
+    both = "http://127.0.0.1:1, http://127.0.0.1:2"
+    error = pool.deadline_exceeded(0.25)
+    assert str(error) == GIVEN_UP.format(both, "0.25 s; last: nothing came in time")
+    assert error.__cause__ is None
+    cause = errors.ServerError("it broke", status=500)
+    pool.failed(pool._replicas[1], cause)
+    error = pool.deadline_exceeded(300.0)
+    assert str(error) == GIVEN_UP.format(both, "300 s; last: http://127.0.0.1:2: it broke")
+    assert error.__cause__ is cause
+    resolved(named, errors.ConnectionFailed("the name cannot be looked up"))
+    name = "http://service.test:81/prefix"
+    expected = GIVEN_UP.format(name, "3 s; last: the name cannot be looked up")
+    assert str(named.deadline_exceeded(3)) == expected
+    resolved(named, "127.0.0.1")
+    expected = expected.replace(name, f"{name} (127.0.0.1)")
+    assert str(named.deadline_exceeded(3)) == expected
+
+
+def test_the_first_server_decides_which_corpus_is_meant_and_any_may_begin_with_a_plan() -> None:
+    """Else all clients of a service would begin with the same server."""
+    urls = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:1", "http://127.0.0.1:3"]
+
+    def order(plan: Mock | None) -> list[str]:
+        with closing(Pool(urls, Network(), Stopwatch(), plan)) as pool:
+            return [replica.endpoint.url for replica in pool.live()]
+
+    named_first = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"]
+    assert [order(None) for _ in range(5)] == 5 * [named_first]
+    shuffled = [order(Mock()) for _ in range(30)]
+    assert len({each[0] for each in shuffled}) > 1
+    assert all(sorted(each) == named_first for each in shuffled)
 
 
 def test_a_connection_that_the_server_had_closed_is_no_failure(pool: Pool) -> None:
@@ -199,6 +255,28 @@ def test_failures_in_a_row_are_logged_ever_more_rarely(pool: Pool, caplog: pytes
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split("failure ")[1].split(" ")[0] for line in lines] == ["1", "2", "4", "8", "16"]
     assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_one_of_a_names_addresses_that_fails_is_no_news_while_another_works(
+    named: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolved(named, "127.0.0.1", "127.0.0.2")
+    one, other = named._replicas
+    with caplog.at_level(logging.INFO, "corpus_client"):
+        for replica in (one, other, other):
+            named.failed(replica, errors.NoProgress("silent"))
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        "silent; failure 1 in a row",
+        "silent; failure 1 in a row",
+        "silent; failure 2 in a row",
+    ]
+
+
+def test_only_an_error_of_the_server_lacks_its_name(pool: Pool) -> None:
+    replica, _ = pool._replicas
+    assert error_text(replica, errors.ServerError("full", status=503)) == "http://127.0.0.1:1: full"
+    assert error_text(replica, errors.NoProgress("somewhere: silent")) == "somewhere: silent"
 
 
 def test_an_error_that_cannot_pass_ends_the_use_of_a_server(
@@ -226,15 +304,21 @@ def test_an_error_that_tells_nothing_of_the_plan_refuses_no_server(
 
 def test_a_server_that_refuses_the_plan_or_makes_another_one_of_it_is_refused(pool: Pool) -> None:
     replica = introduced(pool, Mock(side_effect=errors.ServerError("no such corpus", status=422)))
-    with pytest.raises(errors.ReplicaRefused, match="refuses the plan p: no such corpus"):
+    with pytest.raises(errors.ReplicaRefused) as caught:
         pool.introduce(replica)
+    assert str(caught.value) == "http://127.0.0.1:1 refuses the plan p: no such corpus"
     replica.control.post_plan = Mock(return_value=Mock(plan_id="q"))
-    with pytest.raises(errors.ReplicaRefused, match="makes plan q of the plan p"):
+    with pytest.raises(errors.ReplicaRefused) as caught:
         pool.introduce(replica)
+    text = "http://127.0.0.1:1 makes plan q of the plan p: does it run another version?"
+    assert str(caught.value) == text
     assert replica.plan_in_doubt
     replica.control.post_plan = Mock(return_value=Mock(plan_id="p"))
     pool.introduce(replica)
     assert not replica.plan_in_doubt
+    pool.plan = None  # nothing was agreed on
+    pool.introduce(replica)
+    replica.control.post_plan.assert_called_once()
 
 
 def introduced(pool: Pool, post_plan: Mock) -> Replica:
@@ -257,8 +341,22 @@ def test_a_connection_is_opened_behind_and_closed_if_nobody_wants_it_any_more(po
         assert each.opening is None
         assert each.connections == ([] if stopped else [connection])
         assert connection.usable == (not stopped)
-        assert connection.open.call_args.args[0] <= time.monotonic() + pool.network.connect_seconds
+        left = connection.open.call_args.args[0] - time.monotonic()
+        assert 0 < left <= pool.network.connect_seconds
     pool._stopped = False
+
+
+def test_a_server_in_doubt_is_told_the_plan_before_it_is_connected_to(pool: Pool) -> None:
+    replica = introduced(pool, Mock(side_effect=errors.ServerError("no such corpus", status=422)))
+    connection = replica.opening = Connection(replica.endpoint)
+    connection.open = Mock()
+    pool._open(replica, connection)
+    connection.open.assert_not_called()
+    assert isinstance(replica.refused, errors.ReplicaRefused)
+    replica.plan_in_doubt = False
+    pool._open(replica, connection)
+    connection.open.assert_called_once()
+    replica.control.post_plan.assert_called_once()
 
 
 def test_a_connection_that_cannot_be_opened_is_a_failure(pool: Pool) -> None:
@@ -369,6 +467,9 @@ def test_a_failure_after_a_good_look_up_counts_anew(named: Pool) -> None:
     for addresses in ([error], [error], ["127.0.0.1"], [error], [error]):
         resolved(named, *addresses)
     assert named._names[0].refused is None
+    resolved(named, error)
+    assert named._names[0].refused is error
+    assert len(named.live()) == 1, "the address found before is still used"
 
 
 def test_what_a_background_thread_uses_is_closed_when_it_has_ended() -> None:
@@ -394,6 +495,74 @@ def test_what_a_background_thread_uses_is_closed_when_it_has_ended() -> None:
     while not close.called:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_background_thread_does_not_hold_up_the_end_of_the_process(pool: Pool) -> None:
+    found: SimpleQueue[threading.Thread] = SimpleQueue()
+    Pool.run(pool, lambda *arguments: found.put(threading.current_thread()), 7)
+    thread = found.get(timeout=20)
+    assert (thread.name, thread.daemon) == ("corpus-network", True)
+
+
+def test_stopping_aborts_what_is_open_and_closing_closes_it(pool: Pool) -> None:
+    replica, other = pool._replicas
+    connections = connected(replica, 0, 1)
+    opening = other.opening = Connection(other.endpoint)
+    closes = [Mock(wraps=control.close) for control in pool._controls]
+    for control, close in zip(pool._controls, closes, strict=True):
+        control.close = close
+    pool.stop()
+    assert [each.usable for each in (*connections, opening)] == [False, False, False]
+    assert replica.connections == connections
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            pool.failed(replica, errors.NoProgress("silent"))
+    assert replica.num_failures == 0
+    pool.close()
+    assert replica.connections == []
+    assert all(close.called for close in closes)
+
+
+@pytest.mark.parametrize("what", ["a failure", "stopping", "the end of a background thread"])
+def test_whatever_happens_wakes_who_waits(what: str, pool: Pool) -> None:
+    replica, _ = pool._replicas
+    happens = {
+        "a failure": lambda: pool.failed(replica, errors.NoProgress("silent")),
+        "stopping": pool.stop,
+        "the end of a background thread": lambda: Pool.run(pool, lambda: None),
+    }[what]
+    thread = threading.Thread(target=happens)
+    with pool.changed:
+        thread.start()
+        assert pool.changed.wait(20)
+    thread.join()
+
+
+def test_a_server_that_is_ready_is_not_waited_for(pool: Pool) -> None:
+    replica, _ = pool._replicas
+    connected(replica, 0)
+    pool.wait = Mock(side_effect=AssertionError("waited"))
+    for resting in (False, True):
+        found = pool.acquire(time.monotonic() + 60, idle=True, resting=resting)
+        assert found == (replica, replica.connections[0])
+
+
+@pytest.mark.parametrize(
+    ("resting", "num_background", "waits"),
+    [(False, 0, False), (False, 1, True), (True, 0, True), (True, 1, True)],
+)
+def test_a_server_is_waited_for_while_something_may_change(
+    resting: bool, num_background: int, waits: bool, pool: Pool
+) -> None:
+    """What is being opened may be ready soon; the end of a back-off only counts for who says so."""
+    replica, _ = pool._replicas
+    pool._num_background = num_background
+    pool.wait = Mock(side_effect=lambda _: connected(replica, 0))
+    deadline = time.monotonic() + 60
+    found = pool.acquire(deadline, idle=True, resting=resting)
+    pool._num_background = 0
+    assert (found is not None) == waits
+    assert [call.args for call in pool.wait.call_args_list] == ([(deadline,)] if waits else [])
 
 
 def test_stopping_ends_the_wait_for_a_server(pool: Pool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -23,16 +24,37 @@ GOOD = {
 TAG = '"ab.batches.7.2.1.4.raw+tail"'
 
 
+@pytest.mark.parametrize(
+    ("dtype", "num_bytes"), [("uint8", 30), ("uint16", 60), ("uint32", 120), ("int32", 120), ("int64", 240)]
+)
+def test_an_array_is_as_long_as_its_items(dtype: str, num_bytes: int) -> None:
+    request = dataclasses.replace(REQUEST, dtype=dtype)
+    assert request.num_bytes == num_bytes
+    for verify in (False, True):
+        headers = {**GOOD, "corpus-dtype": dtype, "content-length": str(num_bytes + 8 * verify)}
+        wire.check_headers(headers, dataclasses.replace(request, verify=verify))
+        with pytest.raises(errors.AnswerCorrupt, match="content-length must be"):
+            wire.check_headers(headers, dataclasses.replace(request, verify=not verify))
+
+
 def test_right_headers_pass() -> None:
     wire.check_headers(GOOD, REQUEST)
+
+
+def test_a_plan_and_a_checksum_that_were_not_asked_for_are_not_checked() -> None:
+    request = wire.ArrayRequest(path="/", shape=(2,), dtype="int64", plan_id=None, verify=False)
+    headers = {"content-length": "16", "corpus-shape": "2", "corpus-dtype": "int64"}
+    wire.check_headers(headers, request)
+    wire.check_headers({**headers, "corpus-plan": "cd", "corpus-checksum": "md5", "etag": "x"}, request)
 
 
 @pytest.mark.parametrize("name", GOOD)
 @pytest.mark.parametrize("value", [None, "", "61", "2,3,6", "uint32", "cd"])
 def test_each_wrong_header_is_named(name: str, value: str | None) -> None:
     headers = {key: text for key, text in {**GOOD, name: value}.items() if text is not None}
-    with pytest.raises(errors.AnswerCorrupt, match=name):
+    with pytest.raises(errors.AnswerCorrupt) as caught:
         wire.check_headers(headers, REQUEST)
+    assert str(caught.value) == f"{name} must be {GOOD[name]!r}, got {value!r}"
 
 
 @pytest.mark.parametrize("tag", [None, TAG, f"W/{TAG}"])
@@ -58,7 +80,7 @@ def test_a_right_weak_or_missing_tag_passes(tag: str | None) -> None:
 )
 def test_the_tag_of_another_answer_is_refused(tag: str) -> None:
     """Another plan, route, step, count, rank, world size or form, each with a valid checksum."""
-    with pytest.raises(errors.AnswerCorrupt, match="etag must be"):
+    with pytest.raises(errors.AnswerCorrupt, match=re.escape(f"etag must be {TAG}, got {tag}")):
         wire.check_headers({**GOOD, "etag": tag}, REQUEST)
 
 
@@ -74,7 +96,7 @@ def test_checksum_is_that_of_xxh3_64() -> None:
     """The empty array's published digest, and one bit further."""
     tail = bytes.fromhex("2d06800538d394c2")
     assert wire.checked_array(tail) == b""
-    with pytest.raises(errors.AnswerCorrupt, match="checksum must be 2d06800538d394c2"):
+    with pytest.raises(errors.AnswerCorrupt, match="checksum must be 2d06800538d394c2, got c44bdff4074eecdb"):
         wire.checked_array(b"\0" + tail)
 
 
@@ -84,6 +106,72 @@ def test_path_says_raw_and_leaves_the_checksum_out_on_request() -> None:
     )
     assert wire.array_path("/r", verify=False, c="a b&c") == "/r?c=a+b%26c&format=raw&checksum=false"
     assert wire.corpus_path("a/b c") == "/v1/corpora/a%2Fb%20c"
+
+
+def test_a_request_for_steps_says_which_and_knows_the_tag_of_its_answer() -> None:
+    """Where no rank is named, the rows of the whole global batch are meant."""
+    whole = wire.steps_request("/v1/batches", (3, 4, 5), "uint16", step=7, verify=True, plan="ab")
+    assert whole == wire.ArrayRequest(
+        path="/v1/batches?plan=ab&step=7&count=3&rank=0&world_size=1&format=raw&checksum=tail",
+        shape=(3, 4, 5),
+        dtype="uint16",
+        plan_id="ab",
+        identity="batches.7.3.0.1.raw+tail",
+    )
+    of_a_rank = wire.steps_request(
+        "/data/v1/indices", (2, 1, 2), "int64", step=0, rank=1, world_size=4, verify=False, corpus="w b"
+    )
+    assert of_a_rank == wire.ArrayRequest(
+        path="/data/v1/indices?corpus=w+b&step=0&count=2&rank=1&world_size=4&format=raw&checksum=false",
+        shape=(2, 1, 2),
+        dtype="int64",
+        plan_id=None,
+        verify=False,
+        identity="indices.0.2.1.4.raw",
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "headers"),
+    [
+        (b"HTTP/1.1 200 OK\r\nA: b\r\nC-D:  e:f \r\n\r\n", 200, {"a": "b", "c-d": "e:f"}),
+        (b"HTTP/1.0 503 \r\nA: b\r\na: c\r\n\r\n", 503, {"a": "c"}),
+        (b"HTTP/1.1 404\r\nA: \xe4\r\n\r\n", 404, {"a": "\xe4"}),
+    ],
+    ids=["two", "repeated", "Latin-1"],
+)
+def test_a_head_is_a_status_and_headers(head: bytes, status: int, headers: dict[str, str]) -> None:
+    assert wire.read_head(head) == (status, headers)
+
+
+def test_headers_are_written_line_by_line() -> None:
+    assert wire.header_lines({"A": "b", "C-D": "\xe4"}) == b"A: b\r\nC-D: \xe4\r\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["HTTP/2 200 OK", "HTTP/1.1 100 Continue", "HTTP/1.1 600 X", "HTTP/1.1 2000", " HTTP/1.1 200", "x" * 50],
+)
+def test_a_head_that_is_none_is_shown_by_its_beginning(line: str) -> None:
+    head = f"{line}\r\nA: {'b' * 50}\r\n\r\n".encode()
+    message = f"must begin with the status line of HTTP/1.1, got {head[:40]!r}"
+    with pytest.raises(errors.AnswerCorrupt, match=re.escape(message)):
+        wire.read_head(head)
+
+
+@pytest.mark.parametrize(
+    ("timing", "seconds"),
+    [
+        (None, 0.0),
+        ("", 0.0),
+        ("answer;dur=1500", 1.5),
+        ("door;dur=3, answer;dur=250.5, x", 0.2505),
+        ("noanswer;dur=3", 0.0),
+        ("answer", 0.0),
+    ],
+)
+def test_the_servers_seconds_are_what_it_says(timing: str | None, seconds: float) -> None:
+    assert wire.server_seconds({} if timing is None else {"server-timing": timing}) == seconds
 
 
 @pytest.mark.parametrize("slug", [*wire.ERRORS, "invalid-plan"])
@@ -119,8 +207,54 @@ def test_a_problem_becomes_an_error_of_its_kind(slug: str) -> None:
 def test_foreign_answers_are_errors_too(kind: str | None, body: bytes) -> None:
     error = wire.error_from_answer(502, {"content-type": kind} if kind else {}, body)
     assert type(error) is errors.ServerError
-    assert str(error).startswith("HTTP 502: ")
+    assert str(error) == f"HTTP 502: {body.decode('utf-8', 'replace')!r}"
     assert error.passing
+
+
+def test_the_whole_problem_is_in_the_error() -> None:
+    """What it leaves out is None, and not the word."""
+    kind = {"content-type": " Application/Problem+JSON ; charset=utf-8"}
+    error = wire.error_from_answer(400, {**kind, "x-request-id": "ab"}, b'{"detail": "no"}')
+    assert vars(error) == {
+        "detail": "no",
+        "status": 400,
+        "kind": "",
+        "parameter": None,
+        "received": None,
+        "accepted": None,
+        "remedy": None,
+        "retry_after_seconds": None,
+        "request_id": "ab",
+    }
+    problem = b'{"type": "x", "detail": "no", "request_id": 7, "remedy": 1, "accepted": 2, "parameter": 3}'
+    error = wire.error_from_answer(400, {**kind, "x-request-id": "ab", "retry-after": "0"}, problem)
+    assert vars(error) == {
+        "detail": "no",
+        "status": 400,
+        "kind": "x",
+        "parameter": "3",
+        "received": None,
+        "accepted": "2",
+        "remedy": "1",
+        "retry_after_seconds": 0.0,
+        "request_id": "7",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        ("text/plain", b"", "HTTP 400: no explanation"),
+        ("text/plain", b" \n", "HTTP 400: no explanation"),
+        ("text/plain", b'{"detail": "no"}', """HTTP 400: '{"detail": "no"}'"""),
+        ("text/plain", b"0123456789" * 21, f"HTTP 400: '{'0123456789' * 20}'"),
+        (wire.PROBLEM_TYPE, b'{"title": "Bad", "type": "x"}', "HTTP 400: Bad"),
+        (wire.PROBLEM_TYPE, b'{"title": "Bad", "detail": "no"}', "no"),
+    ],
+    ids=["nothing", "blank", "no problem", "long", "title", "detail"],
+)
+def test_an_error_says_what_the_answer_tells(kind: str, body: bytes, message: str) -> None:
+    assert str(wire.error_from_answer(400, {"content-type": kind}, body)) == message
 
 
 @pytest.mark.parametrize(
@@ -136,17 +270,27 @@ def test_only_passing_trouble_is_retried(status: int, passing: bool) -> None:
 def test_a_proxy_may_deny_access_in_words_of_its_own(status: int, denied: bool) -> None:
     error = wire.error_from_answer(status, {"content-type": "text/html"}, b"<h1>Go away</h1>")
     assert isinstance(error, errors.AccessDenied) is denied
-    assert str(error).startswith(f"HTTP {status}: ")
+    remedy = f" ({wire.ACCESS_REMEDY})" if denied else ""
+    assert str(error) == f"HTTP {status}: '<h1>Go away</h1>'{remedy}"
 
 
-def test_retry_after_as_a_date_is_one_second() -> None:
-    headers = {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}
-    assert wire.error_from_answer(503, headers, b"").retry_after_seconds == 1
+def test_a_server_that_denies_access_may_name_a_remedy_of_its_own() -> None:
+    problem = b'{"type": "unknown-plan", "detail": "expired", "remedy": "ask for another"}'
+    error = wire.error_from_answer(401, {"content-type": wire.PROBLEM_TYPE}, problem)
+    assert (type(error), str(error)) == (errors.AccessDenied, "HTTP 401: expired (ask for another)")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("12", 12), ("0", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 1), ("", 1), ("\xb2", 1)]
+)
+def test_retry_after_as_a_date_is_one_second(text: str, seconds: float) -> None:
+    assert wire.error_from_answer(503, {"retry-after": text}, b"").retry_after_seconds == seconds
 
 
 @pytest.mark.parametrize("target", ["/a b", "/ä", "/a\r\nX: y", "/\x7f"])
 def test_what_does_not_belong_into_a_url_is_never_sent(target: str) -> None:
     """Else a path could end the first line, and begin a header or a request of its own."""
-    with pytest.raises(errors.InvalidArgument, match="percent-encoded"):
+    message = re.escape(f"url must be percent-encoded ASCII, got {target!r}")
+    with pytest.raises(errors.InvalidArgument, match=message):
         wire.request_line(target)
     assert wire.request_line("/a%20b?c=d") == b"GET /a%20b?c=d HTTP/1.1\r\n"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from corpus_client import Batch, errors
-from corpus_client.staging.device import STORED_DTYPES
+from corpus_client.staging.device import STORED_DTYPES, Device
 from corpus_client.staging.opening import find_device, open_device
+from corpus_client.staging.ring import DeviceRing
+from tests.client.fake_gpu import FakeGpu
 
 CPU = torch.device("cpu")
 EDGES = {
@@ -67,11 +73,137 @@ def test_a_context_rank_gets_its_slice_and_the_whole_rows(dtype: torch.dtype | N
     assert (inputs.tolist(), targets.tolist()) == ([[2, 3], [7, 8]], [[3, 4], [8, 9]])
 
 
-def test_other_devices_are_refused() -> None:
-    with pytest.raises(
-        errors.InvalidArgument, match="'cpu' or an accelerator that torch sees here, got 'meta'"
-    ):
-        open_device(torch.device("meta"))
+@pytest.mark.parametrize("timed", [False, True])
+def test_host_memory_is_its_own_staging_buffer(timed: bool) -> None:
+    """Batches of a slot are uploaded together, but where copies are measured each goes alone."""
+    device = open_device(CPU, timed=True) if timed else open_device(CPU)
+    assert (device.location, device.context, device.timed, device.pin) == (CPU, (0, 1), timed, None)
+    assert (device.num_buffers, device.num_bytes, device.copies_on_host) == (1, 0, True)
+    assert device.group_bytes == (0 if timed else sys.maxsize)
+    assert device.seconds() == (0.0, 0.0)
+    assert device.upload(torch.zeros(1, 2, 3, dtype=torch.uint16)).next_step == -1
+
+
+META = torch.device("meta")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, None])
+def test_an_accelerator_without_streams_gets_copies(dtype: torch.dtype | None) -> None:
+    """As stored, too: it cannot read the slot."""
+    device = Device(META)
+    stored = torch.arange(6).to(torch.uint16).view(1, 2, 3)
+    made = device.upload(stored).read_next(partial(device.make, dtype))
+    assert [(each.device, each.dtype, each.shape) for each in made] == [
+        (META, dtype or torch.uint16, (2, 2))
+    ] * 2
+
+
+class Copies(TorchFunctionMode):
+    """Notes what is copied into tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[tuple[torch.device, torch.dtype, list[list[int]]]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.copy_:
+            self.noted.append((args[0].device, args[1].dtype, args[1].tolist()))
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_accelerator_is_given_tokens_of_the_type_that_its_tensors_have() -> None:
+    """Some have no unsigned types."""
+    device = Device(META)
+    stored = torch.arange(6).to(torch.uint16).view(1, 2, 3)
+    inputs, targets = torch.zeros(2, 2, 2, dtype=torch.int32, device=META)
+    with Copies() as copies:
+        device.upload(stored).read_next(partial(device.fill, inputs, targets))
+    assert copies.noted == [(META, torch.int32, [[0, 1], [3, 4]]), (META, torch.int32, [[1, 2], [4, 5]])]
+
+
+@pytest.mark.parametrize("name", ["inputs", "targets"])
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (torch.zeros(2, 3, dtype=torch.int64), "torch.int64 of shape (2, 3) on cpu"),
+        (torch.zeros(2, 2, dtype=torch.int32, device=META), "torch.int32 of shape (2, 2) on meta"),
+        (torch.zeros(2, 2, dtype=torch.float32), "torch.float32 of shape (2, 2) on cpu"),
+    ],
+    ids=["shape", "device", "type"],
+)
+def test_tensors_that_do_not_fit_are_refused_and_none_is_written_to(
+    name: str, wrong: torch.Tensor, got: str
+) -> None:
+    device = open_device(CPU)
+    group = device.upload(torch.arange(1, 7).to(torch.uint16).view(1, 2, 3))
+    fitting = torch.zeros(2, 2, dtype=torch.int64)
+    into = {"inputs": fitting, "targets": fitting, name: wrong}
+    with pytest.raises(errors.InvalidArgument) as caught:
+        group.read_next(partial(device.fill, into["inputs"], into["targets"]))
+    assert str(caught.value) == f"{name} must be an integer tensor of shape (2, 2) on cpu, got {got}"
+    assert (fitting.sum(), group.done()) == (0, False)
+    inputs, targets = torch.zeros(2, 2, 2, dtype=torch.int64)
+    assert group.read_next(partial(device.fill, inputs, targets)) == (inputs, targets)
+    assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [4, 5]], [[2, 3], [5, 6]])
+
+
+@pytest.mark.parametrize("named", ["meta", "gpu", torch.device("meta"), "cuda:1"])
+def test_other_devices_are_refused(named: str | torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "accelerator", None)
+    with pytest.raises(errors.InvalidArgument) as caught:
+        open_device(named)
+    assert str(caught.value) == (
+        f"device must be 'cpu' or an accelerator that torch sees here, got '{named}'; the one it sees "
+        "is 'cpu'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("has_cuda", "accelerator", "found"),
+    [
+        (True, None, "cuda:0"),
+        (True, "mps", "cuda:0"),
+        (False, "mps", "mps:0"),
+        (False, "", "cpu"),
+        (False, None, "cpu"),
+    ],
+)
+def test_unless_a_device_is_named_it_is_the_one_that_torch_sees(
+    has_cuda: bool, accelerator: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA before all others. None: torch before 2.6."""
+    seen = SimpleNamespace(is_available=lambda: bool(accelerator), current_accelerator=lambda: accelerator)
+    monkeypatch.setattr(torch, "accelerator", None if accelerator is None else seen)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    for runtime in (torch.cuda, torch.mps):
+        monkeypatch.setattr(runtime, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert find_device(None, {}) == torch.device(found)
+
+
+def test_an_accelerator_without_streams_copies_as_the_cpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor can it tell which of its devices is the current one."""
+    monkeypatch.setattr(torch.mps, "device_count", lambda: 2)
+    assert find_device("mps", {}) == torch.device("mps", 0)
+    assert find_device("mps", {"LOCAL_RANK": "1"}) == torch.device("mps", 1)
+    device = open_device("mps:1", context=(1, 2), timed=True)
+    found = (type(device), device.location, device.context, device.timed)
+    assert found == (Device, torch.device("mps", 1), (1, 2), True)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_an_accelerator_with_streams_gets_a_ring(monkeypatch: pytest.MonkeyPatch, timed: bool) -> None:
+    gpu: Any = FakeGpu()
+    gpu.device_count, gpu.current_device = lambda: 2, lambda: 0
+    monkeypatch.setattr(torch, "xpu", gpu)
+    ring = open_device("xpu:1", context=(1, 2), timed=True) if timed else open_device("xpu:1", context=(1, 2))
+    assert isinstance(ring, DeviceRing)
+    found = (ring.location, ring.runtime, ring.context, ring.timed)
+    assert found == (torch.device("xpu", 1), gpu, (1, 2), timed)
 
 
 def test_group_is_read_in_order_and_then_free() -> None:
@@ -109,6 +241,9 @@ def test_copies_are_timed_only_when_asked_for() -> None:
         (0, 8, "3", 3),
         (0, 8, "0", 0),
         (5, 8, "3", 5),  # torch.cuda.set_device(5) was called
+        (0, 4, "3", 3),
+        (0, 3, "3", 0),
+        (1, 3, "2", 1),
         (0, 1, "3", 0),  # CUDA_VISIBLE_DEVICES shows each rank its own
         (0, 8, "", 0),
         (0, 8, "many", 0),
@@ -123,13 +258,17 @@ def test_device_without_index_is_the_ranks_own(
     assert find_device("cuda", environ) == torch.device("cuda", index)
 
 
-def test_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+@pytest.mark.parametrize(("count", "beyond"), [(1, 1), (2, 2), (2, 7), (8, 8)])
+def test_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, count: int, beyond: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    assert find_device(torch.device("cuda"), {"LOCAL_RANK": "1"}) == torch.device("cuda", 1)
-    for beyond in ("cuda:2", "cuda:7"):
-        with pytest.raises(errors.InvalidArgument, match=f"cuda:0 to cuda:1, got '{beyond}'"):
-            find_device(torch.device(beyond), {})
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(errors.InvalidArgument, match="torch sees here, got 'cuda'"):
-        find_device(torch.device("cuda"), {})
+    last = torch.device("cuda", count - 1)
+    assert find_device(torch.device("cuda"), {"LOCAL_RANK": str(count - 1)}) == last
+    assert find_device(last, {}) == last
+    with pytest.raises(errors.InvalidArgument) as caught:
+        find_device(torch.device("cuda", beyond), {})
+    assert str(caught.value) == (
+        f"device must be cuda:0 to cuda:{count - 1}, got 'cuda:{beyond}'; does CUDA_VISIBLE_DEVICES hide it?"
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -31,21 +33,24 @@ def shard_of(tokens: np.ndarray, path: Path, offset: int = 0) -> LocalShard:
     return LocalShard(path, described)
 
 
-SHARDS = {
-    "one": [("uint16", 5000, 0)],
-    "several": [("uint16", 5000, 0), ("uint16", 3000, 8), ("uint16", 101, 0)],
-    "bytes": [("uint8", 4000, 0), ("uint8", 3000, 3)],
-    "four-bytes": [("uint32", 4000, 0), ("uint32", 3000, 4)],
-    "signed": [("int32", 4000, 0)],
-    "odd-offset": [("uint16", 5000, 0), ("uint16", 3000, 3)],
-    "two-types": [("uint16", 5000, 0), ("uint32", 3000, 0)],
-    "an-empty-one": [("uint16", 0, 0), ("uint16", 3000, 0)],
+SHARDS = {  # and whether all lie in one view
+    "one": ([("uint16", 5000, 0)], True),
+    "one-window": ([("uint16", 101, 0)], True),
+    "several": ([("uint16", 5000, 0), ("uint16", 3000, 8), ("uint16", 101, 0)], True),
+    "bytes": ([("uint8", 4000, 0), ("uint8", 3000, 3)], True),
+    "four-bytes": ([("uint32", 4000, 0), ("uint32", 3000, 4)], True),
+    "signed": ([("int32", 4000, 0)], True),
+    "odd-offset": ([("uint16", 5000, 0), ("uint16", 3000, 3)], False),
+    "two-types": ([("uint16", 5000, 0), ("uint32", 3000, 0)], False),
+    "an-empty-one": ([("uint16", 0, 0), ("uint16", 3000, 0)], False),
 }
 
 
 @pytest.mark.parametrize("window", [1, 101])
-@pytest.mark.parametrize("kinds", SHARDS.values(), ids=SHARDS)
-def test_equals_slicing(tmp_path: Path, kinds: Sequence[tuple[str, int, int]], window: int) -> None:
+@pytest.mark.parametrize(("kinds", "one_view"), SHARDS.values(), ids=SHARDS)
+def test_equals_slicing(
+    tmp_path: Path, kinds: Sequence[tuple[str, int, int]], one_view: bool, window: int
+) -> None:
     """The last windows of every shard among them, and more than one piece of them."""
     draw = np.random.default_rng(0)
     arrays = [draw.integers(0, np.iinfo(dtype).max, n, dtype, endpoint=True) for dtype, n, _ in kinds]
@@ -63,20 +68,154 @@ def test_equals_slicing(tmp_path: Path, kinds: Sequence[tuple[str, int, int]], w
         out = np.zeros((3000, window), dtype)
         gatherer = Gatherer(shards, window)
         assert gatherer.select(np.stack([numbers, starts], axis=1)) == 3000
-        for first, stop in ((0, 1000), (1000, 3000)):
-            gatherer.gather(first, out[first:stop])
+        with patch.object(torch, "index_select", wraps=torch.index_select) as select:
+            for first, stop in ((0, 1000), (1000, 3000)):
+                gatherer.gather(first, out[first:stop])
+        assert select.call_count == (2 if one_view else 0)
         assert window == 1 or out.nbytes > PIECE_BYTES
         for number, start, row in zip(numbers, starts, out, strict=True):
             assert np.array_equal(row, arrays[number][start : start + window])
 
 
-@pytest.mark.parametrize("index", [(0, -1), (0, 91), (1, 0), (-1, 0), (0, 2**62)])
-def test_an_index_outside_is_refused(tmp_path: Path, index: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ((0, -1), "a start lies outside {folder}/a.bin: -1"),
+        ((0, 91), "a start lies outside {folder}/a.bin: 91"),
+        ((0, 2**62), f"a start lies outside {{folder}}/a.bin: {2**62}"),
+        ((1, 1), "a start lies outside {folder}/b.bin: 1"),
+        ((2, 0), "a start lies outside {folder}/c.bin: 0"),
+        ((3, 0), "shard numbers must be in [0, 3), got 3"),
+        ((-1, 0), "shard numbers must be in [0, 3), got -1"),
+    ],
+)
+def test_an_index_outside_is_refused(tmp_path: Path, index: tuple[int, int], message: str) -> None:
+    with ExitStack() as opened:
+        shards = [
+            opened.enter_context(
+                closing(shard_of(np.arange(count, dtype="uint16"), tmp_path / f"{name}.bin"))
+            )
+            for name, count in (("a", 100), ("b", 10), ("c", 0))
+        ]
+        gatherer = Gatherer(shards, 10)
+        assert gatherer.select(np.array([(0, 90), (1, 0), (0, 0)])) == 3
+        with pytest.raises(errors.AnswerCorrupt) as caught:
+            gatherer.select(np.array([(0, 0), index, (0, 95)]))
+    assert str(caught.value) == message.format(folder=tmp_path)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_a_shard_holds_its_tokens_until_it_is_closed(tmp_path: Path, count: int) -> None:
+    written = np.arange(count, dtype="uint32") + 2**31
+    shard = shard_of(written, tmp_path / "a.bin", offset=8)
+    assert (shard.tokens.tolist(), shard.tokens.dtype) == (written.tolist(), np.dtype("uint32"))
+    assert shard.address == shard.tokens.ctypes.data
+    assert not shard.tokens.size or not shard.tokens.flags.writeable
+    shard.close()
+    assert (shard.tokens.shape, shard.tokens.dtype, shard._file.closed) == ((0,), np.dtype("uint32"), True)
+
+
+@pytest.mark.parametrize(
+    ("size", "got"), [(None, "No such file or directory; is local_root right?"), (199, "199"), (201, "201")]
+)
+def test_a_file_that_is_not_the_shard_is_refused(tmp_path: Path, size: int | None, got: str) -> None:
+    path = tmp_path / "a.bin"
+    described = ShardDescription(
+        corpus="web", name="b.bin", num_tokens=100, dtype="uint16", data_offset=0, size_bytes=200
+    )
+    if size is not None:
+        path.write_bytes(bytes(size))
+    with pytest.raises(errors.LocalCopyMismatch) as caught:
+        LocalShard(path, described)
+    assert str(caught.value) == (
+        f"corpus 'web': shard b.bin must lie at {path}, got {got}"
+        if size is None
+        else f"corpus 'web': {path} must have 200 bytes, got {got}; was the copy interrupted?"
+    )
+
+
+def test_a_window_that_is_longer_than_every_shard_is_nowhere(tmp_path: Path) -> None:
+    with closing(shard_of(np.arange(9, dtype="uint16"), tmp_path / "a.bin")) as shard:
+        gatherer = Gatherer([shard], 10)
+        with pytest.raises(errors.AnswerCorrupt, match=r"a start lies outside .*a\.bin: 0"):
+            gatherer.select(np.array([(0, 0)]))
+
+
+def test_shards_that_lie_too_far_apart_for_one_view_are_copied_one_after_another(tmp_path: Path) -> None:
+    """Torch counts the elements of a view in 63 bits: 2^45 windows of 2^17 tokens."""
+    tokens = np.arange(2**17 + 1, dtype="uint32").astype("uint16")
+    with (
+        closing(shard_of(tokens, tmp_path / "a.bin")) as near,
+        closing(shard_of(tokens[::-1], tmp_path / "b.bin")) as far,
+    ):
+        far.address = near.address + 2**46
+        gatherer = Gatherer([near, far], 2**17)
+        gatherer.select(np.array([(1, 1), (0, 1)]))
+        out = np.zeros((2, 2**17), "uint16")
+        gatherer.gather(0, out)
+    assert np.array_equal(out, [tokens[-2::-1], tokens[1:]])
+
+
+def test_a_cold_window_brings_no_more_than_itself(tmp_path: Path) -> None:
+    """The kernel reads nothing ahead (`rr`): megabytes for a window of 2 KiB."""
+    with closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard:
+        first = f"{shard.address:x}-"
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        next(line for line in lines if line.startswith(first))
+        flags = next(line for line in lines if line.startswith("VmFlags:"))
+        assert "rr" in flags.split()
+
+
+def test_without_threadpoolctl_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
     with (
         closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard,
-        pytest.raises(errors.AnswerCorrupt),
+        pytest.raises(errors.InvalidArgument) as caught,
     ):
-        Gatherer([shard], 10).select(np.array([(0, 0), index]))
+        Gatherer([shard], 10)
+    assert str(caught.value) == (
+        "a local copy of the shards needs threadpoolctl, which is not installed; "
+        "pip install 'corpus-client[torch]'"
+    )
+
+
+@pytest.mark.parametrize("window", [101, PIECE_BYTES // 4 + 1])
+def test_a_temporary_copy_is_a_piece_at_most(tmp_path: Path, window: int) -> None:
+    """Or one window, if that is larger."""
+    with ExitStack() as opened:
+        shards = [
+            opened.enter_context(closing(shard_of(np.zeros(2 * window, dtype), tmp_path / dtype)))
+            for dtype in ("uint16", "uint32")
+        ]
+        gatherer = Gatherer(shards, window)
+        out = np.zeros((8 * PIECE_BYTES // (4 * window), window), "uint32")
+        gatherer.select(np.array([(1, start % window) for start in range(len(out))]))
+        gatherer.gather(0, out)
+        tracemalloc.start()
+        try:
+            gatherer.gather(0, out)
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert PIECE_BYTES // 2 < most < PIECE_BYTES * 3 // 2
+
+
+def test_windows_that_are_larger_than_a_piece_are_copied_one_by_one(tmp_path: Path) -> None:
+    """Of shards of several types; one window is as long as its shard."""
+    window = PIECE_BYTES // 4 + 1
+    arrays = [np.arange(window + 5).astype(dtype) for dtype in ("uint16", "uint32")]
+    arrays[0] = arrays[0][:window]
+    with ExitStack() as opened:
+        shards = [
+            opened.enter_context(closing(shard_of(array, tmp_path / f"{number}.bin")))
+            for number, array in enumerate(arrays)
+        ]
+        gatherer = Gatherer(shards, window)
+        gatherer.select(np.array([(1, 5), (0, 0), (1, 2)]))
+        out = np.zeros((3, window), "uint32")
+        gatherer.gather(0, out)
+    for row, (number, start) in zip(out, [(1, 5), (0, 0), (1, 2)], strict=True):
+        assert np.array_equal(row, arrays[number][start : start + window])
 
 
 def test_one_thread_copies_and_nobody_else_is_limited(
@@ -119,8 +258,9 @@ def test_a_shard_that_changed_is_refused_and_not_read(
         path.write_bytes(bytes(200 if same == "size" else 20))
         os.utime(path, ns=(before, before if same == "time" else before + 1))
         monkeypatch.setattr(torch, "index_select", Mock(side_effect=AssertionError("it was read")))
-        with pytest.raises(errors.LocalCopyMismatch, match=r"a\.bin changed"):
+        with pytest.raises(errors.LocalCopyMismatch) as caught:
             gatherer.gather(0, np.zeros((1, 10), "uint16"))
+    assert str(caught.value) == f"{path} changed while it was in use; copy it again"
 
 
 def test_a_shard_that_changes_during_the_copy_is_refused(

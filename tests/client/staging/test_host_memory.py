@@ -46,6 +46,6 @@ def test_little_is_kept() -> None:
     memory = HostMemory()
     held = [memory.empty((3, 4), dtype=torch.int64) for _ in range(100)]
     held.clear()
-    assert 0 < len(memory._free) < 10
+    assert len(memory._free) == 4  # inputs and targets of two batches
     memory.empty((3, 5), dtype=torch.int64)  # another size: what was kept is of no use
     assert len(memory._free) == 1

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import mmap
 import os
 import resource
+import time
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import Closing, OpenFile, address_of, advise
 from corpus_server.corpus.guard import GuardedRange
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import open_descriptors
@@ -63,6 +68,50 @@ def test_a_page_that_a_fast_disk_delivers_within_the_call_was_not_in_memory(
         assert file.is_resident(2**19)
 
 
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system cannot tell what is in memory")
+def test_what_is_in_memory_is_told_and_can_be_dropped(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(os.urandom(2**20))
+    drop(tmp_path / "a")
+    with OpenFile(tmp_path / "a") as file:
+        file.read(0, 2**20)
+        assert file.is_resident(2**19)
+        assert not file.is_resident(2**20)  # behind the end
+        file.drop(0, 2**20)
+        assert not file.is_resident(2**19)
+    assert not file.is_resident(0)
+    file.drop(0, 2**20)  # a closed file has no pages
+
+
+def test_where_the_system_cannot_tell_nothing_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(10))
+    monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    with OpenFile(tmp_path / "a") as file:
+        assert not file.is_resident(0)
+        file.drop(0, 10)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 10])
+def test_a_map_begins_at_its_address(tmp_path: Path, num_bytes: int) -> None:
+    content = bytes(range(1, num_bytes + 1))
+    (tmp_path / "a").write_bytes(content)
+    with OpenFile(tmp_path / "a") as file:
+        mapped = file.map()
+        assert ctypes.string_at(address_of(mapped), num_bytes) == bytes(mapped) == content
+
+
+def test_advice_is_for_the_pages_that_a_view_touches() -> None:
+    """Memory of the process shows which: advised so, the system forgets what it holds."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 5 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    tokens = np.frombuffer(memory, "<u2")
+    tokens[:] = 7
+    advise(tokens[(page + 100) // 2 : (3 * page + 2) // 2], mmap.MADV_DONTNEED)
+    assert tokens.reshape(5, -1).any(axis=1).tolist() == [True, False, False, False, True]
+
+
 def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     before = open_descriptors()
@@ -73,6 +122,51 @@ def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
     other.check_unchanged()
     other.close()
     assert open_descriptors() == before
+
+
+def test_the_end_of_a_block_closes(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with OpenFile(tmp_path / "a") as file:
+        assert file.fd > 2
+    assert file.fd == -1
+    with pytest.raises(NotImplementedError), Closing():
+        pass
+
+
+def test_a_file_that_is_forgotten_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    before = open_descriptors()
+    OpenFile(tmp_path / "a")
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing", "cannot be opened: No such file or directory"),
+        ("null\0byte", "cannot be opened: embedded null byte"),
+        ("", "expected a regular file, found another kind"),
+        ("pipe", "expected a regular file, found another kind"),
+        ("stale", "cannot be opened: Stale file handle"),
+    ],
+)
+def test_what_cannot_be_opened_leaves_every_descriptor_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    """Also while the error, whose traceback holds the file, is still there."""
+    os.mkfifo(tmp_path / "pipe")
+
+    def refuse(fd: int) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    before = open_descriptors()
+    with monkeypatch.context() as patch, pytest.raises(UnreadableCorpus) as caught:  # noqa: PT012
+        if name == "stale":
+            (tmp_path / name).touch()
+            patch.setattr(os, "fstat", refuse)
+        OpenFile(tmp_path / name)
+    assert open_descriptors() == before
+    assert (caught.value.detail, caught.value.remedy) == (f"{tmp_path / name}: {said}", None)
 
 
 def test_too_many_open_files_names_the_limit(tmp_path: Path) -> None:
@@ -111,6 +205,26 @@ def test_a_file_that_is_cut_between_two_looks_was_cut_and_not_badly_read(tmp_pat
         with pytest.raises(CorpusChanged, match="a: 10 bytes at opening, 4 now"):
             file.check_unchanged()
         file._guarded = None
+
+
+def test_pages_that_the_disk_did_not_deliver_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(10))
+    with OpenFile(tmp_path / "a") as file:
+        file._guarded = GuardedRange(0, 10, num_faults=2)
+        with pytest.raises(ReadFailed, match="a: the disk did not deliver 2 pages"):
+            file.check_unchanged()
+
+
+def test_a_file_that_is_being_deleted_has_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems change the status of such a file a moment before they count its names."""
+    path = tmp_path / "a"
+    path.touch()
+    with OpenFile(path) as file:
+        path.chmod(0o600)
+        monkeypatch.setattr(time, "sleep", lambda seconds: path.unlink())
+        file.check_unchanged()
 
 
 def test_a_file_whose_disk_does_not_even_say_its_size_is_not_taken_for_unchanged(tmp_path: Path) -> None:

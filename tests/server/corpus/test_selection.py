@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corpus_server.corpus.selection import corpora_of_splits, list_shards
+from corpus_server.corpus.selection import corpora_of_splits, files_left_out, list_shards
 from corpus_server.corpus_spec import ALL, CorpusSpec, split_of
 from corpus_server.errors import UnreadableCorpus
 from tests.corpora import discover, spec, write_llmc, write_megatron, write_npy, write_raw
@@ -21,6 +23,11 @@ def test_shards_come_in_natural_order(tmp_path: Path) -> None:
     for name in ["b10.bin", "b2.bin", "b1.bin", "a.bin", "b02.bin"]:
         write_raw(tmp_path / name, [1])
     assert _names(tmp_path) == ["a.bin", "b1.bin", "b02.bin", "b2.bin", "b10.bin"]
+
+
+def test_a_folder_comes_before_files_that_begin_with_its_name(tmp_path: Path) -> None:
+    names = ["a/z.bin", "a0.bin", "a00.bin", "a1/z.bin", "a10.bin", "ab.bin"]
+    assert _names(_write(tmp_path, names[::-1])) == names
 
 
 def test_nested_folders_give_relative_names(tmp_path: Path) -> None:
@@ -66,33 +73,106 @@ def test_formats_may_be_mixed(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("side_file", [None, "notes.txt"])
-def test_an_empty_folder_is_refused(tmp_path: Path, side_file: str | None) -> None:
-    if side_file:
-        (tmp_path / side_file).touch()
-    with pytest.raises(UnreadableCorpus, match=f"found {'only notes.txt' if side_file else 'nothing'}"):
-        list_shards(spec(tmp_path))
+def _refusal(path: Path, **options: Any) -> str:
+    with pytest.raises(UnreadableCorpus) as caught:
+        list_shards(spec(path, **options))
+    assert caught.value.detail.endswith(f"; {caught.value.remedy}")
+    return caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("side_files", "found"),
+    [
+        ([], "nothing"),
+        (["my notes.txt"], "only 'my notes.txt'"),
+        ([f"{n}.txt" for n in range(5)], "only 0.txt, 1.txt, 2.txt, 3.txt, 4.txt"),
+        ([f"{n}.txt" for n in range(6)], "only 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 1 more"),
+        ([f"{n}.txt" for n in range(1005)], "only 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 1,000 more"),
+    ],
+    ids=["none", "one", "five", "six", "many"],
+)
+def test_an_empty_folder_is_refused(tmp_path: Path, side_files: list[str], found: str) -> None:
+    for name in side_files:
+        (tmp_path / name).touch()
+    assert _refusal(tmp_path) == (
+        f"{tmp_path}: expected token files in the folder, found {found}; check the path, or make token files "
+        f"of text: corpus-server build {tmp_path} --out DIR"
+    )
 
 
 def test_a_missing_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableCorpus, match="found nothing"):
-        list_shards(spec(tmp_path / "missing"))
+    assert _refusal(tmp_path / "missing") == (
+        f"{tmp_path / 'missing'}: expected a token file or a folder of shards, found nothing; "
+        "check the path and that it is mounted"
+    )
+
+
+def test_a_path_in_an_object_store_is_refused() -> None:
+    """The server stages the files of such a corpus; commands that take files cannot read them."""
+    with pytest.raises(UnreadableCorpus) as caught:
+        list_shards(spec("/web", store="s3://bucket"))
+    assert caught.value.received == "s3://bucket/web"
+    assert caught.value.remedy == (
+        "run it on a copy and put the file that it makes (*.hashes.json, *.documents) beside the shards in "
+        "the store; serve a split by its name: s3://bucket/web#train"
+    )
+    assert caught.value.detail == (
+        f"s3://bucket/web: lies in an object store, and this command takes local files; {caught.value.remedy}"
+    )
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal is made up, for the superuser may list everything."""
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert _refusal(tmp_path) == f"{tmp_path}: cannot be listed: Permission denied; check its permissions"
+
+
+def test_files_that_are_no_shards_are_listed(tmp_path: Path) -> None:
+    _write(tmp_path, ["sub/train_1.bin", "train_0.bin", "val_0.bin"])
+    for name in ("README.md", "sub/x.json", ".hidden"):
+        (tmp_path / name).touch()
+    assert [file.name for file in files_left_out(spec(tmp_path, split="train"))] == [
+        "README.md",
+        "sub/x.json",
+        "val_0.bin",
+    ]
+    assert files_left_out(spec(tmp_path / "train_0.bin")) == []
 
 
 def test_a_data_file_without_its_index_among_pairs_is_ambiguous(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", [[1, 2]])
     write_raw(tmp_path / "b.bin", [1])
-    with pytest.raises(UnreadableCorpus, match=r"b\.bin: has no \.idx.*give the dtype to serve it as raw"):
-        discover(tmp_path)
+    write_raw(tmp_path / "c.bin", [1])
+    assert _refusal(tmp_path) == (
+        f"{tmp_path / 'b.bin'}: has no .idx, but other files of the folder do: it may be raw tokens or half "
+        "of a Megatron pair; put its .idx there, or give the dtype to serve it as raw tokens"
+    )
+    (tmp_path / "c.bin").unlink()
     assert [shard.format for shard in discover(tmp_path, dtype="uint16")] == ["megatron", "raw"]
 
 
 def test_an_index_without_its_data_is_refused(tmp_path: Path) -> None:
-    path = write_megatron(tmp_path / "a", [[1, 2]])
-    write_megatron(tmp_path / "b", [[1, 2]])
-    path.unlink()
-    with pytest.raises(UnreadableCorpus, match=r"a\.idx: is an index, but a\.bin is missing"):
-        list_shards(spec(tmp_path))
+    for name in ("a.v1", "b", "c"):
+        write_megatron(tmp_path / name, [[1, 2]])
+    for name in ("a.v1.bin", "b.bin"):
+        (tmp_path / name).unlink()
+    said = "is an index, but a.v1.bin is missing beside it; put the .bin there or remove the .idx"
+    assert _refusal(tmp_path) == f"{tmp_path / 'a.v1.idx'}: {said}"
+
+
+@pytest.mark.parametrize("dtype", [None, "uint16"])
+def test_the_index_of_a_chosen_file_counts_also_if_another_file_has_its_name(
+    tmp_path: Path, dtype: str | None
+) -> None:
+    for name in ("a", "b"):
+        write_megatron(tmp_path / name, [[1, 2]])
+    write_npy(tmp_path / "a.npy", [1])
+    shards = list_shards(spec(tmp_path, exclude=("*.npy",), dtype=dtype))
+    assert [shard.name for shard in shards] == ["a.bin", "b.bin"]
 
 
 @pytest.mark.parametrize("name", ["linked.bin", "linked.idx", "tokenizer.json", "linked"])
@@ -103,8 +183,10 @@ def test_links_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> N
     write_raw(root / "a.bin", [1])
     target = outside if name == "linked" else write_raw(outside / "secret", [1])
     (root / name).symlink_to(target)
-    with pytest.raises(UnreadableCorpus, match=f"{name}: is a symbolic link that leaves the corpus folder"):
-        list_shards(spec(root))
+    assert _refusal(root) == (
+        f"{root / name}: is a symbolic link that leaves the corpus folder (to {target}); "
+        "copy or hard-link the file, or serve the folder that really holds it"
+    )
 
 
 def test_links_inside_the_folder(tmp_path: Path) -> None:
@@ -114,8 +196,9 @@ def test_links_inside_the_folder(tmp_path: Path) -> None:
     (tmp_path / "b.bin").symlink_to("sub/a.bin")
     assert _names(tmp_path) == ["b.bin", "sub/a.bin"]
     (tmp_path / "again").symlink_to("sub")
-    with pytest.raises(UnreadableCorpus, match="again: is a symbolic link to a folder"):
-        list_shards(spec(tmp_path))
+    assert _refusal(tmp_path) == (
+        f"{tmp_path / 'again'}: is a symbolic link to a folder, its shards would count twice; remove it"
+    )
     (tmp_path / "again").unlink()
     (tmp_path / "circle.bin").symlink_to("circle.bin")
     with pytest.raises(UnreadableCorpus, match=r"circle\.bin: cannot be opened"):
@@ -165,13 +248,21 @@ def test_files_of_several_splits_are_refused_with_the_choices(tmp_path: Path, la
     folder = _write(tmp_path / "my data", names)
     with pytest.raises(UnreadableCorpus) as caught:
         list_shards(spec(folder))
-    assert f"its files are of several splits: {said}" in caught.value.detail
+    assert re.fullmatch(
+        f"{folder}: its files are of several splits: {re.escape(said)}.*; as one corpus, training would see "
+        f"its validation data; {re.escape(str(caught.value.remedy))}",
+        caught.value.detail,
+    )
     for each in corpora_of_splits(spec(folder)):
         choice = f"'{folder}#{each.split}'"
         assert choice in str(caught.value.remedy)
         (shards,) = {tuple(list_shards(each)), tuple(list_shards(CorpusSpec.parse(choice.strip("'"))))}
         assert {split_of(shard.name) for shard in shards} == {each.split}
-    assert f"corpus-server serve '{folder}' --splits" in str(caught.value.remedy)
+    assert re.fullmatch(
+        f"choose one: .* or .*; or serve each under a name of its own: corpus-server serve '{folder}' "
+        f"--splits; or, if they do belong together: '{folder}#all'",
+        str(caught.value.remedy),
+    )
     assert len(list_shards(CorpusSpec.parse(f"{folder}#all"))) == len(names)
 
 
@@ -207,6 +298,17 @@ def test_one_split_needs_no_choice(tmp_path: Path) -> None:
     assert corpora_of_splits(spec(tmp_path)) == [spec(tmp_path)]
 
 
+def test_splits_are_corpora_named_after_them(tmp_path: Path) -> None:
+    _write(tmp_path, ["train/0.bin", "train/val_0.bin", "b.bin"])
+    assert [(each.name, each.split, each.path) for each in corpora_of_splits(spec(tmp_path, "web"))] == [
+        ("web-other", "other", tmp_path),
+        ("web-train", "train", tmp_path),
+        ("web-train-val", "train+val", tmp_path),
+    ]
+    chosen = spec(tmp_path, "web", split="train")
+    assert corpora_of_splits(chosen) == [chosen]
+
+
 def test_a_folder_that_is_called_like_a_split_says_nothing_of_its_files(tmp_path: Path) -> None:
     assert _names(_write(tmp_path / "test", ["0.bin"])) == ["0.bin"]
 
@@ -233,10 +335,13 @@ def test_patterns_choose(tmp_path: Path, options: dict[str, Any], chosen: list[s
     ("options", "message"),
     [
         ({"include": ("*",)}, "several splits"),
-        ({"exclude": ("*vla*",)}, r"the pattern '\*vla\*' matches no token file"),
+        ({"exclude": ("*vla*",)}, r"the pattern '\*vla\*' matches no token file; check its spelling$"),
         ({"include": ("*train*", "*.npy")}, r"the pattern '\*\.npy' matches no token file"),
         ({"exclude": ("*",)}, "expected token files in the folder, found only"),
-        ({"split": "test"}, r"no file is of split test; there are train \(a_train_1\.bin\), val"),
+        (
+            {"split": "test"},
+            r"no file is of split test; there are train \(a_train_1\.bin\), val \(a_val_1\.bin\)$",
+        ),
     ],
 )
 def test_a_choice_of_nothing_or_of_too_much_is_refused(

@@ -18,7 +18,7 @@ TEXTS = ["Grüße, 世界! 12345\r\n", "", "def f(x):\n    return x ** 2  # <|en
 
 
 def write_tokenizer_json(folder: Path) -> Path:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -28,23 +28,31 @@ def write_tokenizer_json(folder: Path) -> Path:
         vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
     tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=100)
     path = folder / "tokenizer.json"
     tokenizer.save(str(path))
     return path
 
 
-def write_ranks(folder: Path, number: int = 50256) -> Path:
-    """Write a rank file: the bytes, two usual merges, then pairs that no text here holds."""
+def write_ranks(folder: Path, number: int = 50256, *, hole: int | None = None) -> Path:
+    """Write a rank file: the bytes, two usual merges, then pairs that no text here holds.
+
+    No token has the id `hole`.
+    """
     tokens = [bytes([byte]) for byte in range(256)] + [b"re", b"  "]
     tokens += [b"\xff\xfe" + i.to_bytes(3, "big") for i in range(number - len(tokens))]
-    lines = (base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
+    ids = (i for i in range(number + 1) if i != hole)
+    lines = (base64.b64encode(token) + b" %d\n" % i for i, token in zip(ids, tokens, strict=False))
     path = folder / "any.tiktoken"
     path.write_bytes(b"".join(lines))
     return path
 
 
-def write_sentencepiece(folder: Path) -> Path:
+def write_sentencepiece(folder: Path, **options: int) -> Path:
     import sentencepiece
 
     model = io.BytesIO()
@@ -58,6 +66,7 @@ def write_sentencepiece(folder: Path) -> Path:
         remove_extra_whitespaces=False,
         add_dummy_prefix=False,
         minloglevel=2,
+        **options,
     )
     path = folder / "tokenizer.model"
     path.write_bytes(model.getvalue())
@@ -110,11 +119,75 @@ def test_ids_outside_the_vocabulary_are_not_known(tokenizer: Tokenizer) -> None:
     assert not any(tokenizer.knows(token) for token in (-1, tokenizer.vocab_size, 2**31, 2**32 - 1))
 
 
+def test_a_vocabulary_may_be_empty(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(models.BPE()).save(str(path))
+    tokenizer = open_tokenizer(path)
+    assert (tokenizer.vocab_size, tokenizer.eot_id, tokenizer.knows(0)) == (0, None, False)
+
+
+@pytest.mark.parametrize(
+    ("ids", "eot"),
+    [
+        ({"unk_id": 1, "bos_id": -1, "eos_id": 0}, 0),
+        ({"eos_id": -1}, None),
+    ],
+    ids=["first", "none"],
+)
+def test_the_end_of_text_of_a_sentencepiece_model(
+    tmp_path: Path, ids: dict[str, int], eot: int | None
+) -> None:
+    assert open_tokenizer(write_sentencepiece(tmp_path, **ids)).eot_id == eot
+
+
+@pytest.mark.parametrize(
+    ("number", "special"),
+    [
+        pytest.param(50256, {50256: "<|endoftext|>"}, id="gpt2"),
+        pytest.param(50280, {50256: "<|endoftext|>"}, id="p50k_base"),
+        pytest.param(
+            100256,
+            {
+                100257: "<|endoftext|>",
+                100258: "<|fim_prefix|>",
+                100259: "<|fim_middle|>",
+                100260: "<|fim_suffix|>",
+                100276: "<|endofprompt|>",
+            },
+            id="cl100k_base",
+        ),
+        pytest.param(128000, {128000: "<|begin_of_text|>", 128001: "<|end_of_text|>"}, id="llama3"),
+        pytest.param(151643, {151643: "<|endoftext|>"}, id="qwen"),
+        pytest.param(199998, {199999: "<|endoftext|>", 200018: "<|endofprompt|>"}, id="o200k_base"),
+    ],
+)
+def test_a_known_vocabulary_has_its_special_tokens(
+    tmp_path: Path, number: int, special: dict[int, str]
+) -> None:
+    hole = min(special) if min(special) < number else None
+    tokenizer = open_tokenizer(write_ranks(tmp_path, number, hole=hole))
+    tokens = range(number - 1, number + 200)
+    named = {token: tokenizer.decode([token]) for token in tokens if tokenizer.knows(token)}
+    assert {token: name for token, name in named.items() if name.startswith("<|")} == {
+        token: name for token, name in special.items() if token >= number
+    }
+    assert tokenizer.decode(list(special)) == "".join(special.values())
+    assert tokenizer.vocab_size == max(number + (hole is not None), max(special) + 1)
+    assert tokenizer.eot_id in special
+    assert special[tokenizer.eot_id] in ("<|endoftext|>", "<|end_of_text|>")
+
+
 def test_ranks_of_an_unknown_vocabulary_are_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(
-        UnreadableCorpus, match=r"300 ranks, which no known .*gpt2 .*50,256.*cl100k_base 100,256"
-    ):
-        open_tokenizer(write_ranks(tmp_path, 300))
+    path = write_ranks(tmp_path, 1300)
+    with pytest.raises(UnreadableCorpus) as caught:
+        open_tokenizer(path)
+    assert caught.value.detail == (
+        f"{path}: holds 1,300 ranks, which no known vocabulary has (known: gpt2 (r50k_base) 50,256, "
+        "p50k_base 50,280, cl100k_base 100,256, llama3 128,000, qwen 151,643, o200k_base 199,998); "
+        "copy it again, or make a tokenizer.json of it: a rank file does not say how text is split"
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,6 +198,11 @@ def test_ranks_of_an_unknown_vocabulary_are_refused_with_the_known_ones(tmp_path
         (b"{", r"is not a tokenizer\.json that can be read"),
         (b'{"model": {"type": "none"}}', r"is not a tokenizer\.json"),
         (b"IQ== 0\nIg== x\n", "is not a tiktoken rank file"),
+        (b"IQ== 0\nI@g== 1\n", "is not a tiktoken rank file"),
+        (b"I@Q== 0\n", "expected a tokenizer, found something else"),
+        (b"IQ== x\n", "expected a tokenizer, found something else"),
+        (b" 0\n", "expected a tokenizer, found something else"),
+        (b" \n{", r"is not a tokenizer\.json that can be read"),
         (b"\n\x0e\n\x05<unk>", "is not a SentencePiece model"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.plan import Plan, Stage
+from corpus_server.plan import BoundedShuffle, MegatronOrder, Plan, Stage, document
 from corpus_server.plan.document import MAX_RANGES_IN_FORCE, MAX_SOURCES, MAX_STAGE_SOURCES, MAX_STAGES
 from tests.plans import Case, small_plans
 from tests.reference import one_source
@@ -272,6 +273,145 @@ def test_a_mistake_is_named(change: dict[str, Any], parameter: str, message: str
     assert caught.value.parameter == parameter
 
 
+def stage_with(**fields: Any) -> Stage:
+    return Stage(**{"global_batch_size": 1, "mixture": {"web": 1}, **fields})
+
+
+INTEGERS: list[tuple[str, int, int, Callable[..., object]]] = [
+    ("seq_len", 1, 2**20, make),
+    ("stride", 1, 2**40, make),
+    ("seed", 0, 2**64 - 1, make),
+    ("stages[].from_step", 0, 2**40, stage_with),
+    ("stages[].global_batch_size", 1, 2**20, stage_with),
+    ("stages[].seq_len", 1, 2**20, stage_with),
+    ("order.shuffle.block_windows", 1, 2**40, lambda **fields: BoundedShuffle(group_blocks=1, **fields)),
+    ("order.shuffle.group_blocks", 1, 2**16, lambda **fields: BoundedShuffle(block_windows=1, **fields)),
+    ("order.megatron.num_samples", 1, 2**31, MegatronOrder),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "kind"), [pytest.param(*each, id=each[0]) for each in INTEGERS]
+)
+def test_an_integer_has_bounds(name: str, low: int, high: int, kind: Callable[..., object]) -> None:
+    field = name.rpartition(".")[2]
+    for value in (low, high):
+        kind(**{field: value})
+    for value in (low - 1, high + 1):
+        with pytest.raises(InvalidPlan) as caught:
+            kind(**{field: value})
+        accepted = f"an integer in [{low}, {high}]"
+        assert caught.value.detail == f"{name} must be {accepted}, got {value}"
+        found = caught.value.parameter, caught.value.accepted, caught.value.received
+        assert found == (name, accepted, value)
+
+
+def test_the_first_stages_are_named_where_they_are_out_of_order() -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        make(stages=[{**STAGE, "from_step": k} for k in range(1, 30)])
+    assert caught.value.received == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"fingerprints": {"zoo": "x", "code": "x", "web": "x"}}, "fingerprints"),
+        (
+            {"stages": [STAGE, {**STAGE, "from_step": 1, "exclude": {"zoo": [[0, 1]], "code": [[0, 1]]}}]},
+            None,
+        ),
+    ],
+    ids=["fingerprints", "exclude"],
+)
+def test_what_no_mixture_uses_is_named(change: dict[str, Any], what: str | None) -> None:
+    what = what or "stages[1].exclude"
+    with pytest.raises(InvalidPlan) as caught:
+        make(**change)
+    assert caught.value.detail == f"{what} names ['code', 'zoo'], which no mixture of the plan uses"
+    found = caught.value.parameter, caught.value.received, caught.value.accepted
+    assert found == (what, ["code", "zoo"], "web")
+
+
+TWO = {"blend": ["web", "code"], "weights": [1, 3]}
+TWO_STAGES = [{**STAGE, "mixture": {"code": 3, "web": 1}}, {**STAGE, "from_step": 5}]
+
+
+def megatron(order: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"order": {"megatron": {"num_samples": 9, **order}}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("change", "order"),
+    [
+        (megatron({}), {"blend": ["web"]}),
+        (megatron({}, seed=2**32 - 1, stride=1024), {"blend": ["web"]}),
+        (megatron({"weights": [7]}), {"blend": ["web"], "weights": [7.0]}),
+        (megatron(TWO, stages=TWO_STAGES[:1]), {"blend": ["web", "code"], "weights": [1.0, 3.0]}),
+        (
+            megatron(TWO, stages=[{**each, "mixture": {"web": 0.25, "code": 0.75}} for each in TWO_STAGES]),
+            {"blend": ["web", "code"], "weights": [1.0, 3.0]},
+        ),
+    ],
+    ids=["alone", "bounds", "weight", "blend", "stages"],
+)
+def test_a_plan_in_megatrons_order(change: dict[str, Any], order: dict[str, Any]) -> None:
+    """A plan of one source fills in its blend."""
+    expected = {"num_samples": 9, "split": [1.0], "part": "train", **order}
+    assert make(**change).to_json()["order"] == {"megatron": expected}
+
+
+CARRIED = (
+    " cannot be carried by order megatron: Megatron's samples have one length, and none has a substitute; "
+    "leave it out, or use order shuffle"
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "parameter", "message"),
+    [
+        (
+            megatron({}, seed=2**32),
+            "seed",
+            "seed must be an integer in [0, 4294967295], got 4294967296",
+        ),
+        (
+            megatron({}, stride=1023),
+            "stride",
+            "stride must be left out or seq_len (1024) with order megatron, got 1023",
+        ),
+        (
+            megatron({}, stages=TWO_STAGES),
+            "order.megatron.blend",
+            "order.megatron.blend must be the corpora in the order of Megatron's blend, which decides the "
+            "rows, got []",
+        ),
+        (
+            megatron(TWO, stages=TWO_STAGES),
+            "stages[1].mixture",
+            "stages[1].mixture must be the weights of order.megatron, which hold for the whole run: "
+            "{'code': 49152, 'web': 16384} of 65536, got {'web': 65536}",
+        ),
+        (
+            megatron({}, stages=[STAGE, {**STAGE, "from_step": 5, "seq_len": 512, "global_batch_size": 2}]),
+            "stages[1].seq_len",
+            "stages[1].seq_len" + CARRIED,
+        ),
+        (
+            megatron({}, stages=[{**STAGE, "exclude": {"web": [[0, 1]]}}]),
+            "stages[0].exclude",
+            "stages[0].exclude" + CARRIED,
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_what_megatrons_order_cannot_carry_is_refused(
+    change: dict[str, Any], parameter: str, message: str
+) -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        make(**change)
+    assert (caught.value.detail, caught.value.parameter) == (message, parameter)
+
+
 @pytest.mark.parametrize("document", [None, [], "plan", 3, True], ids=repr)
 def test_only_an_object_is_a_plan(document: object) -> None:
     with pytest.raises(InvalidPlan, match="plan must be a JSON object"):
@@ -304,9 +444,14 @@ def staged(number: int, **fields: Any) -> list[dict[str, Any]]:
 
 def test_a_plan_has_a_bounded_number_of_stages() -> None:
     assert len(make(stages=staged(MAX_STAGES)).stages) == MAX_STAGES
-    with pytest.raises(InvalidPlan, match="at most 512 stages, got 513") as caught:
-        make(stages=staged(MAX_STAGES + 1))
-    assert "join" in str(caught.value.remedy)
+    stages = [Stage(from_step=k, global_batch_size=1, mixture={"web": 1}) for k in range(MAX_STAGES + 1)]
+    for posted in (lambda: make(stages=staged(MAX_STAGES + 1)), lambda: Plan(seq_len=8, stages=(*stages,))):
+        with pytest.raises(InvalidPlan) as caught:
+            posted()
+        error = caught.value
+        assert error.detail == "a plan may have at most 512 stages, got 513"
+        assert (error.parameter, error.received, error.accepted) == ("stages", 513, "at most 512")
+        assert error.remedy == "join neighbouring stages; exclusions of several stages may stand in one"
 
 
 def test_a_stage_has_a_bounded_number_of_sources() -> None:
@@ -319,26 +464,39 @@ def test_a_stage_has_a_bounded_number_of_sources() -> None:
 
 def test_stages_times_sources_are_bounded() -> None:
     """Also where each stage names few of the plan's sources."""
-    number = MAX_STAGE_SOURCES // MAX_STAGES + 1
+    number = MAX_STAGE_SOURCES // MAX_STAGES
     mixture = {f"source-{k}": 1 for k in range(number)}
-    with pytest.raises(InvalidPlan, match="stages times sources"):
-        make(stages=staged(MAX_STAGES, mixture=mixture))
-    stages = staged(MAX_STAGES)
+    assert len(make(stages=staged(MAX_STAGES, mixture=mixture)).sources) == number
+    mixture["one-more"] = 1
+    stages = staged(MAX_STAGES, mixture={"one-more": 1})
     stages[0] = {**stages[0], "mixture": mixture}
-    with pytest.raises(InvalidPlan, match="stages times sources"):
-        make(stages=stages)
+    for wrong in (staged(MAX_STAGES, mixture=mixture), stages):
+        with pytest.raises(InvalidPlan) as caught:
+            make(stages=wrong)
+        error = caught.value
+        assert error.detail == "a plan may have at most 32768 stages times sources, got 33280"
+        assert (error.parameter, error.received, error.accepted) == ("stages", 33280, "at most 32768")
     assert len(make(stages=stages[: MAX_STAGES // 2]).sources) == number + 1
 
 
-def test_exclusions_that_stages_repeat_are_bounded() -> None:
-    """A stage that adds one range keeps all ranges of the stages before it."""
-    many = [[3 * k, 3 * k + 1] for k in range(MAX_RANGES_IN_FORCE // 100)]
-    stages = staged(101, exclude={"web": [[10**9, 10**9 + 1]]})
-    stages[0]["exclude"] = {"web": many}
-    with pytest.raises(InvalidPlan, match="at most 3145728 ranges summed") as caught:
+def test_exclusions_that_stages_repeat_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that adds one range keeps those of the stages before it; one that adds none keeps none."""
+    assert MAX_RANGES_IN_FORCE == 3 * 2**20
+    monkeypatch.setattr(document, "MAX_RANGES_IN_FORCE", 2 + 5 + 6)
+    names = {"mixture": {"web": 1, "code": 1}}
+    stages = staged(4, **names)
+    stages[0]["exclude"] = {"web": [[0, 1], [5, 6]]}
+    stages[1]["exclude"] = {"web": [[2, 3]], "code": [[0, 1], [2, 3]]}
+    stages[3]["exclude"] = {"web": [[8, 9]]}
+    assert make(stages=stages).stages[3].exclude
+    stages[3]["exclude"] = {"web": [[8, 9], [11, 12]]}
+    with pytest.raises(InvalidPlan) as caught:
         make(stages=stages)
-    assert "fewer stages" in str(caught.value.remedy)
-    assert make(stages=[stages[0], *staged(101)[1:]])
+    accepted = "at most 13 ranges summed over the stages that add some"
+    error = caught.value
+    assert error.detail == f"stages[].exclude must be {accepted}, got 14"
+    assert (error.parameter, error.received, error.accepted) == ("stages[].exclude", 14, accepted)
+    assert error.remedy == "exclude the ranges in fewer stages, or join neighbouring ranges"
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan
-from corpus_server.plan.mixture import Mixture
+from corpus_server.plan.mixture import Mixture, quantise
 from tests.arithmetic import chi_square_p_value
 from tests.plans import FAR_BLOCK, Case, source_numbers
 from tests.reference import BLOCK, units_of
@@ -173,3 +173,33 @@ def test_rows_are_counted_before_any_row(name: str) -> None:
     assert [mixture.count(np.array([place], dtype="uint64")).tolist() for place in places] == expected
     together = mixture.count(np.array(20 * places, dtype="uint64"))
     assert together.tolist() == (20 * np.sum(expected, axis=0)).tolist()
+
+
+@pytest.mark.parametrize("name", [*WEIGHTS, "alone"])
+def test_rows_are_found_again_by_source_and_number(name: str) -> None:
+    """Over three blocks; and so is the block that this computes, which is none if there is one source."""
+    units = units_of(WEIGHTS.get(name, {"web": 1}))
+    mixture = Mixture(units, key=5)
+    assert mixture.names == tuple(sorted(units))
+    rows = np.arange(3 * BLOCK, dtype="uint64")
+    placed = mixture.place(rows)
+    assert isinstance(placed[0], int) == (len(units) == 1)  # one number for all
+    sources, numbers = (np.broadcast_to(each, rows.shape) for each in placed)
+    for source, share in enumerate(units.values()):
+        own = rows[sources == source]
+        assert numbers[sources == source].tolist() == list(range(3 * share))
+        assert (mixture.find(source, numbers[sources == source]) == own).all()
+        blocks = mixture.block_of(source, numbers[sources == source])
+        assert (blocks == (own // BLOCK if len(units) > 1 else 0)).all()
+
+
+def test_a_weight_that_is_too_small_is_refused_with_its_share() -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        quantise({"web": 5, "code": 1e-6})
+    assert (caught.value.detail, caught.value.parameter, caught.value.received, caught.value.accepted) == (
+        "stages[].mixture.code: weight 1e-06 is 2e-07 of the sum, less than the smallest share of 1/65536; "
+        "raise it or leave the source out",
+        "stages[].mixture.code",
+        1e-6,
+        "at least 1/65536 of the sum of weights",
+    )

@@ -143,45 +143,146 @@ def test_the_last_step_of_the_largest_batch_is_still_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "parameter", "message"),
+    ("arguments", "parameter", "accepted"),
     [
-        ({"step": -1}, "step", "got -1"),
-        ({"step": MAX_STEP + 1}, "step", f"{MAX_STEP}"),
-        ({"step": MAX_STEP, "count": 2}, "step", rf"in \[0, {MAX_STEP - 1}\], got {MAX_STEP}"),
-        ({"step": 0, "rank": 2, "world_size": 2}, "rank", r"\[0, 2\)"),
-        ({"step": 0, "rank": -1, "world_size": 2}, "rank", "got -1"),
-        ({"step": 0, "world_size": 5}, "world_size", "must divide global_batch_size 12, got 5"),
-        ({"step": 0, "world_size": 24}, "world_size", "got 24"),
+        ({"step": -1}, "step", f"in [0, {MAX_STEP}]"),
+        ({"step": MAX_STEP + 1}, "step", f"in [0, {MAX_STEP}]"),
+        ({"step": MAX_STEP, "count": 2}, "step", f"in [0, {MAX_STEP - 1}]"),
+        ({"step": 0, "count": MAX_STEP + 2}, "step", "in [0, -1]"),
+        ({"step": 0, "rank": 1}, "rank", "in [0, 1)"),
+        ({"step": 0, "rank": 2, "world_size": 2}, "rank", "in [0, 2)"),
+        ({"step": 0, "rank": -1, "world_size": 2}, "rank", "in [0, 2)"),
     ],
+    ids=str,
 )
-def test_what_lies_outside_is_refused(arguments: dict[str, int], parameter: str, message: str) -> None:
-    with pytest.raises(InvalidParameter, match=message) as caught:
-        sampler(one_source("web", 4, 12), [100]).locate(**arguments)
-    assert caught.value.parameter == parameter
+def test_what_lies_outside_is_refused(arguments: dict[str, int], parameter: str, accepted: str) -> None:
+    subject = sampler(one_source("web", 4, 12), [100])
+    for refusing in (subject.check_part, subject.locate):
+        with pytest.raises(InvalidParameter) as caught:
+            refusing(**arguments)
+        error, value = caught.value, arguments[parameter]
+        assert error.detail == f"{parameter} must be {accepted}, got {value}"
+        assert (error.parameter, error.received) == (parameter, value)
 
 
-def test_the_divisors_are_named() -> None:
+def test_the_last_steps_and_ranks_are_inside() -> None:
+    subject = sampler(one_source("web", 4, 12), [100])
+    assert subject.check_part(MAX_STEP) == 12
+    assert subject.check_part(MAX_STEP - 1, count=2, rank=11, world_size=12) == 1
+    assert subject.check_part(0, count=MAX_STEP + 1, rank=2, world_size=3) == 4
+
+
+@pytest.mark.parametrize("world_size", [5, 7, 24])
+def test_the_divisors_are_named(world_size: int) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        sampler(one_source("web", 4, 12), [100]).check_part(0, world_size=7)
-    assert caught.value.accepted == "one of 1, 2, 3, 4, 6, 12"
+        sampler(one_source("web", 4, 12), [100]).check_part(0, world_size=world_size)
+    error = caught.value
+    assert error.detail == f"world_size must divide global_batch_size 12, got {world_size}"
+    found = error.parameter, error.received, error.accepted
+    assert found == ("world_size", world_size, "one of 1, 2, 3, 4, 6, 12")
+
+
+NONE_FITS = "no value fits this corpus"
 
 
 @pytest.mark.parametrize(
-    ("shard_tokens", "accepted"),
-    [([], "no value"), ([0], "no value"), ([1], "no value"), ([4, 3], "at most 3"), ([2], "at most 1")],
+    ("shard_tokens", "longest", "accepted"),
+    [
+        ([], 0, NONE_FITS),
+        ([0], 0, NONE_FITS),
+        ([1], 1, NONE_FITS),
+        ([4, 3], 4, "at most 3"),
+        ([2], 2, "at most 1"),
+    ],
     ids=str,
 )
-def test_a_corpus_without_a_window_is_refused(shard_tokens: list[int], accepted: str) -> None:
+def test_a_corpus_without_a_window_is_refused(shard_tokens: list[int], longest: int, accepted: str) -> None:
     """Catalogue row 5: with seq_len 4 it takes five tokens in one shard."""
-    with pytest.raises(InvalidPlan, match=r"seq_len \+ 1 = 5 tokens") as caught:
-        sampler(one_source("web", 4, 2), shard_tokens)
-    assert caught.value.accepted is not None
-    assert caught.value.accepted.startswith(accepted)
+    stage = {"global_batch_size": 2, "mixture": {"a": 1, "web": 1}}
+    plan = Plan.from_json({"seq_len": 4, "stages": [stage]})
+    with pytest.raises(InvalidPlan) as caught:
+        Sampler(plan, {"a": [5], "web": shard_tokens})
+    error = caught.value
+    assert error.detail == (
+        f"corpus 'web': no shard holds a window of seq_len + 1 = 5 tokens; the longest has {longest}"
+    )
+    assert (error.parameter, error.received, error.accepted) == ("seq_len", 4, accepted)
+
+
+def test_corpora_hold_at_most_2_to_63_tokens() -> None:
+    document = one_source("web", 2**20, 2)
+    assert sampler(document, [2**62, 2**62]).num_windows.tolist() == [2 * (2**42 - 1)]
+    with pytest.raises(InvalidPlan) as caught:
+        sampler(document, [2**62, 2**62, 1])
+    assert caught.value.detail == "the plan's corpora hold more than 9223372036854775808 tokens together"
 
 
 def test_steps_per_epoch() -> None:
-    subject = sampler(one_source("web", 4, 10), [97, 41])
-    assert subject.steps_per_epoch("web") == 3.4
+    """Of the last stage that uses a source; two of its rows are one window."""
+    assert sampler(one_source("web", 4, 10), [97, 41]).steps_per_epoch("web") == 3.4
+    both = {"from_step": 3, "global_batch_size": 12, "mixture": {"web": 1, "code": 3}, "seq_len": 4}
+    stages = [{"global_batch_size": 4, "mixture": {"web": 1}}, both]
+    shard_tokens = {"web": [8 * 60 + 1], "code": [8 * 90 + 1]}
+    for last, expected in (([], [40, 20]), ([{**stages[0], "from_step": 9}], [15, 20])):
+        found = Sampler(Plan.from_json({"seq_len": 8, "stages": [*stages, *last]}), shard_tokens)
+        assert [found.steps_per_epoch(name) for name in ("web", "code")] == expected
+
+
+def test_the_memory_of_a_plan_is_that_of_its_text_positions_and_ranges() -> None:
+    """What a stage excludes for all later ones is kept once; a range takes 32 bytes."""
+    both = {"global_batch_size": 4, "mixture": {"web": 1, "code": 1}}
+    stages = [
+        {"global_batch_size": 4, "mixture": {"web": 1}},
+        {**both, "from_step": 3, "exclude": {"web": [[0, 1], [20, 21]]}},
+        {**both, "from_step": 5},
+        {**both, "from_step": 7, "exclude": {"code": [[8, 9]]}},
+    ]
+    plan = Plan.from_json({"seq_len": 4, "stages": stages, "skip_steps": [[5, 6], [8, 9]]})
+    found = Sampler(plan, {"web": [101], "code": [101]})
+    numbers = 2 * 4 + (1 + 2 + 2 + 2)  # a position of each source, an index of each that is used
+    ranges = 2 + 2 + 1 + 2 + 3
+    assert found.num_bytes == len(plan.canonical_json) + 8 * numbers + 32 * ranges
+
+
+def test_a_source_goes_on_where_the_stage_before_left_it() -> None:
+    stages = [
+        {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}},
+        {"from_step": 3, "global_batch_size": 4, "mixture": {"web": 1}},
+    ]
+    found = sampler({"seq_len": 4, "stages": stages, "seed": 1}, [50, 60])
+    plain = sampler({"seq_len": 4, "stages": stages[:1], "seed": 1}, [50, 60])
+    rows = np.concatenate([found.locate(step)[0] for step in range(9)])
+    assert rows.tolist() == plain.locate(0, count=7).reshape(-1, 2).tolist()
+
+
+@pytest.mark.parametrize("order", [*ORDERS, {"shuffle": {"block_windows": 3, "group_blocks": 2}}], ids=str)
+def test_positions_and_tokens_of_windows_are_found_again(order: object) -> None:
+    """Of the second source, in several epochs; only draws with replacement have no place."""
+    stage = {"global_batch_size": 4, "mixture": {"a": 1, "b": 1}}
+    found = Sampler(
+        Plan.from_json({"seq_len": 4, "order": order, "stages": [stage]}), {"a": [30], "b": [25, 3, 46]}
+    )
+    windows = np.arange(found.first_window[1], found.first_window[2], dtype="uint64")
+    starts = [(shard, start) for shard, start in found.locate_windows(windows).tolist()]
+    assert found.first_tokens(1, windows).tolist() == [
+        {1: 0, 3: 28}[shard] + start for shard, start in starts
+    ]
+    if order == "random":
+        with pytest.raises(InvalidParameter) as caught:
+            found.positions_of(1, windows, np.zeros(1, "uint64"))
+        assert (caught.value.parameter, caught.value.accepted) == (
+            "plan",
+            "plans with order shuffle or sequential",
+        )
+        return
+    positions = np.arange(3 * windows.size, 5 * windows.size, dtype="uint64")
+    shown, epochs = found.windows_at(1, positions)
+    assert epochs.tolist() == [3] * windows.size + [4] * windows.size
+    assert sorted(shown.tolist()) == sorted(2 * windows.tolist())
+    assert (found.positions_of(1, shown, epochs) == positions).all()
+    every = found.windows_at(np.ones(positions.size, dtype=np.intp), positions)
+    assert (every[0] == shown).all()
+    assert (every[1] == epochs).all()
 
 
 def test_in_most_orders_a_row_is_one_piece() -> None:

@@ -11,6 +11,7 @@ import pytest
 import xxhash
 
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.formats import documents as module
 from corpus_server.corpus.formats.documents import DocumentEnds
 from corpus_server.corpus.index import index
 from corpus_server.corpus.shards import Shard
@@ -54,6 +55,67 @@ def test_lookups(shard: Path) -> None:
         assert (documents.header.eot, documents.num_documents) == (0, 3)
         assert [documents.document_range(n) for n in range(3)] == [(0, 3), (3, 5), (5, 6)]
         assert documents.find_problem() is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ranges"),
+    [([], []), ([0], [(0, 1)]), ([7], [(0, 1)]), ([7, 0, 0], [(0, 2), (2, 3)])],
+    ids=["empty", "one", "one-without-end", "two"],
+)
+def test_a_shard_may_hold_few_documents(
+    tmp_path: Path, tokens: list[int], ranges: list[tuple[int, int]]
+) -> None:
+    path = write_raw(tmp_path / "a.bin", tokens)
+    index(spec(path, eot=0))
+    with opened(path) as corpus:
+        documents = corpus.shards[0].documents
+        assert documents is not None
+        assert [documents.document_range(n) for n in range(documents.num_documents)] == ranges
+        assert documents.find_problem() is None
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 8, 9])
+def test_all_ends_are_compared_with_their_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """In chunks of 4 ends; each but the last is once another one that its neighbours allow."""
+    path = write_raw(tmp_path / "a.bin", [7, 7, 0] * count)
+    index(spec(path, eot=0))
+    monkeypatch.setattr(module, "CHUNK_ENDS", 4)
+    whole = sidecar(path).read_bytes()
+    for wrong in (None, *range(count - 1)):
+        damaged = bytearray(whole)
+        if wrong is not None:
+            damaged[96 + 8 * wrong] -= 1
+        sidecar(path).write_bytes(damaged)
+        with opened(path) as corpus:
+            documents = corpus.shards[0].documents
+            assert documents is not None
+            assert documents.find_problem() == (
+                None
+                if wrong is None
+                else "a.bin.documents: its document ends differ from the ones written; "
+                "run corpus-server index on the corpus again, or delete the file"
+            )
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"OTHERDOC", "expected it to begin with b'CORPDOCS', got b'OTHERDOC'"),
+        (b"CORPDOCS" + struct.pack("<Q", 2), "version 2 is unknown (known: 1)"),
+    ],
+    ids=["magic", "version"],
+)
+def test_another_header_is_named(shard: Path, head: bytes, said: str) -> None:
+    fields = head + sidecar(shard).read_bytes()[len(head) : 88]
+    ends = sidecar(shard).read_bytes()[96:]
+    sidecar(shard).write_bytes(fields + struct.pack("<Q", xxhash.xxh3_64_intdigest(fields)) + ends)
+    with pytest.raises(UnreadableCorpus) as caught:
+        opened(shard)
+    assert caught.value.detail == (
+        f"{sidecar(shard)}: {said}; run corpus-server index on the corpus again, or delete the file"
+    )
 
 
 def test_every_other_length_is_refused(shard: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from corpus_server.corpus.formats.litdata import dtype_name
 from corpus_server.errors import UnreadableCorpus
 from tests.corpora import open_corpus, recognise, write_raw
 
 ITEMS = [[1, 2, 3], [4], [5, 6]]
 
 
-def write(folder: Path, *, dim: int | None = 6, listed: bool = True, **config: Any) -> Path:
-    path = folder / "chunk-0-0.bin"
-    data = [np.array(item, "<u2").tobytes() for item in ITEMS]
-    offsets = (4 + 4 * 4 + np.cumsum([0, *map(len, data)])).tolist()
-    path.write_bytes(struct.pack("<5I", 3, *offsets) + b"".join(data))
+def write(
+    folder: Path,
+    *,
+    items: list[list[int]] = ITEMS,
+    dim: int | None = 6,
+    listed: bool = True,
+    name: str = "chunk-0-0.bin",
+    **config: Any,
+) -> Path:
+    path = folder / name
+    data = [np.array(item, "<u2").tobytes() for item in items]
+    offsets = (8 + 4 * len(items) + np.cumsum([0, *map(len, data)])).tolist()
+    path.write_bytes(struct.pack(f"<{len(items) + 2}I", len(items), *offsets) + b"".join(data))
     settings = {"compression": None, "encryption": None, "data_format": ["no_header_tensor:20"], **config}
     chunks = [{"filename": path.name, "dim": dim, "chunk_size": 3, "chunk_bytes": 12}] if listed else []
     (folder / "index.json").write_text(json.dumps({"config": settings, "chunks": chunks}))
@@ -36,11 +46,67 @@ def test_items_are_documents_of_one_sequence(tmp_path: Path) -> None:
         assert [corpus.document_range(n) for n in range(3)] == [(0, 3), (3, 4), (4, 6)]
 
 
+@pytest.mark.parametrize("items", [[], [[]], [[], [], []]])
+def test_a_chunk_may_hold_no_tokens(tmp_path: Path, items: list[list[int]]) -> None:
+    with open_corpus(write(tmp_path, items=items, dim=0)) as corpus:
+        assert (corpus.num_tokens, corpus.num_documents) == (0, len(items))
+        assert [each.tolist() for each in corpus.sequences()] == [[0] * len(items)] * 2
+
+
+def test_items_may_lie_behind_16_mib(tmp_path: Path) -> None:
+    """The offsets have four bytes."""
+    path = write(tmp_path, items=[], dim=2**24)
+    path.write_bytes(struct.pack("<4I", 2, 16, 18, 16 + 2**25))
+    os.truncate(path, 16 + 2**25)
+    with open_corpus(tmp_path) as corpus:
+        assert [corpus.document_range(n) for n in range(2)] == [(0, 1), (1, 2**24)]
+
+
+def test_items_that_begin_or_end_elsewhere_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    whole = path.read_bytes()
+    for first, last in ((21, 32), (20, 31)):
+        path.write_bytes(
+            whole[:4] + struct.pack("<I", first) + whole[8:16] + struct.pack("<I", last) + whole[20:]
+        )
+        with pytest.raises(UnreadableCorpus) as caught:
+            recognise(path)
+        assert caught.value.detail == (
+            f"{path}: its items lie at bytes {first} to {last}, expected 20 to 32; "
+            "was the copy interrupted? Copy it again"
+        )
+
+
+@pytest.mark.parametrize("name", ["chunk-0-0.raw", "other-0-0.bin"])
+def test_another_name_beside_the_index_is_no_chunk(tmp_path: Path, name: str) -> None:
+    assert recognise(write(tmp_path, name=name)).format == "raw"
+
+
+@pytest.mark.parametrize(
+    ("serializer", "dtypes"),
+    [
+        (
+            "no_header_tensor",
+            {11: "uint8", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 20: "uint16"},
+        ),
+        (
+            "no_header_numpy",
+            {2: "int32", 3: "int64", 4: "uint8", 5: "uint16", 6: "uint32", 7: "uint64"},
+        ),
+        ("jpeg", {}),
+    ],
+)
+def test_the_numbers_of_litdata_name_its_dtypes(serializer: str, dtypes: dict[int, str]) -> None:
+    names = {number: dtype_name([f"{serializer}:{number}"]) for number in range(30)}
+    assert {number: name for number, name in names.items() if name is not None} == dtypes
+    assert [dtype_name([serializer]), dtype_name([f"{serializer}:x"]), dtype_name([])] == [None] * 3
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [
         ({"compression": "zstd"}, "index.json says compression zstd"),
-        ({"encryption": {"level": "chunk"}}, "says that it is encrypted; decrypt it"),
+        ({"encryption": {"level": "chunk"}}, "says that it is encrypted; decrypt it first$"),
         ({"data_format": ["no_header_tensor:18"]}, r"its tokens are int64, served are .*build .* --column"),
         (
             {"data_format": ["no_header_numpy:99"]},

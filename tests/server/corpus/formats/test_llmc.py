@@ -51,6 +51,7 @@ def test_a_truncated_copy_is_named_with_both_counts(tmp_path: Path) -> None:
         ((20240520, 7, 0), "known: 20240520 with version 1, 20240801 with version 7"),
         ((20240801, 7, -1), "header says -1"),
         ((20240326, 3, 0), "is a model checkpoint of llm.c"),
+        ((20240327, 1, 0), "is a debug state of llm.c"),
         ((20240522, 1, 0), "is an evaluation set of llm.c"),
     ],
 )

@@ -40,9 +40,31 @@ def test_every_other_length_is_refused(tmp_path: Path) -> None:
             recognise(path)
 
 
+def test_a_shard_may_hold_no_samples(tmp_path: Path) -> None:
+    (tmp_path / "a.mds").write_bytes(shard(num_samples=0))
+    layout = recognise(tmp_path / "a.mds")
+    assert (layout.num_tokens, layout.data_offset) == (0, len(shard(num_samples=0)))
+
+
+def test_a_sample_may_have_several_dimensions(tmp_path: Path) -> None:
+    config = {"column_names": ["tokens"], "column_encodings": ["ndarray:uint16:2,3"]}
+    (tmp_path / "a.mds").write_bytes(shard(config, sizes=12))
+    assert recognise(tmp_path / "a.mds").num_tokens == 18
+
+
+def test_a_config_of_a_mebibyte_is_read_and_no_longer_one(tmp_path: Path) -> None:
+    config = json.dumps(CONFIG).encode()
+    (tmp_path / "a.mds").write_bytes(shard(config.ljust(2**20)))
+    assert recognise(tmp_path / "a.mds").num_tokens == 12
+    (tmp_path / "a.mds").write_bytes(shard(config.ljust(2**20 + 1)))
+    with pytest.raises(UnreadableCorpus, match="3 samples beginning at byte 1048597 do not fit"):
+        recognise(tmp_path / "a.mds")
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (b"", r"its MDS header is damaged: 3 samples beginning at byte 20 do not fit; was the copy"),
         (b"{", "header is damaged"),
         ([], "header is damaged"),
         ({}, "header is damaged"),
@@ -62,15 +84,20 @@ def test_other_columns_are_refused(tmp_path: Path, config: Any, message: str) ->
         recognise(tmp_path / "shard.00000.mds")
 
 
-def test_the_remedy_names_folder_and_column(tmp_path: Path) -> None:
-    config = {"column_names": ["id", "input_ids"], "column_encodings": ["str", "bytes"]}
+@pytest.mark.parametrize(
+    ("columns", "remedy"),
+    [
+        ({"id": "str", "input_ids": "bytes"}, "--column input_ids --eot"),
+        ({"input_ids": "bytes", "tokens": "ndarray:int64"}, "--column tokens --eot"),
+        ({"tokens": "str", "a": "ndarray", "b": "bytes"}, "--column a --eot"),
+        ({"a": "int", "b": "int"}, "--column a --eot"),
+        ({"story": "str"}, "--text-field story --tokenizer"),
+        ({"id": "int", "story": "str", "title": "str"}, "--text-field story --tokenizer"),
+        ({"text": "str"}, "--tokenizer"),
+    ],
+)
+def test_the_remedy_names_folder_and_column(tmp_path: Path, columns: dict[str, str], remedy: str) -> None:
+    config = {"column_names": list(columns), "column_encodings": list(columns.values())}
     (tmp_path / "shard.00000.mds").write_bytes(shard(config))
-    with pytest.raises(UnreadableCorpus, match=rf"corpus-server build {tmp_path} --column input_ids "):
-        recognise(tmp_path / "shard.00000.mds")
-
-
-def test_the_remedy_for_text_names_its_field(tmp_path: Path) -> None:
-    config = {"column_names": ["story"], "column_encodings": ["str"]}
-    (tmp_path / "shard.00000.mds").write_bytes(shard(config))
-    with pytest.raises(UnreadableCorpus, match=rf"build {tmp_path} --text-field story --tokenizer"):
+    with pytest.raises(UnreadableCorpus, match=rf"corpus-server build {tmp_path} {remedy} "):
         recognise(tmp_path / "shard.00000.mds")

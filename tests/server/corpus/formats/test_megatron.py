@@ -43,6 +43,7 @@ def test_worked_bytes(tmp_path: Path) -> None:
     documents = _documents(layout)
     assert documents.num_documents == 3
     assert [documents.document_range(n) for n in range(3)] == [(0, 4), (4, 6), (6, 11)]
+    assert documents.sequence_lengths().tolist() == [4, 2, 5]
     assert documents.find_problem() is None
     written = write_megatron(tmp_path / "again", DOCUMENTS)
     assert (written.read_bytes(), written.with_suffix(".idx").read_bytes()) == (BIN, IDX)
@@ -52,6 +53,27 @@ def test_worked_bytes(tmp_path: Path) -> None:
 def test_may_be_named_by_prefix_data_or_index(tmp_path: Path, name: str) -> None:
     path = _write(tmp_path, BIN, IDX)
     assert data_path(tmp_path / name) == path
+
+
+@pytest.mark.parametrize("there", ["x.bin", "x.idx", "x", None])
+def test_a_prefix_stands_for_a_whole_pair_alone(tmp_path: Path, there: str | None) -> None:
+    """Not for half of one, and not where a file or folder has its name."""
+    if there == "x":
+        _write(tmp_path, BIN, IDX)
+        (tmp_path / "x").mkdir()
+    elif there is not None:
+        (tmp_path / there).write_bytes(IDX)
+    assert data_path(tmp_path / "x") == tmp_path / "x"
+
+
+def test_an_index_of_the_same_name_belongs_to_a_bin_file(tmp_path: Path) -> None:
+    _write(tmp_path, BIN, IDX)
+    assert recognise(write_raw(tmp_path / "x.raw", [1, 2])).format == "raw"
+
+
+def test_one_sequence_is_enough(tmp_path: Path) -> None:
+    layout = recognise(_write(tmp_path, BIN, megatron_index([11])))
+    assert (layout.num_tokens, _documents(layout).document_range(0)) == (11, (0, 11))
 
 
 def test_prefix_may_hold_dots(tmp_path: Path) -> None:
@@ -111,13 +133,35 @@ def test_every_length_of_the_index_but_its_own_is_refused(tmp_path: Path) -> Non
 def test_every_length_of_the_data_but_its_own_is_refused(tmp_path: Path) -> None:
     for length in [*range(len(BIN)), len(BIN) + 1, len(BIN) + 2]:
         path = _write(tmp_path, (BIN + bytes(2))[:length], IDX)
-        with pytest.raises(UnreadableCorpus, match="copy interrupted"):
+        held = f"its sequences end at byte 22, but x.bin holds {length} bytes"
+        said = f"{length} bytes are no whole uint16 tokens" if length % 2 else held
+        with pytest.raises(UnreadableCorpus, match=f"{said}; was the copy interrupted"):
             recognise(path)
+
+
+def test_a_legacy_index_under_another_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.bin").write_bytes(b"TNTIDX\0\0" + bytes(40))
+    with pytest.raises(UnreadableCorpus, match="an index of the legacy fairseq format, which is not served"):
+        recognise(tmp_path / "train.bin")
 
 
 @pytest.mark.parametrize(
     ("index", "message"),
     [
+        (megatron_index([], documents=[]), "no document entries"),
+        (megatron_index([], documents=[], version=4), "version 4 is unknown"),
+        (megatron_index([], documents=[], version=4)[:33], "33 bytes end inside the Megatron header"),
+        (megatron_index([4, 2, 5], version=2**56 + 1), "version 72057594037927937 is unknown"),
+        (
+            megatron_index([4, 2, 5], pointers=[0, 8, 12 - 2**31]),
+            "sequences end at byte -2147483626, but x.bin holds 22 bytes",
+        ),
+        (
+            megatron_index([4, 2, 5], pointers=[0, 8 - 2**31, 12]),
+            "sequence 1 begins at byte -2147483640, the one before it ends at byte 8",
+        ),
+        (megatron_index([4, 6], pointers=[0, 10]), "sequence 1 begins at byte 10, .* ends at byte 8"),
+        (b"MMIDIDX\0\1" + bytes(40), "no Megatron index: expected it to begin with MMIDIDX, got b'MMIDIDX"),
         (megatron_index([4, 2, 5], documents=[1, 2, 3]), "cover sequences 1 to 3, expected 0 to 3"),
         (megatron_index([4, 2, 5], documents=[0, 1, 2]), "cover sequences 0 to 2, expected 0 to 3"),
         (megatron_index([4, 2, 5], documents=[]), "no document entries"),
@@ -174,9 +218,28 @@ def test_the_last_pair_of_sequences_is_among_the_checked_ones(tmp_path: Path) ->
         recognise(tmp_path / "x.bin")
 
 
-def test_a_document_beyond_the_data_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pointer", "said"),
+    [
+        (-1, "its byte pointers overflowed 32 bits .merged by an old tool.; merge the files again"),
+        (134, "sequence 67 begins at byte 134, the one before it ends at byte 136"),
+    ],
+)
+def test_a_checked_sequence_begins_inside_the_data(tmp_path: Path, pointer: int, said: str) -> None:
+    """Sequence 66 of 1000 is checked, its neighbours are not."""
     pointers = list(range(0, 2000, 2))
-    pointers[500] = 10**6
+    pointers[66] = pointer
+    index = megatron_index([1] * 1000, pointers=pointers)
+    write_raw(tmp_path / "x.bin", np.zeros(1000))
+    (tmp_path / "x.idx").write_bytes(index)
+    with pytest.raises(UnreadableCorpus, match=said):
+        recognise(tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize("pointer", [10**6, 2002, -2])
+def test_a_document_beyond_the_data_is_an_error(tmp_path: Path, pointer: int) -> None:
+    pointers = list(range(0, 2000, 2))
+    pointers[500] = pointer
     write_raw(tmp_path / "x.bin", np.zeros(1000))
     (tmp_path / "x.idx").write_bytes(megatron_index([1] * 1000, pointers=pointers))
     index = _documents(recognise(tmp_path / "x.bin"))
@@ -185,34 +248,56 @@ def test_a_document_beyond_the_data_is_an_error(tmp_path: Path) -> None:
             index.document_range(number)
 
 
-@pytest.mark.parametrize("wrong", [None, 4, 5, 8, 9])
+@pytest.mark.parametrize("count", [7, 8, 9, 10, 11])
+@pytest.mark.parametrize("wrong", [(), (2, 3), (4,), (5, 6), (6,), (8,), (9,), (3, 9)])
 def test_reading_all_goes_on_from_one_chunk_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, wrong: tuple[int, ...]
 ) -> None:
-    """In chunks of 4 entries, with the wrong one at the border of two chunks or behind it."""
-    pointers, documents = list(range(0, 20, 2)), list(range(11))
-    if wrong is not None:
-        pointers[wrong] += 2
-        documents[wrong] = wrong - 2
-    x = _write_ten(tmp_path / "x", pointers=pointers)
-    y = _write_ten(tmp_path / "y", documents=documents)
+    """In chunks of 4 entries, with wrong ones inside, at the border of two chunks or behind it."""
+    pointers, documents = list(range(0, 2 * count, 2)), list(range(count + 1))
+    wrong = tuple(number for number in wrong if number < count)
+    for number in wrong:
+        pointers[number] += 2
+        documents[number] -= 2
+    x = _write_some(tmp_path / "x", count, pointers=pointers)
+    y = _write_some(tmp_path / "y", count, documents=documents)
     monkeypatch.setattr(megatron, "_CHUNK_ENTRIES", 4)
     monkeypatch.setattr(megatron.MegatronIndex, "_check_sample", lambda index: None)
     monkeypatch.setattr(megatron.MegatronIndex, "_check_ends", lambda index, data: None)
     assert _documents(recognise(x)).find_problem() == (
-        None if wrong is None else f"x.idx: sequence {wrong} does not begin where the one before it ends"
+        f"x.idx: sequence {wrong[0]} does not begin where the one before it ends" if wrong else None
     )
     assert _documents(recognise(y)).find_problem() == (
-        None if wrong is None else f"y.idx: document {wrong} begins before the one before it"
+        f"y.idx: document {wrong[0]} begins before the one before it" if wrong else None
     )
 
 
-def _write_ten(prefix: Path, pointers: list[int] | None = None, documents: list[int] | None = None) -> Path:
-    """Write ten sequences of one token."""
-    write_raw(prefix.with_suffix(".bin"), np.zeros(10))
-    index = megatron_index([1] * 10, pointers=pointers, documents=documents)
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_a_document_that_begins_behind_the_last_sequence_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(megatron, "_CHUNK_ENTRIES", 4)
+    documents = [*range(count - 1), count + 1, count]
+    index = _documents(recognise(_write_some(tmp_path / "x", count, documents=documents)))
+    assert index.find_problem() == f"x.idx: document {count} begins before the one before it"
+
+
+def _write_some(
+    prefix: Path, count: int, pointers: list[int] | None = None, documents: list[int] | None = None
+) -> Path:
+    """Write sequences of one token."""
+    write_raw(prefix.with_suffix(".bin"), np.zeros(count))
+    index = megatron_index([1] * count, pointers=pointers, documents=documents)
     prefix.with_suffix(".idx").write_bytes(index)
     return prefix.with_suffix(".bin")
+
+
+def test_a_document_that_begins_before_the_first_sequence_is_an_error(tmp_path: Path) -> None:
+    path = _write(tmp_path, BIN, megatron_index([6, 5, 0], documents=[0, -1, 3]))
+    index = _documents(recognise(path))
+    for number in (0, 1):
+        with pytest.raises(ReadFailed, match=rf"x\.idx: the entry of document {number} contradicts"):
+            index.document_range(number)
 
 
 def test_documents_out_of_order_are_found(tmp_path: Path) -> None:
@@ -226,8 +311,9 @@ def test_an_index_truncated_while_open_is_an_error_and_no_signal(tmp_path: Path)
     index = _documents(recognise(_write(tmp_path, BIN, IDX)))
     with (tmp_path / "x.idx").open("r+b") as file:
         file.truncate(40)
-    with pytest.raises(CorpusChanged, match=r"x\.idx: 102 bytes at opening, 40 now"):
-        index.document_range(0)
+    for read in (lambda: index.document_range(0), index.sequence_lengths):
+        with pytest.raises(CorpusChanged, match=r"x\.idx: 102 bytes at opening, 40 now"):
+            read()
 
 
 def test_an_index_of_a_billion_sequences_opens_at_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
-from tests.corpora import recognise, some_tokens, write_raw
+from tests.corpora import discover, recognise, some_tokens, write_raw
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32"])
@@ -29,8 +29,12 @@ def test_may_be_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("num_bytes", "dtype"), [(7, None), (1, "uint16"), (6, "uint32"), (1, "int32")])
 def test_refuses_a_broken_last_token(tmp_path: Path, num_bytes: int, dtype: str | None) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(num_bytes))
-    with pytest.raises(UnreadableCorpus, match=rf"{num_bytes} bytes are not a whole number .* say its dtype"):
+    with pytest.raises(UnreadableCorpus) as caught:
         recognise(tmp_path / "a.bin", dtype=dtype)
+    assert caught.value.detail == (
+        f"{tmp_path / 'a.bin'}: {num_bytes} bytes are not a whole number of {dtype or 'uint16'} tokens; say its "
+        "dtype (uint8, uint16, uint32, int32), or copy it again if the copy was interrupted"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["int64", ">u2", "float32", "tokens", np.dtype("uint64"), 3, ""])
@@ -49,6 +53,83 @@ def test_wider_tokens_are_not_read_as_uint16(tmp_path: Path, written: str, messa
         recognise(path)
     assert recognise(path, dtype="uint32").dtype == np.dtype("<u4")
     assert recognise(path, dtype="uint16").dtype == np.dtype("<u2")
+
+
+INT64 = (
+    "its tokens look like int64, which is not served; write them as uint16 or uint32: "
+    "numpy.fromfile(path, 'int64').astype('uint32').tofile(new)"
+)
+UINT32 = (
+    "its tokens look like uint32, but no dtype was given and the default is uint16; "
+    "say dtype uint32 (or int32; or uint16 if that is really meant)"
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "last", "said"),
+    [
+        pytest.param(64, (300, 0, 300, 0), UINT32, id="512 bytes are enough"),
+        pytest.param(63, (300, 0, 300, 0), None, id="fewer are not"),
+        pytest.param(512, (300, 31, 300, 31), UINT32, id="small upper halves"),
+        pytest.param(512, (300, 32, 300, 0), None, id="large first upper half"),
+        pytest.param(512, (300, 0, 300, 32), None, id="large second upper half"),
+        pytest.param(512, (300, 0, 0, 0), UINT32, id="one zero"),
+        pytest.param(512, (0, 0, 65535, 0), UINT32, id="the lower halves may be anything"),
+    ],
+)
+def test_every_token_of_the_sample_counts_against_the_guess(
+    tmp_path: Path, rows: int, last: tuple[int, ...], said: str | None
+) -> None:
+    """A sample looks like uint32 but for the last two of its tokens, given as halves of 16 bits."""
+    halves = np.tile([300, 0, 300, 0], (rows, 1))
+    halves[-1] = last
+    assert_guess(write_raw(tmp_path / "a.bin", halves), said)
+
+
+@pytest.mark.parametrize(
+    ("halves", "said"),
+    [
+        pytest.param((256, 0, 256, 0), UINT32, id="large enough"),
+        pytest.param((255, 0, 256, 0), None, id="as small as bytes"),
+        pytest.param((256, 0, 0, 0), INT64, id="every second one zero"),
+        pytest.param((256, 0, 0, 1), INT64, id="every second lower half zero"),
+        pytest.param((256, 1, 0, 0), INT64, id="large int64"),
+        pytest.param((256, 0, 1, 0), UINT32, id="none zero"),
+    ],
+)
+def test_a_guess_is_refused_for_what_all_tokens_look_like(
+    tmp_path: Path, halves: tuple[int, ...], said: str | None
+) -> None:
+    assert_guess(write_raw(tmp_path / "a.bin", np.tile(halves, (100, 1))), said)
+
+
+def assert_guess(path: Path, said: str | None) -> None:
+    """Assert that a file is read as uint16, or refused with the words `said`."""
+    if said is None:
+        assert recognise(path).dtype == np.dtype("<u2")
+        return
+    with pytest.raises(UnreadableCorpus) as caught:
+        recognise(path)
+    assert caught.value.detail == f"{path}: {said}"
+
+
+def test_in_a_folder_other_names_are_refused(tmp_path: Path) -> None:
+    for name in ("a.bin", "b.raw", "c.tokens"):
+        write_raw(tmp_path / name, [1])
+    assert [layout.reason for layout in discover(tmp_path)] == [
+        "no known header: nothing but tokens; no dtype was said, so uint16"
+    ] * 3
+    assert [layout.reason for layout in discover(tmp_path, dtype="uint8")] == [
+        "no known header: nothing but tokens"
+    ] * 3
+    write_raw(tmp_path / "d.dat", [1])
+    assert recognise(tmp_path / "d.dat").num_tokens == 1
+    with pytest.raises(UnreadableCorpus) as caught:
+        discover(tmp_path)
+    assert caught.value.detail == (
+        f"{tmp_path / 'd.dat'}: is neither a known token file nor a known side file; "
+        "move it out of the corpus folder, or name raw tokens .bin, .raw, .tokens"
+    )
 
 
 @pytest.mark.parametrize("tokens", [np.zeros(4000), np.arange(4000), np.arange(4000) % 2, some_tokens(4000)])
