@@ -9,6 +9,7 @@ A plan shuffles windows by its own permutation. Only Megatron's order can be kep
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -81,6 +82,7 @@ def _megatron(text: str, given: Mapping[str, int], order: ImportedOrder) -> Impo
     for word in words:
         if word.startswith("--"):
             name, _, value = word.partition("=")
+            arguments.pop(name, None)  # said again: it counts anew, and the words that follow are its values
             arguments[name] = [value] if value else []
         elif arguments:
             arguments[next(reversed(arguments))].append(word)
@@ -221,8 +223,9 @@ def _imported(
     for number, (path, weight) in enumerate(sources):
         stem = names[number] if names else PurePosixPath(path).name.removesuffix("_text_document")
         name = base = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "corpus"
+        again = itertools.count(1)
         while name in corpora:
-            name = f"{base}-{len(corpora)}"
+            name = f"{base}-{next(again)}"
         corpora[name], mixture[name] = path, weight
     stride = said["seq_len"] + 1 if are_rows else said["seq_len"]
     document = {
@@ -233,7 +236,7 @@ def _imported(
         "stages": [{"from_step": 0, "global_batch_size": said["batch_size"], "mixture": mixture}],
     }
     told = list(left_out)
-    if isinstance(order, str):
+    if order == "shuffle":
         told.append("the order: a plan shuffles by a permutation of its own")
     if are_rows:
         told.append("a sample's last token is a target only: samples of L tokens are rows of seq_len L - 1")

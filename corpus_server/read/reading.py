@@ -201,4 +201,5 @@ def hash_slices(reading: Reading, digest: xxhash.xxh3_64) -> Iterator[None]:
     """Add the whole array to a digest; yield after each piece, so that the caller may stop there."""
     for piece in read_pieces(reading):
         digest.update(piece)
+        del piece  # before the next one is read: a response costs the memory of one
         yield

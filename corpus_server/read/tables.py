@@ -164,7 +164,7 @@ def _mapped(path: Path) -> Table | None:
         os.utime(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         _log.warning("a damaged table is built again: %s: %s", path, error)
         shutil.rmtree(path, ignore_errors=True)
         return None

@@ -113,16 +113,13 @@ def _columns(path: Path) -> dict[str, str]:
             return _kinds_in((ipc.open_file if is_file else ipc.open_stream)(file).schema)
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         record = json.loads(file.readline(_LINE_BYTES))
-    kinds = {str: "text", int: "token ids"}
-    # A list counts by its first entry.
-    values = {
-        name: value[0] if isinstance(value, list) and value else value for name, value in record.items()
-    }
-    return {
-        name: kinds[type(value)]
-        for name, value in values.items()
-        if isinstance(value, str) or (type(value) is int and isinstance(record[name], list))
-    }
+    kinds = {}
+    for name, value in record.items():
+        if isinstance(value, str):
+            kinds[name] = "text"
+        elif isinstance(value, list) and value and type(value[0]) is int:
+            kinds[name] = "token ids"
+    return kinds
 
 
 def _kinds_in(schema: Any) -> dict[str, str]:

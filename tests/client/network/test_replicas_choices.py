@@ -101,8 +101,10 @@ def test_a_request_is_sent_at_once_and_its_answer_is_measured(server: ReferenceS
             assert (replica.num_in_flight, replica.last_used) == (1, number)
             assert attempt.started == attempt.sent_at
             attempt.started = 0.0  # how long it lay there does not count
+            replica.num_failures, replica.probe_at = 3, math.inf
             replicas.finish(exchange, buffer())
             assert (replica.num_in_flight, exchange.attempts) == (0, [])
+            assert (replica.num_failures, replica.probe_at) == (0, 0.0)
             assert stopwatch.received_bytes == number * 12 * 17 * 2
         now = time.monotonic()
         assert 0 < replica.latency.expected(now) < min(60, now)
@@ -140,7 +142,31 @@ def test_each_request_that_is_lost_with_a_connection_is_sent_again_once(server: 
         assert (replica.num_in_flight, replica.num_failures) == (0, 0)
 
 
-def test_while_a_failure_is_waited_out_the_phase_is_retry(server: ReferenceServer) -> None:
+def test_a_wrong_request_is_the_fault_of_no_server(
+    corpus: ReferenceCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every server would answer so; the next request is sent as if nothing had been."""
+    monkeypatch.setattr(module, "STALL_SECONDS", 60.0)
+    faults = [Fault("bad-request")]
+
+    def once() -> Fault | None:
+        return faults.pop() if faults else None
+
+    with ReferenceServer([corpus], once) as one, ReferenceServer([corpus], once) as other:
+        plan = bound(one, other)
+        with Replicas([one.url, other.url], Network(hedge_factor=0), plan=plan) as replicas:
+            with pytest.raises(errors.ServerError, match="too large"):
+                replicas.finish(replicas.begin(batch(plan)), buffer())
+            assert [each.refused for each in replicas._pool.live()] == [None, None]
+            assert [each.num_in_flight for each in replicas._pool.live()] == [0, 0]
+            assert one.num_arrays + other.num_arrays == 1
+            replicas.finish(replicas.begin(batch(plan)), buffer())
+            assert replicas.stopwatch.num_retries == 0
+
+
+def test_while_a_failure_is_waited_out_the_phase_is_retry(
+    server: ReferenceServer, caplog: pytest.LogCaptureFixture
+) -> None:
     plan, stopwatch = bound(server), Noted()
     faults = [Fault("error")]
     server.next_fault = lambda: faults.pop() if faults else None
@@ -148,6 +174,8 @@ def test_while_a_failure_is_waited_out_the_phase_is_retry(server: ReferenceServe
         replicas.finish(replicas.begin(batch(plan)), buffer())
         assert stopwatch.phases == ["send", "answer", "retry", "answer", "receive", "host"]
         assert stopwatch.num_retries == 1
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{server.url}: it broke; failure 1 in a row, left alone for 0.0")
 
 
 def test_a_request_does_not_go_behind_another_one_where_it_would_wait_its_turn(

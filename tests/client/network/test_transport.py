@@ -458,7 +458,7 @@ def test_no_wait_is_longer_than_the_deadline_and_the_longest_silence(
     _, connection = connect(*[[head() + BODY + TAIL]] * 9, progress_seconds=progress_seconds)
     clock = Clock()
     monkeypatch.setattr(transport, "time", clock)
-    for left in (1.0, 100.0, 2.0, 1.0, 100.0, 0.5, 2.0):
+    for left in (1.0, 100.0, 2.0, 1.0, 100.0, 0.5, 1.9999995):
         connection.send(REQUEST.path, deadline=clock.now + left)
         assert limits(connection) == pytest.approx(2 * [min(left, progress_seconds)], rel=0.01)
         connection.receive_into(buffer, REQUEST, deadline=clock.now + left)

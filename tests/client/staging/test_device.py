@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from corpus_client import Batch, errors
-from corpus_client.staging.device import STORED_DTYPES, Device
+from corpus_client.staging.device import STORED_DTYPES, Device, shifted
 from corpus_client.staging.opening import find_device, open_device
 from corpus_client.staging.ring import DeviceRing
 from tests.client.fake_gpu import FakeGpu
@@ -84,6 +84,28 @@ def test_host_memory_is_its_own_staging_buffer(timed: bool) -> None:
     assert device.upload(torch.zeros(1, 2, 3, dtype=torch.uint16)).next_step == -1
 
 
+@pytest.mark.parametrize(
+    ("context", "inputs", "targets"),
+    [
+        ((0, 1), [[0, 1, 2, 3], [5, 6, 7, 8]], [[1, 2, 3, 4], [6, 7, 8, 9]]),
+        ((0, 2), [[0, 1], [5, 6]], [[1, 2], [6, 7]]),
+        ((1, 2), [[2, 3], [7, 8]], [[3, 4], [8, 9]]),
+        ((2, 4), [[2], [7]], [[3], [8]]),
+    ],
+)
+def test_each_context_rank_has_its_slice(
+    context: tuple[int, int], inputs: list[list[int]], targets: list[list[int]]
+) -> None:
+    stored = torch.arange(10).to(torch.uint16).view(1, 2, 5)
+    (views,) = shifted(stored, context)
+    expected = [inputs, targets, *([stored[0].tolist()] if context[1] > 1 else [])]
+    assert [view.tolist() for view in views] == expected
+    assert [view.tolist() for view in shifted(stored)[0]] == [
+        stored[0, :, :-1].tolist(),
+        stored[0, :, 1:].tolist(),
+    ]
+
+
 META = torch.device("meta")
 
 
@@ -91,6 +113,7 @@ META = torch.device("meta")
 def test_an_accelerator_without_streams_gets_copies(dtype: torch.dtype | None) -> None:
     """As stored, too: it cannot read the slot."""
     device = Device(META)
+    assert (device.timed, device.context) == (False, (0, 1))
     stored = torch.arange(6).to(torch.uint16).view(1, 2, 3)
     made = device.upload(stored).read_next(partial(device.make, dtype))
     assert [(each.device, each.dtype, each.shape) for each in made] == [

@@ -12,6 +12,7 @@ from corpus_client.plan.schedule import StepRange
 from corpus_client.staging.fetcher import FetchRange
 from tests.client.staging.counting import (
     STEPS,
+    CountingFiller,
     MakePipeline,
     batches_of,
 )
@@ -97,3 +98,25 @@ def test_the_largest_batch_is_of_any_range() -> None:
     shapes = [(2, 3), (1, 7), (4, 2), (3, 2)]
     ranges = tuple(StepRange(start_step=n, stop_step=n + 1, shape=shape) for n, shape in enumerate(shapes))
     assert replace(STEPS, step_ranges=ranges).batch_bytes == 4 * 2 * torch.int32.itemsize
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5])
+def test_as_many_requests_are_on_the_wire_as_were_chosen(make_pipeline: MakePipeline, in_flight: int) -> None:
+    on_wire = most = 0
+
+    class Counted(CountingFiller):
+        def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> range:
+            nonlocal on_wire, most
+            on_wire += 1
+            most = max(most, on_wire)
+            return super().begin(start_step, num_steps, shape)
+
+        def finish(self, ticket: range, view: memoryview) -> None:
+            nonlocal on_wire
+            super().finish(ticket, view)
+            on_wire -= 1
+
+    steps = replace(STEPS, in_flight=in_flight, end_step=60)
+    batches = list(batches_of(make_pipeline(Counted(), steps=steps, num_slots=in_flight + 2)))
+    assert [batch.step for batch in batches] == list(range(5, 60))
+    assert (most, on_wire) == (in_flight, 0)

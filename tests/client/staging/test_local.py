@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, errors
-from corpus_client.network.control import ShardDescription
+from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
 from corpus_client.network.replicas import Exchange, Replicas
 from corpus_client.network.wire import ArrayRequest
 from corpus_client.staging import local
-from tests.client.conftest import make_corpus
+from corpus_client.staging.gather import LocalShard
+from tests.client.conftest import make_corpus, num_descriptors
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
@@ -98,14 +102,148 @@ def test_change_under_the_run_is_found(make_loader: MakeLoader, local_root: Path
         list(loader)
 
 
-def test_shard_name_cannot_leave_the_folder(make_loader: MakeLoader, local_root: Path) -> None:
-    from corpus_client.staging.local import _local_path
-
-    described = ShardDescription(
-        corpus="c", name="../x", num_tokens=1, dtype="uint8", data_offset=0, size_bytes=1
+def described(corpus: str, name: str, num_tokens: int = 1) -> ShardDescription:
+    return ShardDescription(
+        corpus=corpus, name=name, num_tokens=num_tokens, dtype="uint8", data_offset=0, size_bytes=num_tokens
     )
-    with pytest.raises(errors.LocalCopyMismatch, match="leads out of"):
-        _local_path(local_root, described)
+
+
+def plan_of(*shards: ShardDescription, order: object = "shuffle") -> BoundPlan:
+    return cast("BoundPlan", SimpleNamespace(shards=shards, document={"order": order}))
+
+
+def test_shard_name_cannot_leave_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(errors.LocalCopyMismatch) as caught:
+        local.open_shards(plan_of(described("c", "../x")), tmp_path)
+    assert str(caught.value) == f"shard name '../x' leads out of {tmp_path}"
+
+
+def test_each_corpus_may_have_its_own_folder(tmp_path: Path) -> None:
+    plan = plan_of(described("a", "0.bin", 2), described("b", "0.bin", 3), described("b", "deep/1.bin", 1))
+    for name, content in (("x/0.bin", b"ab"), ("y/0.bin", b"cde"), ("y/deep/1.bin", b"f")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    shards = local.open_shards(plan, {"a": tmp_path / "x", "b": str(tmp_path / "y"), "c": "/none"})
+    assert [shard.tokens.tobytes() for shard in shards] == [b"ab", b"cde", b"f"]
+    for shard in shards:
+        shard.close()
+    with pytest.raises(errors.InvalidArgument) as caught:
+        local.open_shards(plan, {"c": tmp_path, "a": tmp_path / "x"})
+    assert str(caught.value) == "local_root must name a folder for corpus 'b', got ['a', 'c']"
+
+
+def test_a_file_stands_for_the_shard_of_its_name_only(tmp_path: Path) -> None:
+    for name in ("0.bin", "1.bin"):
+        (tmp_path / name).write_bytes(b"a")
+    (shard,) = local.open_shards(plan_of(described("a", "1.bin")), tmp_path / "1.bin")
+    shard.close()
+    with pytest.raises(errors.LocalCopyMismatch) as caught:
+        local.open_shards(plan_of(described("a", "1.bin")), tmp_path / "0.bin")
+    assert str(caught.value) == (
+        f"corpus 'a': shard 1.bin must lie at {tmp_path}/0.bin/1.bin, got Not a directory; "
+        "is local_root right?"
+    )
+    (tmp_path / "1.bin").unlink()
+    (tmp_path / "1.bin").mkdir()
+    (tmp_path / "1.bin" / "1.bin").write_bytes(b"b")
+    (shard,) = local.open_shards(plan_of(described("a", "1.bin")), tmp_path / "1.bin")
+    assert shard.tokens.tobytes() == b"b"
+    shard.close()
+
+
+def test_shards_that_were_opened_are_closed_when_one_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "0.bin").write_bytes(b"a")
+    before = num_descriptors()
+    with pytest.raises(errors.LocalCopyMismatch, match=r"1\.bin must lie at"):
+        local.open_shards(plan_of(described("a", "0.bin"), described("a", "1.bin")), tmp_path)
+    assert num_descriptors() == before
+
+
+def test_rows_of_pieces_of_documents_come_from_the_server_only(tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidArgument) as caught:
+        local.open_shards(plan_of(order={"megatron": {"num_samples": 1}}), tmp_path)
+    assert str(caught.value) == (
+        "local_root must be left out for a plan of order megatron: its rows join pieces of several "
+        "documents, and only the server knows which"
+    )
+    for order in ("random", {"shuffle": {"block_windows": 1}}):
+        assert local.open_shards(plan_of(order=order), tmp_path) == []
+
+
+class Served:
+    """A server of corpora of uint8 tokens, which notes what it is asked for."""
+
+    def __init__(self, **corpora: bytes) -> None:
+        self.corpora = corpora
+        self.asked: list[tuple[str, int, int]] = []
+
+    def ask(self, what: partial[object]) -> tuple[str, bytes]:
+        assert what.func is ControlPlane.tokens
+        corpus, start, count = (what.keywords[name] for name in ("corpus", "start", "count"))
+        self.asked.append((corpus, start, count))
+        return "uint8", self.corpora[corpus][start : start + count]
+
+
+def copies_of(corpus: str, content: bytes, *sizes: int) -> list[LocalShard]:
+    """Return shards of these sizes."""
+    ends = np.cumsum(sizes).tolist()
+    return [
+        cast(
+            "LocalShard",
+            SimpleNamespace(
+                described=described(corpus, f"{number}.bin", size),
+                path=Path(f"/copy/{number}.bin"),
+                tokens=np.frombuffer(content[end - size : end], np.uint8),
+            ),
+        )
+        for number, (end, size) in enumerate(zip(ends, sizes, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "probed"),
+    [
+        (1, [0]),
+        (2, [0, 1]),
+        (7, [*range(7)]),
+        (8, [*range(8)]),
+        (9, [0, 1, 2, 3, 4, 5, 6, 8]),
+        (20, [0, 2, 5, 8, 10, 13, 16, 19]),
+    ],
+)
+def test_eight_shards_of_a_corpus_are_compared(num_shards: int, probed: list[int]) -> None:
+    """The first and the last among them; each corpus is counted from its own start."""
+    content = np.random.default_rng(0).bytes(10 * num_shards)
+    served = Served(a=content, b=content)
+    shards = [*copies_of("a", content, *[10] * num_shards), *copies_of("b", content, *[10] * num_shards)]
+    local.check_shards(cast("Replicas", served), shards)
+    assert served.asked == [(corpus, 10 * number, 10) for corpus in "ab" for number in probed]
+
+
+def test_the_first_and_the_last_tokens_of_a_shard_are_compared() -> None:
+    content = np.random.default_rng(0).bytes(10_000)
+    served = Served(a=content)
+    local.check_shards(cast("Replicas", served), copies_of("a", content, 100, 3000, 0, 2048, 2049))
+    assert served.asked == [
+        *[("a", 0, 100), ("a", 100, 2048), ("a", 1052, 2048)],
+        *[("a", 3100, 2048), ("a", 5148, 2048), ("a", 5149, 2048)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("at", "span"),
+    [(100, "0 to 2,048"), (2147, "0 to 2,048"), (2148, "952 to 3,000"), (3099, "952 to 3,000")],
+)
+def test_a_token_that_differs_names_the_copy_and_the_place(at: int, span: str) -> None:
+    content = bytearray(np.random.default_rng(0).bytes(4000))
+    shards = copies_of("a", bytes(content), 100, 3000)
+    content[at] ^= 1
+    with pytest.raises(errors.LocalCopyMismatch) as caught:
+        local.check_shards(cast("Replicas", Served(a=bytes(content))), shards)
+    assert str(caught.value) == (
+        f"corpus 'a': /copy/1.bin holds other tokens than the server's shard 1.bin (tokens {span}); "
+        "is it another corpus?"
+    )
 
 
 @pytest.mark.parametrize("request_rows", [1, 150, 10_000])

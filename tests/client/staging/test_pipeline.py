@@ -204,6 +204,25 @@ def test_two_slots_keep_the_fetcher_busy(make_pipeline: MakePipeline) -> None:
         pipeline.close()
 
 
+@pytest.mark.parametrize(("num_slots", "num_uploads"), [(2, 1), (3, 2), (4, 3), (5, 3)])
+def test_a_slot_for_each_buffer_is_put_on_its_way_and_one_is_left(
+    make_pipeline: MakePipeline, num_slots: int, num_uploads: int
+) -> None:
+    with FakeGpu() as gpu:
+        device = DeviceRing(CPU, gpu)
+        gpu.held.add("copy")
+        steps = replace(STEPS, slot_bytes=BATCH_BYTES)
+        pipeline = make_pipeline(device=device, steps=steps, num_slots=num_slots)
+        deadline = time.monotonic() + 20
+        while pipeline.queues.num_ready < num_slots:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        take(pipeline)
+        assert device._num_uploads == num_uploads
+        gpu.held.clear()
+        pipeline.close()
+
+
 def test_batch_as_stored_lives_until_the_next_one(make_pipeline: MakePipeline) -> None:
     """Two slots, a filler much faster than the loop: the held view must not change under it."""
     pipeline = make_pipeline(num_slots=2)

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.index import index
 from corpus_server.errors import InvalidParameter, UnknownDocument, UnreadableCorpus
 from tests.corpora import (
     open_corpus,
     open_descriptors,
     some_tokens,
+    spec,
     write_megatron,
     write_npy,
     write_raw,
@@ -109,6 +114,10 @@ def test_documents_are_numbered_over_all_shards(
         for outside in (-1, len(expected)):
             with pytest.raises(UnknownDocument, match=rf"\[0, {len(expected)}\), got {outside}"):
                 corpus.document_range(outside)
+        starts, lengths = corpus.sequences()
+        assert list(zip(starts, starts + lengths, strict=True)) == expected
+        holders = [number for number, (start, stop) in enumerate(expected) for _ in range(start, stop)]
+        assert [corpus.document_at(token) for token in range(corpus.num_tokens)] == holders
 
 
 def test_without_an_index_on_every_shard_there_are_no_documents(tmp_path: Path) -> None:
@@ -116,8 +125,59 @@ def test_without_an_index_on_every_shard_there_are_no_documents(tmp_path: Path) 
     write_npy(tmp_path / "b.npy", [1])
     with open_corpus(tmp_path, name="mixed") as corpus:
         assert corpus.num_documents is None
-        with pytest.raises(UnknownDocument, match="'mixed' has no document index"):
-            corpus.document_range(0)
+        for number, read in ((0, lambda: corpus.document_range(0)), (None, corpus.sequences)):
+            with pytest.raises(UnknownDocument, match="'mixed' has no document index") as caught:
+                read()
+            assert (caught.value.parameter, caught.value.received) == ("document", number)
+        assert corpus.document_at(0) is None
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "eot", "accepted"),
+    [
+        (["uint16"], 65_536, "[0, 65535] (uint16 tokens)"),
+        (["uint16"], -1, "[0, 65535] (uint16 tokens)"),
+        (["uint8", "uint16", "uint8"], 65_536, "[0, 65535] (uint16, uint8 tokens)"),
+        (["int32"], 2**31, "[0, 2147483647] (int32 tokens)"),
+        (["uint16"], 65_535, None),
+        (["uint8", "uint16"], 256, None),
+        (["int32"], 0, None),
+    ],
+)
+def test_the_end_of_text_is_an_id_that_a_token_can_have(
+    tmp_path: Path, dtypes: list[str], eot: int, accepted: str | None
+) -> None:
+    for number, dtype in enumerate(dtypes):
+        write_npy(tmp_path / f"{number}.npy", [1], dtype=dtype)
+    if accepted is None:
+        with open_corpus(tmp_path, eot=eot) as corpus:
+            assert corpus.describe()["eot"] == corpus.eot == eot
+        return
+    with pytest.raises(InvalidParameter) as caught:
+        open_corpus(tmp_path, eot=eot)
+    assert caught.value.detail == f"eot must be a token id in {accepted}, got {eot}"
+
+
+def test_document_ends_say_the_end_of_text(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "c", [2, 4, 3])
+    index(spec(folder / "s0.bin", eot=2))
+    index(spec(folder / "s1.bin", eot=1))
+    with pytest.raises(UnreadableCorpus) as caught:
+        open_corpus(folder)
+    assert caught.value.detail == (
+        f"{folder}: the documents of s1.bin end at token 1, those of s0.bin at token 2; "
+        "was indexing interrupted? Run corpus-server index on the corpus again"
+    )
+    index(spec(folder / "s0.bin", eot=1))
+    for eot in (None, 1):
+        with open_corpus(folder, eot=eot) as corpus:
+            assert corpus.eot == 1
+    with pytest.raises(UnreadableCorpus) as caught:
+        open_corpus(folder, eot=3)
+    assert caught.value.detail == (
+        f"{folder}: eot is 3, but the documents of s1.bin end at token 1; "
+        "leave eot out, or run corpus-server index on the corpus again"
+    )
 
 
 def test_a_tokenizer_is_found_beside_the_shards(tmp_path: Path) -> None:
@@ -171,6 +231,25 @@ def test_uint8_tokens_are_bytes(tmp_path: Path, dtype: str, expected: str | None
         assert corpus.tokenizer_name == expected
 
 
+def test_files_are_prepared_before_the_first_is_opened(tmp_path: Path) -> None:
+    """So that an object store fetches them at the same time."""
+    folder = _folder(tmp_path / "c", [2, 4])
+    (folder / "notes.txt").touch()
+    asked: list[list[Path] | Path] = []
+
+    class Noting:
+        def prepare(self, paths: Sequence[Path]) -> None:
+            asked.append(list(paths))
+
+        def open(self, path: Path) -> OpenFile:
+            asked.append(path)
+            return OpenFile(path)
+
+    with Corpus.open(spec(folder), Noting()) as corpus:
+        assert corpus.num_tokens == 6
+    assert asked == [[folder / "s0.bin", folder / "s1.bin"], folder / "s0.bin", folder / "s1.bin"]
+
+
 def test_one_bad_shard_closes_the_others_and_is_named(tmp_path: Path) -> None:
     _folder(tmp_path / "c", [2, 4])
     (tmp_path / "c" / "s2.bin").write_bytes(b"odd")
@@ -182,10 +261,11 @@ def test_one_bad_shard_closes_the_others_and_is_named(tmp_path: Path) -> None:
 
 def test_close_may_be_repeated(tmp_path: Path) -> None:
     before = open_descriptors()
-    corpus = open_corpus(_folder(tmp_path / "c", [2, 4]), name="c")
+    corpus = open_corpus(_folder(tmp_path / "c", [2, 4]), name="c", tokenizer="bytes")
     corpus.close()
     corpus.close()
     assert open_descriptors() == before
+    assert corpus.tokenizer is None  # a large vocabulary takes 100 MB
 
 
 def _private_kib() -> int:
@@ -210,19 +290,20 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 from tests.corpora import open_corpus
 with open_corpus(sys.argv[1], name="many") as corpus:
-    print(len(corpus.shards), corpus.num_documents)
+    print(len(corpus.shards), corpus.num_documents, *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
 def test_a_thousand_shards_open_under_the_usual_limit_of_open_files(tmp_path: Path) -> None:
     """In a process of its own: opening raises that process's limit."""
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
         pytest.skip("the hard limit of open files is below 4,096")
     for number in range(1000):
         write_megatron(tmp_path / f"s{number}", [[1, 2, 3]] * 5)
     command = [sys.executable, "-c", _OPEN_MANY, str(tmp_path)]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert run.stdout.split() == ["1000", "5000"]
+    assert list(map(int, run.stdout.split())) == [1000, 5000, min(hard, 2**20), hard]
 
 
 def test_shards_may_differ_in_dtype(tmp_path: Path) -> None:

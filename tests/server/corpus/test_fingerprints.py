@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,23 @@ def test_exact_value_of_a_small_corpus(tmp_path: Path) -> None:
     content = b"corpus-server sampled fingerprint 1\n3 uint16\n" + np.array([1, 2, 3], "<u2").tobytes()
     expected = f"sampled-{hashlib.sha256(content).hexdigest()}"
     assert _fingerprint(write_raw(tmp_path / "a.bin", [1, 2, 3])) == expected
+
+
+@pytest.mark.parametrize(("num_shards", "num_samples"), [(1, 64), (3, 21), (32, 2), (40, 2)])
+def test_exact_value_of_a_sample(tmp_path: Path, num_shards: int, num_samples: int) -> None:
+    """64 blocks of 4096 bytes are shared by the shards, and each has two at least."""
+    digest = hashlib.sha256(b"corpus-server sampled fingerprint 1\n")
+    for shard in range(num_shards):
+        tokens = some_tokens(300_000 // num_shards, seed=shard)
+        data = write_raw(tmp_path / f"{shard}.bin", tokens).read_bytes()
+        digest.update(b"%d uint16\n" % len(tokens))
+        if len(data) <= 4096 * num_samples:
+            digest.update(data)
+        else:
+            for number in range(num_samples):
+                start = (len(data) - 4096) * number // (num_samples - 1)
+                digest.update(data[start : start + 4096])
+    assert _fingerprint(tmp_path) == f"sampled-{digest.hexdigest()}"
 
 
 def test_container_format_path_and_name_do_not_count(tmp_path: Path) -> None:
@@ -126,6 +144,18 @@ def test_samples_span_the_data(num_bytes: int, num_samples: int) -> None:
     assert len(blocks) == 1 or (steps.min() >= SAMPLE_BYTES and steps.max() - steps.min() <= 1)
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "blocks"),
+    [
+        (0, [(0, 0)]),
+        (8192, [(0, 8192)]),
+        (8193, [(0, 4096), (4097, 4096)]),
+    ],
+)
+def test_data_that_two_blocks_hold_are_one_sample(num_bytes: int, blocks: list[tuple[int, int]]) -> None:
+    assert sample_blocks(num_bytes, 2) == blocks
+
+
 def test_recorded_hashes_make_the_fingerprint_full(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", TOKENS)
     recorded = record(spec(path))
@@ -173,13 +203,67 @@ def test_a_damaged_sidecar_is_refused(tmp_path: Path, damage: Callable[[str], st
         open_corpus(path, name="a")
 
 
+def test_a_sidecar_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", TOKENS)
+    sidecar_path(spec(path)).mkdir()
+    with pytest.raises(UnreadableCorpus) as caught:
+        open_corpus(path, name="a")
+    assert caught.value.detail.startswith(
+        f"{sidecar_path(spec(path))}: the recorded hashes cannot be read: [Errno 21] Is a directory"
+    )
+    assert caught.value.remedy == "delete the file or record them again"
+
+
+@pytest.mark.parametrize(
+    ("selection", "stem"),
+    [
+        ({}, "corpus"),
+        ({"split": "train"}, "corpus.train"),
+        ({"include": ("a*",)}, [["a*"], [], None, None]),
+        ({"exclude": ("a*",)}, [[], ["a*"], None, None]),
+        ({"include": ("a*",), "split": "train"}, [["a*"], [], "train", None]),
+        ({"token_range": (1, 5)}, [[], [], None, [1, 5]]),
+        ({"token_range": (0, 5), "split": "train"}, [[], [], "train", [0, 5]]),
+    ],
+)
+def test_the_name_of_a_sidecar(tmp_path: Path, selection: dict[str, Any], stem: str | list[Any]) -> None:
+    """Servers find by it what other releases recorded."""
+    if not isinstance(stem, str):
+        stem = f"corpus.{hashlib.sha256(json.dumps(stem).encode()).hexdigest()[:16]}"
+    assert sidecar_path(spec(tmp_path, **selection)) == tmp_path / f"{stem}.hashes.json"
+    stem = stem.replace("corpus", "a.bin")
+    path = write_raw(tmp_path / "a.bin", [1])
+    assert sidecar_path(spec(path, **selection)) == tmp_path / f"{stem}.hashes.json"
+
+
 def test_hashes_survive_their_json() -> None:
     shard = ShardHashes(name="a", num_tokens=3, dtype="uint16", digests=("0" * 32,))
     hashes = RecordedHashes(sampled="sampled-1", shards=(shard,))
     assert RecordedHashes.from_json(hashes.to_json()) == hashes
     canonical = '[{"digests":["' + "0" * 32 + '"],"dtype":"uint16","num_tokens":3}]'
     assert hashes.full == f"full-{hashlib.sha256(canonical.encode()).hexdigest()}"
-    assert json.loads(hashes.to_json())["block_bytes"] == 16 * 2**20
+    assert (
+        hashes.to_json()
+        == f"""{{
+ "kind": "corpus-hashes",
+ "version": 1,
+ "digest": "xxh3-128",
+ "block_bytes": 16777216,
+ "sampled": "sampled-1",
+ "full": "{hashes.full}",
+ "shards": [
+  {{
+   "name": "a",
+   "num_tokens": 3,
+   "dtype": "uint16",
+   "digests": [
+    "{"0" * 32}"
+   ]
+  }}
+ ]
+}}
+"""
+    )
 
 
 def test_each_selection_has_hashes_and_a_fingerprint_of_its_own(tmp_path: Path) -> None:

@@ -138,11 +138,51 @@ first, second = guard(view), guard(view)
 mapguard.release(first)
 mapguard.release(first)
 os.truncate(path, 0)
-print(view[PAGE], first.num_faults, second.num_faults)
+print(view[0], first.num_faults, second.num_faults)
 """,
         tmp_path / "cut",
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0 0 1\n", "")
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_file_is_under_guard_until_it_is_closed(tmp_path: Path, closes: bool) -> None:
+    """Then other memory may come to lie at its addresses."""
+    ended = run(
+        f"""
+from corpus_server.corpus.files import OpenFile
+mapguard.install()
+path.write_bytes(bytes(10 * PAGE))
+file = OpenFile(path)
+view = np.frombuffer(file.map(), np.uint8)
+if {closes}:
+    file.close()
+os.truncate(path, 0)
+print("alive", flush=True)
+view[0], view[-1]
+print("still alive", flush=True)
+""",
+        tmp_path / "cut",
+    )
+    if closes:
+        assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "alive\n")
+    else:
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "alive\nstill alive\n", "")
+
+
+def test_on_another_system_nothing_is_installed(tmp_path: Path) -> None:
+    ended = run(
+        """
+sys.platform = "other"
+print(mapguard.install(), flush=True)
+view = mapped(10)
+guard(view)
+os.truncate(path, 0)
+view[0]
+""",
+        tmp_path / "cut",
+    )
+    assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "False\n")
 
 
 def test_installing_again_changes_nothing(tmp_path: Path) -> None:

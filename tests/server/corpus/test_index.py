@@ -128,6 +128,47 @@ def test_a_shard_with_its_own_index_is_left_alone(tmp_path: Path) -> None:
     assert names(tmp_path) == ["x.bin", "x.idx"]
 
 
+def test_a_shard_with_its_own_index_needs_no_end_of_text(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "x", [[1, 0], [2, 0, 3]])
+    assert index(spec(path)).num_documents == 2
+    write_raw(tmp_path / "a.bin", [1], dtype="uint16")
+    with pytest.raises(InvalidParameter) as caught:
+        index(spec(tmp_path / "a.bin"))
+    assert (caught.value.detail, caught.value.parameter, caught.value.remedy) == (
+        "the id of the end-of-text token is missing",
+        "eot",
+        f"corpus-server index {tmp_path / 'a.bin'},eot=ID",
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "nowhere"), [([], False), ([5], True), ([5, 6], True), ([0], False), ([5, 0, 5], False)]
+)
+def test_an_end_of_text_that_no_document_has_is_told(
+    tmp_path: Path, tokens: list[int], nowhere: bool
+) -> None:
+    path = write_raw(tmp_path / "a.bin", tokens)
+    for _ in range(2):
+        assert index(spec(path, eot=0)).found_nowhere is nowhere
+
+
+def test_a_range_is_indexed_whole(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 0, 2, 0, 3])
+    done = index(spec(path, eot=0, token_range=(1, 3)))
+    assert (done.num_documents, done.num_tokens, done.eot) == (3, 5, 0)
+
+
+def test_a_sidecar_that_another_process_writes_is_waited_for_by_the_user(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 0])
+    sidecar = tmp_path / "a.bin.documents"
+    with publish.publishing(sidecar), pytest.raises(UnreadableCorpus) as caught:
+        index(spec(path, eot=0))
+    assert caught.value.detail == (
+        f"{sidecar}: the document ends cannot be written: another process is writing it; "
+        "wait until it is done"
+    )
+
+
 def test_shards_indexed_for_different_ids_are_refused(tmp_path: Path) -> None:
     """As a run for another id that was broken off leaves them."""
     write_raw(tmp_path / "0.bin", [1, 0])
@@ -185,6 +226,7 @@ def test_an_interrupt_leaves_what_was_there(tmp_path: Path) -> None:
     [
         (errno.EROFS, "Read-only file system; run it where the folder may be written to and copy"),
         (errno.EACCES, "Permission denied; run it where"),
+        (errno.EPERM, "Operation not permitted; run it where"),
         (errno.ENOSPC, "No space left on device; make room, then run it again: shards that are done stay"),
     ],
 )

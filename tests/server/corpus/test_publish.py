@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from corpus_server.corpus.publish import publishing, publishing_folder, remove_stale
+from corpus_server.corpus.publish import publishing, publishing_folder, remove_stale, sync_folder
 from tests.corpora import open_descriptors
 
 
@@ -27,6 +29,67 @@ def test_is_there_at_the_end_and_not_before(tmp_path: Path) -> None:
         assert path.read_bytes() == b"old and longer"
     assert path.read_bytes() == b"new"
     assert names(tmp_path) == ["a"]
+
+
+@pytest.fixture
+def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None, list[str]]]:
+    """Note what is flushed to disk: its path, the size of a file, and the names in `tmp_path` by then."""
+    flush, seen = os.fsync, list[tuple[str, int | None, list[str]]]()
+
+    def note(fd: int) -> None:
+        path = Path(os.readlink(f"/dev/fd/{fd}"))  # noqa: PTH115
+        size = os.fstat(fd).st_size if path.is_file() else None
+        seen.append((path.relative_to(tmp_path).as_posix(), size, names(tmp_path)))
+        flush(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    return seen
+
+
+def test_a_durable_file_is_on_disk_before_its_name(
+    tmp_path: Path, synced: list[tuple[str, int | None, list[str]]]
+) -> None:
+    before = open_descriptors()
+    with publishing(tmp_path / "a") as file:
+        file.write(b"new")
+    assert synced == [(".a.tmp", 3, [".a.tmp"]), (".", None, ["a"])]
+    synced.clear()
+    with publishing(tmp_path / "a", durable=False) as file:
+        file.write(b"newer")
+    assert (synced, (tmp_path / "a").read_bytes()) == ([], b"newer")
+    assert open_descriptors() == before
+
+
+def test_the_names_in_a_folder_are_on_disk_before_its_own(
+    tmp_path: Path, synced: list[tuple[str, int | None, list[str]]]
+) -> None:
+    before = open_descriptors()
+    with publishing_folder(tmp_path / "a") as folder:
+        (folder / "inner").mkdir()
+    assert synced == [
+        (".a.tmp", None, [".a.tmp"]),
+        (".a.tmp/inner", None, [".a.tmp"]),
+        (".", None, ["a"]),
+    ]
+    assert open_descriptors() == before
+
+
+def test_a_file_has_no_names_to_flush(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(NotADirectoryError):
+        sync_folder(tmp_path / "a")
+
+
+def test_a_published_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        for mask, mode in ((0o022, 0o644), (0, 0o666)):
+            os.umask(mask)
+            with publishing(tmp_path / f"{mask}"):
+                pass
+            assert (tmp_path / f"{mask}").stat().st_mode & 0o777 == mode
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
@@ -55,10 +118,11 @@ def test_an_interrupt_before_the_first_byte_leaves_nothing(
 
     monkeypatch.setattr(fcntl, "flock", interrupted)
     before = open_descriptors()
-    with pytest.raises(KeyboardInterrupt), publishing(tmp_path / "a"):
+    with pytest.raises(KeyboardInterrupt) as caught, publishing(tmp_path / "a"):
         pass
     assert names(tmp_path) == []
     assert open_descriptors() == before
+    assert caught.tb is not None  # it would keep a file open that nobody has closed
 
 
 def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
@@ -78,11 +142,14 @@ def test_stale_files_are_removed_and_their_absence_creates_nothing(tmp_path: Pat
 def test_two_writers_do_not_mix(tmp_path: Path) -> None:
     with publishing(tmp_path / "a") as file:
         file.write(b"first")
+        before = open_descriptors()
         with (
-            pytest.raises(BlockingIOError, match="another process is writing it"),
+            pytest.raises(BlockingIOError, match="another process is writing it") as caught,
             publishing(tmp_path / "a"),
         ):
             pass
+        assert open_descriptors() == before
+        assert caught.tb is not None  # it would keep a file open that nobody has closed
         with pytest.raises(BlockingIOError):
             remove_stale(tmp_path / "a")
     assert (names(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"first")
@@ -152,6 +219,54 @@ def test_a_folder_that_a_killed_process_left_is_emptied(tmp_path: Path) -> None:
     with publishing_folder(tmp_path / "a"):
         pass
     assert (names(tmp_path), names(tmp_path / "a")) == (["a"], [])
+
+
+def test_a_link_that_a_killed_process_left_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "b").write_bytes(b"old")
+    (tmp_path / ".a.tmp").mkdir()
+    (tmp_path / ".a.tmp" / "link").symlink_to(tmp_path / "kept")
+    with publishing_folder(tmp_path / "a"):
+        pass
+    assert (names(tmp_path / "a"), names(tmp_path / "kept")) == ([], ["b"])
+
+
+def test_an_error_is_seen_although_there_is_nothing_left_to_remove(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), publishing_folder(tmp_path / "a") as folder:  # noqa: PT012
+        folder.rmdir()
+        raise KeyboardInterrupt
+    assert names(tmp_path) == []
+
+
+def _publish(folder: Path) -> None:
+    (folder / ".a.tmp").rename(folder / "a")
+
+
+def _publish_and_begin_again(folder: Path) -> None:
+    _publish(folder)
+    (folder / ".a.tmp").mkdir()
+
+
+@pytest.mark.parametrize("race", [_publish, _publish_and_begin_again])
+def test_a_published_folder_is_not_taken_for_the_one_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, race: Callable[[Path], None]
+) -> None:
+    """Opened before another writer's rename and locked after it, it is the published folder."""
+    plain = fcntl.flock
+
+    def publish_first(lock: int, how: int) -> None:
+        (tmp_path / ".a.tmp" / "b").write_bytes(b"theirs")
+        race(tmp_path)
+        plain(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", publish_first)
+    before = open_descriptors()
+    with (
+        pytest.raises(BlockingIOError, match="another process is writing it"),
+        publishing_folder(tmp_path / "a"),
+    ):
+        pass
+    assert (names(tmp_path / "a"), open_descriptors()) == (["b"], before)
 
 
 def test_a_folder_that_holds_something_is_not_replaced(tmp_path: Path) -> None:

@@ -32,12 +32,25 @@ def test_a_large_corpus_is_read_in_a_few_blocks_of_whole_tokens(tmp_path: Path, 
     with open_corpus(path, dtype=dtype) as corpus:
         ids = sample_ids(corpus.shards)
     assert ids is not None
-    assert ids.num_tokens <= 64 * 4096
+    assert ids.num_tokens == 64 * 4096 // np.dtype(dtype).itemsize
     assert (ids.smallest, ids.largest) == (0, 77)
 
 
+@pytest.mark.parametrize(("num_shards", "num_samples"), [(3, 21), (32, 2), (40, 2)])
+def test_every_shard_is_sampled_at_its_start_and_its_end(
+    tmp_path: Path, num_shards: int, num_samples: int
+) -> None:
+    for number in range(num_shards):
+        write_raw(tmp_path / f"{number}.bin", np.arange(50_000) + 1000 + 10 * number)
+    with open_corpus(tmp_path) as corpus:
+        ids = sample_ids(corpus.shards)
+    assert ids == (num_shards * num_samples * 2048, 1000, 50_999 + 10 * (num_shards - 1))
+
+
 @pytest.mark.parametrize(
-    ("tokens", "strange"), [([255], None), ([3, 256, 2], 256), ([-1, 3], -1)], ids=["fits", "above", "below"]
+    ("tokens", "strange"),
+    [([255], None), ([0], None), ([3, 256, 2], 256), ([0, 256], 256), ([-1, 3], -1)],
+    ids=["fits", "zero", "above", "zero-and-above", "below"],
 )
 def test_ids_that_the_tokenizer_does_not_have_are_named(
     tmp_path: Path, tokens: list[int], strange: int | None

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.index import index
 from corpus_server.corpus.shards import Shard
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import (
     open_descriptors,
     rewrite_in_place,
     some_tokens,
+    spec,
     write_llmc,
     write_megatron,
     write_npy,
@@ -32,6 +38,9 @@ def test_tokens_are_the_ones_written(tmp_path: Path, write: Writer) -> None:
         assert shard.name == "a.bin"
         assert shard.size_bytes == shard.data_offset + shard.data_bytes
         assert ctypes.string_at(shard.address, 6) == shard.read_data(0, 6) == shard.tokens.tobytes()
+        buffer = bytearray(4)
+        shard.read_data_into(2, memoryview(buffer))
+        assert buffer == shard.tokens[1:].tobytes() == shard.read_data(2, 4)
         assert not shard.tokens.flags.writeable
         with pytest.raises(ValueError, match="WRITEABLE"):
             shard.tokens.flags.writeable = True
@@ -41,7 +50,85 @@ def test_tokens_are_the_ones_written(tmp_path: Path, write: Writer) -> None:
 def test_a_shard_may_hold_no_tokens(tmp_path: Path, write: Writer) -> None:
     with Shard.open(write(tmp_path / "a.bin", [])) as shard:
         assert (shard.tokens.size, shard.tokens.dtype, shard.address) == (0, np.dtype("<u2"), 0)
+        assert not shard.tokens.flags.writeable
         shard.check_unchanged()
+
+
+def test_what_opening_is_told(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [5, 0, 7])
+    index(spec(path, eot=0))
+    with Shard.open(path) as shard:
+        assert shard.documents is not None
+        assert (shard.name, shard.eot, shard.documents.num_documents) == ("a.bin", 0, 2)
+    with Shard.open(path, name="sub/a.bin", sidecar=False) as shard:
+        assert (shard.name, shard.file.name) == ("sub/a.bin", "sub/a.bin")
+        assert (shard.documents, shard.eot) == (None, None)
+    stray = write_raw(tmp_path / "a.dat", [5, 0, 7])
+    with Shard.open(stray, dtype=np.dtype("u1")) as shard:
+        assert (shard.num_tokens, shard.documents, shard.eot) == (6, None, None)
+    with pytest.raises(UnreadableCorpus, match="is neither a known token file nor a known side file"):
+        Shard.open(stray, in_folder=True)
+
+
+@pytest.mark.parametrize("write", [write_raw, write_llmc])
+def test_a_cut_shard_is_one_of_fewer_tokens(tmp_path: Path, write: Writer) -> None:
+    with Shard.open(write(tmp_path / "a.bin", [5, 6, 7, 8])) as shard:
+        shard.cut(1, 3)
+        assert (shard.num_tokens, shard.data_bytes, shard.tokens.tolist()) == (2, 4, [6, 7])
+        assert ctypes.string_at(shard.address, 4) == shard.read_data(0, 4) == shard.tokens.tobytes()
+        shard.cut(1, 2)
+        assert ctypes.string_at(shard.address, 2) == shard.read_data(0, 2) == shard.tokens.tobytes()
+
+
+class Noting(OpenFile):
+    """A file that notes which of its bytes are asked about, as one in an object store may."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.asked: list[int] = []
+        self.dropped: list[tuple[int, int]] = []
+
+    def is_resident(self, offset: int) -> bool:
+        """Note the byte; those behind 1034 are in memory."""
+        self.asked.append(offset)
+        return offset > 1034
+
+    def drop(self, offset: int, count: int) -> None:
+        """Note the bytes."""
+        self.dropped.append((offset, count))
+
+
+def test_tokens_are_found_in_memory_by_their_bytes(tmp_path: Path) -> None:
+    path = write_llmc(tmp_path / "a.bin", range(100), dtype="uint32")
+    with Shard.open(path, open_file=Noting) as shard:
+        assert isinstance(shard.file, Noting)
+        assert [shard.is_resident(token) for token in (0, 2, 3)] == [False, False, True]
+        assert shard.file.asked == [1024, 1032, 1036]
+        shard.drop(5, 9)
+        shard.cut(10, 20)
+        shard.drop(0, 3)
+        assert shard.file.dropped == [(1044, 16), (1064, 12)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no such list of maps elsewhere")
+def test_pages_that_are_released_are_mapped_no_longer(tmp_path: Path) -> None:
+    """Their tokens are read again when they are needed."""
+    tokens = some_tokens(2**20)
+    with Shard.open(write_raw(tmp_path / "released.bin", tokens)) as shard:
+        assert (shard.tokens == tokens).all()
+        shard.release(3, 3)
+        assert _mapped_kib("released.bin") > 1536
+        shard.release(2**18, 2**19)
+        assert _mapped_kib("released.bin") <= 1536  # some kernels release larger pieces
+        shard.release(0, 2**20)
+        assert _mapped_kib("released.bin") == 0
+        assert (shard.tokens == tokens).all()
+
+
+def _mapped_kib(name: str) -> int:
+    """Return how much of a file's map has pages."""
+    _, _, entry = Path("/proc/self/smaps").read_text().partition(f"{name}\n")
+    return int(re.findall(r"^Rss: +(\d+) kB$", entry, re.MULTILINE)[0])
 
 
 def test_data_at_an_odd_offset_are_read(tmp_path: Path) -> None:
@@ -159,3 +246,16 @@ def test_a_failed_opening_leaves_nothing_open(tmp_path: Path) -> None:
     with pytest.raises(UnreadableCorpus):
         Shard.open(path)
     assert open_descriptors() == before
+
+
+def test_an_index_does_not_stay_open_without_its_tokens(tmp_path: Path) -> None:
+    class Unmappable(OpenFile):
+        def map(self) -> mmap.mmap:
+            raise self.unreadable("cannot be mapped", "try again")
+
+    path = write_megatron(tmp_path / "x", [[1, 2], [3]])
+    before = open_descriptors()
+    with pytest.raises(UnreadableCorpus, match="cannot be mapped") as caught:
+        Shard.open(path, open_file=Unmappable)
+    assert open_descriptors() == before
+    assert caught.tb is not None  # it would keep a file open that nobody has closed

@@ -16,6 +16,7 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
 from corpus_server.read.reading import WindowReading
 from tests.corpora import (
+    megatron_index,
     open_corpus,
     open_descriptors,
     some_tokens,
@@ -65,6 +66,38 @@ def test_documents_of_a_megatron_pair_are_cut(tmp_path: Path) -> None:
     with open_corpus(tmp_path / "x", token_range=(1, 6)) as corpus:
         assert corpus.num_documents == 3
         assert [corpus.document_range(n) for n in range(3)] == [(0, 2), (2, 2), (2, 5)]
+
+
+def test_a_range_has_no_whole_sequences(folder: Path) -> None:
+    with open_corpus(folder, token_range=(1, 6)) as corpus, pytest.raises(InvalidParameter) as caught:
+        corpus.sequences()
+    assert caught.value.detail == "0.bin.documents: a corpus with token_range has no whole sequences"
+    assert caught.value.parameter == "token_range"
+    assert caught.value.remedy == "serve it without token_range; order megatron has a split of its own"
+
+
+def test_verify_reads_the_whole_index_of_a_range(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "x", [[1]] * 1000)
+    part = spec(path, token_range=(10, 20))
+    assert verify(part).ok
+    pointers = list(range(0, 2000, 2))
+    pointers[500] += 2
+    path.with_suffix(".idx").write_bytes(megatron_index([1] * 1000, pointers=pointers))
+    assert [problem.detail for problem in verify(part).problems] == [
+        "x.idx: sequence 500 does not begin where the one before it ends"
+    ]
+
+
+def test_without_all_shards_nobody_knows_where_a_range_is(tmp_path: Path) -> None:
+    """Then the shards that can be read are verified whole."""
+    for name in ("0.bin", "1.bin"):
+        write_llmc(tmp_path / name, [1, 2, 3])
+    part = spec(tmp_path, token_range=(2, 5))
+    assert (verify(part).num_tokens, verify(part).num_shards) == (3, 2)
+    (tmp_path / "0.bin").write_bytes((tmp_path / "0.bin").read_bytes()[:-2])
+    found = verify(part)
+    assert [problem.shard for problem in found.problems] == ["0.bin"]
+    assert (found.num_tokens, found.bytes_read) == (3, 6)
 
 
 def test_no_window_reaches_outside(tmp_path: Path) -> None:

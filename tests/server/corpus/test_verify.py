@@ -6,15 +6,18 @@ import json
 import os
 import tracemalloc
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pytest
 import xxhash
 
 from corpus_server.corpus import verify as verify_module
 from corpus_server.corpus.fingerprints import BLOCK_BYTES
+from corpus_server.corpus.formats.megatron import MegatronIndex
 from corpus_server.corpus.shards import Shard
 from corpus_server.corpus.verify import BadBlock, record, verify
-from corpus_server.errors import CorpusChanged, UnreadableCorpus
+from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import (
     megatron_index,
     open_corpus,
@@ -59,6 +62,49 @@ def test_records_the_digest_of_every_block(folder: Path) -> None:
         assert shard["digests"] == [xxhash.xxh3_128(piece).hexdigest() for piece in pieces]
     assert [len(shard["digests"]) for shard in shards] == [3, 1]
     assert sorted(path.name for path in folder.iterdir()) == ["0.bin", "1.bin", "corpus.hashes.json"]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 32, 33, 64, 65, 96, 128, 129])
+def test_blocks_of_any_number_are_hashed_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_tokens: int
+) -> None:
+    """With blocks of 64 bytes, read in pieces of 24 bytes, two blocks at a time."""
+    monkeypatch.setattr(verify_module, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(verify_module, "_PIECE_BYTES", 24)
+    monkeypatch.setattr(verify_module, "_BLOCKS_AT_ONCE", 2)
+    path = write_llmc(tmp_path / "a.bin", some_tokens(num_tokens))
+    seen: list[tuple[int, int]] = []
+    recorded = record(spec(path), progress=lambda done, total: seen.append((done, total)))
+    content = path.read_bytes()[1024:]
+    pieces = [content[i : i + 64] for i in range(0, len(content), 64)]
+    (shard,) = json.loads(recorded.sidecar.read_text())["shards"]
+    assert shard["digests"] == [xxhash.xxh3_128(piece).hexdigest() for piece in pieces]
+    counts = [min(64 * (i + 1), len(content)) for i in range(len(pieces))]
+    assert seen == [(count, len(content)) for count in counts]
+    assert recorded.bytes_read == verify(spec(path)).bytes_read == len(content)
+    for block, piece in enumerate(pieces):
+        _flip(path, 1024 + 64 * block)
+        bad = [(bad.block, bad.start, bad.stop) for bad in verify(spec(path)).bad_blocks]
+        assert bad == [(block, 32 * block, 32 * block + len(piece) // 2)]
+        _flip(path, 1024 + 64 * block)
+
+
+def test_all_bad_blocks_are_named_and_nothing_that_was_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_module, "BLOCK_BYTES", 64)
+    path = write_raw(tmp_path / "a.bin", np.arange(96))
+    record(spec(path))
+    for byte in (0, 191):
+        _flip(path, byte)
+    assert [bad.block for bad in verify(spec(path)).bad_blocks] == [0, 2]
+    with path.open("ab") as file:
+        file.write(bytes(128))
+    found = verify(spec(path))
+    assert [bad.block for bad in found.bad_blocks] == [0, 2]
+    assert [problem.detail for problem in found.problems] == [
+        "holds 160 uint16 tokens, recorded were 96 uint16"
+    ]
 
 
 def test_a_wrong_sampled_fingerprint_in_the_sidecar_is_reported(folder: Path) -> None:
@@ -198,9 +244,41 @@ def test_a_shard_truncated_while_being_read_is_reported_block_by_block(
         return plain(shard, start)
 
     monkeypatch.setattr(verify_module, "_hash_block", truncate_first)
+    with pytest.raises(
+        CorpusChanged, match=r"^0\.bin: 40000000 bytes at opening, now it ends at byte 33554432"
+    ):
+        record(spec(folder))
+    os.truncate(folder / "0.bin", 2 * NUM_TOKENS)
     result = verify(spec(folder))
     assert [(bad.block, "now it ends at byte" in bad.reason) for bad in result.bad_blocks] == [(2, True)]
     assert ["40000000 bytes at opening" in problem.detail for problem in result.problems] == [True]
+
+
+@pytest.mark.parametrize("broken", ["tokens", "index"])
+def test_a_failing_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """A file of the kernel that answers reads at address 0 with an I/O error stands for the disk."""
+    plain = verify_module._hash_block
+    path = write_megatron(tmp_path / "x", [[1, 2], [3]])
+
+    def break_first(shard: Shard, start: int) -> verify_module.Digest:
+        file = shard.file if broken == "tokens" else cast("MegatronIndex", shard.documents).file
+        with Path("/proc/self/mem").open("rb") as memory:
+            os.dup2(memory.fileno(), file.fd, inheritable=False)
+        return plain(shard, start)
+
+    monkeypatch.setattr(verify_module, "_hash_block", break_first)
+    found = verify(spec(path))
+    tokens, index = "x.bin: reading 6 bytes at byte 0 failed", "x.idx: reading 8 bytes at byte 34 failed"
+    if broken == "tokens":
+        assert [bad.reason for bad in found.bad_blocks] == [f"{tokens}: Input/output error"]
+        assert [problem.shard for problem in found.problems] == ["x.bin"]
+        with pytest.raises(ReadFailed, match=tokens):
+            record(spec(path))
+    else:
+        assert found.bad_blocks == []
+        assert [(problem.shard, problem.detail) for problem in found.problems] == [
+            ("x.bin", f"{index}: Input/output error")
+        ]
 
 
 def test_an_older_record_is_replaced(folder: Path) -> None:

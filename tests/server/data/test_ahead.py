@@ -10,7 +10,7 @@ import pytest
 from corpus_server.access import ANYONE
 from corpus_server.data import ahead as ahead_module
 from corpus_server.data import exchange
-from corpus_server.data.ahead import MAX_RESPONSE_BYTES, RUN_BYTES, Ahead, Budget, Made, following
+from corpus_server.data.ahead import MAX_RESPONSE_BYTES, RUN_BYTES, Ahead, Budget, Made, following, step_of
 from corpus_server.data.head import parse_simple_get
 from corpus_server.data.response import Response
 
@@ -96,6 +96,53 @@ def test_a_run_ends_with_the_first_response_that_is_not_good(monkeypatch: pytest
     first = b"GET /v1/batches?corpus=c&seq_len=4&batch_size=2&step=7 HTTP/1.1\r\nHost: x\r\n\r\n"
     texts = [first, *following(first, 3)]
     assert list(exchange.make_ahead(Mock(), texts, ANYONE)) == texts[:2]
+
+
+def test_the_step_of_a_text_is_the_one_that_is_counted_up() -> None:
+    assert [step_of(each) for each in following(text(7), 3)] == [8, 9, 10]
+    assert step_of(b"GET /v1/batches?plan=ab HTTP/1.1\r\n\r\n") == -1
+
+
+@pytest.mark.parametrize("num_bytes", [1, MAX_RESPONSE_BYTES])
+def test_small_responses_are_made_up_to_the_bytes_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    monkeypatch.setattr(ahead_module, "RUN_BYTES", 3 * num_bytes)
+    ahead = Ahead(Budget())
+    assert [len(ahead.next_run(text(step), num_bytes)) for step in range(2)] == [0, 3]
+
+
+def test_all_connections_together_use_the_bytes_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead_module, "MAX_BYTES", 100)
+    budget = Budget()
+    one, two, three = (Mock(spec=Ahead) for _ in range(3))
+
+    def dropped() -> list[bool]:
+        found = [each.clear.called for each in (one, two, three)]
+        for each in (one, two, three):
+            each.clear.reset_mock()
+        return found
+
+    budget.forget(three)
+    assert [budget.share(each) for each in (one, one, two)] == [66, 66, 33]
+    for ahead, num_bytes, expected in (
+        (one, 60, [False, False, False]),
+        (two, 40, [False, False, False]),
+        (two, 41, [True, False, False]),
+        (one, 59, [False, False, False]),
+        (one, 60, [False, True, False]),
+        (two, 40, [False, False, False]),
+        (three, 40, [True, False, False]),
+        (one, 20, [False, False, False]),
+        (one, 21, [False, True, False]),
+    ):
+        budget.note(ahead, num_bytes)
+        assert dropped() == expected
+    for ahead in (three, three, one):
+        budget.forget(ahead)
+    budget.note(two, 100)
+    assert dropped() == [False, False, False]
+    assert budget.share(two) == 66
 
 
 @pytest.mark.parametrize("num_bytes", [0, MAX_RESPONSE_BYTES + 1])

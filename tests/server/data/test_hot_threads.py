@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 
@@ -75,6 +77,32 @@ def test_results_and_errors_reach_who_asked(threads: HotThreads) -> None:
     assert threads.submit(int, "11", base=2).result(SECONDS) == 3  # the thread goes on
 
 
+def test_an_idle_thread_holds_nothing_of_its_last_work(threads: HotThreads) -> None:
+    """Neither what it was called with nor, of an error, the future: no garbage is left to be collected."""
+
+    class Thing:
+        def fail(self) -> None:
+            raise ValueError
+
+    gc.disable()
+    try:
+        thing = Thing()
+        done, failed = threads.submit(id, thing), threads.submit(Thing().fail)
+        done.result(SECONDS)
+        failed.exception(SECONDS)
+        held = [weakref.ref(each) for each in (thing, done, failed)]
+        del thing, done, failed
+        wait_until_idle(threads, len(threads._threads))
+        assert [each() for each in held] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_the_interpreter_waits_for_none(threads: HotThreads) -> None:
+    """One may hang in a read of the disk."""
+    assert threads.submit(lambda: threading.current_thread().daemon).result(SECONDS)
+
+
 def test_the_end_waits_for_what_is_under_way_and_cancels_the_rest(threads: HotThreads) -> None:
     held = [hold(threads), hold(threads)]
     waiting = threads.submit(name_of_thread)
@@ -90,6 +118,26 @@ def test_the_end_waits_for_what_is_under_way_and_cancels_the_rest(threads: HotTh
     assert not any(thread.is_alive() for thread in threads._threads)
     with pytest.raises(RuntimeError, match="told to end"):
         threads.submit(name_of_thread)
+
+
+def test_the_end_begins_nothing_that_waits(threads: HotThreads) -> None:
+    """Not even while it cancels one after the other."""
+    held = [hold(threads), hold(threads)]
+    first, second = (threads.submit(name_of_thread) for _ in range(2))
+
+    def let_go(_: object) -> None:
+        held[0].set()
+        pause = threading.Event()
+        while all(thread.is_alive() for thread in threads._threads) and not second.done():
+            pause.wait(0.001)
+
+    first.add_done_callback(let_go)
+    ending = threading.Thread(target=threads.shutdown, kwargs={"cancel_futures": True})
+    ending.start()
+    with pytest.raises(CancelledError):
+        second.result(SECONDS)
+    held[1].set()
+    ending.join(SECONDS)
 
 
 def test_the_end_lets_work_that_waits_come_first(threads: HotThreads) -> None:

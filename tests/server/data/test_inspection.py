@@ -52,16 +52,23 @@ PLAN: dict[str, Any] = {
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Serve documents, two shards of ids that all differ, and a corpus of another machine."""
     folder = tmp_path_factory.mktemp("inspection")
-    (folder / "ids").mkdir()
+    for name in ("ids", "parts"):
+        (folder / name).mkdir()
     for number, part in enumerate(np.split(np.arange(110), [70])):
         write_raw(folder / "ids" / f"{number}.bin", part)
     write_megatron(folder / "docs", DOCUMENTS)
+    for name in ("a", "b"):
+        write_megatron(folder / "parts" / name, [[1, 2, 3], [4, 5]])
     write_megatron(folder / "sizes", [[7] * size for size in (0, 1, 2, 3, 4, 7, 8, 9, 16, 100)])
     write_megatron(folder / "many", [[1]] * 2048)
+    write_megatron(folder / "letters", [list(b"some text ")] * 12, dtype="uint8")
     with WebServer({"/far.bin": b"some text " * 40}) as store:
         specs = (
-            *(CorpusSpec(name=name, path=folder / f"{name}.bin") for name in ("docs", "sizes", "many")),
-            CorpusSpec(name="ids", path=folder / "ids"),
+            *(
+                CorpusSpec(name=name, path=folder / f"{name}.bin")
+                for name in ("docs", "sizes", "many", "letters")
+            ),
+            *(CorpusSpec(name=name, path=folder / name) for name in ("ids", "parts")),
             CorpusSpec.parse(f"far={store.url}/far.bin,dtype=uint8"),
         )
         settings = Settings(
@@ -148,7 +155,7 @@ def check_spans(name: str, start: int, stop: int, spans: list[dict[str, Any]]) -
 
 
 @pytest.mark.parametrize(("step", "plan_step"), [(3, 3), (4, 6)])
-@pytest.mark.parametrize(("first", "count"), [(0, 8), (2, 3), (5, 1)])
+@pytest.mark.parametrize(("first", "count"), [(0, 8), (2, 3), (2, 8), (5, 1)])
 def test_rows_of_a_step_say_where_they_lie(
     service: Service, plan_id: str, step: int, plan_step: int, first: int, count: int
 ) -> None:
@@ -175,11 +182,12 @@ def test_rows_of_a_step_say_where_they_lie(
     assert response.headers["Corpus-Plan"] == plan_id
 
 
-def test_rows_of_joined_documents_show_each_where_it_lies(service: Service) -> None:
+@pytest.mark.parametrize("step", [1, 4], ids=["in between", "the last one"])
+def test_rows_of_joined_documents_show_each_where_it_lies(service: Service, step: int) -> None:
     """In Megatron's order a row may begin in one document and go on in another."""
     order = {"megatron": {"num_samples": 40, "blend": ["docs"], "split": [1, 0, 0], "part": "train"}}
     document = {**one_source("docs", 30, 8, seed=5), "order": order}
-    found = found_by(rows(service, post(service, document), RowsQuery(step="1"), GET))
+    found = found_by(rows(service, post(service, document), RowsQuery(step=str(step)), GET))
     tokens = corpus_tokens("docs")
     num_joined = 0
     for row in found["rows"]:
@@ -192,6 +200,15 @@ def test_rows_of_joined_documents_show_each_where_it_lies(service: Service) -> N
         starts = [span["start"] for span in row["spans"]]
         num_joined += starts != sorted(starts)
     assert num_joined > 0
+
+
+def test_a_row_over_two_shards_names_the_one_that_it_begins_in(service: Service) -> None:
+    order = {"megatron": {"num_samples": 40, "blend": ["parts"], "split": [1, 0, 0], "part": "train"}}
+    document = {**one_source("parts", 4, 8, seed=5), "order": order}
+    found = found_by(rows(service, post(service, document), RowsQuery(step="1"), GET))["rows"]
+    shards = [[span["start"] // 5 for span in row["spans"]] for row in found]
+    assert [row["shard"] for row in found] == ["ab"[each[0]] + ".bin" for each in shards]
+    assert any(each[0] != each[-1] for each in shards)
 
 
 def test_rows_beyond_the_batch_are_refused(service: Service, plan_id: str) -> None:
@@ -420,6 +437,14 @@ def test_a_text_is_found_with_what_stands_around_it(
         "num_tokens": len(content.encode()),
         "num_searched_tokens": num_searched,
     }
+
+
+@pytest.mark.usefixtures("small_samples")
+def test_a_text_is_found_in_its_document(service: Service) -> None:
+    found = found_by(search_of(service, "letters", text="text", limit="100"))["found"]
+    assert all(each["token"] % 10 == 5 for each in found)
+    assert [each["document"] for each in found] == [each["token"] // 10 for each in found]
+    assert len(found) > 2
 
 
 def test_so_much_is_shown_around_a_text(text: Callable[[bytes], Service]) -> None:

@@ -148,7 +148,7 @@ def test_an_answer_that_the_client_holds_is_not_made_again(
 
 
 @pytest.mark.parametrize("rows_at_once", [4, 65536])
-@pytest.mark.parametrize(("step", "count"), [(0, 1), (3, 1), (3, 4)])
+@pytest.mark.parametrize(("step", "count"), [(0, 1), (0, 4), (3, 1), (3, 4)])
 def test_the_shards_of_some_steps_come_in_the_order_of_their_use(
     service: Service,
     plan_id: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,13 @@ from corpus_server.data.queries import BatchesQuery, FormatQuery
 from corpus_server.data.response import Response
 from corpus_server.data.service import Service
 from corpus_server.data.tokens import batches, indices, plan_headers, token_range
-from corpus_server.errors import AnswerTooLarge, CorpusServerError, InvalidParameter, TextUnavailable
+from corpus_server.errors import (
+    AnswerTooLarge,
+    CacheFull,
+    CorpusServerError,
+    InvalidParameter,
+    TextUnavailable,
+)
 from corpus_server.metrics import Part
 from corpus_server.read.bound_plan import BoundPlan, Source
 from corpus_server.settings import Settings
@@ -530,6 +537,24 @@ def test_a_range_of_a_corpus_elsewhere_waits_for_its_shard(
     )  # fmt: skip
     response, waits = waited(work)
     assert (waits, body(response)) == (1, tokens[2000:].tobytes())
+
+
+def test_a_shard_that_does_not_come_fails_the_response(
+    far: tuple[Service, WebServer, np.ndarray],
+) -> None:
+    service, _, _ = far
+    failed: Future[None] = Future()
+    failed.set_exception(CacheFull("full"))
+    files = [shard.file for shard in service.catalog.corpus("far").shards]
+    with (
+        patch.object(service.stager, "want", side_effect=[failed, None]),
+        patch("corpus_server.metrics.add") as add,
+    ):
+        work = service.staged(files)
+        assert next(work) is failed
+        with pytest.raises(CacheFull):
+            next(work)
+    add.assert_called_once_with("corpus_staging_waits")
 
 
 def test_an_order_that_the_cache_cannot_hold_is_refused_before_anything_comes(

@@ -530,3 +530,23 @@ def test_a_long_value_is_named_by_its_beginning() -> None:
         with pytest.raises(InvalidPlan) as caught:
             make(**change)
         assert len(caught.value.detail) < 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no JSON", "Expecting value: line 1 column 1 (char 0)"),
+        ('{"seq_len": NaN}', "NaN is not JSON"),
+        ('{"seq_len": 8, "seed": -Infinity}', "-Infinity is not JSON"),
+        ('{"seq_len": 8, "seq_len": 9}', "'seq_len' is given twice"),
+    ],
+)
+def test_what_is_not_json_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        Plan.parse(text)
+    assert caught.value.detail == f"the body must be a plan document in JSON: {message}"
+
+
+def test_json_of_too_many_levels_is_refused() -> None:
+    with pytest.raises(InvalidPlan, match=r"^the body must be a plan document in JSON: maximum recursion"):
+        Plan.parse("[" * 100_000)

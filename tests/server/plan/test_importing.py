@@ -105,6 +105,12 @@ def test_megatrons_arguments() -> None:
             ["/a/-part.1-", "/b/part.1", "/c/part.1_text_document"],
             id="the same names",
         ),
+        pytest.param(
+            "1 /a/x 1 /a/x-2 1 /b/x 1 /c/x",
+            [("x", 1.0), ("x-2", 1.0), ("x-1", 1.0), ("x-3", 1.0)],
+            ["/a/x", "/a/x-2", "/b/x", "/c/x"],
+            id="names that are taken",
+        ),
     ],
 )
 def test_a_blend_has_a_name_for_each_path(
@@ -214,6 +220,11 @@ def test_of_several_values_of_an_argument_the_first_counts(iterations: str) -> N
     assert more == one
 
 
+def test_of_an_argument_that_is_said_twice_the_last_one_counts() -> None:
+    found = imported("megatron", "/a --seq-length 8 --seed 1 --global-batch-size 5 --seed 9").document
+    assert (found["seed"], found["stages"][0]["global_batch_size"]) == (9, 5)
+
+
 def test_a_split_does_not_hold_for_a_path_of_training() -> None:
     text = f"--train-data-path /d/web {RUN} --train-samples 9 --split 99,1,0"
     found = imported("megatron", text, order="megatron")
@@ -271,7 +282,7 @@ def test_a_mosaicml_dataset_may_be_one_stream(dataset: dict[str, Any], corpora: 
     expected = Imported(
         document=document({name: 1.0}, 8, seq_len=127, stride=128, seed=9176, order="sequential"),
         corpora=corpora,
-        left_out=[OWN_ORDER, OF_DISJOINT],
+        left_out=[OF_DISJOINT],
     )
     assert imported("mosaicml", json.dumps(outer)) == expected
     assert imported("mosaicml", json.dumps({"dataset": said}), batch_size=8) == expected

@@ -23,6 +23,7 @@ def test_a_bounded_shuffle() -> None:
     [
         ({}, {}),
         ({"blend": ("b", "a"), "weights": (1, 3)}, {"blend": ["b", "a"], "weights": [1.0, 3.0]}),
+        ({"blend": ["a"]}, {"blend": ["a"]}),
         ({"weights": [2]}, {"weights": [2.0]}),
         ({"split": [99, 1], "part": "valid"}, {"split": [99.0, 1.0], "part": "valid"}),
         ({"documents": {"a": "12"}}, {"documents": {"a": "12"}}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -92,3 +94,29 @@ def test_extents_hold_the_windows_and_no_more(
         starts.setdefault(shard, []).append(first)
     expected = [(shard, its[0], its[-1] + seq_len + 1) for shard, its in starts.items()]
     assert index.extents(start, stop) == expected
+
+
+@given(
+    shard_tokens=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    seq_len=st.integers(1, 20),
+    stride=st.integers(1, 25),
+    data=st.data(),
+)
+def test_the_windows_that_touch_a_range_are_those_that_hold_a_token_of_it(
+    shard_tokens: list[int], seq_len: int, stride: int, data: st.DataObject
+) -> None:
+    """Against looking at each window; where none does, the range of windows is empty."""
+    index = WindowIndex(shard_tokens, seq_len=seq_len, stride=stride)
+    firsts = [0, *accumulate(shard_tokens)]
+    assert index.first_token.tolist() == firsts
+    windows = [firsts[shard] + start for shard, start in listed(shard_tokens, seq_len, stride)]
+    if not firsts[-1]:
+        return
+    starts = data.draw(st.lists(st.integers(0, firsts[-1] - 1), min_size=1, max_size=5))
+    stops = [data.draw(st.integers(start + 1, firsts[-1])) for start in starts]
+    found = index.touching(np.array(starts, "uint64"), np.array(stops, "uint64"))
+    assert found.shape == (len(starts), 2)
+    for start, stop, (low, high) in zip(starts, stops, found.tolist(), strict=True):
+        held = [number for number, at in enumerate(windows) if at < stop and start <= at + seq_len]
+        assert list(range(low, high)) == held
+        assert low <= high

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from corpus_server.corpus.shards import Shard
 from corpus_server.errors import CorpusChanged, ReadFailed
 from corpus_server.read import gather
 from corpus_server.read.gather import Gatherer
+from corpus_server.read.timing import total
 from tests.corpora import some_tokens, write_llmc, write_npy, write_raw
 from tests.pages import drop, resident_of
 from tests.serving import environment
@@ -271,12 +273,18 @@ def test_a_change_during_the_copy_is_found_after_it(tmp_path: Path, change: str)
         assert watched.num_checks == 1
 
 
-def test_every_shard_touched_is_checked_once_before_and_once_after(tmp_path: Path) -> None:
-    opened = [Shard.open(write_raw(tmp_path / f"{k}.bin", some_tokens(500, seed=k))) for k in range(3)]
+@pytest.mark.parametrize(
+    ("touched", "num_checks"), [([2, 0, 2], [2, 0, 2]), ([1, 0], [2, 2]), ([0, 1], [2, 2]), ([0, 0], [2])]
+)
+def test_every_shard_touched_is_checked_once_before_and_once_after(
+    tmp_path: Path, touched: list[int], num_checks: list[int]
+) -> None:
+    numbers = range(len(num_checks))
+    opened = [Shard.open(write_raw(tmp_path / f"{k}.bin", some_tokens(500, seed=k))) for k in numbers]
     watched = [Watched(shard) for shard in opened]
-    locations = np.array([[2, 0], [0, 5], [2, 9]])
+    locations = np.array([[number, 5 * row] for row, number in enumerate(touched)])
     Gatherer(watched).gather(locations, 50, UINT16)
-    assert [shard.num_checks for shard in watched] == [2, 0, 2]
+    assert [shard.num_checks for shard in watched] == num_checks
     for shard in opened:
         shard.close()
 
@@ -360,6 +368,37 @@ def test_what_is_resident_is_not_asked_for(cold: Shard, asked: list[tuple[list[i
     for seed in range(3):
         gatherer.gather(scattered(200, seed=seed), 1000, UINT16)
         assert (asked, gatherer.cold) == ([], False)
+
+
+@pytest.mark.parametrize(("count", "num_looks"), [(1, 1), (31, 31), (32, 16), (47, 24), (48, 16), (50, 17)])
+def test_a_sample_of_the_windows_tells_whether_they_are_resident(
+    shards: list[Shard], count: int, num_looks: int
+) -> None:
+    """At most 31, evenly spread, of this part and of those behind it."""
+    looked: list[list[list[int]]] = []
+    gatherer = Gatherer(shards)
+    gatherer.are_resident = lambda at: not looked.append(at.tolist())  # type: ignore[method-assign]
+    gatherer.cold = True
+    locations = locate_any(shards, 64, count + 3, seed=count)
+    selection = gatherer.select(locations, 64, UINT32)
+    for first in (3, 2, 0):
+        selection.read(slice(first, first + 1))
+    assert looked == [locations[3 :: max(1, count // 16)].tolist()]
+    assert len(looked[0]) == num_looks
+
+
+@pytest.mark.parametrize("num_faults", [0, 1, 3])
+def test_a_fault_tells_that_the_disk_was_waited_for(
+    shards: list[Shard], monkeypatch: pytest.MonkeyPatch, num_faults: int
+) -> None:
+    monkeypatch.setattr(gather, "num_major_faults", itertools.count(10, num_faults).__next__)
+    before = [total(name) for name in ("num_reads", "num_cold_reads", "num_faults")]
+    gatherer = Gatherer(shards)
+    assert (gatherer.cold, gatherer.num_faults, gatherer.reads_ahead) == (False, 0, True)
+    gatherer.gather(np.array([[0, 0]]), 10, UINT16)
+    after = [total(name) for name in ("num_reads", "num_cold_reads", "num_faults")]
+    assert (gatherer.cold, gatherer.num_faults) == (num_faults > 0, num_faults)
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, num_faults > 0, num_faults]
 
 
 def test_without_reading_ahead_nothing_is_asked_for(cold: Shard, asked: list[tuple[list[int], int]]) -> None:

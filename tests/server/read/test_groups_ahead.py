@@ -17,7 +17,7 @@ from corpus_server.read import groups_ahead
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.groups_ahead import GroupReader, GroupReaders, Piece, group_bytes
 from corpus_server.read.prefetch import Prefetcher
-from tests.corpora import some_tokens, write_raw
+from tests.corpora import some_tokens, write_npy, write_raw
 from tests.pages import drop, resident_of
 from tests.server.read.test_prefetch import wait_until
 
@@ -192,6 +192,32 @@ def test_nothing_is_dropped_of_a_corpus_that_another_plan_reads(bound: BoundPlan
     assert disk.take()[1] == []
 
 
+def test_after_a_jump_to_the_start_no_group_before_it_is_read(bound: BoundPlan, disk: Disk) -> None:
+    asker = Asker(bound)
+    for number in range(3):
+        asker.request(number * GROUP_STEPS)
+    disk.take()
+    asker.request(0)
+    assert disk.take() == (group(bound, 0), group(bound, 2) + group(bound, 3))
+
+
+@pytest.mark.parametrize("names", ["", "a", "b", "ab"])
+def test_dropping_all_leaves_the_corpora_of_other_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    """Of those that are read now: another plan may have begun since the latest look."""
+    paths = [write_raw(tmp_path / f"{name}.bin", some_tokens(25_000)) for name in "ab"]
+    with Catalog.open([CorpusSpec(name=path.stem, path=path) for path in paths]) as opened:
+        stage = Stage(global_batch_size=ROWS, mixture={"a": 0.5, "b": 0.5})
+        bound = opened.bind(Plan(seq_len=SEQ_LEN, seed=0, order=ORDER, stages=(stage,)))
+        disk = Disk(monkeypatch, bound)
+        asker = Asker(bound)
+        asker.request(0)
+        read, _ = disk.take()
+        asker.reader.drop_all([bound.corpora[name] for name in names])
+        assert sorted(disk.dropped) == sorted(piece for piece in read if "ab"[piece[0]] not in names)
+
+
 def test_a_look_is_not_taken_for_each_request(bound: BoundPlan) -> None:
     reader = GroupReader(bound)
     reader.note(0, 0.0)
@@ -212,9 +238,137 @@ def test_groups_that_do_not_fit_the_budget_are_refused_with_the_arithmetic(
     readers = GroupReaders(2 * needed)
     assert all(readers.note(bind(catalog, seed), 0, 0.0) for seed in (0, 1))
     assert not readers.note(bind(catalog, 2), 0, 0.0)
-    refusal = readers.refusal(bind(catalog, 2))
-    for part in (f"takes {needed:,} bytes", f"other plans take {2 * needed:,}", f"at least {3 * needed:,}"):
-        assert part in refusal
+    refused = bind(catalog, 2)
+    assert readers.refusal(refused) == (
+        f"plan {refused.plan.id}: reading ahead its groups ({ORDER} windows) takes {needed:,} bytes of page "
+        f"cache, three groups of each source; read_ahead_bytes is {2 * needed:,}, of which other plans take "
+        f"{2 * needed:,}; its windows are read one by one instead, at the rate of random reads; set "
+        f"read_ahead_bytes to at least {3 * needed:,}, or choose smaller groups"
+    )
+    assert readers.num_bytes == 2 * needed
+
+
+def test_the_groups_of_each_source_take_page_cache(tmp_path: Path) -> None:
+    """With its own type of tokens, and of its own windows if they are fewer; a plan needs all of it."""
+    paths = [write_raw(tmp_path / "a.bin", some_tokens(25_000))]
+    for name, num_tokens in (("b", 25_000), ("c", 2001)):
+        path = tmp_path / f"{name}.npy"
+        paths.append(write_npy(path, some_tokens(num_tokens, dtype="uint32"), dtype="uint32"))
+    with Catalog.open([CorpusSpec(name=path.stem, path=path) for path in paths]) as opened:
+        stage = Stage(global_batch_size=ROWS, mixture={"a": 0.5, "b": 0.25, "c": 0.25})
+        order = BoundedShuffle(block_windows=10, group_blocks=2)
+        plan = Plan(seq_len=SEQ_LEN, seed=0, order=order, stride=50, stages=(stage,))
+        tokens = 3 * 20 * 50 + SEQ_LEN
+        assert group_bytes(opened.bind(plan)) == 2 * tokens + 4 * tokens + 4 * 2001
+
+
+@pytest.mark.parametrize(
+    ("num_windows", "looked"), [(1, [0, 1, 2]), (7, [*range(15)]), (8, [*range(0, 17, 2)])]
+)
+def test_some_tokens_tell_whether_a_piece_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_windows: int, looked: list[int]
+) -> None:
+    """Each of up to fifteen, else eight or a few more, evenly spread."""
+    found: list[int] = []
+    monkeypatch.setattr(Shard, "is_resident", lambda shard, token: found.append(token) or True)
+    with Catalog.open(
+        [CorpusSpec(name="web", path=write_raw(tmp_path / "a.bin", some_tokens(1001)))]
+    ) as opened:
+        order = BoundedShuffle(block_windows=num_windows, group_blocks=1)
+        plan = Plan(seq_len=2, order=order, stages=(Stage(global_batch_size=1, mixture={"web": 1.0}),))
+        bound = opened.bind(plan)
+        (first,) = bound.sampler.group_extents(0, 0)
+        Asker(bound).request(0)
+    assert found[: len(looked)] == [first[1] + token for token in looked]
+
+
+def test_a_block_is_read_piece_by_piece(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups_ahead, "_PIECE_TOKENS", 900)
+    disk = Disk(monkeypatch, bound)
+    asker = Asker(bound)
+    asker.reader.note(0, 0.0)
+    asker.reader.look(asker.reader.take_steps(0.0), [])
+    sizes = []
+    while num_bytes := asker.reader.read_piece():
+        sizes.append(num_bytes)
+    pieces = []
+    for shard, start, stop in group(bound, 0) + group(bound, 1):
+        firsts = range(start, stop, 900)
+        pieces += [(shard, first, min(first + 900, stop)) for first in firsts]
+    assert disk.read == pieces
+    assert sizes == [2 * (stop - start) for _, start, stop in pieces]
+    assert len(pieces) > 8
+
+
+def test_the_kernel_is_asked_for_what_it_takes_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 KiB, 65,536 tokens of two bytes; the last range may reach beyond."""
+    asked: list[tuple[list[int], int]] = []
+    monkeypatch.setattr(groups_ahead, "read_ahead", lambda at, size: asked.append((at.tolist(), size)))
+    with Shard.open(write_raw(tmp_path / "a.bin", some_tokens(300_000))) as shard:
+        groups_ahead._start_reading(shard, 1000, 1000 + 2 * 65_536 + 1)
+        addresses = [shard.address + 2 * (1000 + k * 65_536) for k in range(3)]
+    assert asked == [(addresses, 128 << 10)]
+
+
+def test_a_new_reader_has_read_nothing_and_has_nothing_to_do(bound: BoundPlan) -> None:
+    reader = GroupReader(bound)
+    assert (reader.num_bytes, reader.seen_seconds) == (group_bytes(bound), 0.0)
+    assert not reader.has_work(1e9)
+    assert reader.take_steps(1e9) == []
+    assert reader.read_piece() == 0
+
+
+def test_a_reader_that_gave_up_reads_on_after_the_next_request(bound: BoundPlan, disk: Disk) -> None:
+    reader = GroupReader(bound)
+    reader.note(0, 0.0)
+    reader.look(reader.take_steps(0.0), [])
+    assert reader.has_work(0.0)
+    reader.give_up()
+    assert not reader.has_work(100.0)
+    reader.note(0, 100.0)
+    assert reader.has_work(100.0)
+    assert (reader.take_steps(100.0), reader.seen_seconds) == ([0], 100.0)
+
+
+@pytest.mark.parametrize(("later", "is_due"), [(0.0, False), (0.009, False), (0.01, True), (1.0, True)])
+def test_requests_are_looked_at_a_hundredth_of_a_second_apart(
+    bound: BoundPlan, later: float, is_due: bool
+) -> None:
+    reader = GroupReader(bound)
+    reader.note(0, 0.0)
+    reader.take_steps(0.0)
+    reader.note(1, later)
+    reader.note(2, later)
+    assert reader.has_work(later) == is_due
+    assert reader.take_steps(later) == ([1, 2] if is_due else [])
+
+
+def test_the_reader_whose_turn_it_is_is_the_one_with_work(catalog: Catalog) -> None:
+    readers = GroupReaders(2**40)
+    assert readers.next(0.0) is None
+    first, second = bind(catalog, 0), bind(catalog, 1)
+    for bound in (first, second):
+        assert readers.note(bound, 0, 0.0)
+    taken = [readers.next(0.0)]
+    assert taken[0] is not None
+    taken[0].take_steps(0.0)
+    taken.append(readers.next(0.0))
+    assert [each.bound for each in taken if each] == [first, second]
+    taken[1].take_steps(0.0)
+    assert readers.next(100.0) is None
+
+
+def test_dropping_all_forgets_what_was_read(bound: BoundPlan, disk: Disk) -> None:
+    """What is dropped once is not dropped of another reader's."""
+    asker = Asker(bound)
+    asker.request(0)
+    read, _ = disk.take()
+    asker.reader.drop_all([])
+    assert disk.take() == ([], read)
+    asker.reader.drop_all([])
+    assert disk.take() == ([], [])
 
 
 def test_a_cold_plan_whose_groups_are_refused_is_logged_once(

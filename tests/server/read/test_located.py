@@ -71,4 +71,35 @@ def test_the_number_of_blocks_is_bounded(bound: BoundPlan, monkeypatch: pytest.M
     monkeypatch.setattr(located, "BLOCK_ROWS", 8)
     for step in range(90):
         located.select(bound, step, range(1), 1)
-    assert len(located._blocks) <= 3
+    assert len(located._blocks) == 3
+
+
+def test_the_block_that_was_not_used_for_the_longest_time_makes_room(
+    bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    locate_rows = bound.sampler.locate_rows
+
+    def counted(step: int, rows: range, *, count: int = 1) -> np.ndarray:
+        asked.append((step, count))
+        return locate_rows(step, rows, count=count)
+
+    monkeypatch.setattr(bound.sampler, "locate_rows", counted)
+    monkeypatch.setattr(located, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(located, "MAX_BLOCKS", 2)
+    for step in (0, 1, 8, 9, 2, 16, 3):
+        located.select(bound, step, range(1), 1)
+    assert asked == [(0, 1), (0, 8), (8, 1), (8, 8), (16, 1)]
+    located.select(bound, 10, range(1), 1)
+    assert asked[5:] == [(10, 1)]
+
+
+def test_steps_of_as_many_rows_as_a_block_are_located_alone(
+    bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(located, "BLOCK_ROWS", 16)
+    for _ in range(2):
+        located.select(bound, 0, range(8), 2)
+    assert not located._blocks
+    located.select(bound, 0, range(8), 1)
+    assert [key[1:] for key in located._blocks] == [(0, 2, 0, 8)]

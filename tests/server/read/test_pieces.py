@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from corpus_server.plan import Plan, Stage
 from corpus_server.read import pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.pieces import PieceSelection
+from corpus_server.read.timing import total
 from tests.corpora import some_tokens, spec, write_raw
 from tests.pages import drop
 
@@ -74,3 +76,47 @@ def test_what_is_resident_is_not_asked_for(
     bound.gatherer.cold = True
     PieceSelection(bound, *scattered_pieces(60)).read(slice(0, 60))
     assert not bound.gatherer.cold
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_looks"), [(8, 16), (15, 30), (16, 16), (17, 17), (24, 16), (25, 17)]
+)
+def test_a_sample_of_the_pieces_tells_whether_they_are_resident(
+    bound: BoundPlan, num_rows: int, num_looks: int
+) -> None:
+    """At most 31, evenly spread, of this part and of those behind it."""
+    looked: list[list[list[int]]] = []
+    bound.gatherer.are_resident = lambda at: not looked.append(at.tolist())  # type: ignore[method-assign]
+    bound.gatherer.cold = True
+    all_pieces, borders = scattered_pieces(num_rows + 3)
+    selection = PieceSelection(bound, all_pieces, borders)
+    for first in (3, 5, 0):
+        selection.read(slice(first, first + 2))
+    spread = max(1, 2 * num_rows // 16)
+    assert looked == [all_pieces[6::spread, :2].tolist()]
+    assert len(looked[0]) == num_looks
+
+
+@pytest.mark.parametrize("num_faults", [0, 1, 3])
+def test_a_fault_tells_that_the_disk_was_waited_for(
+    bound: BoundPlan, monkeypatch: pytest.MonkeyPatch, num_faults: int
+) -> None:
+    monkeypatch.setattr(pieces, "num_major_faults", count(10, num_faults).__next__)
+    before = [total(name) for name in ("num_reads", "num_cold_reads", "num_faults")]
+    PieceSelection(bound, *scattered_pieces(2)).read(slice(0, 2))
+    after = [total(name) for name in ("num_reads", "num_cold_reads", "num_faults")]
+    assert (bound.gatherer.cold, bound.gatherer.num_faults) == (num_faults > 0, num_faults)
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, num_faults > 0, num_faults]
+
+
+@pytest.mark.parametrize("part", [slice(0, 0), slice(5, 5), slice(4, 5), slice(0, 5), slice(3, None)])
+def test_any_rows_can_be_read(bound: BoundPlan, part: slice) -> None:
+    all_pieces, borders = scattered_pieces(5)
+    tokens = [some_tokens(NUM_TOKENS, seed=number) for number in range(2)]
+    rows = [
+        np.concatenate([tokens[number][at : at + size] for number, at, size in all_pieces[row : row + 2]])
+        for row in range(0, 10, 2)
+    ]
+    found = PieceSelection(bound, all_pieces, borders)
+    if rows[part]:
+        assert np.array_equal(found.read(part), rows[part])

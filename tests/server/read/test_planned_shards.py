@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,17 @@ def follower_of(planned: PlannedShards, step: int = 0, **asked: Any) -> Follower
     assert follower is not None
     assert (follower.step, follower.rank) == (step, asked.get("rank", 0))
     return follower
+
+
+def test_a_new_rank_is_planned_for_from_its_request_on(planned: PlannedShards) -> None:
+    follower = follower_of(planned, 7, now=3.0)
+    bound = follower.bound
+    fields = {field.name: getattr(follower, field.name) for field in dataclasses.fields(Follower)}
+    asked = {"bound": bound, "rank": 0, "world_size": 2, "step": 7, "next": 7}
+    rest = {"until": {}, "waits": None, "part_windows": 16_384, "rows": 1, "is_gone": False}
+    assert fields == {**asked, **rest, "margin": 4, "wake_at": 8, "seen_seconds": 3.0}
+    unasked = Follower(bound, 0, 2, 7, 7)
+    assert (unasked.margin, unasked.wake_at, unasked.seen_seconds) == (0, 0, 0.0)
 
 
 def test_a_shard_is_planned_until_no_rank_reads_it(planned: PlannedShards) -> None:
@@ -119,9 +131,9 @@ def test_a_rank_that_is_faster_than_planning_is_not_planned_for_the_past(planned
 
 def test_looking_ahead_is_due_again_after_a_sixteenth(planned: PlannedShards) -> None:
     assert note(planned, 0)
-    planned.extend(follower_of(planned), 0, 160, until({}))
+    planned.extend(follower_of(planned), 0, 240, until({}))
     planned.next_follower()
-    assert [step for step in range(1, 15) if note(planned, step)] == [11, 12, 13, 14]
+    assert [step for step in range(1, 20) if note(planned, step)] == [16, 17, 18, 19]
 
 
 def test_who_has_looked_least_far_ahead_is_next(planned: PlannedShards) -> None:
@@ -146,7 +158,12 @@ def test_what_does_not_fit_is_located_in_smaller_parts_and_then_waits(planned: P
     planned.extend(follower, 10, 20, until({here: 12, large: 20}))
     assert (follower.part_windows, follower.next, planned.files()) == (whole // 4, 10, [here])
     assert planned.next_follower() is follower
+    planned.extend(follower, 10, 12, until({here: 12, large: 11}))
+    assert (follower.part_windows, follower.waits) == (whole // 16, None)
+    follower.part_windows = whole // 4
     planned.extend(follower, 10, 11, until({large: 11}))
+    assert (follower.part_windows, follower.waits) == (whole // 4, {large})
+    note(planned, 10)
     assert follower.waits == {large}
     assert planned.next_follower() is None
     note(planned, 10 + 4)  # `here` may go
@@ -183,20 +200,24 @@ def bound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BoundPlan]:
             yield opened.bind(Plan(seq_len=10, seed=3, order="random", stages=(stage,)))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 2), (1, 2), (5, 6), (0, 1)])
 @pytest.mark.parametrize("first", [0, 1000])
-def test_the_shards_of_steps_are_those_of_their_rows(bound: BoundPlan, first: int, rank: int) -> None:
+def test_the_shards_of_steps_are_those_of_their_rows(
+    bound: BoundPlan, first: int, rank: int, world_size: int
+) -> None:
     """Each with the step after the last that reads it, first used first; local files are not staged."""
-    follower = Follower(bound, rank, 2, first, first, part_windows=60)
+    rows = 6 // world_size
+    follower = Follower(bound, rank, world_size, first, first, part_windows=60)
     after, found = follower.locate(first)
-    assert after == first + 20
-    assert follower.rows == 3
+    assert after == first + 60 // rows
+    assert follower.rows == rows
     first_row: dict[StagedFile, int] = {}
     expected: dict[StagedFile, int] = {}
     for step in range(first, after):
-        for row, (number, _) in enumerate(bound.sampler.locate(step, rank=rank, world_size=2)[0].tolist()):
+        located = bound.sampler.locate(step, rank=rank, world_size=world_size)[0]
+        for row, (number, _) in enumerate(located.tolist()):
             if (file := bound.staged[number]) is not None:
-                first_row.setdefault(file, 3 * step + row)
+                first_row.setdefault(file, rows * step + row)
                 expected[file] = step + 1
     assert found == expected
     assert list(found) == sorted(first_row, key=lambda file: first_row[file])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from corpus_server.read import readahead
-from corpus_server.read.readahead import read_ahead
+from corpus_server.read.readahead import num_major_faults, read_ahead
 from tests.corpora import open_descriptors
 from tests.pages import drop, resident
 
@@ -133,3 +133,26 @@ def test_a_process_without_pid_descriptors_asks_one_by_one(
     monkeypatch.setattr(os, "pidfd_open", refuse)
     addresses = np.array([cold.ctypes.data + 3 * PAGE], np.uint64)
     read_ahead_until_resident(cold, addresses, PAGE, np.arange(NUM_PAGES) == 3)
+
+
+def test_a_python_without_pid_descriptors_asks_one_by_one(
+    cold: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    addresses = np.array([cold.ctypes.data + 3 * PAGE], np.uint64)
+    read_ahead_until_resident(cold, addresses, PAGE, np.arange(NUM_PAGES) == 3)
+
+
+def test_each_range_may_have_its_own_size(calls: str, cold: np.ndarray) -> None:
+    expected = np.zeros(NUM_PAGES, bool)
+    expected[100] = expected[200:203] = True
+    addresses = np.array([cold.ctypes.data + page * PAGE for page in (100, 200)], np.uint64)
+    read_ahead_until_resident(cold, addresses, np.array([1, 2 * PAGE + 1]), expected)
+    assert resident(cold).sum() == 4
+
+
+def test_elsewhere_than_on_linux_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(readahead, "_libc", lambda: pytest.fail("the system was called"))
+    read_ahead(np.array([PAGE], np.uint64), 1)
+    assert num_major_faults() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
 from corpus_server.plan.document import MAX_STEP
+from corpus_server.read import readers
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.readers import Reader, Readers, Turn
 from tests.corpora import some_tokens, write_raw
@@ -135,6 +137,124 @@ def test_a_jump_ends_what_was_being_asked_for(bound: BoundPlan) -> None:
     assert not reader.finish(block, after, warm=True)
     assert not reader.warm
     assert asker.turns() == list(range(700, 701 + HORIZON))
+
+
+@pytest.mark.parametrize(
+    ("to", "warm"),
+    [(0, True), (1, True), (11, True), (12, False)],
+    ids=["same", "within", "at its end", "behind"],
+)
+def test_what_a_turn_found_resident_holds_for_requests_within_it(
+    bound: BoundPlan, to: int, warm: bool
+) -> None:
+    asker = Asker()
+    asker.request(bound, 0)
+    reader = asker.readers.next()
+    assert reader is not None
+    block = reader.next_turn()
+    assert (block.first, block.stop, block.samples) == (0, 1 + HORIZON, True)
+    asker.request(bound, to)
+    assert not reader.finish(block, block.stop, warm=True)
+    assert reader.warm == warm
+
+
+@pytest.mark.parametrize(
+    ("to", "asked"), [(90, []), (89, [*range(89, 90 + HORIZON)]), (111, [*range(111, 112 + HORIZON)])]
+)
+def test_a_jump_back_is_of_more_than_two_horizons(bound: BoundPlan, to: int, asked: list[int]) -> None:
+    """Late requests of other connections come out of order."""
+    asker = Asker()
+    asker.request(bound, 100)
+    assert asker.turns() == list(range(100, 101 + HORIZON))
+    asker.request(bound, to)
+    assert asker.turns() == asked
+
+
+@pytest.mark.parametrize(("to", "asked"), [(4, []), (5, [*range(11, 16)]), (6, [*range(11, 17)])])
+def test_it_is_extended_once_half_a_horizon_is_left(bound: BoundPlan, to: int, asked: list[int]) -> None:
+    asker = Asker()
+    for step in (0, to):
+        asker.request(bound, step)
+        last = asker.turns()
+    assert last == asked
+
+
+def test_a_reader_that_gave_up_wants_nothing_until_its_next_request(bound: BoundPlan) -> None:
+    asker = Asker()
+    asker.request(bound, 0)
+    reader = asker.readers.next()
+    assert reader is not None
+    reader.give_up()
+    assert asker.readers.next() is None
+    asker.request(bound, 1)
+    assert asker.turns() == list(range(1, 2 + HORIZON))
+
+
+def test_a_new_reader_has_asked_for_nothing(bound: BoundPlan) -> None:
+    fields = [field.name for field in dataclasses.fields(Reader)]
+    reader = Reader(bound, 1, 2)
+    assert [getattr(reader, name) for name in fields] == [
+        *(bound, 1, 2, 0, 0, 0),
+        *(False, 0, False, False, 0.0),
+    ]
+
+
+def test_a_reader_knows_the_step_of_its_latest_request(bound: BoundPlan) -> None:
+    """Warm or not: windows of older steps need no prefetching any more."""
+    asker = Asker()
+    asker.request(bound, 7)
+    reader = asker.readers.next()
+    assert reader is not None
+    for step, resident in ((7, True), (9, True), (3, True), (8, False)):
+        bound.gatherer.num_faults += not resident
+        asker.request(bound, step)
+        asker.turns(resident=resident)
+        assert reader.step == step
+
+
+def test_a_reader_waits_for_one_turn_however_often_it_asks(catalog: Catalog) -> None:
+    bound, other = bind(catalog, ROWS), bind(catalog, ROWS, seed=1)
+    asker = Asker()
+    for step in (0, 20, 40):
+        asker.request(bound, step)
+    asker.request(other, 0)
+    turns = [asker.readers.next() for _ in range(4)]
+    assert [turn.bound for turn in turns if turn] == [bound, other, bound, other]
+
+
+def test_a_reader_is_idle_after_a_minute(catalog: Catalog) -> None:
+    asker = Asker()
+    first, second = bind(catalog, ROWS), bind(catalog, ROWS, seed=1)
+    for bound, now, left in (
+        (first, 0.0, [first]),
+        (second, 60.0, [first, second]),
+        (second, 60.5, [second]),
+    ):
+        asker.now = now
+        asker.request(bound, 0)
+        assert asker.readers.bounds() == left
+
+
+def test_the_number_of_readers_is_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_MAX_READERS", 2)
+    asker = Asker()
+    plans = [bind(catalog, ROWS, seed=seed) for seed in range(3)]
+    for number in (0, 1, 0, 2):
+        asker.request(plans[number], 0)
+    assert asker.readers.bounds() == [plans[0], plans[2]]
+
+
+def test_a_step_of_more_rows_than_a_turn_has_a_turn_of_its_own(catalog: Catalog) -> None:
+    assert blocks(bind(catalog, 1025), 0, 3, world=1) == [(1025, 1)] * 3
+    assert blocks(bind(catalog, 512), 0, 3, world=1) == [(512, 2), (512, 1)]
+
+
+def test_what_is_reserved_is_not_shared(bound: BoundPlan) -> None:
+    asker = Asker(horizon=2 * HORIZON)
+    assert asker.readers.reserved_bytes == 0
+    asker.readers.reserved_bytes = 4 * HORIZON * STEP_BYTES
+    asker.request(bound, 0)
+    assert asker.turns() == list(range(1 + HORIZON))
 
 
 def test_readers_take_turns(catalog: Catalog) -> None:

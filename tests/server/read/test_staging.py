@@ -9,11 +9,20 @@ from typing import cast
 
 import pytest
 
-from corpus_server.errors import CacheFull, CorpusChanged, CorpusServerError, NotStaged
-from corpus_server.read.planned_shards import Follower
+from corpus_server.catalog import Catalog
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import CacheFull, CacheTooSmall, CorpusChanged, CorpusServerError, NotStaged
+from corpus_server.plan import Plan, Stage
+from corpus_server.read import staging
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.planned_shards import Follower, PlannedShards
 from corpus_server.read.staging import Stager
 from corpus_server.stores import Cache, StagedFile
+from tests.corpora import some_tokens
 from tests.server.read.test_prefetch import wait_until
+from tests.stores import WebServer
+
+pytest.importorskip("obstore")
 
 
 class Failing:
@@ -75,7 +84,38 @@ def test_who_waited_long_enough_is_told_when_to_come_back(
     error = stager._too_late([cast("StagedFile", file)])
     assert isinstance(error, NotStaged)
     assert error.retry_after_seconds == seconds
-    assert f"{size_bytes} bytes are on their way, at 100 MB/s" in error.detail
+    assert error.detail == (
+        f"1 shards of this answer (a ...) are being staged: {size_bytes} bytes are on their way, at 100 MB/s "
+        f"about {size_bytes / 1e8:.0f} s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_running", "received", "mb_per_second", "seconds"),
+    [(True, 500_000_000, 5000, 1), (True, 0, 100, 50), (False, 500_000_000, 100, 40)],
+    ids=["running", "nothing has come", "nothing runs"],
+)
+def test_the_rate_is_that_of_the_bytes_that_came_since_shards_run(
+    stager: Stager, is_running: bool, received: int, mb_per_second: int, seconds: int
+) -> None:
+    """In a tenth of a second at least. Three of the shards are named; what else is under way counts, too."""
+    missing = [Failing(name) for name in "dcab"]
+    other = Failing("e")
+    for each in (*missing, other):
+        each.size_bytes = 1_000_000_000
+    with stager._changed:
+        if is_running:
+            stager._running.add(cast("StagedFile", other))
+        stager._received = (received, time.monotonic() + 1000)
+        error = stager._too_late(cast("list[StagedFile]", missing))
+        stager._running.clear()
+    num_bytes = (4 + is_running) * 10**9
+    assert isinstance(error, NotStaged)
+    assert error.detail == (
+        f"4 shards of this answer (a, b, c ...) are being staged: {num_bytes} bytes are on their way, "
+        f"at {mb_per_second} MB/s about {num_bytes / mb_per_second / 1e6:.0f} s"
+    )
+    assert error.retry_after_seconds == seconds
 
 
 def test_who_waited_long_enough_is_told_the_rate_of_what_comes(stager: Stager) -> None:
@@ -266,6 +306,126 @@ def test_what_requests_wait_for_comes_before_what_is_planned(stager: Stager) -> 
     wait_until(lambda: all(each.is_cached for each in planned))
 
 
+def test_a_shard_that_takes_long_does_not_hold_up_the_next_ones(stager: Stager) -> None:
+    """The rate is that of all that has come since the first of them began."""
+    slow, next_one, later = Shard("a"), Shard("b"), Shard("c")
+    for each in (slow, later):
+        each.may_go_on.clear()
+    plan_for(stager, slow)
+    wait_until(lambda: slow.num_fetched == 1)
+    plan_for(stager, next_one)
+    wait_until(lambda: next_one.is_cached)
+    received, since = stager._received
+    assert (received, slow.is_cached) == (7, False)
+    slow.may_go_on.set()
+    wait_until(lambda: slow.is_cached and not stager._running)
+    began = time.monotonic()
+    assert since <= began
+    plan_for(stager, later)
+    wait_until(lambda: later.num_fetched == 1)
+    assert stager._received[0] == 0
+    assert began <= stager._received[1] <= time.monotonic()
+    later.may_go_on.set()
+
+
+def test_shards_are_fetched_while_others_are_still_being_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, never = Shard("a"), threading.Event()
+
+    class Planning:
+        """A rank whose steps take long to locate and have no end."""
+
+        next = 0
+
+        def locate(self, first: int) -> tuple[int, dict[StagedFile, int]]:
+            never.wait(0.01)
+            return 1, {}
+
+    def extend(planned: PlannedShards, *about: object) -> None:
+        planned._num_ranks[shards(file)[0]] = 1
+
+    monkeypatch.setattr(PlannedShards, "next_follower", lambda planned: Planning())
+    monkeypatch.setattr(PlannedShards, "extend", extend)
+    with Stager(Cache(tmp_path, 1000)):
+        wait_until(lambda: file.num_fetched == 1)
+
+
+def test_shards_are_written_out_when_nothing_is_fetched_or_after_five_seconds(stager: Stager) -> None:
+    running, old, young = Shard("a"), Shard("b"), Shard("c")
+    running.may_go_on.clear()
+    plan_for(stager, running)
+    wait_until(lambda: running.num_fetched == 1)
+    with stager._changed:
+        now = time.monotonic()
+        stager._unsynced.extend(zip(shards(old, young), (now - 5.1, now + 60), strict=True))
+    stager._tick()
+    wait_until(lambda: old.num_synced == 1)
+    assert young.num_synced == 0
+    with stager._changed:
+        stager._unsynced[0] = (shards(young)[0], now)
+    running.may_go_on.set()
+    wait_until(lambda: not stager._running)
+    stager._tick()
+    wait_until(lambda: young.num_synced == 1)
+    assert old.num_synced == 1
+
+
+def test_a_second_request_waits_for_room_as_the_first_does(stager: Stager) -> None:
+    file = Shard("a", *[CacheFull("no room")] * 2)
+    first = stager.want(shards(file), time.monotonic() + 60)
+    wait_until(lambda: file.num_fetched >= 1)
+    file.may_go_on.clear()
+    wait_until(lambda: shards(file)[0] in stager._failures)
+    second = stager.want(shards(file), time.monotonic() + 60)
+    assert first is not None
+    assert second is not None
+    assert not second.done()
+    file.may_go_on.set()
+    assert (first.result(20), second.result(20)) == (None, None)
+
+
+def test_a_plan_that_fits_is_checked_once(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[tuple[object, int]] = []
+
+    def check(bound: BoundPlan, limit_bytes: int) -> None:
+        checked.append((bound, limit_bytes))
+        if isinstance(bound, Large):
+            raise CacheTooSmall("too large")
+
+    class Plan:
+        pass
+
+    class Large(Plan):
+        pass
+
+    monkeypatch.setattr(staging, "check_working_set", check)
+    fitting, large = Plan(), Large()
+    for _ in range(3):
+        stager.check_order(cast("BoundPlan", fitting))
+        with pytest.raises(CacheTooSmall):
+            stager.check_order(cast("BoundPlan", large))
+    assert checked == [(fitting, 1000), *[(large, 1000)] * 3]
+
+
+def test_a_rank_that_asks_has_the_shards_of_its_next_steps_staged(tmp_path: Path) -> None:
+    names = ("a", "b", "c")
+    with (
+        WebServer({f"/{name}.bin": some_tokens(300).tobytes() for name in names}) as server,
+        Catalog.open(
+            [CorpusSpec.parse(f"{name}={server.url}/{name}.bin") for name in names], cache_dir=tmp_path
+        ) as catalog,
+        Stager(catalog.cache) as stager,
+    ):
+        mixture = dict.fromkeys(names, 1 / 3)
+        stage = Stage(global_batch_size=6, mixture=mixture)
+        bound = catalog.bind(Plan(seq_len=10, order="sequential", stages=(stage,)))
+        assert stager.num_staged == 0
+        stager.note(bound, step=0, count=1, rank=0, world_size=1)
+        wait_until(lambda: stager.num_staged == 3)
+        assert all(file is not None and file.is_cached for file in bound.staged)
+
+
 def test_what_is_planned_is_kept_written_out_and_fetched_again_if_it_was_removed(stager: Stager) -> None:
     file = Shard("a")
     plan_for(stager, file)
@@ -299,14 +459,17 @@ def test_what_nobody_reads_or_plans_for_is_unmapped(stager: Stager, monkeypatch:
 def test_closing_ends_its_threads_and_the_requests_that_wait(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     stager = Stager(Cache(tmp_path, 1000))
+    (thread,) = set(threading.enumerate()) - before
+    assert (thread.name, thread.daemon) == ("stager", True)  # a cache's disk that hangs keeps no process
     file = Shard("a", *[BlockingIOError()] * 1000)
     future = stager.want(shards(file), time.monotonic() + 60)
     assert future is not None
     wait_until(lambda: file.num_fetched > 0)
     for _ in range(2):
         stager.close()
-    with pytest.raises(NotStaged, match="the server is shutting down"):
+    with pytest.raises(NotStaged) as caught:
         future.result(0)
+    assert (caught.value.detail, caught.value.retry_after_seconds) == ("the server is shutting down", 1)
     assert set(threading.enumerate()) <= before
 
 

@@ -66,7 +66,25 @@ def test_the_npy_prefix_is_these_bytes() -> None:
         ("application/json;q=0", "raw"),
         (";;;,,,q=", "raw"),
         ("application/json;q=zero", "json"),
+        ("application/x-npy, application/json;q=zero", "npy"),
+        ("application/json;q=zero, application/x-npy", "json"),
+        ("application/x-npy;q=1, application/json", "npy"),
+        ("application/x-npy, application/json;q=5", "npy"),
+        ("application/x-npy;q=0.25, application/json; charset=utf-8; q=0.75", "json"),
+        ("application/json;q=-1", "raw"),
     ],
 )
 def test_negotiation(accept: str | None, expected: str) -> None:
     assert wire.negotiate(accept, "raw") == expected
+
+
+@pytest.mark.parametrize("default", wire.FORMATS)
+def test_where_no_type_is_known_the_format_is_the_default(default: wire.Format) -> None:
+    assert wire.negotiate(None, default) == wire.negotiate("image/png", default) == default
+
+
+@pytest.mark.parametrize(
+    ("seconds", "value"), [(0.0, "0.000"), (0.0123456, "12.346"), (1.5, "1500.000"), (0.0000004, "0.000")]
+)
+def test_timings_are_in_milliseconds(seconds: float, value: str) -> None:
+    assert wire.timing_value(seconds) == f"answer;dur={value}"

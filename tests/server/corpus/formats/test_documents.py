@@ -150,6 +150,14 @@ def test_every_flipped_bit_of_the_ends_is_found_by_reading_them(shard: Path) -> 
             assert "a.bin.documents" in (documents.find_problem() or "")
 
 
+def test_a_last_document_that_ends_elsewhere_is_refused(shard: Path) -> None:
+    whole = sidecar(shard).read_bytes()
+    for end in (5, 7, 2**40):
+        sidecar(shard).write_bytes(whole[:-8] + struct.pack("<Q", end))
+        with pytest.raises(UnreadableCorpus, match=f"its last document ends at token {end}, expected 6; run"):
+            opened(shard)
+
+
 def test_an_end_outside_its_neighbours_is_no_answer(shard: Path) -> None:
     with sidecar(shard).open("r+b") as file:
         file.seek(96)

@@ -76,6 +76,7 @@ TABLES = [
     ({"title": ["t"], "content": ["t"]}, " with text in 'content'", TEXT, " --text-field content"),
     ({"url": ["u"], "text": ["t"]}, " with text in 'text'", TEXT, ""),
     ({"story": ["t"]}, " with text in 'story'", TEXT, " --text-field story"),
+    ({"words": [["a", "b"]], "story": ["t"]}, " with text in 'story'", TEXT, " --text-field story"),
 ]
 
 

@@ -249,7 +249,7 @@ def test_a_document_beyond_the_data_is_an_error(tmp_path: Path, pointer: int) ->
 
 
 @pytest.mark.parametrize("count", [7, 8, 9, 10, 11])
-@pytest.mark.parametrize("wrong", [(), (2, 3), (4,), (5, 6), (6,), (8,), (9,), (3, 9)])
+@pytest.mark.parametrize("wrong", [(), (1, 3), (2, 3), (4,), (5, 6), (6,), (8,), (9,), (3, 9)])
 def test_reading_all_goes_on_from_one_chunk_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, wrong: tuple[int, ...]
 ) -> None:

@@ -29,8 +29,10 @@ def test_is_told_from_a_real_npy_file_by_its_content(tmp_path: Path) -> None:
 
 def test_documents_come_from_the_table_beside_it(tmp_path: Path) -> None:
     path = write(tmp_path, '0,3,"a, ""b""",s,1\r\n3,5,c,s,2\r\n5,5,d,s,3\r\n5,6,e,s,4\r\n')
-    done = index(spec(path))
+    seen: list[tuple[int, int]] = []
+    done = index(spec(path), progress=lambda count, total: seen.append((count, total)))
     assert (done.num_documents, done.shards[0].action, done.found_nowhere) == (4, "written", False)
+    assert (done.bytes_read, seen, done.shards[0].num_found) == (0, [(12, 12)], None)
     with open_corpus(path) as corpus:
         assert [corpus.document_range(n) for n in range(4)] == [(0, 3), (3, 5), (5, 5), (5, 6)]
 
@@ -49,6 +51,7 @@ def test_without_table_the_end_of_text_id_must_be_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
+        ("0,3\n3,4\n3,6\n", "behind token 0 does not begin where another ends"),
         ("0,3\n4,6\n", "behind token 0 does not begin where another ends"),
         ("1,6\n", "does not begin where another ends"),
         ("0,3\n3,2\n2,6\n", "does not begin where another ends"),

@@ -32,8 +32,8 @@ def test_refuses_a_broken_last_token(tmp_path: Path, num_bytes: int, dtype: str 
     with pytest.raises(UnreadableCorpus) as caught:
         recognise(tmp_path / "a.bin", dtype=dtype)
     assert caught.value.detail == (
-        f"{tmp_path / 'a.bin'}: {num_bytes} bytes are not a whole number of {dtype or 'uint16'} tokens; say its "
-        "dtype (uint8, uint16, uint32, int32), or copy it again if the copy was interrupted"
+        f"{tmp_path / 'a.bin'}: {num_bytes} bytes are not a whole number of {dtype or 'uint16'} tokens; "
+        "say its dtype (uint8, uint16, uint32, int32), or copy it again if the copy was interrupted"
     )
 
 

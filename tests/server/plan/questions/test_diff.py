@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.document import MAX_STEP
 from corpus_server.plan.questions.diff import (
     FieldChange,
+    RowComparison,
     StepChange,
     changed_fields,
     compare_rows,
@@ -288,10 +290,53 @@ def test_sources_in_another_order_of_first_use_are_the_same_rows() -> None:
     assert [change.step for change in compared.steps] == [0, 1, 2, 3, 4]
 
 
-def test_rows_of_another_length_all_differ() -> None:
-    compared = compare_rows(plan(stride=8), plan(stride=8, seq_len=9), SHARD_TOKENS, num_steps=2)
-    whole = [StepChange(step=k, plan_steps=(k, k), num_rows=4, rows=((0, 4),)) for k in range(2)]
-    assert list(compared.steps) == whole
+@pytest.mark.parametrize(
+    "options", [{}, {"num_steps": 2}, {"num_steps": 40}, {"num_steps": 9, "max_rows": 12}], ids=str
+)
+def test_rows_of_another_length_all_differ(options: dict[str, int]) -> None:
+    """Ten steps unless asked otherwise."""
+    compared = compare_rows(plan(stride=8), plan(stride=8, seq_len=9), SHARD_TOKENS, **options)
+    num_steps = min(options.get("num_steps", 10), options.get("max_rows", 160) // 4)
+    whole = [StepChange(step=k, plan_steps=(k, k), num_rows=4, rows=((0, 4),)) for k in range(num_steps)]
+    assert compared == RowComparison(equal_steps=0, compared_until=num_steps, steps=tuple(whole))
+    assert compared.first_step == 0
+
+
+def test_rows_that_only_one_plan_has_differ() -> None:
+    compared = compare_rows(plan(), plan(stage(WEB, 0, global_batch_size=6)), SHARD_TOKENS, num_steps=1)
+    change = StepChange(step=0, plan_steps=(0, 0), num_rows=2, rows=((4, 6),))
+    assert compared == RowComparison(equal_steps=0, compared_until=1, steps=(change,))
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "until"), [(1, 6), (4, 6), (5, 7), (8, 7), (99, 30), (100, 30), (101, 31), (10**4, 2505)]
+)
+def test_about_so_many_rows_are_compared(max_rows: int, until: int) -> None:
+    """From step 5 on, where the documents differ and the rows do not; steps have four rows."""
+    one, other = (plan(WEB, *more, order="random", stride=1) for more in ([], [stage(WEB, 5)]))
+    compared = compare_rows(one, other, SHARD_TOKENS, num_steps=2, max_rows=max_rows)
+    assert compared == RowComparison(equal_steps=5, compared_until=until, steps=())
+    assert compared.first_step is None
+
+
+def test_the_last_step_of_a_plan_is_compared() -> None:
+    one, other = (
+        plan(WEB, stage(WEB, MAX_STEP - 3), *more, order="random", stride=1)
+        for more in ([], [stage(WEB, MAX_STEP - 1)])
+    )
+    compared = compare_rows(one, other, SHARD_TOKENS, num_steps=2)
+    assert compared == RowComparison(equal_steps=MAX_STEP - 1, compared_until=MAX_STEP + 1, steps=())
+
+
+def test_rows_of_megatrons_order_are_not_compared() -> None:
+    order = {"megatron": {"num_samples": 100}}
+    later = plan(WEB, stage(WEB, 7, global_batch_size=2), order=order)
+    for one, other, equal in ((plan(order=order), later, 7), (plan(), later, 0), (later, plan(), 0)):
+        expected = RowComparison(equal_steps=equal, compared_until=equal, steps=())
+        assert compare_rows(one, other, SHARD_TOKENS) == expected
+    nothing = RowComparison(equal_steps=None, compared_until=None, steps=())
+    assert compare_rows(later, later, SHARD_TOKENS) == nothing
+    assert nothing.first_step is None
 
 
 def test_a_change_far_away_is_found_at_once() -> None:

@@ -164,9 +164,14 @@ def random_order() -> Case:
 
 
 def test_order_random_says_why_it_cannot() -> None:
-    with pytest.raises(InvalidParameter, match="with replacement") as caught:
+    with pytest.raises(InvalidParameter) as caught:
         look_up(random_order().sampler(), "web", 0, 1)
-    assert "shuffle or sequential" in f"{caught.value.accepted}"
+    assert caught.value.detail == (
+        "a plan with order 'random' cannot be looked up: it draws each row anew, with replacement, so a "
+        "token has no place in it"
+    )
+    found = caught.value.parameter, caught.value.accepted
+    assert found == ("plan", "plans with order shuffle or sequential")
 
 
 def test_a_range_of_too_many_windows_is_refused() -> None:
@@ -208,10 +213,54 @@ def test_ten_thousand_epochs_of_a_mixture_are_counted_and_the_first_rows_returne
     assert found.rows == look_up(sampler, "web", 4_001, 4_002, epochs=3).rows
 
 
-def test_rows_in_too_many_blocks_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match=r"blocks of the mixture.*lower limit") as caught:
-        look_up(mixed(10**6, 512), "web", 4_001, 4_002, epochs=10_000)
-    assert caught.value.parameter == "limit"
+def test_rows_in_too_many_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row in each of so many epochs, whose blocks are apart."""
+    assert lookup.MAX_BLOCKS == 4096
+    monkeypatch.setattr(lookup, "MAX_BLOCKS", 4)
+    sampler = mixed(10**6, 512)
+    assert len(look_up(sampler, "web", 4_001, 4_002, epochs=4).rows) == 4
+    with pytest.raises(InvalidParameter) as caught:
+        look_up(sampler, "web", 4_001, 4_002, epochs=10, limit=5)
+    assert caught.value.detail == (
+        "the rows lie in 5 blocks of the mixture, and a look-up computes at most 4; ask for fewer epochs or "
+        "a lower limit"
+    )
+    assert (caught.value.parameter, caught.value.received) == ("limit", 5)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "epochs", "windows", "pairs"),
+    [
+        (201, 208, 1, 2, 2 + 2 + 2),
+        (201, 208, 3, 2, 6 + 2 + 6),
+        (37, 46, 1, 3, 3 + 3 + 2),
+        (37, 46, 2, 3, 6 + 3 + 4),
+    ],
+)
+def test_windows_that_stand_in_for_others_are_bounded_too(
+    monkeypatch: pytest.MonkeyPatch, start: int, stop: int, epochs: int, windows: int, pairs: int
+) -> None:
+    """Of 100 windows the first ten are excluded, so that each other one stands in for one at most."""
+    stage = {"from_step": 0, "global_batch_size": 10, "mixture": {"web": 1}, "exclude": {"web": [[0, 40]]}}
+    sampler = Case({"seq_len": 4, "stages": [stage]}, {"web": [401]}).sampler()
+    expected = look_up(sampler, "web", start, stop, epochs=epochs)
+    monkeypatch.setattr(lookup, "MAX_PAIRS", pairs)
+    assert look_up(sampler, "web", start, stop, epochs=epochs) == expected
+    monkeypatch.setattr(lookup, "MAX_PAIRS", pairs - 1)
+    with pytest.raises(InvalidParameter) as caught:
+        look_up(sampler, "web", start, stop, epochs=epochs)
+    assert caught.value.detail == (
+        f"the range touches {windows} windows; times {epochs} epochs, and with the excluded windows that "
+        f"each stands in for, a look-up goes through at most {pairs - 1}; ask for fewer epochs or tokens"
+    )
+
+
+def test_a_plan_has_no_more_epochs_than_its_last_step_reaches() -> None:
+    stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
+    sampler = Case({"seq_len": 4, "stages": [stage]}, {"web": [4 * 2**10 + 1]}).sampler()
+    with pytest.raises(InvalidParameter) as caught:
+        look_up(sampler, "web", 1, 2, epochs=2**70)
+    assert (caught.value.parameter, caught.value.received) == ("epochs", 2**50 + 1)
 
 
 def test_a_look_up_comes_in_slices() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Sampler
+from corpus_server.plan.questions import usage as usage_module
 from corpus_server.plan.questions.slices import finish
-from corpus_server.plan.questions.usage import MAX_MIXED_SKIPS, Usage, usage_slices
+from corpus_server.plan.questions.usage import MAX_MIXED_SKIPS, SourceUsage, Usage, usage_slices
 from tests.plans import Case, small_plans
 from tests.reference import ReferencePlan
 
@@ -135,7 +136,66 @@ def test_too_many_skipped_ranges_of_a_mixture_are_refused_and_may_be_asked_for_i
     skip_steps = [[3 * k, 3 * k + 1] for k in range(MAX_MIXED_SKIPS + 1)]
     tokens = {"web": [10**9], "code": [10**9]}
     sampler = Case({"seq_len": 4, "stages": [stage], "skip_steps": skip_steps}, tokens).sampler()
-    with pytest.raises(InvalidParameter, match="2049 ranges of skipped steps") as caught:
+    with pytest.raises(InvalidParameter) as caught:
         usage_between(sampler, 0, 10**5)
-    assert "since=" in str(caught.value.remedy)
+    error = caught.value
+    assert error.detail == (
+        "2049 ranges of skipped steps lie between steps 0 and 100000 in stages with a mixture, and at most "
+        "2048 can be counted at once; ask for fewer steps with since="
+    )
+    assert (error.parameter, error.received) == ("step", 10**5)
+    assert error.remedy == "ask for parts with since= and add them up"
     assert usage_between(sampler, 4000, 10**5).skipped_steps == 48
+
+
+def test_skipped_ranges_of_a_mixture_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges in a stage of one source are not counted against it."""
+    alone = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
+    both = {"from_step": 30, "global_batch_size": 6, "mixture": {"web": 1, "code": 1}}
+    skip_steps = [[k, k + 1] for k in (0, 3, 6, 9, 12, 29, 32, 35)]
+    case = Case(
+        {"seq_len": 4, "stages": [alone, both], "skip_steps": skip_steps}, {"web": [401], "code": [401]}
+    )
+    monkeypatch.setattr(usage_module, "MAX_MIXED_SKIPS", 2)
+    assert usage_between(case.sampler(), 0, 50).skipped_steps == 8
+    more = case.with_fields(skip_steps=[*skip_steps, [38, 39]]).sampler()
+    with pytest.raises(InvalidParameter, match=r"^3 ranges of skipped steps"):
+        usage_between(more, 0, 50)
+
+
+def test_an_answer_of_two_sources() -> None:
+    """100 windows of web and 50 of code; each step has 3 windows, read as 6 rows."""
+    stages = [
+        {"from_step": 0, "global_batch_size": 3, "mixture": {"web": 1}},
+        {"from_step": 10, "global_batch_size": 6, "mixture": {"code": 1}, "seq_len": 2},
+    ]
+    document = {"seq_len": 4, "stages": stages, "skip_steps": [[4, 6], [12, 16]]}
+    sampler = Case(document, {"web": [401], "code": [201]}).sampler()
+    assert usage_between(sampler, 3, 20) == Usage(
+        plan_step=26,
+        sources={
+            "web": SourceUsage(rows=15, tokens=60, epochs=0.15),
+            "code": SourceUsage(rows=72, tokens=144, epochs=0.72),
+        },
+        skipped_steps=6,
+        skipped={
+            "web": SourceUsage(rows=6, tokens=24, epochs=0.06),
+            "code": SourceUsage(rows=24, tokens=48, epochs=0.24),
+        },
+    )
+    nothing = usage_between(sampler, 3, 3)
+    none = SourceUsage(rows=0, tokens=0, epochs=0.0)
+    assert nothing == Usage(
+        plan_step=3, sources={"web": none, "code": none}, skipped_steps=0, skipped={"web": none, "code": none}
+    )
+
+
+@pytest.mark.parametrize(("mixture", "slices"), [({"web": 1}, 2), ({"web": 1, "code": 1}, 6)], ids=str)
+def test_skipped_ranges_are_counted_in_slices(mixture: dict[str, int], slices: int) -> None:
+    """Of a mixture 64 at a time, their starts and their ends; of one source all at once."""
+    stage = {"from_step": 0, "global_batch_size": 512, "mixture": mixture}
+    skip_steps = [[3 * k, 3 * k + 1] for k in range(129)]
+    sampler = Case(
+        {"seq_len": 4, "stages": [stage], "skip_steps": skip_steps}, {name: [4001] for name in mixture}
+    ).sampler()
+    assert sum(1 for _ in usage_slices(sampler, 0, 1000)) == slices

@@ -1,0 +1,236 @@
+"""Plans in Megatron's order: what their tables take, how many steps they have, what is refused."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan import MegatronSampler, Plan, megatron
+from corpus_server.plan.megatron import ARRAYS, Table, build, check_size, check_used, num_shuffled
+from corpus_server.plan.streams import Sequences
+
+LENGTHS = {"a": [5, 3, 4], "b": [9, 0, 8, 7]}
+"""12 and 24 tokens: with a seq_len of 4, two and five samples an epoch."""
+FIRST = {"a": 0, "b": 12}
+
+
+def plan(
+    num_samples: int, stages: list[tuple[int, int]], skip_steps: list[list[int]] | None = None, **order: Any
+) -> Plan:
+    """A plan of both corpora, or of `a` alone, whose stages begin at steps and have batch sizes."""
+    mixture = dict(zip(order.get("blend", ["a"]), order.get("weights", [1]), strict=True))
+    document = {
+        "seq_len": 4,
+        "order": {"megatron": {"num_samples": num_samples, **order}},
+        "stages": [
+            {"from_step": step, "global_batch_size": size, "mixture": mixture} for step, size in stages
+        ],
+        "skip_steps": skip_steps or [],
+    }
+    return Plan.from_json(document)
+
+
+def both(num_samples: int, weights: list[float]) -> Plan:
+    return plan(num_samples, [(0, 1)], blend=["b", "a"], weights=weights)
+
+
+def sequences(made: Plan) -> dict[str, Sequences]:
+    found = {}
+    for name in made.sources:
+        starts = [*accumulate(LENGTHS[name], initial=FIRST[name] if len(made.sources) > 1 else 0)][:-1]
+        found[name] = Sequences(np.array(starts, dtype=np.int64), np.array(LENGTHS[name], dtype=np.int64))
+    return found
+
+
+def sampler(made: Plan) -> MegatronSampler:
+    table = build(made, sequences(made))
+    return MegatronSampler(made, {name: [sum(LENGTHS[name])] for name in made.sources}, table)
+
+
+@pytest.mark.parametrize(
+    ("made", "shuffled", "num_bytes"),
+    [
+        pytest.param(plan(6, [(0, 1)]), 9 + 8, 6 * 6 + 16 * 9 + 8 * 8, id="three epochs of a"),
+        # 0.005 more than half of 8 are 5 samples of each: two epochs of a, and one of b.
+        pytest.param(both(8, [1, 1]), 6 + 5 + 4 + 5, 6 * 8 + 16 * 10 + 8 * 10, id="both"),
+        # 2 and 6 wanted become 3 and 7: two epochs of each.
+        pytest.param(both(8, [3, 1]), 6 + 5 + 8 + 11, 6 * 8 + 16 * 14 + 8 * 16, id="more of b"),
+    ],
+)
+def test_a_table_has_a_size_that_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, made: Plan, shuffled: int, num_bytes: int
+) -> None:
+    """16 bytes a document of the streams, 8 a sample of them and 6 a sample of the run."""
+    found = sequences(made)
+    assert megatron.MAX_BYTES == 4 * 2**30
+    assert num_shuffled(made, found) == shuffled
+    monkeypatch.setattr(megatron, "MAX_BYTES", num_bytes)
+    check_size(made, found)
+    monkeypatch.setattr(megatron, "MAX_BYTES", num_bytes - 1)
+    with pytest.raises(InvalidPlan) as caught:
+        check_size(made, found)
+    num_samples = made.order.num_samples  # type: ignore[union-attr]
+    assert caught.value.detail == (
+        f"Megatron's tables of {num_samples} samples have {num_bytes} bytes, and a plan may have at most "
+        f"{num_bytes - 1}; order shuffle needs none"
+    )
+    assert (caught.value.parameter, caught.value.received) == ("order.megatron.num_samples", num_samples)
+
+
+@pytest.mark.parametrize(("lengths", "fits"), [([0], False), ([1, 0], False), ([1, 1], True), ([2], True)])
+def test_a_part_of_less_than_two_tokens_is_refused(lengths: list[int], fits: bool) -> None:
+    made = plan(3, [(0, 1)], split=[1, 1])
+    whole = np.array([*lengths, *[9] * len(lengths)], dtype=np.int64)
+    found = {"a": Sequences(np.zeros_like(whole), whole)}
+    if fits:
+        check_size(made, found)
+        return
+    with pytest.raises(InvalidPlan) as caught:
+        check_size(made, found)
+    assert caught.value.detail == "corpus 'a' has no documents in its part train of split [1.0, 1.0]"
+    assert (caught.value.parameter, caught.value.received) == ("order.megatron.split", [1.0, 1.0])
+
+
+def test_a_blend_that_takes_more_than_is_drawn_is_refused() -> None:
+    made, longer = both(8, [1, 1]), both(11, [1, 1])
+    table = build(made, sequences(made))
+    check_used(made, table)
+    check_used(made, Table(table.streams, build(both(10, [1, 1]), sequences(made)).blend))
+    with pytest.raises(InvalidPlan) as caught:
+        check_used(longer, Table(table.streams, build(longer, sequences(longer)).blend))
+    assert caught.value.detail == (
+        "the blend takes 6 samples of 'b', and Megatron draws 5; Megatron refuses this blend, too"
+    )
+    assert caught.value.parameter == "order.megatron.weights"
+
+
+def test_a_table_is_made_again_of_its_arrays() -> None:
+    table = build(both(8, [3, 1]), sequences(both(8, [3, 1])))
+    arrays = table.arrays()
+    assert tuple(arrays) == ARRAYS
+    again = Table.from_arrays(arrays).arrays()
+    assert all(again[name] is arrays[name] for name in ARRAYS)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "stages", "skip_steps", "num_steps"),
+    [
+        (12, [(0, 4)], [], 3),
+        (13, [(0, 4)], [], 3),
+        (3, [(0, 4)], [], 0),
+        (12, [(0, 4), (3, 2)], [], 3),
+        (13, [(0, 4), (3, 2)], [], 3),
+        (14, [(0, 4), (3, 2)], [], 4),
+        (11, [(0, 4), (3, 2)], [], 2),
+        (33, [(0, 4), (3, 2), (5, 8)], [], 7),
+        (15, [(0, 4), (3, 2), (5, 1)], [], 4),
+        (16, [(0, 4), (3, 2), (5, 1)], [], 5),
+        (17, [(0, 4), (3, 2), (5, 1)], [], 6),
+        (12, [(0, 4)], [[1, 2]], 2),
+        (12, [(0, 4)], [[2, 9]], 2),
+        (12, [(0, 4)], [[3, 9]], 3),
+    ],
+)
+def test_the_samples_of_a_run_make_whole_steps(
+    num_samples: int, stages: list[tuple[int, int]], skip_steps: list[list[int]], num_steps: int
+) -> None:
+    assert sampler(plan(num_samples, stages, skip_steps)).num_steps == num_steps
+
+
+@pytest.mark.parametrize(
+    ("step", "count", "accepted"),
+    [(3, 1, "at most 2"), (2, 2, "at most 1"), (0, 4, "none with this count"), (1, 3, "at most 0")],
+)
+def test_steps_beyond_the_samples_are_refused(step: int, count: int, accepted: str) -> None:
+    found = sampler(plan(13, [(0, 4)]))
+    assert found.check_part(2) == found.check_part(1, count=2) == found.check_part(0, count=3) == 4
+    assert found.check_part(2, rank=1, world_size=2) == 2
+    with pytest.raises(InvalidParameter) as caught:
+        found.check_part(step, count=count)
+    error = caught.value
+    assert error.detail == (
+        f"the plan's samples make 3 steps, and step {step} with count {count} ends beyond; give the loader "
+        "num_steps=3, or the plan a larger num_samples"
+    )
+    assert (error.parameter, error.received, error.accepted) == ("step", step, accepted)
+
+
+def test_a_row_has_no_one_place() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        sampler(plan(13, [(0, 4)])).locate(0)
+    assert caught.value.detail == (
+        "a row of order megatron joins pieces of several documents, so no shard and start token say where it "
+        "lies; ask for the tokens (in the client: without local_root)"
+    )
+    assert (caught.value.parameter, caught.value.accepted) == ("plan", "plans of another order")
+
+
+def test_samples_are_numbered_through_the_sources_and_counted_in_epochs() -> None:
+    made = both(20, [1, 1])
+    found, table = sampler(made), build(made, sequences(made))
+    assert made.sources == ("a", "b")
+    assert found.num_windows.tolist() == [2, 5]
+    for source, size in ((0, 2), (1, 5)):
+        first, last = table.streams.first_sample[source : source + 2].tolist()
+        windows, epochs = found.windows_at(source, np.arange(last - first, dtype="uint64"))
+        assert sorted(windows.tolist()) == list(range(first, last))
+        assert epochs.tolist() == [number // size for number in range(last - first)]
+    assert sampler(plan(1, [(0, 1)], split=[0, 1, 0], part="valid")).num_windows.tolist() == [2]
+
+
+def test_a_row_is_the_pieces_of_its_documents() -> None:
+    """Pieces of a step are those of its samples, in shards: over stages and skipped steps."""
+    made = plan(20, [(0, 2), (3, 4)], [[1, 2]], blend=["b", "a"], weights=[1, 1])
+    table = build(made, sequences(made))
+    shards = {"a": [12], "b": [9, 15]}
+    found = MegatronSampler(made, shards, table)
+    firsts = [0, 12, 21]
+    for step, first in ((0, 0), (1, 4), (2, 6), (3, 10)):
+        size = found.check_part(step)
+        pieces, borders = found.pieces(step, range(1, size))
+        sources = table.blend.sources[first + 1 : first + size].astype(np.intp)
+        positions = table.blend.positions[first + 1 : first + size].astype(np.int64)
+        samples = table.streams.samples[table.streams.first_sample[sources] + positions].astype(np.int64)
+        expected, expected_borders = table.streams.cut(sources, samples, 4)
+        assert [
+            [firsts[shard] + start, number] for shard, start, number in pieces.tolist()
+        ] == expected.tolist()
+        assert borders.tolist() == expected_borders.tolist()
+        located = found.locate_windows(samples.astype("uint64"))
+        assert located.tolist() == pieces[borders[:-1], :2].tolist()
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_a_look_up_goes_through_a_bounded_number_of_samples(source: int) -> None:
+    """Documents that a sample joins count once each."""
+    found = sampler(both(20, [1, 1]))
+
+    def touching(most: int) -> list[int]:
+        slices = found.positions_touching(source, 2, 11, epochs=9, most=most)
+        while True:
+            try:
+                next(slices)
+            except StopIteration as stopped:
+                return list(stopped.value.tolist())
+
+    refused = {}
+    most = 0
+    while True:
+        try:
+            positions = touching(most)
+            break
+        except InvalidParameter as error:
+            refused[most] = error
+            most += 1
+    assert positions == touching(10**6) == sorted(set(positions))
+    assert len(refused) == most >= len(positions) > 0
+    for number, error in refused.items():
+        assert error.detail == (
+            f"the range touches {most} samples, and a look-up goes through at most {number}; ask for fewer "
+            "tokens"
+        )
+        assert (error.parameter, error.received) == ("stop", 11)

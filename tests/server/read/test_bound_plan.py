@@ -1,0 +1,129 @@
+"""A plan over open corpora: what it says of itself, and whose tokens a step holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpus_server.catalog import Catalog
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.plan import Plan
+from corpus_server.read.bound_plan import BoundPlan
+from tests.corpora import some_tokens, write_npy, write_raw
+
+STAGES: list[dict[str, Any]] = [
+    {"from_step": 0, "global_batch_size": 8, "mixture": {"a": 3, "b": 1}},
+    {"from_step": 5, "global_batch_size": 4, "mixture": {"b": 1}, "exclude": {"b": [[0, 50]]}},
+]
+PLAN = Plan.from_json({"seq_len": 10, "seed": 1, "stages": STAGES, "skip_steps": [[1, 3]]})
+
+
+def plan_of(stage: dict[str, Any]) -> Plan:
+    return Plan.from_json({"seq_len": 10, "seed": 1, "stages": [{**stage, "from_step": 0}]})
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    folder = tmp_path_factory.mktemp("bound")
+    (folder / "a").mkdir()
+    write_raw(folder / "a" / "0.bin", some_tokens(501))
+    write_raw(folder / "a" / "1.bin", some_tokens(301))
+    write_npy(folder / "b.npy", some_tokens(201, dtype="uint32"), dtype="uint32")
+    specs = [CorpusSpec(name="a", path=folder / "a", eot=7), CorpusSpec(name="b", path=folder / "b.npy")]
+    with Catalog.open(specs) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def bound(catalog: Catalog) -> BoundPlan:
+    return catalog.bind(PLAN)
+
+
+def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> None:
+    fingerprints = bound.plan.fingerprints
+    shards = np.concatenate([bound.sampler.locate(step)[0][:, 0] for step in range(3)])
+    before_skips = bound.sampler.timeline.stages[1].positions.tolist()
+    assert sum(before_skips) == 5 * 8
+    assert all(
+        at >= rows for at, rows in zip(before_skips, ((shards < 2).sum(), (shards == 2).sum()), strict=True)
+    )
+    raw = {"format": "raw", "dtype": "uint16", "data_offset": 0, "corpus": "a"}
+    described = {
+        "sources": {
+            "a": {"num_windows": 80, "steps_per_epoch": 80 / 6, "fingerprint": fingerprints["a"], "eot": 7},
+            "b": {
+                "num_windows": 20,
+                "steps_per_epoch": 20 / 4,
+                "fingerprint": fingerprints["b"],
+                "eot": None,
+            },
+        },
+        "stages": [
+            {
+                "from_step": 0,
+                "first_step": 0,
+                "global_batch_size": 8,
+                "seq_len": 10,
+                "weights_65536": {"a": 49152, "b": 16384},
+                "positions": {"a": 0, "b": 0},
+                "excluded_windows": {},
+            },
+            {
+                "from_step": 5,
+                "first_step": 3,
+                "global_batch_size": 4,
+                "seq_len": 10,
+                "weights_65536": {"b": 65536},
+                "positions": dict(zip("ab", before_skips, strict=True)),
+                "excluded_windows": {"a": 0, "b": 5},
+            },
+        ],
+        "num_steps": None,
+        "dtype": "uint32",
+        "shards": [
+            {**raw, "name": "0.bin", "num_tokens": 501, "size_bytes": 1002},
+            {**raw, "name": "1.bin", "num_tokens": 301, "size_bytes": 602},
+            {
+                "corpus": "b",
+                "name": "b.npy",
+                "format": "npy",
+                "dtype": "uint32",
+                "data_offset": 128,
+                "num_tokens": 201,
+                "size_bytes": 932,
+            },
+        ],
+    }
+    assert bound.describe() == described
+    plan = json.loads(bound.plan.canonical_json)
+    assert json.loads(bound.to_json()) == {"id": bound.plan.id, "plan": plan, **described}
+
+
+def test_a_bound_plan_holds_the_shards_of_its_sources_only(catalog: Catalog) -> None:
+    bound = catalog.bind(plan_of(STAGES[1]))
+    assert [(name, shard.name) for name, shard in bound.shards] == [("b", "b.npy")]
+    assert (list(bound.corpora), bound.staged, bound.dtype) == (["b"], (None,), np.dtype("uint32"))
+
+
+def test_windows_are_read_ahead_unless_told_otherwise(bound: BoundPlan) -> None:
+    assert BoundPlan(bound.plan, bound.corpora).gatherer.reads_ahead is True
+    assert BoundPlan(bound.plan, bound.corpora, reads_ahead=False).gatherer.reads_ahead is False
+
+
+def test_the_memory_of_a_plan_grows_with_its_stages(catalog: Catalog, bound: BoundPlan) -> None:
+    alone = catalog.bind(plan_of(STAGES[0]))
+    assert alone.num_bytes == 8_000 + 1_500 + alone.sampler.num_bytes
+    assert bound.num_bytes == 8_000 + 2 * 1_500 + bound.sampler.num_bytes
+    assert bound.sampler.num_bytes > 0
+
+
+def test_all_steps_of_a_stage_hold_tokens_of_the_same_source(bound: BoundPlan) -> None:
+    first, second = bound.source_at(0), bound.source_at(5)
+    assert (first.plan_id, dict(first.shares)) == (bound.plan.id, {"a": 0.75, "b": 0.25})
+    assert (second.plan_id, dict(second.shares)) == (bound.plan.id, {"b": 1.0})
+    assert [bound.source_at(step) is first for step in (0, 2, 4, 5)] == [True, True, True, False]
+    assert bound.source_at(1000) is second

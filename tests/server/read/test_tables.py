@@ -1,0 +1,150 @@
+"""Tables of plans in Megatron's order: what makes room, and what is told when there is none to have.
+
+That they hold Megatron's rows is tested in `test_megatron_order`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corpus_server.catalog import Catalog
+from corpus_server.corpus.publish import publishing_folder
+from corpus_server.errors import FingerprintMismatch, Overloaded
+from corpus_server.plan import MegatronOrder, Plan
+from corpus_server.plan.megatron import ARRAYS
+from corpus_server.read import tables
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.tables import Tables
+from tests.megatron import THREE, document, specs
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    with Catalog.open(specs(THREE, tmp_path_factory.mktemp("corpora"))) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def bound(opened: Catalog) -> BoundPlan:
+    return opened.bind(Plan.from_json(document(THREE)))
+
+
+def plan_of(bound: BoundPlan, seed: int = 0, **fields: object) -> Plan:
+    """Return a plan with the fingerprints of its corpora."""
+    return replace(
+        Plan.from_json({**document(THREE), "seed": seed, **fields}), fingerprints=bound.plan.fingerprints
+    )
+
+
+@pytest.mark.parametrize(("bytes_less", "left"), [(0, [1, 2]), (1, [2])])
+def test_tables_that_fit_to_the_byte_are_kept_and_the_newest_always(
+    bound: BoundPlan, tmp_path: Path, bytes_less: int, left: list[int]
+) -> None:
+    folder = tmp_path / "state" / "megatron"  # made at need, with the folders above it
+    kept, paths = Tables(folder), []
+    for seed in range(2):
+        kept.bind(plan_of(bound, seed), bound.corpora)
+        (path,) = set(folder.iterdir()) - set(paths)
+        paths.append(path)
+        os.utime(path, (time.time() - 100 + seed,) * 2)
+    (folder / ".being-made").mkdir()
+    table_bytes = sum(file.stat().st_size for file in paths[0].iterdir())
+    Tables(folder, max_bytes=2 * table_bytes - bytes_less).bind(plan_of(bound, 2), bound.corpora)
+    (newest,) = set(folder.glob("[!.]*")) - set(paths)
+    paths.append(newest)
+    assert [number for number, path in enumerate(paths) if path.exists()] == left
+    assert (folder / ".being-made").exists()
+
+
+def test_a_table_is_used_again_and_noted_as_used(bound: BoundPlan, tmp_path: Path) -> None:
+    kept = Tables(tmp_path)
+    plan, made = kept.bind(plan_of(bound), bound.corpora)
+    (path,) = tmp_path.iterdir()
+    assert sorted(file.name for file in path.iterdir()) == sorted(f"{name}.npy" for name in ARRAYS)
+    files = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
+    os.utime(path, (1, 1))
+    again, mapped = kept.bind(plan, bound.corpora)
+    assert again == plan
+    assert path.stat().st_mtime > 1
+    assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == files
+    for name, array in made.arrays().items():
+        np.testing.assert_array_equal(mapped.arrays()[name], array)
+        assert type(mapped.arrays()[name]) is np.ndarray
+        assert not mapped.arrays()[name].flags.writeable
+
+
+@pytest.mark.parametrize("content", [b"damaged", b"", None], ids=["damaged", "empty", "a folder"])
+def test_a_damaged_table_is_built_again(
+    bound: BoundPlan, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
+) -> None:
+    kept = Tables(tmp_path)
+    _, made = kept.bind(plan_of(bound), bound.corpora)
+    (path,) = tmp_path.iterdir()
+    damaged = path / f"{ARRAYS[-1]}.npy"
+    damaged.unlink()
+    if content is None:
+        damaged.mkdir()
+    else:
+        damaged.write_bytes(content)
+    _, again = kept.bind(plan_of(bound), bound.corpora)
+    assert f"a damaged table is built again: {path}: " in caplog.text
+    assert damaged.is_file()
+    for name, array in made.arrays().items():
+        np.testing.assert_array_equal(again.arrays()[name], array)
+
+
+def test_stages_and_skips_do_not_make_another_table(bound: BoundPlan, tmp_path: Path) -> None:
+    kept = Tables(tmp_path)
+    stages = document(THREE, 3)["stages"]
+    for each in (plan_of(bound), plan_of(bound, stages=stages), plan_of(bound, skip_steps=[[0, 2]])):
+        kept.bind(each, bound.corpora)
+    assert len(list(tmp_path.iterdir())) == 1
+    kept.bind(plan_of(bound, 1), bound.corpora)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_without_a_folder_each_is_built_in_memory(bound: BoundPlan) -> None:
+    one, other = (Tables().bind(plan_of(bound), bound.corpora) for _ in range(2))
+    assert one[0] == other[0]
+    assert one[1] is not other[1]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["by a thread", "by a process"])
+def test_a_table_that_is_being_built_is_asked_for_again(
+    bound: BoundPlan, tmp_path: Path, elsewhere: bool
+) -> None:
+    kept = Tables(tmp_path)
+    kept.bind(plan_of(bound), bound.corpora)
+    (path,) = tmp_path.iterdir()
+    shutil.rmtree(path)
+    builder = publishing_folder(path) if elsewhere else kept._building
+    with builder, pytest.raises(Overloaded) as caught:
+        kept.bind(plan_of(bound), bound.corpora)
+    assert str(caught.value.detail) == "a table of Megatron's order is being built"
+    kept.bind(plan_of(bound), bound.corpora)
+
+
+def test_other_documents_than_the_plans_are_refused(
+    bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = Tables().bind(plan_of(bound), bound.corpora)
+    assert isinstance(plan.order, MegatronOrder)
+    said = dict(plan.order.documents)
+    assert sorted(said) == list(plan.sources)
+    monkeypatch.setattr(tables, "_digest", lambda *arrays: "0")
+    with pytest.raises(FingerprintMismatch) as caught:
+        Tables().bind(plan, bound.corpora)
+    assert caught.value.detail == (
+        "the documents of the plan's corpora are others than those that it was made for: the plan says "
+        f"{said}, this server {dict.fromkeys(said, 'xxh3-0')}"
+    )
+    assert caught.value.parameter == "order.megatron.documents"
+    assert caught.value.remedy == "serve the document indices that the plan was made for"
