@@ -71,7 +71,8 @@ def test_a_table_is_used_again_and_noted_as_used(bound: BoundPlan, tmp_path: Pat
     assert sorted(file.name for file in path.iterdir()) == sorted(f"{name}.npy" for name in ARRAYS)
     files = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
     os.utime(path, (1, 1))
-    again, mapped = kept.bind(plan, bound.corpora)
+    same = replace(plan, fingerprints=dict(reversed(plan.fingerprints.items())))
+    again, mapped = kept.bind(same, bound.corpora)
     assert again == plan
     assert path.stat().st_mtime > 1
     assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == files
