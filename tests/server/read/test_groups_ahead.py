@@ -42,6 +42,11 @@ def bind(catalog: Catalog, seed: int = 0, order: BoundedShuffle = ORDER) -> Boun
     return catalog.bind(Plan(seq_len=SEQ_LEN, seed=seed, order=order, stages=(stage,)))
 
 
+def shuffled(catalog: Catalog) -> BoundPlan:
+    """Return a plan without groups."""
+    return catalog.bind(Plan(seq_len=SEQ_LEN, stages=(Stage(global_batch_size=ROWS, mixture={"web": 1.0}),)))
+
+
 @pytest.fixture
 def bound(catalog: Catalog) -> BoundPlan:
     return bind(catalog)
@@ -387,6 +392,44 @@ def test_a_cold_plan_whose_groups_are_refused_is_logged_once(
     assert "its windows are read one by one instead" in warnings[0]
 
 
+def test_a_group_that_cannot_be_read_is_given_up_and_the_thread_goes_on(
+    catalog: Catalog, bound: BoundPlan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(groups_ahead, "_start_reading", fail)
+    monkeypatch.setattr(Shard, "is_resident", lambda shard, token: False)
+    asked: list[int] = []
+    prefetcher = Prefetcher(2**40, on_asked=asked.append)
+    prefetcher.note(bound, step=0, count=1, rows=ROWS, rank=0, world_size=1)
+    wait_until(lambda: "the disk is gone" in caplog.text)
+    other = shuffled(catalog)
+    other.gatherer.are_resident = lambda locations: False  # type: ignore[method-assign]
+    prefetcher.note(other, step=0, count=1, rows=ROWS, rank=0, world_size=1)
+    wait_until(lambda: bool(asked))
+    prefetcher.close()
+    assert caplog.text.count(f"reading ahead failed for plan {bound.plan.id}") == 1
+
+
+def test_what_came_in_for_a_catalogue_before_it_was_reloaded_is_dropped(
+    catalog: Catalog, bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, dropped = list[Shard](), list[Shard]()
+    monkeypatch.setattr(groups_ahead, "_start_reading", lambda shard, *part: reading.append(shard))
+    monkeypatch.setattr(Shard, "is_resident", lambda shard, token: False)
+    monkeypatch.setattr(Shard, "drop", lambda shard, *part: dropped.append(shard))
+    (corpus,) = bound.corpora.values()
+    with Catalog.open([CorpusSpec(name="web", path=corpus.shards[0].path.parent)]) as reloaded:
+        prefetcher = Prefetcher(2 * group_bytes(bound))
+        prefetcher.note(bound, step=0, count=1, rows=ROWS, rank=0, world_size=1)
+        wait_until(lambda: bool(reading))
+        prefetcher.note(bind(reloaded), step=0, count=1, rows=ROWS, rank=0, world_size=1)
+        wait_until(lambda: bool(dropped))
+        prefetcher.close()
+    assert set(map(id, dropped)) <= set(map(id, corpus.shards))
+
+
 def test_an_idle_plan_gives_its_budget_back(catalog: Catalog) -> None:
     readers = GroupReaders(group_bytes(bind(catalog)))
     assert readers.note(bind(catalog, 0), 0, 0.0)
@@ -425,8 +468,7 @@ def test_a_plan_that_is_bound_anew_is_read_anew(catalog: Catalog) -> None:
 
 
 def test_other_orders_have_no_groups(catalog: Catalog) -> None:
-    plan = Plan(seq_len=SEQ_LEN, stages=(Stage(global_batch_size=ROWS, mixture={"web": 1.0}),))
-    assert not GroupReaders(2**40).note(catalog.bind(plan), 0, 0.0)
+    assert not GroupReaders(2**40).note(shuffled(catalog), 0, 0.0)
 
 
 def test_the_extents_of_groups_hold_every_window_of_their_steps(bound: BoundPlan) -> None:

@@ -13,11 +13,13 @@ import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.plan import Plan, Stage
+from corpus_server.plan import BoundedShuffle, Plan, Stage
 from corpus_server.read import prefetch
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.groups_ahead import group_bytes
 from corpus_server.read.prefetch import Prefetcher
 from tests.corpora import some_tokens, write_raw
+from tests.megatron import THREE, document, specs
 from tests.pages import drop
 
 ROWS, SEQ_LEN = 16, 256
@@ -120,6 +122,37 @@ def test_a_sample_of_the_windows_tells_whether_they_are_resident(
         prefetcher.close()
     (windows,) = looked
     assert len(windows) == num_looks
+
+
+def test_the_budget_is_shared_with_the_groups_of_bounded_shuffles(bound: BoundPlan, corpus: Path) -> None:
+    """What groups take, others do not."""
+    num_bytes: list[int] = []
+    with Catalog.open([CorpusSpec(name="web", path=corpus)]) as catalog:
+        stage = Stage(global_batch_size=ROWS, mixture={"web": 1.0})
+        order = BoundedShuffle(block_windows=512, group_blocks=8)
+        grouped = catalog.bind(Plan(seq_len=SEQ_LEN, order=order, stages=(stage,)))
+        bound.gatherer.read_ahead = (  # type: ignore[method-assign]
+            lambda locations, length: num_bytes.append(2 * locations.shape[0] * length)
+        )
+        bound.gatherer.are_resident = lambda locations: False  # type: ignore[method-assign]
+        prefetcher = Prefetcher(BUDGET_BYTES + group_bytes(grouped))
+        for each in (grouped, bound):
+            prefetcher.note(each, step=0, count=1, rows=ROWS, rank=0, world_size=1)
+        expected = (1 + HORIZON) * ROWS * (SEQ_LEN + 1) * 2
+        wait_until(lambda: sum(num_bytes) >= expected)
+        prefetcher.close()
+    assert sum(num_bytes) == expected
+
+
+def test_rows_of_pieces_are_not_prefetched(tmp_path: Path) -> None:
+    asked: list[int] = []
+    with Catalog.open(specs(THREE, tmp_path)) as catalog:
+        bound = catalog.bind(Plan.from_json(document(THREE)))
+        prefetcher = Prefetcher(2**40, on_asked=asked.append)
+        prefetcher.note(bound, step=0, count=1, rows=4, rank=0, world_size=1)
+        assert not list(prefetcher._readers.bounds())
+        prefetcher.close()
+    assert asked == []
 
 
 def test_without_a_budget_there_is_no_thread(bound: BoundPlan) -> None:
