@@ -424,6 +424,7 @@ def test_refusal_to_lock_says_how_much_and_what_to_do(
     launched: list[tuple[str, list[str]]] = []
 
     def fail(size: int, *, device: torch.device) -> None:
+        assert size > 0  # of nothing nothing is launched
         launched.append((str(device), list(gpu.devices)))
         raise RuntimeError("CUDA error: out of memory")
 

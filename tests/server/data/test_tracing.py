@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -134,3 +135,15 @@ def test_what_waits_is_sent_before_the_end(monkeypatch: pytest.MonkeyPatch) -> N
         tracing.stop()
         assert sent.is_set()
     assert waits == [tracing.STOP_SECONDS]
+
+
+def test_a_package_that_is_missing_is_named_and_costs_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, module, None)
+    tracing.start()
+    assert not tracing.is_on()
+    (record,) = caplog.records
+    assert record.getMessage() == f"no traces: {module} is missing; pip install corpus-server[otel]"

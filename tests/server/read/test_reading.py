@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,7 @@ def test_windows_are_the_rows_of_a_rank_however_many_are_located_at_once(
     assert [shards[s][a : a + LENGTH].tolist() for s, a in located.tolist()] == expected.reshape(
         -1, LENGTH
     ).tolist()
+    assert list(reading.pieces()) == [[[shard, start, LENGTH]] for shard, start in located.tolist()]
 
 
 def test_the_rows_that_were_located_last_are_kept(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +138,33 @@ def test_pieces_of_any_size_are_the_whole(
     digest = xxhash.xxh3_64(b"prefix")
     assert len(list(hash_slices(reading, digest))) == len(sizes)
     assert digest.digest() == xxhash.xxh3_64(b"prefix" + expected).digest()
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda reading: (None for _ in map(len, read_pieces(reading))),
+        lambda reading: hash_slices(reading, xxhash.xxh3_64()),
+    ],
+    ids=["sent", "hashed"],
+)
+def test_a_piece_is_let_go_before_the_next_one_is_read(
+    opened: tuple[Corpus, Gatherer],
+    monkeypatch: pytest.MonkeyPatch,
+    take: Callable[[Reading], Iterator[None]],
+) -> None:
+    """Together they would take twice the memory, and twice the cache."""
+    monkeypatch.setattr(reading_module, "PIECE_BYTES", 1000)
+    arrays: list[weakref.ref[np.ndarray]] = []
+
+    class Noted(RangeReading):
+        def read(self, first: int, num_units: int) -> np.ndarray:
+            assert not any(array() is not None for array in arrays)
+            array = super().read(first, num_units).copy()
+            arrays.append(weakref.ref(array))
+            return array
+
+    assert len(list(take(Noted(*opened, start=0, stop=1000)))) == len(arrays) == 4
 
 
 def test_nothing_has_no_pieces(opened: tuple[Corpus, Gatherer]) -> None:
