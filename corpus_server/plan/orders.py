@@ -64,8 +64,10 @@ class MegatronOrder:
         if self.weights is not None or len(self.blend) > 1:
             size = len(self.blend)
             sizes = range(size, size + 1) if size else range(1, MAX_BLENDED + 1)
-            _require_shares("weights", self.weights, sizes, "numbers above 0, one for each corpus of blend")
-        _require_shares("split", self.split, range(1, len(PARTS) + 1), "1 to 3 numbers, not all 0")
+            accepted = "numbers above 0, one for each corpus of blend"
+            _require_shares("weights", self.weights, sizes, accepted, zeros=False)
+        sizes = range(1, len(PARTS) + 1)
+        _require_shares("split", self.split, sizes, "1 to 3 numbers, not all 0", zeros=True)
         if self.part not in PARTS:
             raise InvalidPlan.expected("order.megatron.part", f"one of {', '.join(PARTS)}", self.part)
         texts = self.documents.values() if isinstance(self.documents, Mapping) else [None]
@@ -107,11 +109,12 @@ def order_from_json(document: Mapping[str, Any]) -> BoundedShuffle | MegatronOrd
     raise InvalidPlan.expected("order", ORDERS_ACCEPTED, document)
 
 
-def _require_shares(name: str, value: Any, sizes: range, accepted: str) -> None:
-    """Refuse what is no list of finite numbers from 0 on with a finite sum above 0."""
+def _require_shares(name: str, value: Any, sizes: range, accepted: str, *, zeros: bool) -> None:
+    """Refuse what is no list of finite numbers from 0 on with a finite sum above 0; without `zeros`, a 0 too."""
     found = isinstance(value, Sequence) and len(value) in sizes
     found = found and all(isinstance(each, int | float) and each is not True for each in value)
-    if not found or min(value) < 0 or not 0 < sum(value) < inf:
+    found = found and min(value) >= 0 and (zeros or 0 not in value)
+    if not found or not 0 < sum(value) < inf:
         raise InvalidPlan.expected(f"order.megatron.{name}", f"a list of {accepted}", value)
 
 

@@ -76,6 +76,7 @@ BLEND = "a list of at most 1024 corpus names, each once"
         pytest.param({"weights": [True]}, "weights", WEIGHTS, id="weights-true"),
         pytest.param({"weights": [2, -1]}, "weights", WEIGHTS, id="weights-negative"),
         pytest.param({"weights": [0.0]}, "weights", WEIGHTS, id="weights-zero"),
+        pytest.param({"weights": [1.0, 0.0]}, "weights", WEIGHTS, id="weights-a-zero"),
         pytest.param({"weights": [float("inf")]}, "weights", WEIGHTS, id="weights-infinite"),
         pytest.param({"weights": [1e308, 1e308]}, "weights", WEIGHTS, id="weights-infinite-sum"),
         pytest.param({"weights": [float("nan")]}, "weights", WEIGHTS, id="weights-nan"),
