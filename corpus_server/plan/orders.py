@@ -110,7 +110,7 @@ def order_from_json(document: Mapping[str, Any]) -> BoundedShuffle | MegatronOrd
 
 
 def _require_shares(name: str, value: Any, sizes: range, accepted: str, *, zeros: bool) -> None:
-    """Refuse what is no list of finite numbers from 0 on with a finite sum above 0; without `zeros`, a 0 too."""
+    """Refuse what is no list of finite numbers from 0 on with a finite sum above 0; a 0 only if `zeros`."""
     found = isinstance(value, Sequence) and len(value) in sizes
     found = found and all(isinstance(each, int | float) and each is not True for each in value)
     found = found and min(value) >= 0 and (zeros or 0 not in value)
