@@ -221,6 +221,18 @@ def test_a_request_goes_on_when_all_its_shards_have_come(tmp_path: Path) -> None
         assert (stager.num_staged, received) == (2, [7, 7])
 
 
+def test_a_request_for_a_shard_is_not_kept_until_the_next_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_TICK_SECONDS", 600.0)
+    with Stager(Cache(tmp_path, 1000)) as stager:
+        for name in "abcde":  # a later one finds the thread waiting
+            future = stager.want(shards(Shard(name)), time.monotonic() + 60)
+            assert future is not None
+            assert future.result(20) is None
+            time.sleep(0.01)
+
+
 def test_a_copy_that_was_written_to_is_thrown_away_and_fetched_anew(stager: Stager) -> None:
     file = Shard("a")
     file.is_cached = file.is_changed = True
