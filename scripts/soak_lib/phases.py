@@ -121,9 +121,14 @@ def mixed_load(soak: Soak) -> Outcome:
             for work in (ask, ask, post, stall, stall):
                 load.add(work)
             time.sleep(soak.seconds)
+        with Watch(
+            server.worker_pids
+        ) as idle:  # what the heap keeps only for responses under way is free then
+            time.sleep(10)
         _conclude(outcome, load)
         outcome.lines += [
-            "Memory is that of the largest of two workers, without what it shares with files.",
+            "Memory is that of the largest of two workers, without what it shares with files; ten seconds "
+            f"after the load has gone {idle.samples[-1].memory / MIB:.1f} MiB.",
             "",
         ]
         outcome.lines += watch.table()
