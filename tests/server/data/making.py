@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import TypeVar
 
+from corpus_server.data.head import RequestHead
 from corpus_server.data.response import Response
 
 T = TypeVar("T")
@@ -19,6 +20,14 @@ def made(work: Generator[Future[None] | None, None, T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def made_twice(
+    ask: Callable[[RequestHead], Generator[Future[None] | None, None, Response]],
+) -> tuple[Response, Response]:
+    """Return the response to a GET, and to another one of a client that holds the first."""
+    first = made(ask(RequestHead("GET", b"/", {})))
+    return first, made(ask(RequestHead("GET", b"/", {"if-none-match": first.headers["ETag"]})))
 
 
 def body(response: Response) -> bytes:

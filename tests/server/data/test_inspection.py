@@ -32,7 +32,7 @@ from corpus_server.errors import AnswerTooLarge, InvalidParameter
 from corpus_server.settings import Settings
 from tests.corpora import write_megatron, write_raw
 from tests.reference import one_source
-from tests.server.data.making import body, made
+from tests.server.data.making import body, made, made_twice
 from tests.stores import WebServer
 
 SEQ_LEN, ROWS = 9, 6
@@ -282,8 +282,7 @@ def test_a_range_beyond_the_corpus_is_refused(service: Service) -> None:
 def test_an_answer_that_the_client_holds_is_not_made_again(
     service: Service, plan_id: str, ask: Callable[..., Any]
 ) -> None:
-    first = made(ask(service, plan_id, GET))
-    again = made(ask(service, plan_id, replace(GET, headers={"if-none-match": first.headers["ETag"]})))
+    first, again = made_twice(lambda request: ask(service, plan_id, request))
     assert (first.status, again.status, body(again)) == (200, 304, b"")
 
 

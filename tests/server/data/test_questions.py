@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from corpus_server.errors import AnswerTooLarge, InvalidParameter
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_megatron, write_raw
 from tests.reference import one_source
-from tests.server.data.making import body, made
+from tests.server.data.making import body, made, made_twice
 from tests.stores import WebServer
 
 SEQ_LEN, ROWS = 9, 6
@@ -142,8 +141,7 @@ def test_a_receipt_reads_at_most_so_many_bytes(
 def test_an_answer_that_the_client_holds_is_not_made_again(
     service: Service, plan_id: str, ask: Callable[..., Any]
 ) -> None:
-    first = made(ask(service, plan_id, GET))
-    again = made(ask(service, plan_id, replace(GET, headers={"if-none-match": first.headers["ETag"]})))
+    first, again = made_twice(lambda request: ask(service, plan_id, request))
     assert (first.status, again.status, body(again)) == (200, 304, b"")
 
 
