@@ -83,7 +83,8 @@ TRICKS = (
         name="the hottest thread first",
         patch=replace("corpus_server.data.hot_threads:HotThreads", ThreadPoolExecutor),
     ),
-    Trick(name="heap tuning", patch=replace("corpus_server.data.heap:keep_freed", lambda: False)),
+    Trick(name="heap tuning", patch=replace("corpus_server.data.heap:keep_freed", lambda: None)),
+    Trick(name="one heap for all threads", patch=replace("corpus_server.data.heap:MAX_HEAPS", 64)),
     Trick(name="reading ahead by plan", settings={"read_ahead_bytes": 0}),
     *(
         Trick(

@@ -1,4 +1,4 @@
-"""Memory of one piece after another comes from the process itself, not anew from the kernel."""
+"""Memory of one piece after another comes from the heap that all threads share, not anew from the kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from corpus_server.data.heap import KEPT_BYTES, TRIMMED_FROM_BYTES
+from corpus_server.data.heap import KEPT_BYTES, MAX_HEAPS, TRIMMED_FROM_BYTES
 from corpus_server.read.reading import PIECE_BYTES
 
 NUM_PIECES = 5
@@ -38,11 +38,41 @@ for prepare in (bool, keep_freed):
 print(*found)
 """
 
+_THREADS = """
+import ctypes, threading
+from corpus_server.data.heap import keep_freed
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
+def work():
+    kept = bytearray(10_000)  # a thread gets its heap with its first memory
+    started.wait()
+    over.wait()
+
+keep_freed()
+started, over = threading.Barrier(9), threading.Event()
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+started.wait()
+libc = ctypes.CDLL(None)
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+over.set()
+"""
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
+
+
+def _output_of(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
 def test_pieces_are_made_of_memory_that_is_there() -> None:
-    done = subprocess.run([sys.executable, "-c", _PIECES], capture_output=True, text=True, check=True)
-    without, kept = map(int, done.stdout.split())
+    without, kept = map(int, _output_of(_PIECES).split())
     assert without > 10_000
     assert kept < 100
     assert KEPT_BYTES < NUM_PIECES * PIECE_BYTES < TRIMMED_FROM_BYTES
+
+
+def test_threads_share_one_heap() -> None:
+    assert _output_of(_THREADS).count("<heap nr=") == MAX_HEAPS == 1
