@@ -4,8 +4,8 @@ Every piece is new memory. By default glibc returns most of it to the kernel whe
 again for the next piece: a page fault and a page to clear for every 4 KiB. Without them the p99 of paced
 workers is 1.24 times lower on an AMD EPYC; on an Intel Xeon it makes no difference that shows.
 
-By default each thread also has a heap of its own, and keeps there what it has freed. Under mixed load a
-worker then takes 88 MiB instead of 72, and grows for hours: now and then a piece reaches a part of a heap
+By default each thread also has a heap of its own, and keeps there what it has freed. After an hour of mixed
+load a worker then takes 83 MiB, not 72, and goes on growing: now and then a piece reaches a part of a heap
 that no piece has reached before.
 """
 
