@@ -121,9 +121,8 @@ def mixed_load(soak: Soak) -> Outcome:
             for work in (ask, ask, post, stall, stall):
                 load.add(work)
             time.sleep(soak.seconds)
-        with Watch(
-            server.worker_pids
-        ) as idle:  # what the heap keeps only for responses under way is free then
+        # What the heap keeps only for responses under way is free ten seconds later.
+        with Watch(server.worker_pids) as idle:
             time.sleep(10)
         _conclude(outcome, load)
         outcome.lines += [
