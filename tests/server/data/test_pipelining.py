@@ -310,6 +310,8 @@ def test_pairs_of_steps_are_answered_from_any_first_step(shared: Running) -> Non
 
 def test_a_slow_reader_is_served_and_a_stalled_one_dropped(shared: Running) -> None:
     """A reader that takes a little within each time-out gets everything, however long that takes."""
+    # Asked before the requests: making the rows takes a busy machine longer than the time-out.
+    right_bytes = len(shared.large.batch(0, LARGE_STEPS)) + 8
     with (
         RawConnection(shared.server, receive_buffer=4096) as stalled,
         RawConnection(shared.server, receive_buffer=65536) as slow,
@@ -318,7 +320,6 @@ def test_a_slow_reader_is_served_and_a_stalled_one_dropped(shared: Running) -> N
             each.send(shared.large.request(0, LARGE_STEPS))
         began = time.monotonic()
         # Never waits longer than a quarter of the time-out, and takes three time-outs altogether.
-        right_bytes = len(shared.large.batch(0, LARGE_STEPS)) + 8
         part = right_bytes // 12 + 1
         head = slow.socket.recv(1, 2)  # MSG_PEEK: wait for the first byte
         assert head == b"H"
