@@ -47,12 +47,11 @@ def render(folder: Path) -> list[Manifest]:
             each for each in found if names(each) == (patch["target"]["kind"], patch["target"]["name"])
         )
         for change in yaml.safe_load(patch["patch"]):
-            assert change["op"] == "replace"
             *way, last = change["path"].strip("/").split("/")
             place = target
             for step in way:
                 place = place[step]
-            assert last in place, change
+            assert change["op"] == ("replace" if last in place else "add"), change
             place[last] = change["value"]
     for kind in ("ConfigMap", "Secret"):
         for made in kustomization.get(f"{kind[0].lower()}{kind[1:]}Generator", ()):

@@ -118,6 +118,8 @@ def test_selectors_ports_and_targets_match(variant: str) -> None:
     ((served,), (allowed,)) = service["spec"]["ports"], network["ingress"][0]["ports"]
     assert served["targetPort"] == allowed["port"] == port["name"]
     assert served["port"] == port["containerPort"]
+    assert network["policyTypes"] == ["Ingress", "Egress"]
+    assert ("egress" in network) == (variant == "staged")  # where there is no list, nothing may leave
     client, _ = network["ingress"][0]["from"]
     assert client["podSelector"]["matchLabels"].items() <= pod_of(JOB)["metadata"]["labels"].items()
     if variant == "mounted":
