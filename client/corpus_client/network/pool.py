@@ -195,7 +195,7 @@ class Pool:
                 raise Stopped
             self._last_error, self._last_failure = error, named(replica, error)
             for connection in list(replica.connections):
-                if not connection.num_waiting:
+                if not connection.num_in_flight:
                     self.discard(replica, connection)  # the same restart broke it, in all likelihood
             if isinstance(error, errors.UnknownPlan | errors.AnswerCorrupt):
                 replica.plan_in_doubt = True  # a wrong plan header: posting the plan tells chance from error
@@ -205,14 +205,15 @@ class Pool:
             elif not (isinstance(error, errors.ConnectionFailed) and error.stale):
                 delay = replica.leave_alone(error, time.monotonic())
                 # From the first failure on, then ever more rarely. Of a name's addresses one may be out of
-                # reach for good (IPv6, say); that is no news while another one works.
-                spare = any(
+                # reach for good (IPv6, say); that is no news while another one works. Nor is a new replica
+                # that does not know the plan yet: the plan is posted to it next.
+                no_news = (isinstance(error, errors.UnknownPlan) and replica.num_failures == 1) or any(
                     each.endpoint.url == replica.endpoint.url and not each.num_failures
                     for each in self._replicas
                 )
                 if replica.num_failures & (replica.num_failures - 1) == 0:
                     log.log(
-                        logging.INFO if spare else level,
+                        logging.INFO if no_news else level,
                         "%s; failure %d in a row, left alone for %.2f s",
                         *(named(replica, error), replica.num_failures, delay),
                     )

@@ -90,7 +90,7 @@ class Replica:
     def connection(self, *, idle: bool) -> Connection | None:
         """Return an open connection. idle: no other answer may come before that of the next request."""
         eligible = self.connections if idle else self.connections[-1:]
-        found = (each for each in reversed(eligible) if each.usable and not (idle and each.num_waiting))
+        found = (each for each in reversed(eligible) if each.usable and not (idle and each.num_in_flight))
         return next(found, None)
 
     def cost(self, now: float) -> tuple[bool, float, int, int]:

@@ -204,17 +204,19 @@ class Replicas(AbstractContextManager["Replicas"]):
     def _send(self, request: ArrayRequest, replica: Replica, connection: Connection) -> list[_Attempt]:
         """Put the request on the wire; return its attempt, or nothing if that failed."""
         now = time.monotonic()
+        attempts = [_Attempt(replica, connection, now, now)]
+        self._num_sent += 1
+        with self._pool.changed:
+            # Before it is sent: from here on no other thread closes the connection.
+            replica.last_used = self._num_sent
+            replica.num_in_flight += 1
+            connection.num_in_flight += 1
         try:
             connection.send(request.path, deadline=now + self.network.attempt_seconds)
         except (errors.TransportError, errors.ReplicaUnusable) as error:
-            self._pool.discard(replica, connection)
+            self._end(attempts, attempts[0])
             self._pool.failed(replica, error)
-            return []
-        self._num_sent += 1
-        with self._pool.changed:
-            replica.last_used = self._num_sent
-            replica.num_in_flight += 1
-        return [_Attempt(replica, connection, now, now)]
+        return attempts
 
     def _first_to_answer(
         self, request: ArrayRequest, attempts: list[_Attempt], deadline: float
@@ -267,7 +269,8 @@ class Replicas(AbstractContextManager["Replicas"]):
         replica, connection = attempt.replica, attempt.connection
         with self._pool.changed:
             replica.num_in_flight -= 1
-            superseded = not connection.num_waiting and connection not in replica.connections[-1:]
+            connection.num_in_flight -= 1
+            superseded = not connection.num_in_flight and connection not in replica.connections[-1:]
             if superseded or not connection.usable:
                 self._pool.discard(replica, connection)
 

@@ -50,7 +50,9 @@ class Connection:
     """One keep-alive connection; answers come in the order of the requests.
 
     Everything but `abort` belongs to one thread at a time. After any error but `ServerError` the connection
-    is closed, for good, and what else was on it is lost. `num_waiting` requests have no answer yet.
+    is closed, for good, and what else was on it is lost.
+
+    `num_in_flight` is the pool's, under its lock: while it is not 0, a thread uses the connection.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Connection:
         self._num_answers = 0
         self._received = bytearray()  # of the next answer: it came with the one before, or with `peek`
         self.usable = True  # opened by the first request
-        self.num_waiting = 0
+        self.num_in_flight = 0
         self._id_prefix, self._num_named = secrets.token_hex(6), 0
         self._sent: deque[SentRequest] = deque()  # oldest first
 
@@ -107,7 +109,6 @@ class Connection:
             self._open_socket.sendall(head + wire.header_lines(sent.headers()) + b"\r\n")
         except OSError as error:
             raise self._failed(error, stale=self._num_answers > 0) from error
-        self.num_waiting += 1
 
     def peek(self) -> bool:
         """Return whether something of the next answer came, or the connection ended; never block."""
@@ -146,7 +147,6 @@ class Connection:
             progress_seconds: longest wait for the next byte, instead of the network's.
         """
         self._stopwatch.enter("answer")
-        self.num_waiting -= 1
         sent = self._sent.popleft()
         self._progress_seconds = progress_seconds or self._network.progress_seconds
         silent = True
@@ -165,7 +165,7 @@ class Connection:
                     tail = bytearray(wire.TAIL_BYTES)
                     self._fill(memoryview(tail), deadline)
                     wire.check_tail(digest, bytes(tail))
-                if self._received and not self.num_waiting:
+                if self._received and not self._sent:
                     raise errors.AnswerCorrupt("the body must end where the headers say, more came")
                 self._stopwatch.enter("host")
         except errors.AnswerCorrupt as error:
@@ -286,7 +286,7 @@ class Connection:
         body = memoryview(bytearray(min(num_bytes, MAX_ERROR_BYTES)))
         self._fill(body, deadline)
         self._close_if_asked(headers)
-        if not is_plain or num_bytes > len(body) or self.num_waiting:
+        if not is_plain or num_bytes > len(body) or self._sent:
             self.close()
         return wire.error_from_answer(status, headers, bytes(body))
 

@@ -13,8 +13,9 @@ import socket
 import struct
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from types import SimpleNamespace
@@ -23,10 +24,16 @@ from typing import Any, Protocol
 import pytest
 
 from corpus_client.network import pool, replicas, transport
+from corpus_client.network.endpoint import Address, Endpoint
 from corpus_client.staging import fetcher
 
+PORT = 8000
 START_SECONDS = 1000.0
 ROUND_TRIP_SECONDS = 0.0002
+SEND_SECONDS = 1e-4
+LOOK_UP_SECONDS = 0.001
+BETWEEN_LOOK_UPS_SECONDS = 0.05
+"""So that a run of seconds sees hundreds."""
 TICK_SECONDS = 1e-7
 """Seconds that asking for the time takes; without it, a loop that only asks for the time would never end."""
 
@@ -57,6 +64,7 @@ class World:
 
     Attributes:
         peers: servers by address.
+        listed: returns the addresses that a name has now; else those of all peers.
         num_open, most_open: sockets that are open, and the most that were.
         num_sockets: that were opened altogether.
         num_attempts: to connect, by address.
@@ -67,17 +75,23 @@ class World:
         self.now = START_SECONDS
         self.random = random.Random(seed)
         self.peers: dict[str, Peer] = {}
+        self.listed: Callable[[], Collection[str]] = lambda: self.peers
         self.num_open = self.most_open = self.num_sockets = self.num_threads = 0
         self.num_attempts: Counter[str] = Counter()
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, _Task]] = []
         self._main = self.running = _Task()
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
 
     def monotonic(self) -> float:
         """Return the time."""
         self.now += TICK_SECONDS
         return self.now
+
+    def look_up(self) -> list[Address]:
+        """Return the addresses of the only name that there is."""
+        self.wait_until(self.now + LOOK_UP_SECONDS)
+        return [(socket.AF_INET, (address, PORT)) for address in self.listed()]
 
     def wait_until(self, when: float) -> None:
         """Let the others run until then, or until `wake` is called for this thread."""
@@ -98,7 +112,7 @@ class World:
             try:
                 target()
             except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
-                self._failure = error
+                self.failure = error
             self.num_threads -= 1
             self._pass_on(None)
 
@@ -122,9 +136,9 @@ class World:
             when, entry, task = heappop(self._due)
             if task.entry == entry:
                 break
-        if when == inf and self._failure is None:
-            self._failure = AssertionError("a deadlock: every thread waits for ever")
-        if self._failure is not None:
+        if when == inf and self.failure is None:
+            self.failure = AssertionError("a deadlock: every thread waits for ever")
+        if self.failure is not None:
             task = self._main
         else:
             self.now = max(self.now, when)
@@ -133,8 +147,8 @@ class World:
             task.turn.release()
             if me is not None:
                 me.turn.acquire()
-        if self._failure is not None and me is self._main:
-            raise self._failure
+        if self.failure is not None and me is self._main:
+            raise self.failure
 
 
 class Condition:
@@ -188,7 +202,7 @@ class Socket:
         self._free_at = 0.0  # when the answer before is out
         self._ends_at, self._reset = inf, False
         self._shut = self._closed = False
-        self._reader: _Task | None = None
+        self._user: _Task | None = None
         self._number = self.world.num_sockets
         self.by_number[self._number] = self
         self.world.num_sockets += 1
@@ -223,7 +237,7 @@ class Socket:
         self._ends_at, self._reset = peer.breaks_at(world.now), True
 
     def sendall(self, data: bytes) -> None:
-        self.world.now += 1e-5
+        self._sleep(self.world.now + SEND_SECONDS)
         if self._shut or self.world.now >= self._ends_at:
             raise BrokenPipeError("the other side has closed the connection")
         assert self._peer is not None
@@ -267,19 +281,22 @@ class Socket:
 
     def shutdown(self, _: int) -> None:
         self._shut = True
-        if self._reader is not None:
-            self.world.wake(self._reader)
+        if self._user is not None:
+            self.world.wake(self._user)
 
     def close(self) -> None:
+        if self._user not in (None, self.world.running):
+            # The kernel may give the number of a closed socket to the next one: the user would read that one.
+            self.world.failure = AssertionError("a socket was closed under the thread that uses it")
         if not self._closed:
             self._closed = self._shut = True
             self.world.num_open -= 1
             del self.by_number[self._number]
 
     def _sleep(self, until: float) -> None:
-        self._reader = self.world.running
+        self._user = self.world.running
         self.world.wait_until(until)
-        self._reader = None
+        self._user = None
 
 
 class Poll:
@@ -319,4 +336,8 @@ def simulated(world: World, control_plane: Callable[..., Any]) -> Iterator[None]
         patch.setattr(pool, "threading", threads)
         patch.setattr(fetcher, "threading", threads)
         patch.setattr(pool, "ControlPlane", control_plane)
+        patch.setattr(pool, "LOOKUP_SECONDS", BETWEEN_LOOK_UPS_SECONDS)
+        patch.setattr(
+            Endpoint, "resolve", lambda name: [replace(name, address=each) for each in world.look_up()]
+        )
         yield

@@ -43,7 +43,7 @@ def connected(replica: Replica, *waiting: int) -> list[Connection]:
     """Give a replica connections with so many answers to come."""
     for number in waiting:
         connection = Connection(replica.endpoint)
-        connection.num_waiting = number
+        connection.num_in_flight = number
         replica.connections.append(connection)
     return list(replica.connections)
 
@@ -107,6 +107,7 @@ def test_a_connection_whose_place_was_taken_is_closed_behind_its_last_answer(
     replica, _ = pool._replicas
     old = connected(replica, *waiting)[0]
     replica.num_in_flight = 1
+    old.num_in_flight += 1
     attempts = [_Attempt(replica, old, 0.0, 0.0)]
     replicas._end(attempts, attempts[0])
     assert (attempts, len(replica.connections), old.usable) == ([], left, left == len(waiting))
@@ -153,7 +154,7 @@ def test_a_busy_server_gets_another_connection_only_where_no_other_is_idle(pool:
     connected(idle, 0)
     assert pool.ready(idle=True) == (idle, idle.connections[0])
     pool.run.assert_not_called()
-    idle.connections[0].num_waiting = 1
+    idle.connections[0].num_in_flight = 1
     for _ in range(2):  # once is enough
         assert pool.ready(idle=True) is None
         assert [call.args[1] for call in pool.run.call_args_list] == [busy, idle]
@@ -271,6 +272,17 @@ def test_one_of_a_names_addresses_that_fails_is_no_news_while_another_works(
         "silent; failure 1 in a row",
         "silent; failure 2 in a row",
     ]
+
+
+def test_that_a_new_replica_has_not_seen_the_plan_is_no_news(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told the plan next; that it forgets it again and again is a mistake."""
+    replica, _ = pool._replicas
+    with caplog.at_level(logging.INFO, "corpus_client"):
+        for _ in range(2):
+            pool.failed(replica, errors.UnknownPlan("forgotten", status=404))
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 
 def test_only_an_error_of_the_server_lacks_its_name(pool: Pool) -> None:

@@ -124,16 +124,16 @@ def test_the_earliest_answer_is_cheapest_and_a_failing_replica_last() -> None:
 def test_a_request_that_may_wait_its_turn_goes_on_the_newest_connection_or_a_new_one() -> None:
     """An older one is only there for the answers that are still on their way on it."""
     asked = replica()
-    older, newest = Mock(usable=True, num_waiting=0), Mock(usable=True, num_waiting=1)
+    older, newest = Mock(usable=True, num_in_flight=0), Mock(usable=True, num_in_flight=1)
     asked.connections = [older, newest]
     assert asked.connection(idle=False) is newest
     assert asked.connection(idle=True) is older
-    newest.num_waiting = 0
+    newest.num_in_flight = 0
     assert asked.connection(idle=True) is newest
     newest.usable = False
     assert asked.connection(idle=False) is None
     assert asked.connection(idle=True) is older
-    older.num_waiting = 1
+    older.num_in_flight = 1
     assert asked.connection(idle=True) is None
     asked.connections = [older]
     assert asked.connection(idle=False) is older

@@ -51,10 +51,10 @@ def pair() -> Iterator[Replicas]:
         yield replicas
 
 
-def connected(replica: Replica, num_waiting: int = 0) -> Connection:
+def connected(replica: Replica, num_in_flight: int = 0) -> Connection:
     """Give a replica a connection with so many answers to come."""
     connection = Connection(replica.endpoint)
-    connection.num_waiting = num_waiting
+    connection.num_in_flight = num_in_flight
     replica.connections.append(connection)
     return connection
 
@@ -176,6 +176,29 @@ def test_while_a_failure_is_waited_out_the_phase_is_retry(
         assert stopwatch.num_retries == 1
     (record,) = caplog.records
     assert record.getMessage().startswith(f"{server.url}: it broke; failure 1 in a row, left alone for 0.0")
+
+
+@pytest.mark.parametrize("moment", ["request_line", "read_head"], ids=["sending", "receiving"])
+def test_a_failure_elsewhere_does_not_close_a_connection_in_use(
+    server: ReferenceServer, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A further connection to the same server fails in the background, say."""
+    plan = bound(server)
+    with Replicas([server.url], plan=plan) as replicas:
+        (replica,) = replicas._pool.live()
+        ordinary = getattr(wire, moment)
+
+        def meanwhile(*arguments: Any) -> Any:
+            monkeypatch.setattr(wire, moment, ordinary)
+            replicas._pool.failed(replica, errors.ConnectionFailed("no answer"))
+            return ordinary(*arguments)
+
+        monkeypatch.setattr(wire, moment, meanwhile)
+        exchange = replicas.begin(batch(plan))
+        assert len(exchange.attempts) == 1
+        replicas.finish(exchange, buffer())
+        assert replicas.stopwatch.num_retries == 0
+        assert (replica.num_in_flight, len(replica.connections)) == (0, 1)
 
 
 def test_a_request_does_not_go_behind_another_one_where_it_would_wait_its_turn(

@@ -6,7 +6,7 @@ import logging
 import random
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -25,7 +25,7 @@ from corpus_client.plan.requests import StepRequests
 from corpus_client.plan.schedule import StepRange
 from corpus_client.staging.fetcher import FetchRange, Filled, SlotQueues, fetch
 from corpus_client.staging.slots import Slot
-from tests.client.network.simulation import START_SECONDS, Socket, World, simulated
+from tests.client.network.simulation import PORT, START_SECONDS, Socket, World, simulated
 
 PLAN_ID = 64 * "a"
 PLAN = BoundPlan(plan_id=PLAN_ID, document={}, dtype="uint16", shards=(), stages=(), eot_id=None)
@@ -295,6 +295,9 @@ class Run:
         )
         self.steps_per_slot = draw.choice((1, 2, 8))
         self.step_seconds = draw.choice((0.0, 0.0, 0.001, 0.02))  # of the training loop
+        self.by_name = draw.random() < 0.5  # instead of by the address of each
+        self.num_listings = 0
+        world.listed = self._listed
         self.num_batches = num_batches
         self.step = self.num_errors = self.num_retries = self.num_hedges = 0
         self.longest = 0.0
@@ -321,8 +324,8 @@ class Run:
 
     def _fetch_until_error(self) -> None:
         world, network = self.world, self.network
-        urls = [f"http://{address}:8000" for address in world.peers]
-        replicas = Replicas(urls, network, plan=PLAN)
+        hosts = ["corpus"] if self.by_name else world.peers
+        replicas = Replicas([f"http://{host}:{PORT}" for host in hosts], network, plan=PLAN)
         filler = TimedFiller(replicas, PLAN)
         filler.world = world
         slot_bytes = self.steps_per_slot * STEP_BYTES
@@ -356,6 +359,12 @@ class Run:
         assert filler.longest <= 1.1 * limit + 0.1, f"waited for {filler.longest:.2f} s, not {limit:g}"
         assert world.most_open <= (network.in_flight + 1) * len(self.servers), f"{world.most_open} sockets"
 
+    def _listed(self) -> Collection[str]:
+        """Return what the name stands for: replicas come and go, the first is always there."""
+        self.num_listings += 1
+        first, *others = self.world.peers
+        return [first, *(each for each in others if self.healed or self.world.random.random() < 0.5)]
+
     def _take(self, filled: Filled) -> None:
         """Check a slot as the training loop would use it."""
         assert filled.start_step == self.step, f"step {filled.start_step} came for {self.step}"
@@ -375,7 +384,7 @@ class Run:
         num_faults = sum(each.num_faults + each.num_restarts for each in self.servers)
         for address, attempts in self.world.num_attempts.items():
             # A request that failed elsewhere may need a second connection here.
-            reasons = num_faults + self.num_hedges + 8 * (1 + self.num_errors)
+            reasons = num_faults + self.num_hedges + self.num_listings + 8 * (1 + self.num_errors)
             allowed = 4 * reasons + 2 * seconds / BACKOFF_LAST_SECONDS
             assert attempts <= allowed, (
                 f"{address} was connected to {attempts} times in {seconds:.0f} s, "
