@@ -5,14 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+from collections import Counter
 from itertools import cycle
-from pathlib import Path
 
 from scripts.processes import ROOT
-from tests.serving import RunningServer
 
 CORPUS = "train"
-PORT = 8000
+URL = "http://127.0.0.1:8000"
 TOKEN = ROOT / "docker" / "secrets" / "training.token"
 SECONDS_BETWEEN_KILLS = 5.0
 
@@ -31,25 +30,18 @@ def why_not() -> str | None:
     return None if is_up else "docker/compose.yaml is not up; its first lines say how to start it"
 
 
-def proxy(folder: Path) -> RunningServer:
-    """Return the proxy, to be asked like a server of the tests; it is not ours to start or end."""
-    found = RunningServer({}, folder)
-    found.port = PORT
-    return found
-
-
-def kill_in_turn(seconds: float) -> int:
+def disturb(seconds: float) -> Counter[str]:
     """Kill one replica after the other and start it again; return how many kills there were."""
-    end, num_kills = time.monotonic() + seconds, 0
+    end, done = time.monotonic() + seconds, Counter[str]()
     for replica in cycle(_replicas()):
         if time.monotonic() > end:
             break
         began = time.monotonic()
         _docker("kill", replica)
         _docker("start", replica)
-        num_kills += 1
+        done["kills, each followed by a start"] += 1
         time.sleep(max(0.0, SECONDS_BETWEEN_KILLS - (time.monotonic() - began)))
-    return num_kills
+    return done
 
 
 def _replicas() -> list[str]:

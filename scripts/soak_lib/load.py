@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import httpx
 import numpy as np
 
 from corpus_client import errors
 from tests.loaders import open_loader
-from tests.serving import RunningServer
 
 NUM_ROWS = 64
 NUM_STEPS = 500
@@ -29,15 +29,16 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def right_tokens(server: RunningServer, corpus: str = "web", token: str | None = None) -> np.ndarray:
+def right_tokens(url: str, corpus: str = "web", token: str | None = None) -> np.ndarray:
     """Return what the loaders must get: `(NUM_STEPS, NUM_ROWS, seq_len + 1)`."""
     parts = []
     headers = None if token is None else {"Authorization": f"Bearer {token}"}
     query = {**PLAN, "corpus": corpus, "batch_size": NUM_ROWS}
     for step in range(0, NUM_STEPS, 20):
-        answer = server.get("/v1/batches", headers=headers, **query, step=step, count=20)
-        assert answer.status == 200, answer.body
-        parts.append(answer.array())
+        answer = httpx.get(f"{url}/v1/batches", headers=headers, params={**query, "step": step, "count": 20})
+        assert answer.status_code == 200, answer.text
+        shape = [int(each) for each in answer.headers["Corpus-Shape"].split(",")]
+        parts.append(np.frombuffer(answer.content, answer.headers["Corpus-Dtype"]).reshape(shape))
     return np.concatenate(parts)
 
 

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from scripts.benchmarks.proxy import NGINX
 from scripts.processes import running
-from scripts.soak_lib import containers
+from scripts.soak_lib import cluster, containers
 from scripts.soak_lib import hosts as namespaces
 from scripts.soak_lib.load import NUM_ROWS, Load, right_tokens
 from scripts.soak_lib.watching import MIB, Watch, percentiles
@@ -79,7 +80,7 @@ def mixed_load(soak: Soak) -> Outcome:
     outcome = Outcome("mixed load")
     draw = random.Random(soak.seed)
     with soak.server(workers=2) as server:
-        expected = right_tokens(server)
+        expected = right_tokens(server.url)
 
         def ask() -> None:
             """Ask what training does not ask for, right and wrong, each over a connection of its own."""
@@ -144,7 +145,7 @@ def replicas_killed(soak: Soak) -> Outcome:
         return outcome
     with ExitStack() as stack:
         replicas = [stack.enter_context(soak.server(name)) for name in "ab"]
-        expected = right_tokens(replicas[0])
+        expected = right_tokens(replicas[0].url)
         (soak.folder / "proxy").mkdir()
         proxy = stack.enter_context(RunningProxy(replicas, soak.folder / "proxy"))
         load = stack.enter_context(Load(proxy.url, expected, num_loaders=NUM_ROWS, pause_seconds=0.5))
@@ -161,23 +162,42 @@ def replicas_killed(soak: Soak) -> Outcome:
 
 def containers_killed(soak: Soak) -> Outcome:
     """The containers of `docker/compose.yaml` under 64 workers with tokens, a replica killed every 5 s."""
-    outcome = Outcome("containers of the compose file, a replica killed every 5 s")
-    if (reason := containers.why_not()) is not None:
+    return _deployed("containers of the compose file, a replica killed every 5 s", containers, soak.seconds)
+
+
+def pods_replaced(soak: Soak) -> Outcome:
+    """The pods of `docker/kubernetes` under 64 workers with tokens: restarted one by one, evicted, killed."""
+    return _deployed("pods in Kubernetes, restarted, evicted and killed", cluster, soak.seconds)
+
+
+class Deployed(Protocol):
+    """Replicas that somebody else started."""
+
+    URL: str
+    CORPUS: str
+    TOKEN: Path
+
+    def why_not(self) -> str | None:
+        """Return why there is nothing to disturb, or None."""
+
+    def disturb(self, seconds: float) -> Counter[str]:
+        """Take replicas away and give them back for so long; return how often what was done."""
+
+
+def _deployed(name: str, there: Deployed, seconds: float) -> Outcome:
+    outcome = Outcome(name)
+    if (reason := there.why_not()) is not None:
         outcome.lines.append(f"left out: {reason}")
         return outcome
-    proxy, token = containers.proxy(soak.folder), containers.TOKEN.read_text().strip()
-    expected = right_tokens(proxy, containers.CORPUS, token)
-    with Load(
-        proxy.url,
-        expected,
-        num_loaders=NUM_ROWS,
-        pause_seconds=0.5,
-        corpus=containers.CORPUS,
-        token=token,
-    ) as load:
-        num_kills = containers.kill_in_turn(soak.seconds)
+    token = there.TOKEN.read_text().strip()
+    expected = right_tokens(there.URL, there.CORPUS, token)
+    load = Load(
+        there.URL, expected, num_loaders=NUM_ROWS, pause_seconds=0.5, corpus=there.CORPUS, token=token
+    )
+    with load:
+        done = there.disturb(seconds)
     _conclude(outcome, load)
-    outcome.lines.append(f"{num_kills} kills, each followed by a start.")
+    outcome.lines.append(", ".join(f"{number} {what}" for what, number in done.items()) + ".")
     return outcome
 
 
@@ -401,7 +421,8 @@ def _conclude(outcome: Outcome, load: Load) -> None:
 PHASES: Sequence[tuple[float, Callable[[Soak], Outcome]]] = (
     (0.30, mixed_load),
     (0.20, replicas_killed),
-    (0.10, containers_killed),
+    (0.05, containers_killed),
+    (0.05, pods_replaced),
     (0.04, hosts),
     (0.12, fuzzing),
     (0.12, simulation),
