@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
+from urllib.parse import unquote_to_bytes
 
 from corpus_server.access import ANYONE, Access, Caller
 from corpus_server.data.head import MAX_HEAD_BYTES, RequestHead
@@ -210,8 +211,9 @@ class Gate:
                 "a request's target must not hold '#': fragments are not sent to servers (RFC 9110, 7.1)",
                 remedy="leave the fragment out, or write %23 for a '#' in a value",
             )
-        path = request.path
-        _check_body(request)
+        # As the router reads it: another spelling of a path must not ask for another scope.
+        path = unquote_to_bytes(request.path)
+        _check_body(request, path)
         if path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
             return ANYONE
         caller = self._access.caller(request.headers.get("authorization"))
@@ -354,10 +356,10 @@ class Gate:
             slot.drop()
 
 
-def _check_body(request: RequestHead) -> None:
+def _check_body(request: RequestHead, path: bytes) -> None:
     """Raise BodyTooLarge for a body whose announced size exceeds what its route reads."""
     announced = request.headers.get("content-length", "0")
-    takes_plan = request.method == "POST" and request.path == b"/v1/plans"
+    takes_plan = request.method == "POST" and path == b"/v1/plans"
     most = MAX_BODY_BYTES if takes_plan else SMALL_BODY_BYTES
     if announced.isdecimal() and int(announced[:20]) > most:  # other spellings are the parser's to refuse
         raise BodyTooLarge(f"the body of this request must have at most {most} bytes, got {announced:.20}")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -204,6 +205,15 @@ def test_scopes(server: RunningServer, tokens: Tokens, token: str, allowed: set[
         check_problem(asked[what], 403, "forbidden")
     if token == "prometheus":
         check_problem(server.get("/v1/corpora", headers=tokens.header(token)), 403, "forbidden")
+
+
+@pytest.mark.parametrize("path", ["/v1/pl%61ns", "/v1/l%69ve", "/%6detrics", "/d%6Fcs"])
+def test_another_spelling_of_a_path_asks_for_the_same_scope(
+    server: RunningServer, tokens: Tokens, path: str
+) -> None:
+    for name in tokens.secrets:
+        spelled, plain = (server.get(each, headers=tokens.header(name)) for each in (path, unquote(path)))
+        assert spelled.status == plain.status
 
 
 def test_no_shared_cache_may_keep_what_a_token_was_needed_for(
