@@ -7,6 +7,7 @@ kinds of length. uvicorn answers that with plain text, or with nothing while the
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from itertools import chain
 from typing import Any, cast
@@ -23,6 +24,8 @@ from corpus_server.data.requests import Answered
 from corpus_server.data.response import problem
 from corpus_server.data.service import Service
 from corpus_server.errors import BadRequest, CorpusServerError
+
+_HEAD_END = re.compile(rb"\n\r?\n")  # h11 takes both
 
 TRANSPORT = "transport"
 """Key of the connection's transport in a request's `scope["state"]`."""
@@ -45,7 +48,7 @@ class OrdinaryProtocol(H11Protocol):
         self._settings = service.settings
         self._requests = service.requests
         self._watch: asyncio.TimerHandle | None = None
-        self._head = b""  # what came since the last request; h11 keeps nothing of what it refuses
+        self._head = b""  # of the request, and what came behind it; h11 keeps nothing of what it refuses
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -56,14 +59,23 @@ class OrdinaryProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came; empty lines before a request are to be ignored (RFC 9112, 2.2)."""
-        if self.conn.their_state is h11.IDLE:
-            waiting = self.conn.trailing_data[0]
-            data = data if waiting else data.lstrip(b"\r\n")
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            data = data.lstrip(b"\r\n")
             if not data:
                 return  # h11 would take nothing for the end of the stream
-            self._head = waiting + data
         super().data_received(data)
         self._watch_head()
+
+    def handle_events(self) -> None:
+        """Take what has come so far; called for each request, pipelined or not."""
+        if self.conn.their_state is h11.IDLE:
+            self._head = self.conn.trailing_data[0]
+            # h11 counts the bytes of a head only while its end has not come.
+            is_long = len(self._head) > MAX_HEAD_BYTES
+            if is_long and not _HEAD_END.search(self._head, 0, MAX_HEAD_BYTES):
+                self._refuse(too_large(self._head))
+                return
+        super().handle_events()
 
     def on_response_complete(self) -> None:
         """Go on to the next request."""

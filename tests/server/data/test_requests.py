@@ -227,6 +227,25 @@ def test_a_head_above_64_kib_gets_431(
     check_raw_problem(ask(server, get(target, *lines)), 431, "head-too-large")
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["first", "pipelined"])
+@pytest.mark.parametrize("repeated", [1, 300])
+def test_the_limit_of_a_head_is_exact(
+    server: RunningServer, target: str, repeated: int, before: bool
+) -> None:
+    """Bytes as they were sent, whichever way the request takes."""
+    head = get(target)[:-2] + b"X: y\r\n" * repeated + b"Y: "
+    for num_bytes, status in ((MAX_HEAD_BYTES, 200), (MAX_HEAD_BYTES + 1, 431)):
+        with RawConnection(server) as connection:
+            whole = head + b"a" * (num_bytes - len(head) - 4) + b"\r\n\r\n"
+            connection.send(get(target) * before + whole)
+            for _ in range(before):
+                assert connection.read().status == 200
+            answer = connection.read()
+            assert answer.status == status
+            if status != 200:
+                check_raw_problem(answer, status, "head-too-large")
+
+
 def test_a_head_without_an_end_gets_431(server: RunningServer) -> None:
     """Refused while it comes: nobody keeps what has no end."""
     check_raw_problem(ask(server, get("/healthz")[:-2] + b"X: y\r\n" * 200_000), 431, "head-too-large")

@@ -45,6 +45,19 @@ def test_the_id_that_was_given_comes_back(server: RunningServer, text: str, stat
             check_raw_problem(answer, status)
 
 
+@pytest.mark.parametrize("path", [OK, "/healthz"])
+def test_a_refusal_does_not_name_the_request_before_it(server: RunningServer, path: str) -> None:
+    for bad in ("GET /healthz HTTP/1.1\r\nX-Request-Id: second\r\n\r\n", "nonsense\r\n\r\n"):
+        with RawConnection(server) as connection:
+            good = f"GET {path} HTTP/1.1\r\nHost: x\r\nX-Request-Id: first\r\n\r\n"
+            connection.send((good + bad).encode())
+            assert connection.read().headers["x-request-id"] == "first"
+            refused = connection.read()
+            check_raw_problem(refused, 400)
+            assert (refused.headers["x-request-id"] == "second") == ("second" in bad)
+            assert refused.headers["x-request-id"] != "first"
+
+
 @pytest.mark.parametrize("path", [OK, NO_STEP, "/healthz", "/nothing"])
 @pytest.mark.parametrize("given", ["", "a b", "a" * 129, "caf\xe9", '"quoted"', "a,b"])
 def test_what_is_not_well_formed_is_replaced(server: RunningServer, path: str, given: str) -> None:
