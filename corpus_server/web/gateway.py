@@ -102,6 +102,7 @@ class Gateway:
             scope[_CALLER] = service.gate.check(request_head(scope))
             if scope["http_version"] not in ("1.0", "1.1"):  # h11 takes any digits
                 raise BadRequest(f"the request must be HTTP/1.0 or 1.1, got {scope['http_version']}")
+            _check_unambiguous([name for name, _ in scope["headers"]])
             # Monitoring adds parameters of its own to the routes outside /v1, twice or not.
             if scope["path"].startswith("/v1/"):
                 parameters(scope["query_string"])
@@ -109,6 +110,14 @@ class Gateway:
             # What comes next from such a client may be anything.
             return refused(scope, error, {"Connection": "close"})
         return self.app
+
+
+def _check_unambiguous(names: list[bytes]) -> None:
+    """Raise BadRequest for headers that a proxy in front may have read in another way; h11 takes them."""
+    if names.count(b"authorization") > 1:
+        raise BadRequest("a request must have one Authorization header, got several")
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise BadRequest("a request must not have both Transfer-Encoding and Content-Length (RFC 9112, 6.1)")
 
 
 def _announces_body(scope: Scope) -> bool:

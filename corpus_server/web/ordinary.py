@@ -1,7 +1,7 @@
 """uvicorn's h11 protocol with limits: problem documents, time-outs for heads and readers, unread bodies.
 
-h11 refuses what could be read in two ways: a missing or second `Host`, white space before a colon, both
-kinds of length. uvicorn answers that with plain text, or with nothing while the application is at work.
+h11 refuses what could be read in two ways: a missing or second `Host`, white space before a colon, two
+lengths that differ. uvicorn answers that with plain text, or with nothing while the application is at work.
 """
 
 from __future__ import annotations

@@ -191,6 +191,12 @@ NO_HTTP = {
     "two-lengths": b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
     "batches-two-lengths": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
     b"Content-Length: 3\r\n\r\n{}",
+    "two-kinds-of-length": b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "batches-two-kinds-of-length": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two-authorizations": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\r\n"
+    b"Authorization: Bearer b\r\n\r\n",
     "batches-no-colon": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nNo colon\r\n\r\n",
 }
 
