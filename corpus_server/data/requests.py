@@ -18,6 +18,9 @@ MAX_LINES = 20
 """Notable lines in a second of a process: what is refused must not fill the disk, and a line costs as much as
 a refusal."""
 
+MAX_METHOD = 32
+"""Characters of a method in lines and spans; a client may send as many as fit into a head."""
+
 _log = logging.getLogger("corpus_server")
 
 
@@ -89,7 +92,7 @@ def _fields(answered: Answered) -> dict[str, object]:
     request = answered.request
     fields: dict[str, object] = {
         "request_id": request.request_id,
-        "method": request.method,
+        "method": request.method[:MAX_METHOD],
         "route": answered.route,
         "status": answered.status,
         "via": answered.via,
@@ -104,12 +107,13 @@ def _fields(answered: Answered) -> dict[str, object]:
 
 def _trace(answered: Answered) -> None:
     request = answered.request
+    method = request.method[:MAX_METHOD]
     tracing.record(
-        f"{request.method} {answered.route}",
+        f"{method} {answered.route}",
         trace_parent=request.trace_parent,
         seconds=answered.seconds,
         attributes={
-            "http.request.method": request.method,
+            "http.request.method": method,
             "http.route": answered.route,
             "http.response.status_code": answered.status,
             "http.response.body.size": answered.sent_bytes,

@@ -36,10 +36,8 @@ def _validation_error(request: Request, error: RequestValidationError) -> AsgiRe
 
 
 def _http_error(request: Request, error: HTTPException) -> AsgiResponse:
-    path = request.url.path[:_MAX_ECHO]
-    refusal = CorpusServerError(
-        f"{error.detail}: {request.method} {path}", remedy="GET /docs lists the routes"
-    )
+    asked = f"{request.method[:_MAX_ECHO]} {request.url.path[:_MAX_ECHO]}"
+    refusal = CorpusServerError(f"{error.detail}: {asked}", remedy="GET /docs lists the routes")
     refusal.status = error.status_code
     refusal.slug = _SLUGS.get(error.status_code, "http-error")
     headers = dict(error.headers or {})

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from corpus_server.data.requests import MAX_LINES
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
+from tests.raw_http import RawConnection
 from tests.serving import ROOT, RunningServer, ask
 from tests.tokens import Tokens
 
@@ -76,6 +78,27 @@ def test_neither_logs_nor_metrics_hold_tokens_or_paths(seen: tuple[RunningServer
     told = metrics + "".join(json.dumps(line) for line in lines_of(server))
     for secret in (tokens.secrets["me"], str(server.folder), str(ROOT), "Traceback"):
         assert secret not in told
+
+
+def test_what_strangers_send_cannot_fill_the_log(corpora: dict[str, ServedCorpus], tmp_path: Path) -> None:
+    """Few lines in a second, none of them long, all of our own."""
+    with RunningServer({"web": corpora["web"].path}, tmp_path, arguments=["--log-format", "json"]) as server:
+        before, began = len(server.log()), time.monotonic()
+        sent = [
+            b"nonsense\r\n\r\n",
+            b"GET /healthz HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+            b"A" * 60_000 + b" /v1/plans HTTP/1.1\r\nHost: x\r\n\r\n",
+        ]
+        for each in sent * 50:
+            with RawConnection(server) as connection:
+                connection.send(each)
+                assert len(connection.read().body) < 2000
+        num_seconds = int(time.monotonic() - began) + 2
+        server.wait_until_idle()
+        lines = server.log()[before:].splitlines()
+    assert len(lines) <= num_seconds * (MAX_LINES + 1)
+    assert max(map(len, lines)) < 500
+    assert {json.loads(line)["event"] for line in lines if "more requests" not in line} == {"request"}
 
 
 def test_all_requests_are_logged_where_that_is_asked_for(
