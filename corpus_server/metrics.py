@@ -10,6 +10,7 @@ adds the file of a worker that ended to that of the past.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -255,7 +256,8 @@ def _settle_tokens() -> None:
 def publish() -> None:
     """Write this process's numbers for the others; blocks. Does nothing without a shared folder."""
     if (folder := shared_folder()) is not None:
-        _write(folder / f"{os.getpid()}.json", own_numbers())
+        folder.mkdir(parents=True, exist_ok=True)  # the state folder may be deleted at any time
+        _write(_own_file(folder), own_numbers())
 
 
 def render() -> bytes:
@@ -263,7 +265,8 @@ def render() -> bytes:
     folder = shared_folder()
     if folder is None:
         return _text(own_numbers())
-    publish()
+    with contextlib.suppress(OSError):  # a full disk is no reason to be blind; others see what was before
+        publish()
     with locked(folder):
         return _text(totals(folder))
 
@@ -276,24 +279,33 @@ def shared_folder() -> Path | None:
 
 def totals(folder: Path) -> Numbers:
     """Return the sums over all live and past workers; the folder is `locked`."""
-    return _sum(_read(path) for path in folder.glob("*.json"))
+    others = folder.glob("*.json")
+    return _sum([own_numbers(), *(_read(path) for path in others if path != _own_file(folder))])
+
+
+def _own_file(folder: Path) -> Path:
+    return folder / f"{os.getpid()}.json"
 
 
 def bury(folder: Path, pid: int) -> None:
     """Add the counters of a worker that has ended to those of the past; blocks.
 
-    Of its plans and ranks, as many are kept as one process may tell apart.
+    Of its plans and ranks, as many are kept as one process may tell apart. Workers that ended while the
+    disk was full are added with it.
     """
-    ended, past = folder / f"{pid}.json", folder / "past.json"
+    past = folder / "past.json"
     with locked(folder):
-        if ended.exists():
-            total = _sum(_read(path) for path in (past, ended) if path.exists())
+        files = folder.glob("[0-9]*.json")
+        ended = [each for each in files if each.stem == str(pid) or not Path("/proc", each.stem).exists()]
+        if ended:
+            total = _sum(_read(path) for path in (past, *ended) if path.exists())
             for name, most in (("corpus_plan_tokens", MAX_PLANS + 1), (RANKS, MAX_RANKS)):
                 largest = sorted(total[name].items(), key=lambda each: -each[1][0])
                 total[name] = dict(largest[:most])
             gauges = {name for name, family in FAMILIES.items() if family.kind == "gauge"}
             _write(past, {name: each for name, each in total.items() if name not in gauges})
-            ended.unlink()
+            for path in ended:
+                path.unlink()
 
 
 @contextmanager

@@ -313,7 +313,7 @@ def _read_file(path: Path) -> tuple[list[CorpusSpec], dict[str, Any]]:
     """Return the corpora and the values of a configuration file."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # tomllib raises them, too
         raise InvalidParameter(f"cannot read {path}: {error}", parameter="config") from error
     _check_table(f"{path}", tables, {"server", "corpora"})
     server, corpora = tables.get("server", {}), tables.get("corpora", {})

@@ -186,6 +186,8 @@ class _Supervisor:
                 await self._renew()
             except (CorpusServerError, OSError) as error:
                 _log.error("%s; nothing was changed, the old workers go on", error)
+            except Exception as error:  # noqa: BLE001 - else no SIGHUP would be heeded any more
+                _log.error("nothing was changed, the old workers go on", exc_info=error)
 
     async def _renew(self) -> None:
         """Read the settings again and replace the workers one by one.
@@ -273,7 +275,10 @@ class _Supervisor:
         code = await worker.reap()
         # Else its requests under way would be counted for ever.
         folder = Path(self._environment[FOLDER_VARIABLE])
-        await asyncio.to_thread(bury, folder, worker.process.pid)
+        try:
+            await asyncio.to_thread(bury, folder, worker.process.pid)
+        except OSError as error:  # a full disk must not cost a worker
+            _log.error("what worker %d counted is not added up: %s", worker.process.pid, error.strerror)
         how = f"worker {worker.process.pid} ended with {signal.Signals(-code).name if code < 0 else code}"
         if not self._was_ready and not self._stop.done():
             self._note_failed_start(code, reason, how)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import logging
 import os
 import resource
 import socket
@@ -40,6 +41,8 @@ from corpus_server.run.tls import server_context
 from corpus_server.settings import ENVIRONMENT_VARIABLE, Settings
 from corpus_server.web.app import create_app
 from corpus_server.web.ordinary import OrdinaryProtocol
+
+_log = logging.getLogger("corpus_server")
 
 MISTAKE = 2
 TOKENS_SECONDS = 1.0  # until a token that was revoked is refused
@@ -130,7 +133,8 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
         beating.cancel()
         watching.cancel()
         publishing.cancel()
-    await asyncio.to_thread(metrics.publish)
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(metrics.publish)
     await asyncio.to_thread(tracing.stop)
 
 
@@ -145,8 +149,15 @@ async def _beat(channel: socket.socket, state: ServerState) -> None:
 
 async def _publish_metrics(service: Service) -> None:
     """Write what was counted, for the other workers and for the time after this one."""
+    failure = ""
     while True:
-        await service.run_probe(live.publish)
+        try:
+            await service.run_probe(live.publish)
+            failure = ""
+        except OSError as error:  # the disk is full; there may be room again
+            if failure != str(error):
+                failure = str(error)
+                _log.error("what is counted cannot be told to other workers: %s", error.strerror)
         await asyncio.sleep(metrics.PUBLISH_SECONDS)
 
 

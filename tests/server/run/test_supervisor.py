@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -317,6 +318,48 @@ def test_sighup_keeps_the_workers_when_new_ones_cannot_start(web: dict[str, Path
         wait_until(lambda: "the old workers go on" in server.log(), server.log())
         assert server.worker_pids() == pids
         assert server.get(TARGETS[0]).status == 200
+
+
+def test_a_state_folder_that_was_deleted_costs_no_worker(web: dict[str, Path], tmp_path: Path) -> None:
+    with RunningServer(web, tmp_path, workers=2) as server:
+        shutil.rmtree(server.state_dir)
+        for number in range(2):
+            kill(server.worker_pids()[0])
+            wait_until(lambda: server.log().count(" is ready") == 3 + number, "no new worker is ready")  # noqa: B023
+        os.kill(server.pid, signal.SIGHUP)
+        wait_until(lambda: "all workers were replaced" in server.log(), server.log())
+        for route in ("/metrics", "/v1/live", "/readyz"):
+            assert [server.get(route).status for _ in range(6)] == [200] * 6
+
+
+def test_a_full_state_folder_costs_no_worker(web: dict[str, Path], tmp_path: Path) -> None:
+    """What was counted is shared again when there is room."""
+
+    def count() -> float:
+        lines = server.get("/metrics").body.decode().splitlines()
+        return sum(float(line.split()[1]) for line in lines if line.startswith("corpus_workers "))
+
+    state = tmp_path / "state"
+    state.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(state)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount")
+    try:
+        with RunningServer(web, tmp_path, workers=2) as server:
+            with contextlib.suppress(OSError), (state / "filler").open("wb", buffering=0) as filler:
+                while filler.write(b"x" * 4096):
+                    pass
+            wait_until(lambda: "cannot be told to other workers" in server.log(), "nobody met the full disk")
+            assert [server.get("/metrics").status for _ in range(6)] == [200] * 6
+            kill(server.worker_pids()[0])
+            wait_until(lambda: "ended with SIGKILL" in server.log(), "no worker ended")
+            (state / "filler").unlink()
+            wait_until(lambda: server.log().count(" is ready") == 3, "no new worker is ready")
+            kill(server.worker_pids()[0])
+            wait_until(lambda: server.log().count(" is ready") == 4, "no new worker is ready")
+            wait_until(lambda: {count() for _ in range(6)} == {2.0}, "the workers do not know of each other")
+    finally:
+        subprocess.run(["umount", "-l", state], check=True)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
