@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Annotated
+from urllib.parse import unquote
 
 from fastapi import APIRouter, Query
 from starlette.responses import PlainTextResponse
 from starlette.responses import Response as AsgiResponse
 
 from corpus_server import live, metrics
+from corpus_server.data.head import RequestHead
 from corpus_server.data.queries import parameters
 from corpus_server.data.response import json_response
 from corpus_server.errors import CorpusServerError, Forbidden, NotReady, Unauthorized
@@ -35,7 +37,9 @@ async def readiness(call: CallHere) -> AsgiResponse:
     failure = await call.service.run_probe(call.service.why_not_ready)
     if failure is not None:
         return refused(call.request.scope, NotReady(failure))
-    ready = {"status": "ready", "corpora": list(call.service.catalog.corpora)}
+    ready: dict[str, object] = {"status": "ready"}
+    if call.service.access.num_tokens is None:  # else strangers would learn the names
+        ready["corpora"] = list(call.service.catalog.corpora)
     return sent(json_response(ready, {"Cache-Control": "no-store"}))
 
 
@@ -43,9 +47,9 @@ async def readiness(call: CallHere) -> AsgiResponse:
 async def access(call: CallHere) -> AsgiResponse:
     """Tell a proxy whether a request may be answered from its cache: 204, 401 or 403.
 
-    The proxy sends what it was asked in `X-Original-Method` and `X-Original-URI`, with the token. Where the
-    URL's plan is not known here, nobody can tell which corpora it reads: `Corpus-Access: unknown` says that
-    the cache must not answer.
+    The proxy sends what it was asked in `X-Original-Method` and `X-Original-URI`, with the token. Where a
+    plan of the URL is not known here, nobody can tell which corpora it reads: `Corpus-Access: unknown` says
+    that the cache must not answer.
     """
     target = call.request.headers.get("x-original-uri", "/").encode("latin-1")
     asked = dataclasses.replace(
@@ -54,13 +58,29 @@ async def access(call: CallHere) -> AsgiResponse:
     granted = "granted"
     try:
         caller = call.service.gate.check(asked)
-        if (plan_id := parameters(asked.query_string).get("plan")) is not None:
-            await call.service.run(lambda: call.service.plan(plan_id, caller), caller)
+        corpora, plans = _named(asked)
+        caller.check_read(corpora)
+        if plans:
+            await call.service.run(lambda: [call.service.plan(each, caller) for each in plans], caller)
     except (Unauthorized, Forbidden):
         raise
     except CorpusServerError:  # the request itself will be told
         granted = "unknown"
     return AsgiResponse(status_code=204, headers={"Corpus-Access": granted})
+
+
+def _named(asked: RequestHead) -> tuple[list[str], list[str]]:
+    """Return the corpora and the ids of plans that a URL names, in its path or in its parameters."""
+    query = parameters(asked.query_string)
+    plans = [query[name] for name in ("plan", "other") if name in query]
+    # Beside a plan it is one of the plan's own.
+    corpora = [query["corpus"]] if "corpus" in query and not plans else []
+    match unquote(asked.path.decode("latin-1")).split("/"):
+        case ["", "v1", "corpora", name, *_]:
+            corpora.append(name)
+        case ["", "v1", "plans", plan_id, *_]:
+            plans.append(plan_id)
+    return corpora, plans
 
 
 @read_route(router, "/metrics", response_class=PlainTextResponse)

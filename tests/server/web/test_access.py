@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -168,6 +169,30 @@ def test_a_corpus_that_does_not_exist_looks_like_one_that_may_not_be_read(
     assert len({answer.body.replace(b"code", b"none") for answer in refused}) == 1
 
 
+def test_a_proxy_is_told_who_may_have_what(server: RunningServer, tokens: Tokens) -> None:
+    """Whatever a shared cache keeps, by whichever part of the URL it names a corpus."""
+    mixed = post(server, plan("web", "code"), tokens.header("all")).json()["id"]
+    own = post(server, plan("web"), tokens.header("all")).json()["id"]
+
+    def told(name: str, target: str) -> tuple[int, str | None]:
+        answer = server.get("/v1/access", headers={**tokens.header(name), "X-Original-URI": target})
+        return answer.status, answer.headers["Corpus-Access"]
+
+    for route in (*READS_CODE, "/v1/plans/{plan}/rows?step=5", "/%76%31/plans/{plan}/receipt?step=5"):
+        target = route.format(plan=mixed)
+        assert told("web", target) == (403, None), target
+        assert told("all", target) == (204, "granted")
+        assert told("web", route.replace("code", "web").format(plan=own)) == (204, "granted")
+    assert told("web", f"/v1/plans/{own}/diff?other={mixed}") == (403, None)
+    assert told("web", "/v1/plans") == (403, None)
+    assert told("prometheus", "/metrics") == (204, "granted")
+    assert told("all", f"/v1/plans/{'0' * 64}/receipt?step=5") == (204, "unknown")
+
+
+def test_strangers_learn_no_names(server: RunningServer) -> None:
+    assert server.get("/readyz").json() == {"status": "ready"}
+
+
 def test_the_list_of_corpora_has_those_that_may_be_read(server: RunningServer, tokens: Tokens) -> None:
     def names(token: str) -> list[str]:
         answer = server.get("/v1/corpora", headers=tokens.header(token))
@@ -317,6 +342,8 @@ def test_what_was_made_ahead_is_not_sent_to_a_token_that_was_revoked(
         (f'[tokens.a]\nsha256 = "{"0" * 64}"\nscopes = []\nsecret = 1', "unknown secret"),
         ("".join(f'[tokens.{n}]\nsha256 = "{"0" * 64}"\nscopes = []\n' for n in "ab"), "are the same token"),
         ("[", "cannot read"),
+        ("a = " + "9" * 5000, "cannot read"),
+        ('[tokens.a]\nsha256 = "corpus_secret"\nscopes = []', "sha256 must be 64 .* got 13 characters"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_at_the_start(
@@ -328,7 +355,8 @@ def test_a_mistake_in_the_file_is_one_line_at_the_start(
         RunningServer(corpora, tmp_path, arguments=["--tokens", str(tmp_path / "tokens.toml")]),
     ):
         pass
-    assert said in str(failed.value)
+    assert re.search(said, str(failed.value))
+    assert "corpus_secret" not in str(failed.value)
     assert "Traceback" not in str(failed.value)
 
 
