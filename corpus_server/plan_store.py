@@ -228,6 +228,8 @@ def _open(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > _SCHEMA_VERSION:
+                raise sqlite3.NotSupportedError(f"version {version}, this release reads {_SCHEMA_VERSION}")
             if version != _SCHEMA_VERSION:
                 connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
         # Touches every table, so that most damage shows here and not in a request.
@@ -239,7 +241,10 @@ def _open(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def _open_or_replace(path: Path) -> sqlite3.Connection:
-    """Open the database; if it is damaged, rename it, so that a person may look at it, and make another."""
+    """Open the database; if it is damaged or a newer release's, rename it, and make another.
+
+    A person may look at the one, and rename the other back when the newer release serves again.
+    """
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         # Processes open it one after another: only the first finds it damaged, without tables or without a
@@ -249,16 +254,19 @@ def _open_or_replace(path: Path) -> sqlite3.Connection:
             return _open(path)
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits hold details
-            if code not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            is_newer = isinstance(error, sqlite3.NotSupportedError)
+            if not is_newer and code not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
                 raise
-            aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+            what = "newer" if is_newer else "damaged"
+            aside = path.with_name(f"{path.name}.{what}-{time.time_ns()}")
             for suffix in ("-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
             path.rename(aside)
             _log.warning(
-                "%s is damaged (%s) and was renamed to %s; the server goes on without its plans, and clients "
+                "%s is %s (%s) and was renamed to %s; the server goes on without its plans, and clients "
                 "post them again",
                 path,
+                what,
                 error,
                 aside.name,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -246,6 +247,26 @@ def test_a_damaged_database_is_moved_aside(
     assert aside.name in warning.getMessage()
     with PlanStore(tmp_path) as store:
         assert store.count() == 1
+
+
+def test_a_newer_release_s_database_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Going back to an older release must not delete what the newer one was told to keep."""
+    with PlanStore(tmp_path) as store:
+        store.add(bound(1))
+        store.keep(bound(1).id)
+    path = tmp_path / "plans.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as newer:
+        newer.execute("PRAGMA user_version = 1000")
+    with PlanStore(tmp_path) as store:
+        assert store.count() == 0
+    (aside,) = tmp_path.glob("plans.sqlite.newer-*")
+    assert f"{path} is newer (version 1000" in caplog.text
+    path.unlink()
+    aside.rename(path)
+    with contextlib.closing(sqlite3.connect(path)) as newer:
+        newer.execute("PRAGMA user_version = 3")
+    with PlanStore(tmp_path) as store:
+        assert store.find(bound(1).id) == bound(1)
 
 
 def test_processes_that_open_a_damaged_database_move_it_aside_once(tmp_path: Path) -> None:
