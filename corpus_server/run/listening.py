@@ -37,10 +37,10 @@ def listening(settings: Settings) -> Iterator[list[socket.socket]]:
             host, port = settings.tcp_address
             try:
                 sockets += _bind_tcp(stack, host, port)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # the latter for what cannot be a name
+                reason = error.strerror if isinstance(error, OSError) else "no such name"
                 raise InvalidParameter(
-                    f"cannot listen on host {host}, port {port}: {error.strerror}; "
-                    "give others with --host, --port",
+                    f"cannot listen on host {host}, port {port}: {reason}; give others with --host, --port",
                     parameter="port",
                 ) from error
         if settings.uds is not None:
