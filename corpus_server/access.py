@@ -147,8 +147,17 @@ def read_tokens(path: Path) -> dict[bytes, Caller]:
         InvalidParameter: see `Access`.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"cannot read tokens from {path}: {error}", parameter="tokens") from error
+    return parse_tokens(text, path)
+
+
+def parse_tokens(text: str, path: Path) -> dict[bytes, Caller]:
+    """Return what `read_tokens` does, of the text that the file has or is to have."""
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # tomllib raises others than its own
         raise InvalidParameter(f"cannot read tokens from {path}: {error}", parameter="tokens") from error
     tokens = tables.pop("tokens", {})
     if tables or not isinstance(tokens, dict):
@@ -197,7 +206,9 @@ def _read_token(path: Path, name: str, table: Any) -> tuple[bytes, Caller]:
         raise _mistake(path, f"{where} must be a table of {accepted}; got {found}")
     digest, scopes, expires = table.get("sha256"), table.get("scopes"), table.get("expires")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-        raise _mistake(path, f"{where} sha256 must be 64 of the digits 0-9 and a-f, got {digest!r:.80}")
+        # What came is not shown: it may be the token itself.
+        found = f"{len(digest)} characters" if isinstance(digest, str) else type(digest).__name__
+        raise _mistake(path, f"{where} sha256 must be 64 of the digits 0-9 and a-f, got {found}")
     if not isinstance(scopes, list) or not all(isinstance(s, str) and _SCOPE.fullmatch(s) for s in scopes):
         accepted = "read:NAME, read:*, " + ", ".join(SCOPES)
         raise _mistake(path, f"{where} scopes must be a list of {accepted}; got {scopes!r:.200}")
@@ -205,8 +216,8 @@ def _read_token(path: Path, name: str, table: Any) -> tuple[bytes, Caller]:
         raise _mistake(path, f"{where} expires must be a time like 2027-06-30T00:00:00Z, got {expires}")
     given = {key: table[key] for key in limits if key in table}
     for key, value in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise _mistake(path, f"{where} {key} must be an integer of at least 1, got {value!r:.80}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**63:
+            raise _mistake(path, f"{where} {key} must be an integer in [1, 2^63), got {value!r:.80}")
     until = float("inf") if expires is None else expires.timestamp()
     return bytes.fromhex(digest), Caller(name, frozenset(scopes), until, Limits(**given))
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from corpus_server.access import Limits, make_token, read_tokens
+from corpus_server.access import Limits, make_token, parse_tokens
 from corpus_server.cli.common import errors
 from corpus_server.corpus_spec import NAME
 from corpus_server.errors import InvalidParameter
@@ -36,17 +36,29 @@ def token(
     limits = Limits(max_requests, max_bytes, max_bytes_per_second, max_plans)
     until = None if expires is None else expires.replace(tzinfo=UTC)
     secret, table = make_token(name, scope, until, limits)
-    before = file.read_text(encoding="utf-8") if file.exists() else ""
+    try:
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        text = before + ("\n" if before else "") + table
+        parse_tokens(text, file)
+        _replace(file, text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"cannot add a token to {file}: {error}", parameter="file") from error
+    errors.print(f"added {name} to {file}; the token, which is not kept anywhere:", soft_wrap=True)
+    print(secret)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file whole or not at all: a server may be reading it, and must be able to afterwards."""
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        # Readable by its owner alone, whole or not at all: a server may be reading it.
         with os.fdopen(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
-            out.write(before + ("\n" if before else "") + table)
+            if file.exists():  # else it is readable by its owner alone
+                about = file.stat()
+                os.fchown(out.fileno(), about.st_uid, about.st_gid)
+                os.fchmod(out.fileno(), about.st_mode & 0o777)
+            out.write(text)
             out.flush()
             os.fsync(out.fileno())
-        read_tokens(aside)
         aside.replace(file)
     finally:
         aside.unlink(missing_ok=True)
-    errors.print(f"added {name} to {file}; the token, which is not kept anywhere:", soft_wrap=True)
-    print(secret)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -32,6 +34,34 @@ def test_tokens_are_added_and_only_their_hashes_are_kept(tmp_path: Path) -> None
     assert not any(secret in file.read_text() for secret in secrets)
     assert file.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["tokens.toml"]
+
+
+def test_who_could_read_the_file_still_can(tmp_path: Path) -> None:
+    """A server under another user reads it by its group, and would not start again otherwise."""
+    file = tmp_path / "tokens.toml"
+    make(file, "one", "--scope", "read:*")
+    file.chmod(0o640)
+    with contextlib.suppress(PermissionError):
+        os.chown(file, -1, 1)
+    before = file.stat()
+    assert make(file, "two", "--scope", "read:*").returncode == 0
+    after = file.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+
+
+@pytest.mark.parametrize("what", ["folder", "binary", "no folder", "no TOML"])
+def test_a_file_that_is_none_is_one_line(tmp_path: Path, what: str) -> None:
+    file = tmp_path / ("none/tokens.toml" if what == "no folder" else "tokens.toml")
+    if what == "folder":
+        file.mkdir()
+    elif what != "no folder":
+        file.write_bytes(b"\xff" if what == "binary" else b"[")
+    made = make(file, "one", "--scope", "plans")
+    assert made.returncode == 2
+    (line,) = made.stderr.splitlines()
+    assert line.startswith("error: cannot ")
+    assert str(file) in line
+    assert made.stdout == ""
 
 
 def test_a_token_that_has_expired_is_refused(tmp_path: Path) -> None:
