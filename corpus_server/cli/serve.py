@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -62,6 +63,10 @@ def serve(
 ) -> None:
     """Serve corpora over HTTP until SIGTERM; SIGHUP reads the configuration again and replaces the workers
     without a failed request."""
+
+    # It would end the process, which may open shards for a minute. The supervisor, which heeds it, reads the
+    # settings after that.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def read_settings() -> Settings:
         specs = corpora or []

@@ -295,6 +295,17 @@ def test_sighup_replaces_the_workers_without_a_failed_request(
         assert server.stop() == 0
 
 
+def test_a_sighup_during_the_start_does_not_end_it(web: dict[str, Path], tmp_path: Path) -> None:
+    prelude = (
+        "import os, signal, sys, corpus_server.cli; serve = sys.modules['corpus_server.cli.serve']; "
+        "show = serve._show_corpora; "
+        "serve._show_corpora = lambda settings: (os.kill(os.getpid(), signal.SIGHUP), show(settings))"
+    )
+    with RunningServer(web, tmp_path, prelude=prelude) as server:
+        os.kill(server.pid, signal.SIGHUP)
+        wait_until(lambda: "all workers were replaced" in server.log(), server.log())
+
+
 def test_a_worker_that_replaced_another_is_itself_replaced(web: dict[str, Path], tmp_path: Path) -> None:
     with RunningServer(web, tmp_path) as server:
         (old,) = server.worker_pids()
