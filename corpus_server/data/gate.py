@@ -195,7 +195,7 @@ class Gate:
             del self._connections[address]
 
     def check(self, request: RequestHead) -> Caller:
-        """Return who asks, and may.
+        """Return who asks, and may; notes in the request who asks, also where that one may not.
 
         Raises:
             UrlTooLong, HeadTooLarge, BodyTooLarge, BadRequest: the head alone decides that.
@@ -216,7 +216,7 @@ class Gate:
         _check_body(request, path)
         if path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
             return ANYONE
-        caller = self._access.caller(request.headers.get("authorization"))
+        caller = request.caller = self._access.caller(request.headers.get("authorization"))
         if request.method == "POST":
             caller.check("plans")
         else:

@@ -98,8 +98,9 @@ class Gateway:
 
     def _checked(self, service: Service, scope: Scope) -> ASGIApp:
         """Return the application, or the refusal of the request."""
+        head = request_head(scope)
         try:
-            scope[_CALLER] = service.gate.check(request_head(scope))
+            service.gate.check(head)
             if scope["http_version"] not in ("1.0", "1.1"):  # h11 takes any digits
                 raise BadRequest(f"the request must be HTTP/1.0 or 1.1, got {scope['http_version']}")
             _check_unambiguous([name for name, _ in scope["headers"]])
@@ -109,6 +110,8 @@ class Gateway:
         except CorpusServerError as error:
             # What comes next from such a client may be anything.
             return refused(scope, error, {"Connection": "close"})
+        finally:
+            scope[_CALLER] = head.caller
         return self.app
 
 

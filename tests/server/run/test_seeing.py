@@ -36,6 +36,7 @@ def seen(
     folder = tmp_path_factory.mktemp("seen")
     tokens = Tokens(folder / "tokens.toml")
     tokens.add("me", "read:*", "plans", "metrics", "inspect")
+    tokens.add("ops", "metrics")
     arguments = ["--tokens", str(tokens.path), "--log-format", "json"]
     with RunningServer({"web": corpora["web"].path}, folder, arguments=arguments) as server:
         mine = tokens.header("me")
@@ -48,6 +49,8 @@ def seen(
         server.get(f"{BATCH}-1&token={tokens.secrets['me']}", headers={**mine, "X-Request-Id": "mine-1"})
         server.get(f"{BATCH}5", headers={"Authorization": "Bearer wrong", "X-Request-Id": "mine-2"})
         server.get("/v1/corpora/nothing", headers={**mine, "X-Request-Id": "mine-3"})
+        for number, target in ((4, f"{BATCH}5"), (5, "/docs")):
+            server.get(target, headers={**tokens.header("ops"), "X-Request-Id": f"mine-{number}"})
         server.wait_until_idle(headers=mine)
         yield server, tokens
 
@@ -68,6 +71,8 @@ def test_what_failed_has_a_line_with_its_id_and_what_did_not_has_none(
         "mine-1": [422, "invalid-parameter", "door", "me", "/v1/batches"],
         "mine-2": [401, "unauthorized", "door", "anyone", "refused"],
         "mine-3": [404, "unknown-corpus", "application", "me", "/v1/corpora/{name}"],
+        "mine-4": [403, "forbidden", "door", "ops", "refused"],
+        "mine-5": [403, "forbidden", "application", "ops", "unknown"],
     }
     assert all(line["level"] == "info" and line["timestamp"] and line["seconds"] < 60 for line in lines)
 
@@ -183,7 +188,7 @@ def test_the_stages_of_the_fast_path_and_the_tokens_are_counted(seen: tuple[Runn
     (plan,) = [key for key in values if key[0] == "corpus_plan_tokens_total"]
     assert values[plan] == 30 * 12 * 17
     refused = {key[1][1]: value for key, value in values.items() if key[0] == "corpus_refusals_total"}
-    assert refused == {"invalid-parameter": 1, "unauthorized": 1, "unknown-corpus": 1}
+    assert refused == {"invalid-parameter": 1, "unauthorized": 1, "unknown-corpus": 1, "forbidden": 2}
 
 
 def test_a_trace_has_the_spans_of_both_sides(
