@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from corpus_server import metrics
 from corpus_server.access import Access, Caller
@@ -86,6 +86,7 @@ class Service:
         self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "control")
         # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.
         self._probe_thread = ThreadPoolExecutor(1, "probe")
+        self._probes: dict[Callable[[], Any], Future[Any]] = {}  # by their work, the last of each
         self.ahead_budget = Budget()
         self._ahead_since: float | None = None  # when the run that is made now was begun
         self.draining = False
@@ -209,8 +210,16 @@ class Service:
             return await asyncio.get_running_loop().run_in_executor(self._control_threads, work)
 
     async def run_probe(self, work: Callable[[], T]) -> T:
-        """Run what tells how the process is doing: it waits behind nothing that callers ask for."""
-        return await asyncio.get_running_loop().run_in_executor(self._probe_thread, work)
+        """Run what tells how the process is doing: it waits behind nothing that callers ask for.
+
+        Where the same work waits for its turn already, take its result: strangers may ask for `/readyz` as
+        often as they like, and behind them a token that was revoked would stay valid.
+        """
+        probe = self._probes.get(work)
+        if probe is None or probe.running() or probe.done():
+            probe = self._probes[work] = self._probe_thread.submit(work)
+        result: T = await asyncio.shield(asyncio.wrap_future(probe))  # shielded: others may wait for it, too
+        return result
 
     async def run_slices(self, work: Slices[T], has_left: Callable[[], Awaitable[bool]]) -> T:
         """Run costly work in the gather threads, slice by slice; raise ClientLeft once `has_left`."""

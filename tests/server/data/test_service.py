@@ -165,6 +165,32 @@ def test_the_end_stops_all_threads(tmp_path: Path) -> None:
         service.close()
 
 
+def test_probes_that_wait_share_one_look(service: Service) -> None:
+    """What comes behind them waits for two at most, and nobody gets a look from before it asked."""
+    hold, begun, looks = threading.Event(), threading.Event(), []
+
+    def look() -> int:
+        looks.append(len(looks))
+        begun.set()
+        hold.wait(LONG)
+        return looks[-1]
+
+    async def ask() -> tuple[list[int], int]:
+        first = asyncio.ensure_future(service.run_probe(look))
+        await asyncio.to_thread(begun.wait, LONG)
+        others = [asyncio.ensure_future(service.run_probe(look)) for _ in range(100)]
+        await asyncio.sleep(0)
+        others[0].cancel()
+        behind = asyncio.ensure_future(service.run_probe(lambda: len(looks)))
+        await asyncio.sleep(0)
+        hold.set()
+        return [await first, *(await asyncio.gather(*others[1:]))], await behind
+
+    answers, looks_before = asyncio.run(ask())
+    assert answers == [0] + [1] * 99
+    assert looks_before == 2
+
+
 def test_one_run_is_made_ahead_at_a_time_and_one_probe(service: Service) -> None:
     all_asked = threading.Event()
 
