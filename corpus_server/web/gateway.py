@@ -25,6 +25,7 @@ _CALLER = "corpus_server.caller"
 """Key of a request's scope: who asks, as the gate has found."""
 
 _CLOSE = (b"connection", b"close")
+_NO_STORE = (b"cache-control", b"no-store")
 _VIA_APPLICATION = (VIA.lower().encode(), b"application")
 
 
@@ -83,6 +84,9 @@ class Gateway:
                     count()
                 about = (REQUEST_ID.lower().encode(), named.encode())
                 message["headers"] = [*message["headers"], about, _VIA_APPLICATION]
+                # Descriptions have no tag by which a cache could ask again, and may have needed a token.
+                if not any(name == b"cache-control" for name, _ in message["headers"]):
+                    message["headers"].append(_NO_STORE)
                 # A body that nobody has read ends the connection: else it would be received and dropped.
                 if (service.gate.closing or body_comes) and _CLOSE not in message["headers"]:
                     message["headers"].append(_CLOSE)

@@ -251,6 +251,9 @@ def test_no_shared_cache_may_keep_what_a_token_was_needed_for(
     for route in (f"/v1/batches?plan={named}&step=3", f"/v1/plans/{named}/receipt?step=3"):
         kept = server.get(route, headers=tokens.header("all")).headers["Cache-Control"]
         assert kept == "private, max-age=31536000, immutable"
+    for route in (*ROUTES, f"/v1/plans/{named}", f"/v1/plans/{named}/shards?step=3", "/v1/access"):
+        kept = server.get(route, headers=tokens.header("all")).headers["Cache-Control"]
+        assert kept.startswith("private") or kept == "no-store", route
     with RunningServer(corpora, tmp_path) as open_to_all:
         assert open_to_all.get(asked).headers["Cache-Control"] == "public, no-cache"
 
