@@ -24,6 +24,7 @@ class Catalog(Closing):
     Args:
         reads_ahead: see `Gatherer`.
         tables: of plans in Megatron's order; without them each is built in memory when the plan is bound.
+        lists_names: whether who asks for an unknown corpus may learn which there are.
 
     Attributes:
         cache: of shards, if a corpus lies in an object store.
@@ -36,12 +37,14 @@ class Catalog(Closing):
         reads_ahead: bool = True,
         cache: Cache | None = None,
         tables: Tables | None = None,
+        lists_names: bool = True,
     ) -> None:
         self.cache = cache
         self._mirrors = ExitStack()
         self.corpora = {corpus.name: corpus for corpus in corpora}
         self._reads_ahead = reads_ahead
         self._tables = tables or Tables()
+        self._lists_names = lists_names
         self._gatherers = {
             name: Gatherer(corpus.shards, reads_ahead=reads_ahead) for name, corpus in self.corpora.items()
         }
@@ -55,6 +58,7 @@ class Catalog(Closing):
         cache_dir: Path | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         tables: Tables | None = None,
+        lists_names: bool = True,
     ) -> Catalog:
         """Open every corpus, or none.
 
@@ -75,7 +79,9 @@ class Catalog(Closing):
                     accepted = f"names of corpora that are served: {', '.join(served)}"
                     raise InvalidParameter.expected(f"earlier of corpus {spec.name}", accepted, missing[0])
             corpora = [opened.enter_context(_open(spec, cache, mirrors)) for spec in specs]
-            catalog = cls(corpora, reads_ahead=reads_ahead, cache=cache, tables=tables)
+            catalog = cls(
+                corpora, reads_ahead=reads_ahead, cache=cache, tables=tables, lists_names=lists_names
+            )
             opened.pop_all()
             catalog._mirrors = mirrors.pop_all()
         return catalog
@@ -90,8 +96,12 @@ class Catalog(Closing):
         """Return a corpus by name.
 
         Raises:
-            UnknownCorpus: naming the corpora that are served.
+            UnknownCorpus: naming the corpora that are served, unless that is a secret.
         """
+        if name not in self.corpora and not self._lists_names:
+            remedy = "GET /v1/corpora lists those that you may read"
+            detail = f"no corpus {name!r} is served here"
+            raise UnknownCorpus(detail, parameter="corpus", received=name, remedy=remedy)
         if name not in self.corpora:
             served = ", ".join(self.corpora)
             detail = f"no corpus {name!r} is served here; there are: {served}"

@@ -107,6 +107,7 @@ class Service:
                 cache_dir=settings.cache_dir,
                 cache_bytes=settings.cache_bytes,
                 tables=Tables(settings.state_dir / "megatron"),
+                lists_names=settings.tokens is None,  # a token need not be for all
             ) as catalog,
             PlanStore(settings.state_dir) as store,
         ):

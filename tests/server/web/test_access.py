@@ -39,6 +39,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     found.add("web", "read:web")
     found.add("planner", "read:web", "plans")
     found.add("prometheus", "metrics")
+    found.add("gone", "read:gone", "plans")
     found.add("old", "read:*", expires=datetime.now(UTC) - HOUR)
     found.add("young", "read:*", expires=datetime.now(UTC) + HOUR)
     return found
@@ -189,8 +190,17 @@ def test_a_proxy_is_told_who_may_have_what(server: RunningServer, tokens: Tokens
     assert told("all", f"/v1/plans/{'0' * 64}/receipt?step=5") == (204, "unknown")
 
 
-def test_strangers_learn_no_names(server: RunningServer) -> None:
+def test_nobody_learns_the_names_of_others(server: RunningServer, tokens: Tokens) -> None:
+    """Neither strangers nor a token for a corpus that is served no more."""
     assert server.get("/readyz").json() == {"status": "ready"}
+    for answer in (
+        server.get("/v1/corpora/gone", headers=tokens.header("gone")),
+        server.get("/v1/batches", **STEP, corpus="gone", headers=tokens.header("gone")),
+        post(server, plan("gone"), tokens.header("gone")),
+    ):
+        check_problem(answer, 404, "unknown-corpus", parameter="corpus")
+        assert b"web" not in answer.body
+        assert b"code" not in answer.body
 
 
 def test_the_list_of_corpora_has_those_that_may_be_read(server: RunningServer, tokens: Tokens) -> None:
