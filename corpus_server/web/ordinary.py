@@ -70,6 +70,12 @@ class OrdinaryProtocol(H11Protocol):
         """Take what has come so far; called for each request, pipelined or not."""
         if self.conn.their_state is h11.IDLE:
             self._head = self.conn.trailing_data[0]
+            if self._head.startswith((b"\r", b"\n")):  # behind the request before; h11 refuses it
+                self._head = self._head.lstrip(b"\r\n")
+                self.conn = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
+                if not self._head:
+                    return
+                self.conn.receive_data(self._head)
             # h11 counts the bytes of a head only while its end has not come.
             is_long = len(self._head) > MAX_HEAD_BYTES
             if is_long and not _HEAD_END.search(self._head, 0, MAX_HEAD_BYTES):

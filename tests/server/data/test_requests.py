@@ -233,6 +233,16 @@ def test_a_head_above_64_kib_gets_431(
     check_raw_problem(ask(server, get(target, *lines)), 431, "head-too-large")
 
 
+@pytest.mark.parametrize("lines", [b"\r\n", b"\r\n" * 50], ids=len)
+def test_empty_lines_between_requests_are_ignored(server: RunningServer, target: str, lines: bytes) -> None:
+    """RFC 9112, 2.2: some clients send one behind a body."""
+    with RawConnection(server) as connection:
+        connection.send(
+            lines + get(target) + lines + get(target) + lines, get(target) + lines + get("/nothing")
+        )
+        assert [connection.read().status for _ in range(4)] == [200, 200, 200, 404]
+
+
 @pytest.mark.parametrize("before", [False, True], ids=["first", "pipelined"])
 @pytest.mark.parametrize("repeated", [1, 300])
 def test_the_limit_of_a_head_is_exact(
