@@ -5,12 +5,13 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 from tests.corpora import some_tokens, write_llmc, write_megatron, write_npy, write_raw
@@ -27,11 +28,26 @@ settings.load_profile("untimed")
 SLOW = ("scripts", "test_scripts.py", "test_gpu.py", "docker", "browser", "examples", "faults")
 """Files and folders of long tests. They come first: one process would be left alone with the last of them."""
 
+COLLECTION_SECONDS = 120
+"""Until all tests are found; on a busy machine three processes at once take 20 s."""
+
 EXIT_SECONDS = 60
 """Of the process, after the last test."""
 
 TEXT = "The quick brown fox jumps over the lazy dog; größer, naïve, 漢字.\n" * 40
 DOCUMENTS = ([10, 11, 12, 99], [20, 99], [30, 31, 32, 33, 99])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """End a process that hangs while it imports the tests: the time-out of a test begins later."""
+    # Not standard error, which pytest captures meanwhile.
+    file = session.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(COLLECTION_SECONDS, exit=True, file=file)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
