@@ -114,6 +114,13 @@ def test_a_state_belongs_to_its_caller(make_loader: MakeLoader) -> None:
     loader.load_state_dict(loader.state_dict())
 
 
+def test_the_plan_belongs_to_its_caller(make_loader: MakeLoader) -> None:
+    loader = make_loader()
+    loader.plan["stages"].clear()
+    assert loader.plan["stages"]
+    assert loader.state_dict()["plan"] == loader.plan
+
+
 def test_resumed_run_ends_where_the_first_would_have(make_loader: MakeLoader) -> None:
     loader = make_loader(num_steps=30)
     loader.load_state_dict(loader.state_at(25))

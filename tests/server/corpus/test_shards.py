@@ -125,6 +125,17 @@ def test_pages_that_are_released_are_mapped_no_longer(tmp_path: Path) -> None:
         assert (shard.tokens == tokens).all()
 
 
+def test_nothing_is_released_of_a_closed_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are an empty array of the process's own memory, which would lose what it holds."""
+    released: list[int] = []
+    monkeypatch.setattr("corpus_server.corpus.shards.advise", lambda tokens, _: released.append(tokens.size))
+    shard = Shard.open(write_raw(tmp_path / "a.bin", [5, 6, 7]))
+    shard.release(1, 3)
+    shard.close()
+    shard.release(1, 3)
+    assert released == [2]
+
+
 def _mapped_kib(name: str) -> int:
     """Return how much of a file's map has pages."""
     _, _, entry = Path("/proc/self/smaps").read_text().partition(f"{name}\n")

@@ -103,3 +103,38 @@ def test_steps_of_as_many_rows_as_a_block_are_located_alone(
     assert not located._blocks
     located.select(bound, 0, range(8), 1)
     assert [key[1:] for key in located._blocks] == [(0, 2, 0, 8)]
+
+
+def check_selected(bound: BoundPlan, step: int, count: int, length: int) -> None:
+    """Check that the selection for steps holds their rows."""
+    expected = bound.sampler.locate_rows(step, range(8), count=count).reshape(-1, 2)
+    selection, first = located.select(bound, step, range(8), count)
+    tokens = selection.read(slice(first, first + len(expected)))
+    assert np.array_equal(tokens, bound.gatherer.gather(expected, length, bound.dtype)), step
+
+
+def test_steps_that_reach_over_the_end_of_a_block_are_located_alone(
+    bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(located, "BLOCK_ROWS", 32)  # four steps
+    for step in (0, 2, 3, 5):
+        check_selected(bound, step, 2, 9)
+
+
+def test_no_block_holds_steps_of_two_lengths(tmp_path: Path) -> None:
+    stages = [STAGES[0], {**STAGES[0], "from_step": 5, "seq_len": 4}]
+    path = write_raw(tmp_path / "web.bin", some_tokens(5000))
+    with Catalog.open([CorpusSpec(name="web", path=path)]) as catalog:
+        bound = catalog.bind(Plan.from_json({"seq_len": 8, "stages": stages}))
+        for step in range(8):
+            check_selected(bound, step, 1, 9 if step < 5 else 5)
+
+
+def test_two_plans_have_blocks_of_their_own(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "web.bin", some_tokens(5000))
+    with Catalog.open([CorpusSpec(name="web", path=path)]) as catalog:
+        plans = [Plan.from_json({"seq_len": 8, "seed": seed, "stages": STAGES[:1]}) for seed in range(2)]
+        both = [catalog.bind(plan) for plan in plans]
+        for step in range(3):
+            for bound in both:
+                check_selected(bound, step, 1, 9)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
+from corpus_server.errors import CorpusChanged
 from corpus_server.plan import Plan, Stage
 from corpus_server.read import pieces
 from corpus_server.read.bound_plan import BoundPlan
@@ -120,3 +121,19 @@ def test_any_rows_can_be_read(bound: BoundPlan, part: slice) -> None:
     found = PieceSelection(bound, all_pieces, borders)
     if rows[part]:
         assert np.array_equal(found.read(part), rows[part])
+
+
+def test_a_change_during_the_copy_is_found_after_it(
+    paths: list[Path], bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the rows of the changed shard are refused."""
+    all_pieces, borders = scattered_pieces(2)
+    all_pieces[1:, 0] = 0, 1, 1  # each row lies in one shard
+    selection = PieceSelection(bound, all_pieces, borders)
+    selection.check_unchanged(slice(0, 2))
+    monkeypatch.setattr(pieces, "num_major_faults", lambda: paths[1].write_bytes(bytes(2 * NUM_TOKENS)))
+    selection.read(slice(0, 1))
+    with pytest.raises(CorpusChanged, match=r"1\.bin: written to since it was opened"):
+        selection.read(slice(1, 2))
+    with pytest.raises(CorpusChanged, match=r"1\.bin"):
+        selection.check_unchanged(slice(0, 2))

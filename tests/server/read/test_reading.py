@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +17,11 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import Shard
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import CorpusChanged, InvalidParameter
 from corpus_server.plan import Plan
 from corpus_server.read import reading as reading_module
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.gather import Gatherer
+from corpus_server.read.gather import Gatherer, Selection
 from corpus_server.read.reading import (
     RangeReading,
     Reading,
@@ -31,7 +32,7 @@ from corpus_server.read.reading import (
     read_pieces,
 )
 from tests.conftest import ServedCorpus
-from tests.corpora import open_corpus
+from tests.corpora import open_corpus, some_tokens, write_raw
 from tests.reference import batch, one_source
 
 ROWS, LENGTH = 12, 33
@@ -203,6 +204,19 @@ def test_the_shards_of_the_rows_that_were_read_last_are_checked(
         different.append(checked[0])
     assert {0} in different
     assert {0, 2} in different
+
+
+def test_rows_of_a_shard_that_has_changed_are_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no guard, touching a page that is gone would end the process."""
+    path = write_raw(tmp_path / "mixed.bin", some_tokens(4000))
+    monkeypatch.setattr(Selection, "read", lambda *_: pytest.fail("it was touched"))
+    with Catalog.open([CorpusSpec(name="mixed", path=path)]) as catalog:
+        reading = WindowReading(catalog.bind(Plan.from_json(PLAN)), step=0, count=1, rank=0, rows=ROWS)
+        os.truncate(path, 4096)
+        with pytest.raises(CorpusChanged, match="4096 now"):
+            reading.read(0, 1)
 
 
 def test_the_shards_of_a_range_are_checked_and_no_others(
