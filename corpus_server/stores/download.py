@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -137,7 +138,7 @@ def _hash(fd: int, start: int, stop: int, update: Callable[[memoryview], object]
     for offset in range(start, stop, _READ_BYTES):
         piece = buffer[: stop - offset]
         if os.preadv(fd, [piece], offset) != len(piece):
-            raise OSError("the cache's disk did not return what was written to it")
+            raise OSError(errno.EIO, "the disk did not return what was written to it")
         update(piece)
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
 from corpus_server.corpus import guard as mapguard
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import Shard
 from corpus_server.errors import CorpusChanged, ReadFailed
 from corpus_server.read import gather
-from corpus_server.read.gather import Gatherer
+from corpus_server.read.gather import Gatherer, Selection
 from corpus_server.read.timing import total
+from corpus_server.stores import StagedFile
 from tests.corpora import some_tokens, write_llmc, write_npy, write_raw
 from tests.pages import drop, resident_of
 from tests.serving import environment
@@ -158,7 +160,8 @@ from pathlib import Path
 import numpy as np
 from corpus_server.corpus import guard as mapguard
 from corpus_server.errors import CorpusChanged
-from corpus_server.read.gather import Gatherer
+from corpus_server.read.gather import Gatherer, Selection
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import Shard
 path, keep, start, memory, when = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 assert mapguard.install()
@@ -245,8 +248,11 @@ def test_only_the_shards_that_are_touched_are_checked(tmp_path: Path) -> None:
 class Watched:
     """A shard that counts its checks, and does something after the first one."""
 
-    def __init__(self, shard: Shard, after_first: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, shard: Shard, after_first: Callable[[], object] = lambda: None, file: OpenFile | None = None
+    ) -> None:
         self._shard = shard
+        self.file = file or shard.file
         self._after_first = after_first
         self.num_checks = 0
 
@@ -293,6 +299,37 @@ def test_every_shard_touched_is_checked_once_before_and_once_after(
     assert [shard.num_checks for shard in watched] == num_checks
     for shard in opened:
         shard.close()
+
+
+def test_a_shard_of_a_store_stays_mapped_while_it_is_copied_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its addresses would hold nothing, and touching them would end the process."""
+    is_held = False
+
+    class Staged(StagedFile):
+        def __init__(self) -> None:
+            pass
+
+        @contextmanager
+        def held(self) -> Iterator[None]:
+            nonlocal is_held
+            is_held = True
+            yield
+            is_held = False
+
+        def close(self) -> None:
+            pass
+
+    seen: list[bool] = []
+    copy = Selection._copy
+    with Shard.open(write_raw(tmp_path / "a.bin", some_tokens(100))) as shard:
+        selection = Gatherer([Watched(shard, lambda: seen.append(is_held), Staged())]).select(
+            np.array([[0, 7]]), 3, UINT16
+        )
+        monkeypatch.setattr(Selection, "_copy", lambda *part: (seen.append(is_held), copy(*part))[1])
+        assert (selection.read(slice(0, 1))[0] == shard.tokens[7:10]).all()
+    assert (seen, is_held) == ([True, True], False)
 
 
 def test_a_page_that_the_disk_did_not_deliver_is_an_error(

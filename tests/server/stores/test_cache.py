@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -109,6 +111,16 @@ def test_shards_being_staged_count(cache: Cache) -> None:
         fill(cache, "b", 600, urgent=True)
 
 
+def test_shards_count_before_the_disk_has_made_room_for_them(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making room takes long, and the cache is not locked meanwhile."""
+    counted: list[int] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: counted.append(cache.num_bytes()))
+    fill(cache, "a", 600)
+    assert counted == [600]
+
+
 def test_a_full_disk_is_said_before_anything_is_fetched(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +183,39 @@ def test_a_machine_that_was_started_again_has_an_empty_cache(cache: Cache) -> No
     (cache.folder / "boot").write_bytes(b"an earlier one")
     Cache(cache.folder, 1000)
     assert not cache.has("a")
+    fill(cache, "a", 3)
+    Cache(cache.folder, 1000)
+    assert cache.has("a")
+
+
+def test_one_that_is_removed_while_it_is_opened_is_not_there(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes would still be right, but nothing would say when the disk did not take them."""
+    fill(cache, "a", 3)
+    lock = fcntl.flock
+
+    def remove_first(fd: int, how: int) -> None:
+        (cache.shards / "a" / "tokens").unlink()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    assert cache.open("a") is None
+
+
+def test_one_at_a_time_adds_or_removes_files(cache: Cache) -> None:
+    entered = threading.Event()
+
+    def enter() -> None:
+        with cache.locked():
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with cache.locked():
+        thread.start()
+        assert not entered.wait(0.1)
+    thread.join(60)
+    assert entered.is_set()
 
 
 def test_one_that_was_removed_while_open_keeps_its_bytes(cache: Cache) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -142,6 +145,46 @@ def test_stopping_gives_up(server: WebServer, cache: Cache) -> None:
     stopping.set()
     with ThreadPoolExecutor(4) as fetchers, pytest.raises(Stopped):
         stage(store, found, cache, fetchers, stopping)
+    assert is_empty(cache)
+
+
+def test_a_range_under_way_is_waited_for_after_another_has_failed(cache: Cache) -> None:
+    """It writes to a descriptor whose number would soon mean another file."""
+    second_began, second_ended = threading.Event(), threading.Event()
+
+    class Failing:
+        def read(self, what: StoreObject, start: int, stop: int) -> memoryview:
+            if start == 0:
+                second_began.wait(60)
+                raise StoreFailed("the first range does not come")
+            second_began.set()
+            time.sleep(0.2)
+            second_ended.set()
+            return memoryview(bytes(stop - start))
+
+    what = StoreObject(url="s3://bucket/a", path="a", size_bytes=2 * RANGE, etag=None, modified="")
+    with ThreadPoolExecutor(2) as fetchers:
+        with pytest.raises(StoreFailed, match="the first range"):
+            stage(cast("Store", Failing()), what, cache, fetchers, threading.Event())
+        assert second_ended.is_set()
+
+
+def test_what_the_disk_takes_in_parts_is_whole(
+    server: WebServer, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, content, offset: write(fd, content[:300], offset))
+    found = bring(server, cache)
+    assert (cache.shards / found.key / "tokens").read_bytes() == CONTENT
+
+
+def test_what_the_disk_does_not_return_is_not_taken_for_hashed(
+    server: WebServer, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: read(fd, [buffers[0][:60]], offset))
+    with pytest.raises(CacheFull, match="the disk did not return what was written to it"):
+        bring(server, cache, like_s3=True)
     assert is_empty(cache)
 
 

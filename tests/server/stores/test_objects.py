@@ -198,3 +198,18 @@ def test_an_etag_names_the_same_version_with_quotes_and_without(
     (listed,) = store.list("a", recursive=True)
     assert listed == found
     assert bytes(store.read(listed, 0, 10)) == CONTENT[:10]
+
+
+@pytest.mark.parametrize(
+    ("url", "etag", "md5"),
+    [
+        ("s3://bucket/a.bin", f'"{"0a" * 16}"', "0a" * 16),
+        ("s3://bucket/a.bin", f'"{"0a" * 16}-2"', None),  # put in two parts
+        ("s3://bucket/a.bin", None, None),
+        ("https://host/a.bin", f'"{"0a" * 16}"', None),
+    ],
+)
+def test_only_the_etag_of_s3_is_an_md5(url: str, etag: str | None, md5: str | None) -> None:
+    """Other servers may make any 32 hex digits of a version."""
+    what = StoreObject(url=url, path="a.bin", size_bytes=1, etag=etag, modified="")
+    assert what.md5 == md5

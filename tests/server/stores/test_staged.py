@@ -1,0 +1,176 @@
+"""A file whose map comes and goes: it is never read without its map, and what changed is never served."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from corpus_server.corpus import guard
+from corpus_server.errors import CorpusChanged, NotStaged, ReadFailed
+from corpus_server.stores import Cache, StagedFile, staged
+from corpus_server.stores.objects import Store, StoreObject
+
+CONTENT = bytes(range(1, 256)) * 40
+WHAT = StoreObject(url="s3://bucket/a.bin", path="a.bin", size_bytes=len(CONTENT), etag='"1"', modified="")
+
+
+class Ranges:
+    """A store that notes which ranges it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def read(self, what: StoreObject, start: int, stop: int) -> memoryview:
+        self.asked.append((start, stop))
+        return memoryview(CONTENT[start:stop])
+
+
+@pytest.fixture
+def ranges() -> Ranges:
+    return Ranges()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache", 100_000)
+
+
+@pytest.fixture
+def file(cache: Cache, ranges: Ranges) -> Iterator[StagedFile]:
+    with StagedFile(Path("a.bin"), cast("Store", ranges), WHAT, cache) as opened:
+        yield opened
+
+
+def fill(cache: Cache) -> Path:
+    with cache.filling(WHAT.key, len(CONTENT), urgent=False) as local:
+        local.write(CONTENT)
+    return cache.shards / WHAT.key / "tokens"
+
+
+def is_guarded(file: StagedFile) -> bool:
+    """Tell whether every byte of a map is under guard."""
+    start, stop = file._address, file._address + file.size_bytes
+    return any(each.start <= start and stop <= each.stop for each in guard._ranges)
+
+
+def may_be_read(address: int) -> bool:
+    """Tell whether a page is mapped with the right to read it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(end, 16) for end in line.split()[0].split("-"))
+        if start <= address < stop:
+            return line.split()[1].startswith("r")
+    return False
+
+
+def test_its_tokens_can_be_read_at_the_same_addresses_while_it_is_attached(
+    cache: Cache, file: StagedFile
+) -> None:
+    mapped = file.map()
+    address = file._address
+    assert not file.attach()
+    fill(cache)
+    for _ in range(2):
+        assert not may_be_read(address)
+        assert not is_guarded(file)
+        assert file.attach()
+        assert ctypes.string_at(address, len(CONTENT)) == CONTENT
+        assert is_guarded(file)
+        assert file.detach()
+    assert len(mapped) == len(CONTENT)
+
+
+def test_it_stays_attached_while_it_is_held(cache: Cache, file: StagedFile) -> None:
+    fill(cache)
+    assert file.attach()
+    with file.held():
+        with file.held():
+            assert not file.detach()
+        assert not file.detach()
+        assert file.is_attached
+    assert file.detach()
+
+
+def test_one_that_is_not_attached_cannot_be_held(cache: Cache, file: StagedFile) -> None:
+    fill(cache)
+    with pytest.raises(NotStaged, match=r"a\.bin is not on this machine"), file.held():
+        pass
+    assert file.detach()
+
+
+def test_a_local_copy_that_was_written_to_is_not_served(cache: Cache, file: StagedFile) -> None:
+    path = fill(cache)
+    assert file.attach()
+    file.check_unchanged()
+    path.write_bytes(bytes(len(CONTENT)))
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(CorpusChanged, match=r"a\.bin: written to since it was opened"):
+        file.check_unchanged()
+
+
+def test_a_local_copy_that_the_disk_did_not_take_is_not_served(cache: Cache, file: StagedFile) -> None:
+    """`Cache.sync` removes it then; whoever has it mapped may read other pages in place of its own."""
+    path = fill(cache)
+    assert file.attach()
+    path.unlink()
+    with pytest.raises(ReadFailed, match=r"a\.bin: the cache's disk did not take it"):
+        file.check_unchanged()
+
+
+def test_pages_that_the_disk_did_not_deliver_are_not_served(cache: Cache, file: StagedFile) -> None:
+    """Until the file is attached anew."""
+    fill(cache)
+    file.map()
+    assert file.attach()
+    assert file._guarded is not None
+    file._guarded.num_faults += 1
+    with pytest.raises(ReadFailed, match=r"a\.bin: the cache's disk did not deliver 1 pages"):
+        file.check_unchanged()
+    assert file.detach()
+    assert file.attach()
+    file.check_unchanged()
+
+
+def test_a_map_that_cannot_be_made_is_an_error(
+    cache: Cache, file: StagedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def mmap(self, *arguments: object) -> int:
+            return 2**64 - 1
+
+    fill(cache)
+    file.map()
+    with monkeypatch.context() as patch:
+        patch.setattr(staged, "_libc", Full)
+        with pytest.raises(ReadFailed, match="a staged shard cannot be mapped"):
+            file.attach()
+    assert not file.is_attached
+
+
+@pytest.mark.parametrize(
+    ("offset", "count", "is_known"),
+    [(0, 20, True), (15, 5, True), (15, 6, False), (20, 1, False), (10_180, 20, True), (10_179, 21, False)],
+)
+def test_what_lies_in_the_ends_is_not_asked_for_again(
+    file: StagedFile, ranges: Ranges, monkeypatch: pytest.MonkeyPatch, offset: int, count: int, is_known: bool
+) -> None:
+    monkeypatch.setattr(staged, "END_BYTES", 20)
+    file.read_ends()
+    assert ranges.asked == [(0, 20), (10_180, 10_200)]
+    assert file.read(offset, count) == CONTENT[offset : offset + count]
+    assert ranges.asked[2:] == ([] if is_known else [(offset, offset + count)])
+    file.forget_ends()
+    assert file.read(0, 5) == CONTENT[:5]
+    assert ranges.asked[-1] == (0, 5)
+
+
+def test_a_file_that_is_cached_is_read_there(cache: Cache, file: StagedFile, ranges: Ranges) -> None:
+    fill(cache)
+    file.read_ends()
+    assert file.read(7, mmap.PAGESIZE) == CONTENT[7 : 7 + mmap.PAGESIZE]
+    assert ranges.asked == []
