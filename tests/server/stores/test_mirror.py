@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus.index import index
 from corpus_server.corpus.verify import record
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusServerError, NotStaged, StoreFailed, UnreadableCorpus
-from corpus_server.stores import StagedFile
+from corpus_server.stores import Mirror, StagedFile, mirror
+from corpus_server.stores.objects import Store, StoreObject
 from tests.corpora import some_tokens, write_llmc, write_megatron, write_npy, write_raw
 from tests.stores import WebServer, contents
 
@@ -99,6 +103,21 @@ def test_document_ends_and_recorded_hashes_come_along(tmp_path: Path, bucket: Bu
         assert len(file.recorded.digests) == 1
 
 
+def test_recorded_hashes_are_of_the_tokens_behind_a_header(tmp_path: Path, bucket: Bucket) -> None:
+    folder = tmp_path / "web"
+    folder.mkdir()
+    tokens = some_tokens(1000)
+    write_npy(folder / "a.npy", tokens)
+    record(CorpusSpec.parse(str(folder)))
+    with served(bucket(contents(folder)), tmp_path / "cache") as catalog:
+        (shard,) = catalog.corpus("web").shards
+        assert isinstance(shard.file, StagedFile)
+        recorded = shard.file.recorded
+        assert recorded is not None
+        assert (recorded.data_offset, recorded.data_bytes) == (128, 2000)
+        assert recorded.digests == (xxhash.xxh3_128_hexdigest(tokens.tobytes()),)
+
+
 def test_opening_reads_both_ends_of_each_shard_and_no_more(tmp_path: Path) -> None:
     content = some_tokens(10_000_000).tobytes()
     with WebServer({"/web.bin": content}) as server, served(f"{server.url}/web.bin", tmp_path) as catalog:
@@ -137,6 +156,44 @@ def test_a_killed_process_leaves_no_folder(tmp_path: Path) -> None:
         (tmp_path / "corpora" / f".{target.name}.abc").mkdir()
         with served(f"{server.url}/web.bin", tmp_path):
             assert list((tmp_path / "corpora").iterdir()) == [target]
+
+
+def test_a_folder_that_is_being_made_is_not_taken_for_one_that_was_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever removes what a killed process left must find it locked."""
+    write, made = Mirror._write, []
+
+    def refused(self: Mirror, folder: Path, name: str, what: StoreObject) -> None:
+        with pytest.raises(BlockingIOError):
+            mirror._lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        made.append(name)
+        write(self, folder, name, what)
+
+    monkeypatch.setattr(Mirror, "_write", refused)
+    with WebServer({"/web.bin": bytes(4000)}) as server, served(f"{server.url}/web.bin", tmp_path):
+        assert made == ["web.bin"]
+
+
+def test_objects_without_a_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Store._object
+
+    def unnamed(self: Store, meta: object) -> StoreObject:
+        return replace(named(self, meta), etag=None, modified="1970-01-01T00:00:00+00:00")
+
+    monkeypatch.setattr(Store, "_object", unnamed)
+    with (
+        WebServer({"/web.bin": bytes(4000)}) as server,
+        pytest.raises(StoreFailed, match="neither ETag nor Last-Modified"),
+    ):
+        served(f"{server.url}/web.bin", tmp_path)
+
+
+@pytest.mark.parametrize("path", ["web", "web/", "web/a//b", "web/./b", "web/../b", "web/..", "web/a\0b"])
+def test_an_object_that_would_lie_outside_of_the_folder_is_refused(path: str) -> None:
+    with pytest.raises(UnreadableCorpus, match="cannot be a file's name"):
+        mirror._name_below("web", path)
+    assert mirror._name_below("web", "web/a/..b") == "a/..b"
 
 
 def test_markers_of_folders_are_no_shards(tmp_path: Path, bucket: Bucket) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
 import pytest
+import xxhash
 
 from corpus_server.corpus import guard
-from corpus_server.errors import CorpusChanged, NotStaged, ReadFailed
+from corpus_server.errors import CorpusChanged, NotStaged, ReadFailed, StoreFailed
 from corpus_server.stores import Cache, StagedFile, staged
+from corpus_server.stores.download import Recorded
 from corpus_server.stores.objects import Store, StoreObject
 
 CONTENT = bytes(range(1, 256)) * 40
@@ -134,6 +138,20 @@ def test_pages_that_the_disk_did_not_deliver_are_not_served(cache: Cache, file: 
     assert file.detach()
     assert file.attach()
     file.check_unchanged()
+
+
+def test_recorded_hashes_are_checked_when_it_is_staged(cache: Cache, file: StagedFile) -> None:
+    with ThreadPoolExecutor(1) as fetchers:
+
+        def bring(digest: str) -> None:
+            file.recorded = Recorded(data_offset=0, data_bytes=len(CONTENT), digests=[digest])
+            file.stage(fetchers, threading.Event(), urgent=True, on_bytes=lambda num_bytes: None)
+
+        with pytest.raises(StoreFailed, match="block 0, bytes 0 on, differs from its recorded hash"):
+            bring("0" * 32)
+        assert not file.is_cached
+        bring(xxhash.xxh3_128_hexdigest(CONTENT))
+    assert file.is_cached
 
 
 def test_a_map_that_cannot_be_made_is_an_error(
