@@ -31,6 +31,7 @@ def made(run: tuple[bytes, ...], size: int = SIZE) -> dict[bytes, Made]:
     [
         (text(7), text(8)),
         (text(9, b""), text(10, b"")),
+        (text(9_999), text(10_000)),
         (text(99, b"&count=3"), text(102, b"&count=3")),
         (
             b"GET /v1/batches?count=2&step=3 HTTP/1.1\r\n\r\n",

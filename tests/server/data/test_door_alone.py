@@ -443,6 +443,25 @@ def test_the_end_of_a_connection_stops_its_response(in_thread: bool) -> None:
     in_a_loop(lose)
 
 
+def test_a_response_that_waited_for_shards_is_given_up_with_its_connection() -> None:
+    """The shards come later, and nobody may begin to send then."""
+
+    async def lose() -> None:
+        door = open_door()
+        exchange = Mock(cancelled=False)
+        door._state, door._exchange = State.ANSWERING, exchange
+        with patch.object(Door, "_work") as work:
+            door._wake(exchange)
+            await asyncio.sleep(0.01)
+            work.assert_called_once_with()
+            door.connection_lost(None)
+            door._wake(exchange)
+            await asyncio.sleep(0.01)
+            work.assert_called_once_with()
+
+    asyncio.run(lose())
+
+
 @pytest.mark.parametrize(
     ("received", "error", "detail"),
     [
