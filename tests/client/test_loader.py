@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from corpus_client import Batch, CorpusLoader, errors
+from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import DeviceRing
 from tests.client.conftest import make_corpus
 from tests.client.fake_gpu import FakeGpu
@@ -116,6 +117,25 @@ def test_thousands_of_steps_over_a_slow_and_disorderly_device_are_exact(
         assert inputs == expected[:, :-1].tolist()
         assert targets == expected[:, 1:].tolist()
     assert gpu.threads == {threading.get_ident()}
+
+
+def test_slots_that_may_still_be_written_to_are_not_used_again(
+    make_loader: MakeLoader, corpus: ReferenceCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline whose thread did not end keeps them; after any other one they are used again."""
+    loader = make_loader()
+    next(loader)
+    first = loader._ring
+    loader.seek(50)
+    next(loader)
+    assert loader._ring is first
+    close = Pipeline.close
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "close", lambda pipeline: close(pipeline) and False)
+        loader.seek(9)
+    batch = next(loader)
+    assert loader._ring is not first
+    assert np.array_equal(batch.tokens.numpy(), tokens_of_step(corpus, loader.plan, 9))
 
 
 def test_requests_grow_to_many_steps(make_loader: MakeLoader, server: ReferenceServer) -> None:

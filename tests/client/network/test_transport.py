@@ -242,6 +242,14 @@ def test_problem_keeps_the_connection(buffer: memoryview, connect: Connect) -> N
     receive(connection, buffer)
 
 
+@pytest.mark.parametrize("status", [203, 206, 299])
+def test_only_200_is_an_answer(status: int, buffer: memoryview, connect: Connect) -> None:
+    """A proxy may have transformed another one (203), or it may be a part (206)."""
+    _, connection = connect([head().replace(b"200 OK", b"%d X" % status) + BODY + TAIL])
+    with pytest.raises(errors.ServerError, match=f"HTTP {status}"):
+        receive(connection, buffer)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

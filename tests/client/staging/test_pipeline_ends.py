@@ -21,6 +21,7 @@ import pytest
 from corpus_client import errors
 from corpus_client.network.pool import Stopped
 from corpus_client.observe.attribution import Meter, Stopwatch
+from corpus_client.staging import fetcher
 from corpus_client.staging.fetcher import Filled, SlotQueues, fetch
 from corpus_client.staging.slots import RingSize, allocate_ring
 from tests.client.staging.counting import (
@@ -151,6 +152,35 @@ def test_close_ends_the_thread_wherever_it_is(make_pipeline: MakePipeline, where
     assert time.monotonic() - started < 1
     assert fetchers() == []
     assert filler.closed.is_set()
+
+
+def test_a_thread_that_does_not_end_keeps_its_slots(
+    make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may still write to one, so no other pipeline may have them."""
+    monkeypatch.setattr(fetcher, "JOIN_SECONDS", 0.05)
+    released = threading.Event()
+
+    class Stuck(CountingFiller):
+        def finish(self, ticket: range, view: memoryview) -> None:
+            released.wait(60)
+            raise Stopped
+
+    pipeline = make_pipeline(Stuck())
+    assert not pipeline.close()
+    released.set()
+    (thread,) = fetchers()
+    thread.join(60)
+    assert pipeline.close()
+
+
+def test_close_waits_for_the_device_after_the_thread(make_pipeline: MakePipeline) -> None:
+    """Afterwards nothing reads a slot, and nothing will be copied from one."""
+    pipeline = make_pipeline()
+    take(pipeline)
+    drain = pipeline._device.drain = Mock(side_effect=lambda: fetchers() and pytest.fail("too early"))
+    assert pipeline.close()
+    drain.assert_called_once_with()
 
 
 def test_close_wakes_a_waiting_training_loop(make_pipeline: MakePipeline) -> None:
