@@ -208,6 +208,18 @@ def test_extending_changes_what_follows_and_nothing_before(
     expect(taken[:at], old, 0)
 
 
+def test_larger_batches_get_larger_slots(make_loader: MakeLoader) -> None:
+    """Half as many: together they have the same bytes."""
+    loader = make_loader(global_batch_size=240, prefetch_bytes=1 << 15)
+    taken = take(loader, 2)
+    before = loader.stats()
+    loader.extend({"mixture": {"web": 1.0}, "global_batch_size": 480})
+    taken += take(loader, 3)
+    after = loader.stats()
+    assert (before.num_slots, after.num_slots, after.ring_bytes) == (4, 2, before.ring_bytes)
+    expect(taken, loader.plan, 0)
+
+
 def test_a_run_may_be_extended_again_and_resumed(make_loader: MakeLoader, make_staged: MakeLoader) -> None:
     loader = make_loader(global_batch_size=8)
     taken = take(loader, 5)

@@ -77,6 +77,16 @@ def test_equals_slicing(
             assert np.array_equal(row, arrays[number][start : start + window])
 
 
+def test_tokens_are_widened_where_other_corpora_of_the_plan_need_it(tmp_path: Path) -> None:
+    written = np.arange(65_000, 65_100, dtype="uint16")
+    with closing(shard_of(written, tmp_path / "a.bin")) as shard:
+        gatherer = Gatherer([shard], 10)
+        gatherer.select(np.array([(0, 7)]))
+        out = np.zeros((1, 10), "uint32")
+        gatherer.gather(0, out)
+    assert out[0].tolist() == written[7:17].tolist()
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus.publish import publishing_folder
-from corpus_server.errors import FingerprintMismatch, Overloaded
+from corpus_server.errors import FingerprintMismatch, InvalidPlan, Overloaded
 from corpus_server.plan import MegatronOrder, Plan
 from corpus_server.plan.megatron import ARRAYS
 from corpus_server.read import tables
@@ -80,6 +81,37 @@ def test_a_table_is_used_again_and_noted_as_used(bound: BoundPlan, tmp_path: Pat
         np.testing.assert_array_equal(mapped.arrays()[name], array)
         assert type(mapped.arrays()[name]) is np.ndarray
         assert not mapped.arrays()[name].flags.writeable
+
+
+def test_a_table_is_on_the_disk_before_it_has_its_name(
+    bound: BoundPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure it would else hold zeros, and be taken for good."""
+    flush, flushed = os.fsync, list[str]()
+
+    def note(fd: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+        flush(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    Tables(tmp_path).bind(plan_of(bound), bound.corpora)
+    assert flushed[: len(ARRAYS)] == [f"{name}.npy" for name in ARRAYS]
+
+
+def test_a_table_that_another_release_wrote_otherwise_is_not_used(
+    bound: BoundPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Tables(tmp_path)
+    kept.bind(plan_of(bound), bound.corpora)
+    monkeypatch.setattr(tables, "_FORMAT", "another")
+    kept.bind(plan_of(bound), bound.corpora)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_table_that_cannot_be_used_is_refused(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "check_used", Mock(side_effect=InvalidPlan("the blend takes too much")))
+    with pytest.raises(InvalidPlan, match="takes too much"):
+        Tables().bind(plan_of(bound), bound.corpora)
 
 
 @pytest.mark.parametrize("content", [b"damaged", b"", None], ids=["damaged", "empty", "a folder"])
