@@ -129,6 +129,10 @@ def test_what_was_not_built_or_is_damaged_is_refused(two: list[Path], tmp_path: 
     refuse(path, "content differs from its recorded hashes")
     np.save((path := next(copies)) / "000001.npy", np.arange(70, dtype="uint16"))
     refuse(path, "made for other tokens")
+    path = next(copies)
+    for suffix in (".npy", ".npy.documents"):
+        (path / f"000002{suffix}").rename(path / f"000009{suffix}")
+    refuse(path, "holds 3 shards, its manifest names 3 or other ones")
     document = json.loads((path := next(copies)).joinpath("manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(document | {"version": 2}))
     refuse(path, "is no manifest of version 1: version: Input should be 1")
