@@ -58,6 +58,22 @@ def test_no_shard_is_copied_unless_asked(two: list[Path], tmp_path: Path) -> Non
     assert links == copies
 
 
+def test_copies_are_on_the_disk_before_the_folder_has_its_name(
+    two: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link needs no such wait: what it names is there already."""
+    flush, flushed = os.fsync, set[str]()
+
+    def note(fd: int) -> None:
+        flushed.add(Path(f"/proc/self/fd/{fd}").readlink().name)
+        flush(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    merge(two, tmp_path / "both", copy=True)
+    copied = {"tokenizer.json", *(f"{number:06}.npy" for number in range(5))}
+    assert copied | {f"{number:06}.npy.documents" for number in range(5)} <= flushed
+
+
 def test_splits_are_merged_one_by_one(tmp_path: Path) -> None:
     for seed, name in enumerate(("a", "b")):
         for split in ("train", "val"):
