@@ -146,7 +146,7 @@ def test_busy_replica_is_passed_over(corpus: ReferenceCorpus, make_loader: MakeL
     with ReferenceServer([corpus], lambda: Fault("busy", 30)) as busy, ReferenceServer([corpus]) as free:
         started = time.monotonic()
         assert_exact(make_loader([busy.url, free.url]), corpus, 20)
-        assert time.monotonic() - started < 2.0
+        assert time.monotonic() - started < 10.0
         assert busy.num_arrays >= 1
 
 
