@@ -358,6 +358,15 @@ def test_answers_come_in_the_order_of_the_requests(buffer: memoryview, connect: 
     assert connection.usable
 
 
+def test_a_bad_answer_is_named_after_its_own_request(buffer: memoryview, connect: Connect) -> None:
+    _, connection = connect([0.2, head() + BODY + bytes(8)], [])
+    deadline = time.monotonic() + 10
+    for _ in range(2):
+        connection.send(REQUEST.path, deadline=deadline)
+    with pytest.raises(errors.AnswerCorrupt, match=r"request [0-9a-f]{12}-1$"):
+        connection.receive_into(buffer, REQUEST, deadline=deadline)
+
+
 def test_an_error_ends_a_connection_with_another_answer_to_come(buffer: memoryview, connect: Connect) -> None:
     problem = b'{"type": "overloaded"}'
     answer = b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n" % len(problem)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +174,21 @@ def test_a_folder_that_is_being_made_is_not_taken_for_one_that_was_left_behind(
     monkeypatch.setattr(Mirror, "_write", refused)
     with WebServer({"/web.bin": bytes(4000)}) as server, served(f"{server.url}/web.bin", tmp_path):
         assert made == ["web.bin"]
+
+
+def test_another_process_may_have_made_the_folder_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Mirror._write
+
+    def overtaken(self: Mirror, folder: Path, name: str, what: StoreObject) -> None:
+        write(self, folder, name, what)
+        shutil.copytree(folder, folder.with_name(folder.name.lstrip(".").rpartition(".")[0]))
+
+    monkeypatch.setattr(Mirror, "_write", overtaken)
+    with WebServer({"/web.bin": bytes(4000)}) as server, served(f"{server.url}/web.bin", tmp_path) as catalog:
+        assert catalog.corpus("web").num_tokens == 2000
+        assert len(list((tmp_path / "corpora").iterdir())) == 1
 
 
 def test_objects_without_a_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
