@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from corpus_server.building.job import BuildOptions, Job, Split
+from corpus_server.building.job import BuildOptions, Input, Job, Split
 from corpus_server.building.sources import find_inputs, plan_parts
-from corpus_server.errors import UnreadableCorpus
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
 
 
 def test_a_job_is_read_as_it_was_saved_and_not_by_another_release(tmp_path: Path) -> None:
@@ -26,3 +29,36 @@ def test_a_job_is_read_as_it_was_saved_and_not_by_another_release(tmp_path: Path
     (tmp_path / "job.json").write_text(json.dumps({**document, "version": 2}))
     with pytest.raises(UnreadableCorpus, match=r"begun by another release \(its version is 2, not 1\)"):
         Job.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda a, b: (b, a), "the sources come in another order"),
+        (lambda a, b: (a, replace(b, mtime_ns=b.mtime_ns + 1)), r"b\.txt was changed, added or removed"),
+        (lambda a, b: (replace(a, num_bytes=99), b), r"a\.txt was changed, added or removed"),
+        (lambda a, b: (a,), r"b\.txt was changed, added or removed"),
+    ],
+    ids=["order", "time", "size", "gone"],
+)
+def test_a_build_is_not_continued_with_other_sources(
+    tmp_path: Path, change: Callable[[Input, Input], tuple[Input, ...]], said: str
+) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    inputs = find_inputs([str(tmp_path)])
+    options = BuildOptions(tokenizer="bytes", eot=0, vocab_size=256)
+    job = Job(options=options, inputs=inputs, parts=plan_parts(inputs))
+    job.check_same(options, inputs, tmp_path)
+    with pytest.raises(InvalidParameter, match=f"holds an unfinished build: .*{said}"):
+        job.check_same(options, change(*inputs), tmp_path)
+
+
+def test_an_input_that_was_written_to_is_another_one(tmp_path: Path) -> None:
+    """Also if it has as many bytes as before."""
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    before = Input.of(path)
+    assert replace(before, name="another") == before
+    os.utime(path, ns=(1, 1))
+    assert Input.of(path) != before
