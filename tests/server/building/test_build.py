@@ -199,6 +199,24 @@ def test_splits_are_chosen_by_content(tmp_path: Path, monkeypatch: pytest.Monkey
         assert sorted(documents_of(tmp_path / "turned" / name)) == sorted(documents)
 
 
+def test_a_corpus_is_on_the_disk_before_its_work_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifests come last, then the names of the splits, then that of the corpus."""
+    flush, flushed = os.fsync, list[str]()
+
+    def note(fd: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{fd}").readlink().relative_to(tmp_path).as_posix())
+        flush(fd)
+
+    source = write_jsonl(tmp_path / "a.jsonl", texts(60))
+    monkeypatch.setattr(os, "fsync", note)
+    build_here([source], tmp_path / "out", tokenizer="bytes", splits=(Split(name="val", share=0.3),))
+    whole = "out.building/whole"
+    assert flushed[-4:] == [f"{whole}/val/.manifest.json.tmp", f"{whole}/val", whole, "."]
+    assert f"{whole}/train/.manifest.json.tmp" in flushed
+
+
 def test_a_split_that_gets_nothing_is_an_error(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", ["a", "b"])
     with pytest.raises(InvalidParameter, match="split 'val' got none of the 2 documents"):
