@@ -56,12 +56,8 @@ def _of_service(service: Service, name: str) -> Ask:
             query = RowsQuery.model_construct(step=asked["step"], first=0, count=asked["count"])
             return _finished(inspection.rows(service, bound.plan.id, query, head))
         if what == "spans":
-            return _finished(
-                inspection.corpus_spans(service, corpus, SpansQuery.model_construct(**asked), head)
-            )
-        return _finished(
-            inspection.statistics(service, corpus, StatisticsQuery.model_construct(**asked), head)
-        )
+            return _finished(inspection.corpus_spans(service, corpus, SpansQuery.model_construct(**asked)))
+        return _finished(inspection.statistics(service, corpus, StatisticsQuery.model_construct(**asked)))
 
     return ask
 

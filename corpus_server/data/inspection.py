@@ -16,12 +16,13 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
 from corpus_server.data.head import RequestHead
 from corpus_server.data.queries import Integer, QueryParameters, Step, Token
-from corpus_server.data.response import Response, Slices, caching, json_response, not_modified
+from corpus_server.data.response import NO_STORE, Response, Slices, json_response, not_modified
 from corpus_server.data.service import Service
 from corpus_server.data.tokens import plan_headers, staged_rows
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.document import MAX_GLOBAL_BATCH_SIZE, MAX_SEED
 from corpus_server.plan.questions.diff import changed_fields, compare_slices
+from corpus_server.read import wire
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
 from corpus_server.read.spans import Span, decode_known, spans
 from corpus_server.read.text import check_available
@@ -100,9 +101,6 @@ def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead)
         raise InvalidParameter.expected("first", f"a row of the global batch, in [0, {size})", query.first)
     count = min(query.count, size - query.first)
     service.gate.check_text_size(count * (bound.sampler.seq_len(step) + 1), "count")
-    headers = plan_headers(bound, request, f"rows.{step}.{query.first}.{count}")
-    if (unchanged := not_modified(request, headers)) is not None:
-        return unchanged
     whole = WindowReading(bound, step=step, count=1, rank=0, rows=size)
     yield from staged_rows(service, bound, whole)
     first_shard = {name: n for n, (name, _) in reversed(list(enumerate(bound.shards)))}
@@ -136,36 +134,26 @@ def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead)
         "first": query.first,
         "rows": shown,
     }
-    return json_response(fields, headers)
+    return json_response(fields, {**NO_STORE, wire.PLAN: bound.plan.id})
 
 
-def corpus_spans(
-    service: Service, corpus: Corpus, query: SpansQuery, request: RequestHead
-) -> Slices[Response]:
+def corpus_spans(service: Service, corpus: Corpus, query: SpansQuery) -> Slices[Response]:
     """Make the response that shows a range of tokens as text."""
     if query.start > corpus.num_tokens:
         raise InvalidParameter.expected("start", f"in [0, {corpus.num_tokens}]", query.start)
     stop = min(query.start + query.count, corpus.num_tokens)
     service.gate.check_text_size(stop - query.start, "count")
-    headers = caching(request, f"{corpus.fingerprint}.spans.{query.start}.{stop}", immutable=False)
-    if (unchanged := not_modified(request, headers)) is not None:
-        return unchanged
     pieces = corpus.locate_range(query.start, stop - query.start)
     yield from service.staged(corpus.shards[number].file for number, _, _ in pieces)
     tokens = _read(service, corpus, query.start, stop)
     yield None
     shown: list[Span] = list(spans(corpus, query.start, tokens.tolist()))
     fields = {"corpus": corpus.name, "start": query.start, "stop": stop, "num_tokens": corpus.num_tokens}
-    return json_response({**fields, "spans": [dataclasses.asdict(each) for each in shown]}, headers)
+    return json_response({**fields, "spans": [dataclasses.asdict(each) for each in shown]}, NO_STORE)
 
 
-def statistics(
-    service: Service, corpus: Corpus, query: StatisticsQuery, request: RequestHead
-) -> Slices[Response]:
+def statistics(service: Service, corpus: Corpus, query: StatisticsQuery) -> Slices[Response]:
     """Make the response that says what a sample of a corpus is made of."""
-    headers = caching(request, f"{corpus.fingerprint}.statistics.{query.seed}", immutable=False)
-    if (unchanged := not_modified(request, headers)) is not None:
-        return unchanged
     ids: list[NDArray[np.integer]] = []
     for _, tokens in _blocks(service, corpus, query.seed, STATISTICS_BLOCKS):
         ids.append(tokens)
@@ -194,10 +182,10 @@ def statistics(
         "num_documents": corpus.num_documents,
         "document_lengths": None if lengths is None else _describe_lengths(lengths),
     }
-    return json_response(fields, headers)
+    return json_response(fields, NO_STORE)
 
 
-def search(service: Service, corpus: Corpus, query: SearchQuery, request: RequestHead) -> Slices[Response]:
+def search(service: Service, corpus: Corpus, query: SearchQuery) -> Slices[Response]:
     """Make the response that lists where a text is, in a sample of a corpus or in all of a small one."""
     tokenizer = check_available(corpus)
     found: list[Mapping[str, Any]] = []
@@ -235,7 +223,7 @@ def search(service: Service, corpus: Corpus, query: SearchQuery, request: Reques
         "num_searched_tokens": num_searched,
         "found": found,
     }
-    return json_response(fields, {"Cache-Control": "no-store"})
+    return json_response(fields, NO_STORE)
 
 
 def diff(service: Service, plan_id: str, query: DiffQuery, request: RequestHead) -> Slices[Response]:

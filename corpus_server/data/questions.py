@@ -11,7 +11,7 @@ import xxhash
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.data.head import RequestHead
 from corpus_server.data.queries import MAX_COUNT, Integer, PlanQuery, QueryParameters, Step, Token
-from corpus_server.data.response import Response, Slices, json_response, not_modified
+from corpus_server.data.response import NO_STORE, Response, Slices, json_response, not_modified
 from corpus_server.data.service import Service
 from corpus_server.data.tokens import plan_headers, staged_rows
 from corpus_server.errors import AnswerTooLarge, InvalidParameter
@@ -122,7 +122,7 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
     total = sum(bound.shards[number][1].size_bytes for number in used.tolist())
     fields = {"plan": bound.plan.id, "step": step, "count": count, "num_bytes": total, "shards": listed}
     # What is on this machine changes from moment to moment.
-    return json_response(fields, {"Cache-Control": "no-store", wire.PLAN: bound.plan.id})
+    return json_response(fields, {**NO_STORE, wire.PLAN: bound.plan.id})
 
 
 def usage(service: Service, plan_id: str, query: UsageQuery, request: RequestHead) -> Slices[Response]:
@@ -145,7 +145,9 @@ def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices
     start, stop = _looked_up_range(query, bound.corpora[corpus])
     epochs, limit = query.epochs, query.limit
     identity = f"lookup.{corpus}.{start}.{stop}.{epochs}.{limit}"
-    headers = plan_headers(bound, request, identity, by_id=query.plan is not None)
+    # Where a document lies is said by an index, which may be made anew with another end of text.
+    by_id = query.plan is not None and query.document is None
+    headers = plan_headers(bound, request, identity, by_id=by_id)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     found = yield from look_up_slices(bound.sampler, corpus, start, stop, epochs=epochs, limit=limit)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 import xxhash
@@ -173,6 +173,11 @@ def text_response(text: str, headers: Mapping[str, str]) -> Response:
     return Response.whole(text.encode(), {**headers, "Content-Type": wire.MEDIA_TYPES["text"]})
 
 
+NO_STORE: Final = {"Cache-Control": "no-store"}
+"""Headers of a response that depends on more than its URL and an identity tell: text, say, for which the
+corpus may be served with another tokenizer tomorrow."""
+
+
 def caching(request: RequestHead, identity: str, *, immutable: bool, varies: bool = False) -> dict[str, str]:
     """Return the headers by which a response may be cached.
 
@@ -197,7 +202,7 @@ def not_modified(request: RequestHead, headers: Mapping[str, str]) -> Response |
     would be an error (RFC 9110, 13.2.1).
     """
     given = request.headers.get("if-none-match")
-    if given is None:
+    if given is None or "ETag" not in headers:
         return None
     tags = {tag.strip().removeprefix("W/") for tag in given.split(",")}
     return Response(304, dict(headers)) if headers["ETag"] in tags or "*" in tags else None

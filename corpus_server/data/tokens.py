@@ -15,6 +15,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.data.head import RequestHead
 from corpus_server.data.queries import BatchesQuery, FormatQuery, StepsQuery
 from corpus_server.data.response import (
+    NO_STORE,
     Response,
     Slices,
     array_response,
@@ -133,7 +134,10 @@ def token_range(
     if chosen == "text":
         text.check_available(corpus)
     identity = f"{corpus.fingerprint}.{start}.{stop}.{_representation(query, chosen)}"
-    headers = caching(request, identity, immutable=False, varies=query.format is None)
+    if chosen == "text":
+        headers = dict(NO_STORE)
+    else:
+        headers = caching(request, identity, immutable=False, varies=query.format is None)
     headers[wire.RANGE] = f"{start}-{stop}"
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
@@ -264,8 +268,11 @@ def _step_headers(
     identity = (
         f"{what}.{query.step}.{query.count}.{query.rank}.{query.world_size}.{_representation(query, chosen)}"
     )
-    by_id = query.plan is not None
-    headers = plan_headers(bound, request, identity, by_id=by_id, varies=query.format is None)
+    if chosen == "text":
+        headers = {**NO_STORE, wire.PLAN: bound.plan.id}
+    else:
+        by_id = query.plan is not None
+        headers = plan_headers(bound, request, identity, by_id=by_id, varies=query.format is None)
     plan_step = bound.sampler.timeline.plan_step(query.step)
     if plan_step != query.step:
         headers[wire.PLAN_STEP] = str(plan_step)

@@ -73,7 +73,7 @@ async def document(
 async def spans(call: CallHere, name: CorpusName, query: Annotated[SpansQuery, Query()]) -> AsgiResponse:
     """Show a range of tokens as text, cut at the borders of documents."""
     corpus = call.service.corpus(name, call.head.caller)
-    return call.made(inspection.corpus_spans(call.service, corpus, query, call.head))
+    return call.made(inspection.corpus_spans(call.service, corpus, query))
 
 
 @read_route(router, "/v1/corpora/{name}/statistics", response_model=StatisticsAnswer)
@@ -82,11 +82,11 @@ async def statistics(
 ) -> AsgiResponse:
     """Return frequencies of tokens and lengths of documents in a sample."""
     corpus = call.service.corpus(name, call.head.caller)
-    return call.made(inspection.statistics(call.service, corpus, query, call.head))
+    return call.made(inspection.statistics(call.service, corpus, query))
 
 
 @read_route(router, "/v1/corpora/{name}/search", response_model=SearchAnswer)
 async def search(call: CallHere, name: CorpusName, query: Annotated[SearchQuery, Query()]) -> AsgiResponse:
     """Find a text in a sample of about a million tokens, or in all of a small corpus."""
     corpus = call.service.corpus(name, call.head.caller)
-    return call.made(inspection.search(call.service, corpus, query, call.head))
+    return call.made(inspection.search(call.service, corpus, query))

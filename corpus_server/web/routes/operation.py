@@ -13,7 +13,7 @@ from starlette.responses import Response as AsgiResponse
 from corpus_server import live, metrics
 from corpus_server.data.head import RequestHead
 from corpus_server.data.queries import parameters
-from corpus_server.data.response import json_response
+from corpus_server.data.response import NO_STORE, json_response
 from corpus_server.errors import CorpusServerError, Forbidden, NotReady, Unauthorized
 from corpus_server.web.responses import Events, refused, sent
 from corpus_server.web.routes.shared import CallHere, read_route
@@ -40,7 +40,7 @@ async def readiness(call: CallHere) -> AsgiResponse:
     ready: dict[str, object] = {"status": "ready"}
     if call.service.access.num_tokens is None:  # else strangers would learn the names
         ready["corpora"] = list(call.service.catalog.corpora)
-    return sent(json_response(ready, {"Cache-Control": "no-store"}))
+    return sent(json_response(ready, NO_STORE))
 
 
 @read_route(router, "/v1/access", status_code=204, response_class=AsgiResponse)
@@ -96,4 +96,4 @@ async def last_hour(call: CallHere, query: Annotated[LiveQuery, Query()]) -> Asg
     if query.follow == "true":
         return Events(call.service, call.request, call.head)
     answer = await call.service.run_probe(live.answer)
-    return sent(json_response(answer, {"Cache-Control": "no-store"}))
+    return sent(json_response(answer, NO_STORE))

@@ -73,7 +73,7 @@ async def usage(call: CallHere, plan_id: PlanId, query: Annotated[UsageQuery, Qu
     return call.made(questions.usage(call.service, plan_id, query, call.head))
 
 
-@read_route(router, "/v1/plans/{plan_id}/shards", response_model=ShardsAnswer, responses=NOT_MODIFIED)
+@read_route(router, "/v1/plans/{plan_id}/shards", response_model=ShardsAnswer)
 async def shards(call: CallHere, plan_id: PlanId, query: Annotated[ShardsQuery, Query()]) -> AsgiResponse:
     """Return the shards that the next steps read, and which of them are on the server's machine."""
     return call.made(questions.shards(call.service, plan_id, query, call.head))
@@ -85,13 +85,13 @@ async def receipt(call: CallHere, plan_id: PlanId, query: Annotated[StepQuery, Q
     return call.made(questions.receipt(call.service, plan_id, query, call.head))
 
 
-@read_route(router, "/v1/plans/{plan_id}/rows", response_model=RowsAnswer, responses=NOT_MODIFIED)
+@read_route(router, "/v1/plans/{plan_id}/rows", response_model=RowsAnswer)
 async def rows(call: CallHere, plan_id: PlanId, query: Annotated[RowsQuery, Query()]) -> AsgiResponse:
     """Show rows of a step's global batch as text, cut at the borders of documents."""
     return call.made(inspection.rows(call.service, plan_id, query, call.head))
 
 
-@read_route(router, "/v1/plans/{plan_id}/diff", response_model=DiffAnswer)
+@read_route(router, "/v1/plans/{plan_id}/diff", response_model=DiffAnswer, responses=NOT_MODIFIED)
 async def diff(call: CallHere, plan_id: PlanId, query: Annotated[DiffQuery, Query()]) -> AsgiResponse:
     """Say in which fields another plan differs from this one, and from which step on which rows."""
     return call.made(inspection.diff(call.service, plan_id, query, call.head))

@@ -39,7 +39,6 @@ SEQ_LEN, ROWS = 9, 6
 DOCUMENTS = [[k, 50 + k, 1, *range(k)] for k in range(2, 21)]  # 5 to 23 tokens
 NUM_TOKENS = sum(map(len, DOCUMENTS))
 GET = RequestHead("GET", b"/", {})
-REVALIDATED = "public, no-cache"
 PLAN: dict[str, Any] = {
     "seq_len": SEQ_LEN,
     "seed": 5,
@@ -177,9 +176,7 @@ def test_rows_of_a_step_say_where_they_lie(
         corpus, name, base = [("docs", "docs.bin", 0), ("ids", "0.bin", 0), ("ids", "1.bin", 70)][shard]
         assert (row["corpus"], row["shard"], row["start"]) == (corpus, name, base + start)
         check_spans(corpus, base + start, base + start + SEQ_LEN + 1, row["spans"])
-    assert response.headers["ETag"] == f'"{plan_id}.rows.{step}.{first}.{stop - first}"'
-    assert response.headers["Cache-Control"] == "public, max-age=31536000, immutable"
-    assert response.headers["Corpus-Plan"] == plan_id
+    assert response.headers.items() >= {"Cache-Control": "no-store", "Corpus-Plan": plan_id}.items()
 
 
 @pytest.mark.parametrize("step", [1, 4], ids=["in between", "the last one"])
@@ -240,9 +237,9 @@ def test_no_more_is_shown_than_a_text_may_have(
                 made(ask(service, plan_id))
 
 
-def spans_of(service: Service, name: str, start: int, count: int, request: RequestHead = GET) -> Any:
+def spans_of(service: Service, name: str, start: int, count: int) -> Any:
     query = SpansQuery(start=str(start), count=str(count))
-    return corpus_spans(service, service.catalog.corpus(name), query, request)
+    return corpus_spans(service, service.catalog.corpus(name), query)
 
 
 @pytest.mark.parametrize("name", ["docs", "ids"])
@@ -257,9 +254,7 @@ def test_a_range_is_shown_where_documents_end(
     found = json.loads(body(response))
     check_spans(name, start, stop, found.pop("spans"))
     assert found == {"corpus": name, "start": start, "stop": stop, "num_tokens": total}
-    fingerprint = service.catalog.corpus(name).fingerprint
-    assert response.headers["ETag"] == f'"{fingerprint}.spans.{start}.{stop}"'
-    assert response.headers["Cache-Control"] == REVALIDATED
+    assert response.headers["Cache-Control"] == "no-store"
 
 
 def test_a_range_beyond_the_corpus_is_refused(service: Service) -> None:
@@ -269,25 +264,13 @@ def test_a_range_beyond_the_corpus_is_refused(service: Service) -> None:
     assert (error.detail, error.received) == ("start must be in [0, 110], got 111", 111)
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda service, plan, request: rows(service, plan, RowsQuery(step="3"), request),
-        lambda service, _, request: spans_of(service, "ids", 20, 30, request),
-        lambda service, _, request: statistics_of(service, "ids", request=request),
-        lambda service, plan, request: diff(service, plan, DiffQuery(other=plan), request),
-    ],
-    ids=["rows", "spans", "statistics", "diff"],
-)
-def test_an_answer_that_the_client_holds_is_not_made_again(
-    service: Service, plan_id: str, ask: Callable[..., Any]
-) -> None:
-    first, again = made_twice(lambda request: ask(service, plan_id, request))
+def test_a_comparison_that_the_client_holds_is_not_made_again(service: Service, plan_id: str) -> None:
+    first, again = made_twice(lambda request: diff(service, plan_id, DiffQuery(other=plan_id), request))
     assert (first.status, again.status, body(again)) == (200, 304, b"")
 
 
-def statistics_of(service: Service, name: str, seed: int = 0, request: RequestHead = GET) -> Any:
-    return statistics(service, service.catalog.corpus(name), StatisticsQuery(seed=str(seed)), request)
+def statistics_of(service: Service, name: str, seed: int = 0) -> Any:
+    return statistics(service, service.catalog.corpus(name), StatisticsQuery(seed=str(seed)))
 
 
 def test_statistics_of_a_small_corpus_are_of_all_of_it(service: Service) -> None:
@@ -313,9 +296,7 @@ def test_statistics_of_a_small_corpus_are_of_all_of_it(service: Service) -> None
             "histogram": [[0, 0], [1, 0], [2, 0], [4, 3], [8, 8], [16, 8]],
         },
     }
-    fingerprint = service.catalog.corpus("docs").fingerprint
-    assert response.headers["ETag"] == f'"{fingerprint}.statistics.3"'
-    assert response.headers["Cache-Control"] == REVALIDATED
+    assert response.headers["Cache-Control"] == "no-store"
 
 
 def test_lengths_are_counted_between_powers_of_two(service: Service) -> None:
@@ -371,7 +352,7 @@ def test_as_many_documents_as_a_sample_has_are_all_read(
 
 
 def search_of(service: Service, name: str, **given: str) -> Any:
-    return search(service, service.catalog.corpus(name), SearchQuery.model_validate(given), GET)
+    return search(service, service.catalog.corpus(name), SearchQuery.model_validate(given))
 
 
 def test_a_look_at_a_corpus_elsewhere_fetches_nothing(service: Service) -> None:

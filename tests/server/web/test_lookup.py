@@ -114,7 +114,7 @@ def test_the_limit_cuts_and_says_so(server: RunningServer, plan_id: str) -> None
 
 
 def test_lookups_are_immutable_resources(server: RunningServer, plan_id: str) -> None:
-    path = f"/v1/lookup?plan={plan_id}&corpus=docs&document=1"
+    path = f"/v1/lookup?plan={plan_id}&corpus=docs&token=5"
     answer = server.get(path)
     assert "immutable" in answer.headers["Cache-Control"]
     again = server.get(path, headers={"If-None-Match": answer.headers["ETag"]})
