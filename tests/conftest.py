@@ -57,8 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """End the process in time: the interpreter waits for a thread that a test has left, without a limit."""
-    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__)
+    """End the process in time: the interpreter waits for a thread that a test has left, without a limit.
+
+    One of several processes waits here for the others to finish; pytest-xdist ends it.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__)
 
 
 @pytest.fixture(scope="module")

@@ -104,11 +104,20 @@ def test_a_deadlock_ends_the_run_and_shows_where_it_is(tmp_path: Path, code: str
 )
 def test_a_deadlock_ends_a_run_in_several_processes(tmp_path: Path, where: str) -> None:
     (tmp_path / "test_hang.py").write_text(IMPORTS + HANGS[where])
-    (tmp_path / "test_left.py").write_text(IMPORTS + HANGS["in a thread that a test leaves"])
+    (tmp_path / "test_other.py").write_text("def test_it():\n    pass\n")
     ended = run(tmp_path, *SEVERAL)
     assert ended.returncode == 1
     assert "crashed while running 'test_hang.py::test_it'" in ended.stdout
     assert "1 failed, 1 passed" in ended.stdout
+
+
+def test_a_process_that_has_finished_waits_for_the_others(tmp_path: Path) -> None:
+    """A left thread does not hold up the end either."""
+    (tmp_path / "test_long.py").write_text("import time\n\ndef test_it():\n    time.sleep(2.5)\n")
+    (tmp_path / "test_left.py").write_text(IMPORTS + HANGS["in a thread that a test leaves"])
+    ended = run(tmp_path, *SEVERAL, "-o", "timeout=60", "-o", "faulthandler_timeout=60")
+    assert (ended.returncode, "2 passed" in ended.stdout) == (0, True)
+    assert "Timeout" not in ended.stdout + ended.stderr
 
 
 def test_a_module_that_hangs_ends_a_run_in_several_processes(tmp_path: Path) -> None:
