@@ -13,6 +13,7 @@ import pytest
 from scripts.benchmarks.proxy import NGINX
 from tests.corpora import some_tokens, write_raw
 from tests.docker.proxy import RunningProxy
+from tests.raw_http import RawConnection, check_raw_problem, get
 from tests.serving import Answer, RunningServer, check_problem
 from tests.tokens import Tokens, plan, post
 
@@ -91,3 +92,18 @@ def test_errors_and_what_names_a_corpus_are_not_kept(site: Site) -> None:
     ):
         for _ in range(3):
             assert site.get(target, "owner").headers["X-Cache"] in ("BYPASS", "MISS", "EXPIRED")
+
+
+def test_a_body_is_received_only_from_who_may_post_a_plan(site: Site) -> None:
+    """The failure was: nginx wrote 64 MiB to the disk where its cache lies, and asked for a token later."""
+    for path, method, token, status, slug in (
+        ("/v1/plans", "POST", None, 401, "unauthorized"),
+        ("/v1/plans", "POST", "reader", 403, "forbidden"),
+        ("/v1/batches", "GET", None, 413, "body-too-large"),
+        ("/healthz", "GET", None, 413, "body-too-large"),
+    ):
+        lines = [f"Content-Length: {2**24}"]
+        lines += [] if token is None else [f"Authorization: Bearer {site.tokens.secrets[token]}"]
+        with RawConnection(site.proxy, timeout=10) as client:
+            client.send(get(path, *lines, method=method), b"x" * 2**20)
+            check_raw_problem(client.read(), status, slug)
