@@ -194,6 +194,14 @@ def test_what_the_proxy_refuses_is_a_problem_document_too(
     assert proxy.get(INLINE).status == 200
 
 
+@pytest.mark.parametrize("target", ["/healthz", INLINE])
+def test_http_1_0_without_a_host_is_answered(proxy: RunningProxy, target: str) -> None:
+    """As many probes send it. The failure was: nginx passed the lack on as HTTP/1.1, which got 400 or 502."""
+    with RawConnection(proxy) as client:
+        client.send(get(target, version="1.0", host=False))
+        assert client.read().status == 200
+
+
 def test_a_plan_that_one_replica_has_not_seen_is_asked_of_the_other(
     proxy: RunningProxy, replicas: list[RunningServer]
 ) -> None:
