@@ -175,8 +175,15 @@ def test_one_address_gets_no_more_than_its_share(
         (get("/v1/batches", f"Content-Length: {2**30}"), (413,)),
         (b"GET /healthz HTTP/1.1\r\nHost x\r\n\r\n", (400,)),
         (b"nonsense\r\n\r\n", (400,)),
+        (get("/access"), (404,)),  # nginx keeps this place for itself
+        (get("/healthz", method="TRACE"), (400, 405)),
+        (get("/healthz", "Transfer-Encoding: gzip"), (400,)),
+        (get("/healthz", version="3"), (400,)),
     ],
-    ids=["url", "long-url", "head", "plan", "body", "header", "nonsense"],
+    ids=[
+        *("url", "long-url", "head", "plan", "body", "header", "nonsense"),
+        *("internal", "trace", "encoding", "version"),
+    ],
 )
 def test_what_the_proxy_refuses_is_a_problem_document_too(
     proxy: RunningProxy, request_: bytes, statuses: tuple[int, ...]
