@@ -269,6 +269,27 @@ def test_a_denied_document_is_seen_no_more(
     ] == []
 
 
+def test_a_seed_of_64_bits_stays_the_same(opened: Opened, server: RunningServer) -> None:
+    """The failure was: a successor got the nearest seed that JavaScript can hold, and every row differed."""
+    seed = 2**63 + 12345
+    document = {"seq_len": 64, "seed": seed, "stages": [{"global_batch_size": 8, "mixture": {"docs": 1}}]}
+    plan = server.post_plan(document).json()["id"]
+    page = opened.show(f"/page/plans/{plan}")
+    expect(page.locator("#facts")).to_contain_text(f"seed\n{seed}", use_inner_text=True)
+    for shown in page.locator("#document pre").all_text_contents():
+        assert re.search(rf'"seed": ?{seed}\b', shown)
+    page = opened.show(f"/page/plans/{plan}/steps/5")
+    page.get_by_text("Leave steps out").click()
+    page.get_by_role("button", name="Make the successor plan").click()
+    expect(page.locator("#successor")).to_contain_text("the first step that differs is 5")
+    href = page.locator("#successor a").first.get_attribute("href")
+    assert href is not None
+    assert server.get(f"/v1/plans/{href.rsplit('/', 1)[1]}").json()["plan"]["seed"] == seed
+    page = opened.show("/page/plans/new")
+    page.get_by_label("Seed").fill(str(seed))
+    expect(page.get_by_label("Plan document")).to_have_value(re.compile(rf'"seed": {seed}\b'))
+
+
 def test_a_plan_is_checked_while_it_is_typed(opened: Opened, server: RunningServer) -> None:
     page = opened.show("/page/plans/new")
     expect(page.locator("#verdict table")).to_be_visible()

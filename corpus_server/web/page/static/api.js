@@ -16,6 +16,11 @@ export function address(path, parameters = {}) {
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }
 
+// A seed may have 64 bits, of which a number of JavaScript holds 53: it would become another seed, and another plan.
+export const parse = (text) => JSON.parse(text, (_, value, context) => (
+  Number.isInteger(value) && !Number.isSafeInteger(value) && /^\d+$/.test(context.source) ? BigInt(context.source) : value));
+BigInt.prototype.toJSON = function toJSON() { return JSON.rawJSON(String(this)); };
+
 async function answerTo(target, options = {}) {
   const headers = { Accept: "application/json", ...options.headers };
   const token = sessionStorage.getItem(KEY);
@@ -32,7 +37,7 @@ async function answerTo(target, options = {}) {
   throw new Problem(problem);
 }
 
-export const ask = async (target, options) => (await answerTo(target, options)).json();
+export const ask = async (target, options) => parse(await (await answerTo(target, options)).text());
 
 // Follows a route that sends events. EventSource could not send a token.
 export async function follow(target, { onEvent, onEnd, onProblem }) {

@@ -1,5 +1,5 @@
 import { $, h, code, number, table } from "../dom.js";
-import { ask, curl, problem, Problem } from "../api.js";
+import { ask, curl, parse, problem, Problem } from "../api.js";
 
 const form = $("#plan");
 const text = $("#document");
@@ -9,7 +9,7 @@ function fromForm() {
   const mixture = Object.fromEntries(weights.map((input) => [input.name, Number(input.value)]));
   const given = form.elements;
   return {
-    seq_len: Number(given.seq_len.value), seed: Number(given.seed.value), order: given.order.value,
+    seq_len: Number(given.seq_len.value), seed: /^[1-9]\d*$/.test(given.seed.value) ? parse(given.seed.value) : Number(given.seed.value), order: given.order.value,
     stages: [{ from_step: 0, global_batch_size: Number(given.global_batch_size.value), mixture }],
   };
 }
@@ -20,7 +20,7 @@ async function check() {
   const verdict = $("#verdict");
   let plan;
   try {
-    plan = JSON.parse(text.value);
+    plan = parse(text.value);
   } catch (error) {
     verdict.replaceChildren(h("p", { class: "problem" }, `no JSON: ${error.message}`));
     return;
