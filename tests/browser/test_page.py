@@ -206,6 +206,22 @@ def test_two_plans_of_the_list_are_compared(opened: Opened, plans: dict[str, str
     expect(page.locator("#diff")).to_contain_text("The first step that differs is 10")
 
 
+def test_long_names_and_many_plans_fit_a_phone(browser: Browser, tmp_path: Path) -> None:
+    """A name has at most 128 characters, a list of plans 100 entries."""
+    name = "x" * 128
+    with RunningServer({name: write_raw(tmp_path / "x.bin", some_tokens(5000))}, tmp_path) as server:
+        for seed in range(101):
+            stages = [{"global_batch_size": 8, "mixture": {name: 1}}]
+            plan = server.post_plan({"seq_len": 16, "seed": seed, "stages": stages}).json()["id"]
+        tab = Opened(browser, server, 390)
+        for view in ("corpora", "plan", "step", "plans"):
+            page = tab.show(VIEWS[view].format(plan=plan))
+            expect(page.locator(".request").first).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
+        expect(page.locator("#plans")).to_contain_text("101 plans, the one seen last first; 100 are shown.")
+        tab.context.close()
+
+
 def test_steps_are_skimmed_and_the_range_has_an_address(
     opened: Opened, server: RunningServer, plans: dict[str, str]
 ) -> None:

@@ -22,7 +22,7 @@ fill($("#plans"), "/v1/plans", ({ num_plans, plans }) => {
   const { button, choice } = compare();
   return [
     h("div", { class: "buttons" }, newPlan(), button),
-    h("p", { class: "lead" }, `${number(num_plans)} plan${num_plans === 1 ? "" : "s"}, the one seen last first.`),
+    h("p", { class: "lead" }, `${number(num_plans)} plan${num_plans === 1 ? "" : "s"}, the one seen last first${plans.length < num_plans ? `; ${number(plans.length)} are shown` : ""}.`),
     table(["compare", "plan", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"], plans.map(({ id, plan, seen_unix_seconds }) => [
       choice(id),
       planLink(id),
