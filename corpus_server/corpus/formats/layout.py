@@ -99,7 +99,8 @@ def token_dtype(value: object) -> TokenDtype:
         dtype = np.dtype(value)  # type: ignore[call-overload]
     except TypeError:
         dtype = None
-    if value is None or dtype is None or TOKEN_DTYPES.get(dtype.name) != dtype:
+    # Not `.get(...) != dtype`: for NumPy, None is float64.
+    if value is None or dtype is None or dtype not in TOKEN_DTYPES.values():
         raise InvalidParameter.expected("dtype", f"one of {ACCEPTED_DTYPES} (little-endian)", str(value))
     return TOKEN_DTYPES[dtype.name]
 

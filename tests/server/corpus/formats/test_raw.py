@@ -37,7 +37,7 @@ def test_refuses_a_broken_last_token(tmp_path: Path, num_bytes: int, dtype: str 
     )
 
 
-@pytest.mark.parametrize("dtype", ["int64", ">u2", "float32", "tokens", np.dtype("uint64"), 3, ""])
+@pytest.mark.parametrize("dtype", ["int64", ">u2", "float32", "float64", "tokens", np.dtype("uint64"), 3, ""])
 def test_refuses_other_dtypes(tmp_path: Path, dtype: object) -> None:
     with pytest.raises(InvalidParameter, match="uint8, uint16, uint32, int32") as caught:
         recognise(write_raw(tmp_path / "a.bin", [1]), dtype=dtype)
