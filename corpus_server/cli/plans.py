@@ -108,7 +108,11 @@ def import_(
 ) -> None:
     """Print the plan that another trainer's data configuration comes to; say what it cannot carry over."""
     fields = {"seq_len": seq_len, "batch_size": batch_size, "seed": seed, "num_samples": num_samples}
-    imported = import_plan(trainer, file.read(), order=order, **fields)
+    try:
+        text = file.read()
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(f"{file.name} is not UTF-8 text: {error}", parameter="file") from error
+    imported = import_plan(trainer, text, order=order, **fields)
     Plan.from_json(imported.document)  # refuses what a server would refuse
     for each in imported.left_out:
         errors.print(f"[yellow]not carried over:[/] {escape(each)}", soft_wrap=True)

@@ -126,3 +126,7 @@ def test_import_prints_a_plan_and_says_what_is_left_out(tmp_path: Path) -> None:
     assert "not carried over: the order" in done.stderr
     assert "serve web=/data/web code=/data/code" in done.stderr
     assert run("import", "megatron", blend).returncode == 2
+    blend.write_bytes(b"\xff\xfe")
+    done = run("import", "megatron", blend)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {blend} is not UTF-8 text")
