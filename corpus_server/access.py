@@ -176,7 +176,8 @@ def make_token(name: str, scopes: Iterable[str], expires: datetime | None, limit
     """Return a new token and its table for the file."""
     token = _PREFIX + secrets.token_urlsafe(32)
     quoted = ", ".join(f'"{scope}"' for scope in scopes)
-    lines = [f"[tokens.{name}]", f'sha256 = "{_digest(token).hex()}"', f"scopes = [{quoted}]"]
+    key = f'"{name}"' if "." in name else name  # a bare key with a dot would be a table in a table
+    lines = [f"[tokens.{key}]", f'sha256 = "{_digest(token).hex()}"', f"scopes = [{quoted}]"]
     if expires is not None:
         lines.append(f"expires = {expires.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}")
     given = {key: value for key, value in asdict(limits).items() if value is not None}

@@ -24,12 +24,12 @@ def make(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_tokens_are_added_and_only_their_hashes_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
     first = make(file, "training", "--scope", "read:web", "--scope", "plans", "--max-plans", "5")
-    second = make(file, "ops", "--scope", "metrics", "--expires", "2999-01-01")
+    second = make(file, "ops.v2", "--scope", "metrics", "--expires", "2999-01-01")
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     secrets = [made.stdout.strip() for made in (first, second)]
     callers = read_tokens(file)
     digests = [hashlib.sha256(secret.encode()).digest() for secret in secrets]
-    assert [callers[digest].name for digest in digests] == ["training", "ops"]
+    assert [callers[digest].name for digest in digests] == ["training", "ops.v2"]
     assert Access(file).caller(f"Bearer {secrets[0]}").limits.max_plans == 5
     assert not any(secret in file.read_text() for secret in secrets)
     assert file.stat().st_mode & 0o777 == 0o600
@@ -76,7 +76,7 @@ def test_a_token_that_has_expired_is_refused(tmp_path: Path) -> None:
     [
         (["a b", "--scope", "plans"], "name must be"),
         (["one", "--scope", "plans"], "one"),
-        (["two", "--scope", "write"], "scopes must be a list of"),
+        (["two", "--scope", "write"], "tokens.toml: [tokens.two] scopes must be a list of"),
         (["two"], "Missing option"),
     ],
 )
