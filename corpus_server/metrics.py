@@ -29,6 +29,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from corpus_server.errors import CorpusServerError
 from corpus_server.read import timing
 from corpus_server.read.bound_plan import Source
 
@@ -344,6 +345,11 @@ def _sum(every: Iterable[Numbers]) -> Numbers:
     return total
 
 
+_ERRORS: list[type[CorpusServerError]] = [CorpusServerError, *CorpusServerError.__subclasses__()]
+_NO_REFUSALS: dict[tuple[str, ...], list[float]] = {(error.slug,): [0.0] for error in _ERRORS}
+"""Shown from the start: in a series that begins with its first refusal, Prometheus sees no rise."""
+
+
 class _Sums:
     """What prometheus-client wants of a collector."""
 
@@ -353,7 +359,8 @@ class _Sums:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
         for name, family in FAMILIES.items():
-            yield _metric(name, family, self._numbers[name])
+            series = self._numbers[name]
+            yield _metric(name, family, {**_NO_REFUSALS, **series} if name == "corpus_refusals" else series)
 
 
 def _metric(name: str, family: Family, series: Mapping[tuple[str, ...], list[float]]) -> Metric:
