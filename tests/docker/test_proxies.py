@@ -291,6 +291,27 @@ def test_a_replica_killed_under_load_is_no_failure(web: Path, tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("kind", PROXIES)
+def test_a_replica_that_hangs_fails_no_plain_request(web: Path, tmp_path: Path, kind: Proxy) -> None:
+    """SIGSTOP: connecting works, nothing is answered. The other replica is asked in time."""
+    shorter = {
+        "nginx": {f"proxy_read_timeout {seconds}s": "proxy_read_timeout 1s" for seconds in (3, 5)},
+        "haproxy": {"timeout server 5s": "timeout server 1s"},
+    }
+    with ExitStack() as stack:
+        replicas = [start(stack, web, tmp_path / name) for name in "ab"]
+        proxy = stack.enter_context(RunningProxy(replicas, tmp_path, kind, shorter[kind.name]))
+        for replica in replicas:
+            wait_for(proxy, replica)
+        hung = [psutil.Process(pid) for pid in (replicas[0].pid, *replicas[0].worker_pids())]
+        for process in hung:
+            stack.callback(process.resume)
+            process.suspend()
+        for step in range(6):
+            answer = proxy.get(INLINE.replace("step=7", f"step={step}"))
+            assert answer.status == 200, answer.body
+
+
+@pytest.mark.parametrize("kind", PROXIES)
 def test_a_replica_that_ends_fails_no_plain_request(web: Path, tmp_path: Path, kind: Proxy) -> None:
     """SIGTERM, and a start again, while a client without retries asks on; then none is left, then all are."""
     with ExitStack() as stack:
