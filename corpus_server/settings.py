@@ -76,7 +76,7 @@ class Settings:
         False, "Listen beyond loopback without tokens: for a network where everybody may read everything."
     )
     exposed: bool = _setting(
-        False, "Strict limits, for a server that strangers reach without a proxy in front; needs tokens."
+        False, "Strict limits, for a server that strangers reach without a proxy in front."
     )
     tls_certificate: Path | None = _setting(None, "PEM file with the certificate chain; turns TLS on.")  # noqa: RUF009
     tls_key: Path | None = _setting(None, "PEM file with the certificate's key.")  # noqa: RUF009

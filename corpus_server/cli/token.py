@@ -35,6 +35,8 @@ def token(
         raise InvalidParameter.expected("name", "1 to 128 letters, digits, '.', '_' or '-'", name)
     limits = Limits(max_requests, max_bytes, max_bytes_per_second, max_plans)
     until = None if expires is None else expires.replace(tzinfo=UTC)
+    if until is not None and until <= datetime.now(UTC):
+        raise InvalidParameter.expected("expires", "a day that is still to come", f"{until:%Y-%m-%d}")
     secret, table = make_token(name, scope, until, limits)
     try:
         before = file.read_text(encoding="utf-8") if file.exists() else ""
