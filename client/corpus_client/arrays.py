@@ -96,15 +96,16 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
     def __next__(self) -> ArrayBatch:
         """Return the next step's batch. After an error the same step is asked for again."""
         self._check_thread()
-        if not self._received:
-            try:
+        try:
+            if not self._received:
                 self._receive()
-            except BaseException as error:
-                self._used = self._used or isinstance(error, StopIteration)
-                self._stop()
-                raise
-        batch = ArrayBatch(step=self._step, tokens=self._received.popleft(), plan=self._bound)
-        self._step, self._used = self._step + 1, True
+            batch = ArrayBatch(step=self._step, tokens=self._received.popleft(), plan=self._bound)
+            self._step, self._used = self._step + 1, True
+        except BaseException as error:
+            # An interrupt (Ctrl-C), too: it may fall between taking a batch and counting it.
+            self._used = self._used or isinstance(error, StopIteration)
+            self._stop()
+            raise
         return batch
 
     def _stop(self) -> None:
@@ -118,6 +119,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         """Receive the oldest answer, with as many newer requests on the wire as may be."""
         dtype = np.dtype(self._bound.dtype).newbyteorder("<")
         if self._requests is None:
+            self._asked.clear()  # of requests that an interrupt kept `_stop` from clearing
             replicas, (rank, world_size) = self._connect(plan=self._bound), self.place
             self._requests = StepRequests(replicas, self._bound, rank=rank, world_size=world_size)
             most = REQUEST_BYTES // dtype.itemsize

@@ -128,21 +128,22 @@ class CorpusLoader(PlanLoader[Batch]):
         self._check_thread()
         self._device.check_not_capturing()
         pipeline = self._pipeline or self._start()
+        options = self.prepared.options
         try:
             step, tensors = pipeline.take(make)
+            batch = Batch(tensors, step, self._origin)
+            if options.ignore_index is not None:
+                batch.targets.masked_fill_(~batch.loss_mask, options.ignore_index)
+            self._num_batches += 1
+            self._num_tokens += tensors[0].numel()
+            self._step, self._used = step + options.step_stride, True
         except StopIteration:
             self._used = True
             raise
-        except errors.CorpusClientError:
+        except BaseException:
+            # An interrupt (Ctrl-C), too: it may fall between taking a batch and counting it.
             self._stop()
             raise
-        options = self.prepared.options
-        self._step, self._used = step + options.step_stride, True
-        batch = Batch(tensors, step, self._origin)
-        if options.ignore_index is not None:
-            batch.targets.masked_fill_(~batch.loss_mask, options.ignore_index)
-        self._num_batches += 1
-        self._num_tokens += tensors[0].numel()
         return batch
 
     def extend(self, stage: Mapping[str, Any]) -> str:
@@ -223,16 +224,20 @@ class CorpusLoader(PlanLoader[Batch]):
         if self._ring is None or self._ring.size != self.prepared.ring:
             self._ring = None  # its memory goes before the new one comes
             self._ring = allocate_ring(self.prepared.ring, self._device.pin)
+        options = self.prepared.options
+        self._origin = Origin(self._bound, options.step_stride, self.prepared.eot_id, options.place.context)
         self._pipeline = self.prepared.start(
             self._ring, self._device, self._meter, self._step, self._end_step
         )
-        options = self.prepared.options
-        self._origin = Origin(self._bound, options.step_stride, self.prepared.eot_id, options.place.context)
         self._meter.get(None)
         return self._pipeline
 
     def _stop(self) -> None:
         # Taken at once: a `close` from another thread meets the error it causes in the training loop.
         pipeline, self._pipeline = self._pipeline, None
-        if pipeline is not None and not pipeline.close():
-            self._ring = None  # whoever still uses it keeps it alive; the next pipeline has its own
+        if pipeline is not None:
+            # Whoever still uses it keeps it alive, also if an interrupt falls into `close`; the next pipeline
+            # has its own then.
+            ring, self._ring = self._ring, None
+            if pipeline.close():
+                self._ring = ring

@@ -167,7 +167,8 @@ class SlotQueues:
             self._stopped = True
             self._changed.notify_all()
         self.filler.stop()
-        if self.thread is not None and self.thread is not threading.current_thread():
+        # One that an interrupt kept from being started cannot be joined.
+        if self.thread not in (None, threading.current_thread()) and self.thread.is_alive():
             self.thread.join(JOIN_SECONDS)
 
 
