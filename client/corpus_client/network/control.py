@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
@@ -71,7 +72,9 @@ class ControlPlane:
         options = KEEP_ALIVE if endpoint.socket_path is None else None
         self._http = httpx.Client(
             base_url=endpoint.http_url,
-            headers={**network.headers, "Host": endpoint.authority},
+            headers=httpx.Headers(
+                {"Accept-Encoding": "identity", **network.headers, "Host": endpoint.authority}, "latin-1"
+            ),
             auth=self._authorize,
             timeout=self._timeout_seconds,
             trust_env=False,
@@ -88,6 +91,12 @@ class ControlPlane:
 
     def post_plan(self, plan: Mapping[str, Any]) -> BoundPlan:
         """Make the plan known there; idempotent, since a plan's id is its content."""
+        try:
+            json.dumps(plan, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise errors.InvalidArgument(
+                f"plan must hold JSON values alone (NumPy numbers: .item()), got one that does not: {error}"
+            ) from error
         answer = self._json("POST", "/v1/plans", body=plan)
         try:
             eot_ids = {source.get("eot") for source in answer["sources"].values()}
@@ -170,6 +179,8 @@ class ControlPlane:
                 raise errors.NoProgress(
                     f"{name}: no answer in {self._timeout_seconds:g} s; request {sent.id}"
                 ) from error
+            except httpx.DecodingError as error:
+                raise errors.AnswerCorrupt(f"{name}: DecodingError: {error}; request {sent.id}") from error
             except (httpx.TransportError, OSError) as error:
                 for cause in _causes(error):
                     if is_certificate_error(cause):

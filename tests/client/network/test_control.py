@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import xxhash
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription, StageDescription
 from corpus_client.network.endpoint import Endpoint
+from corpus_client.network.options import Network
 from tests.client.reference_server import ReferenceServer
 
 PLAN = "ab" * 32
@@ -33,6 +35,38 @@ def ask_through(handler: Callable[[httpx.Request], httpx.Response], question: Ca
         control._http.close()
         control._http = httpx.Client(base_url=URL, transport=httpx.MockTransport(handler))
         return question(control)
+
+
+@pytest.mark.parametrize("value", ["caf\xe9", "a", "x\ty"])
+def test_a_header_goes_out_in_latin_1(server: ReferenceServer, value: str) -> None:
+    endpoint, network = Endpoint.parse(server.url), Network(headers={"X-Job": value})
+    with closing(ControlPlane(endpoint, network)) as control:
+        sent = control._http.build_request("GET", "/").headers.raw
+        control.get("/v1/corpora/web")
+    assert (b"X-Job", value.encode("latin-1")) in sent
+
+
+def test_an_answer_that_cannot_be_unpacked_is_corrupt() -> None:
+    def broken(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=b"no gzip")
+
+    with pytest.raises(errors.AnswerCorrupt, match="http://127.0.0.1:1: DecodingError"):
+        ask_through(broken, lambda control: control.get("/v1/corpora/web"))
+
+
+def test_no_answer_is_packed_by_a_proxy_on_the_way() -> None:
+    with closing(ControlPlane(Endpoint.parse(URL))) as control:
+        assert control._http.headers["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("weight", [np.float32(0.5), float("nan"), {1}], ids=["NumPy", "NaN", "set"])
+def test_a_plan_that_json_cannot_say_is_refused_by_name(weight: object) -> None:
+    plan = {"seq_len": 16, "stages": [{"mixture": {"web": weight}}]}
+    with (
+        closing(ControlPlane(Endpoint.parse(URL))) as control,
+        pytest.raises(errors.InvalidArgument, match="plan must hold JSON values alone"),
+    ):
+        control.post_plan(plan)
 
 
 def ask(question: Callable[[ControlPlane], Any], status: int = 200, **answer: Any) -> Any:
