@@ -77,6 +77,17 @@ class CorpusLoader(PlanLoader[Batch]):
     ) -> None:
         parts = {"corpus": corpus, "seq_len": seq_len, "global_batch_size": global_batch_size}
         document = requested_plan(plan, **parts, seed=seed, order=order)
+        groups = {
+            "network": (network, Network),
+            "staging": (staging, Staging),
+            "placement": (placement, Placement),
+        }
+        for name, (given, kind) in groups.items():
+            if given is not None and not isinstance(given, kind):
+                raise errors.InvalidArgument(
+                    f"{name} must be a {kind.__name__}, got a {type(given).__name__}; pass "
+                    f"{name}={kind.__name__}(...)"
+                )
         network, staging, placement = network or Network(), staging or Staging(), placement or Placement()
         super().__init__(urls, network, num_steps)
         self._placement = placement

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,3 +109,28 @@ def test_a_loader_takes_at_most_fourteen_keywords() -> None:
 def test_a_token_goes_with_every_request(make_loader: MakeLoader, server: ReferenceServer) -> None:
     next(make_loader(auth="one-token"))
     assert {headers.get("Authorization") for headers in server.headers} == {"Bearer one-token"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"network": {"deadline_seconds": 5}},
+            r"network must be a Network, got a dict; pass network=Network",
+        ),
+        ({"staging": 7}, "staging must be a Staging, got a int"),
+        ({"placement": (0, 1)}, "placement must be a Placement, got a tuple"),
+        ({"urls": 7}, "url must be http://host:port.*, got 7"),
+        ({"urls": [None]}, "url must be http://host:port.*, got None"),
+        ({"urls": Path("data")}, "url must be http://host:port.*Path"),
+        ({"urls": b"http://data"}, "url must be http://host:port.*, got b'http://data'"),
+        ({"urls": ""}, "url must be http://host:port.*, got ''"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_of_another_type_is_refused_by_name(
+    server: ReferenceServer, change: dict[str, Any], message: str
+) -> None:
+    good = {"urls": server.url, "corpus": "web", "seq_len": 16, "global_batch_size": 12}
+    with pytest.raises(errors.InvalidArgument, match=message):
+        CorpusLoader(**{**good, **change})

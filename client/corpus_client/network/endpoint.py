@@ -43,6 +43,8 @@ class Endpoint:
     @classmethod
     def parse(cls, url: str, network: Network | None = None) -> Endpoint:
         """Read `http://host[:port][/prefix]`, its https form, or `uds:///path/of.sock`."""
+        if not isinstance(url, str):
+            raise errors.InvalidArgument(f"url must be {URL_FORMS}, got {url!r}")
         try:
             parts = urlsplit(url)
             port = parts.port

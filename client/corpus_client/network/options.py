@@ -8,6 +8,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 
 from corpus_client import errors
@@ -22,6 +23,9 @@ CONNECT_SECONDS = 10.0
 """TCP has repeated its first packet three times by then."""
 
 MAX_IN_FLIGHT = 64
+
+OWN_HEADERS = ("host", "content-length", "transfer-encoding", "connection", "expect")
+"""They say how a request is framed; a second one would make it another request, or none."""
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
@@ -63,17 +67,29 @@ class Network:
     def __post_init__(self) -> None:
         for name in ("deadline_seconds", "progress_seconds"):
             value = getattr(self, name)
-            if not 0 < value < math.inf:
+            if not isinstance(value, Real) or not 0 < float(value) < math.inf:
                 raise errors.InvalidArgument(f"{name} must be above 0, got {value!r}")
-        if self.hedge_factor != 0 and not 1 <= self.hedge_factor < math.inf:
-            raise errors.InvalidArgument(f"hedge_factor must be 0 or at least 1, got {self.hedge_factor!r}")
+        factor = self.hedge_factor
+        if not isinstance(factor, Real) or (factor != 0 and not 1 <= factor < math.inf):
+            raise errors.InvalidArgument(f"hedge_factor must be 0 or at least 1, got {factor!r}")
         if isinstance(self.in_flight, bool) or self.in_flight not in range(1, MAX_IN_FLIGHT + 1):
             raise errors.InvalidArgument(f"in_flight must be in [1, {MAX_IN_FLIGHT}], got {self.in_flight!r}")
         if self.key_file is not None and self.cert_file is None:
             raise errors.InvalidArgument("key_file must come with cert_file, got key_file alone")
+        if not isinstance(self.headers, Mapping):
+            kind = type(self.headers).__name__
+            raise errors.InvalidArgument(f"headers must be a mapping of names to values, got a {kind}")
         for name, value in self.headers.items():
-            if not _NAME.fullmatch(name) or not isinstance(value, str) or not _VALUE.fullmatch(value):
+            if (
+                not isinstance(name, str)
+                or not _NAME.fullmatch(name)
+                or not isinstance(value, str)
+                or not _VALUE.fullmatch(value)
+            ):
                 raise errors.InvalidArgument(f"headers must be single lines of Latin-1, got {name!r}")
+            if name.lower() in OWN_HEADERS:
+                host = "; the URL names the host" if name.lower() == "host" else ""
+                raise errors.InvalidArgument(f"headers must leave {name} to the client{host}")
             if name.lower() == "authorization" and self.auth is not None:
                 raise errors.InvalidArgument("auth= and an Authorization header say the same; give one")
         # Made here, so that a wrong one is found now and not by the first request.

@@ -13,7 +13,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -85,7 +85,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         plan: BoundPlan | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
-        urls = (urls,) if isinstance(urls, str) else urls
+        urls = urls if isinstance(urls, Iterable) and not isinstance(urls, str | bytes) else (urls,)
         if not urls:
             raise errors.InvalidArgument("urls must name at least one server, got none")
         self.stopwatch = stopwatch if stopwatch is not None else Stopwatch()

@@ -50,7 +50,7 @@ def test_an_answer_that_cannot_be_unpacked_is_corrupt() -> None:
     def broken(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=b"no gzip")
 
-    with pytest.raises(errors.AnswerCorrupt, match="http://127.0.0.1:1: DecodingError"):
+    with pytest.raises(errors.AnswerCorrupt, match=r"http://127\.0\.0\.1:1: DecodingError"):
         ask_through(broken, lambda control: control.get("/v1/corpora/web"))
 
 
