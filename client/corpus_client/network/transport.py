@@ -154,6 +154,8 @@ class Connection:
             with sent:
                 head = self._receive_head(deadline)
                 silent = False
+                while head.startswith(wire.INFORMATIONAL):
+                    head = self._receive_head(deadline)
                 status, headers = wire.read_head(head)
                 if status != 200:
                     raise self._error_answer(status, headers, deadline)

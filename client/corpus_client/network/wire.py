@@ -51,6 +51,8 @@ ACCESS_REMEDY = "auth= gives the token: as text, the path of a file or a functio
 
 MAX_HEAD_BYTES = 65_536
 HEAD_END = b"\r\n\r\n"
+INFORMATIONAL = b"HTTP/1.1 1"
+"""Begins a head that comes before the answer's; a proxy may send some unasked (RFC 9110, 15.2)."""
 
 _UNFIT_TARGET = re.compile(r"[^!-~]")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5]\d\d)(?: [^\r\n]*)?\r\n")

@@ -147,6 +147,14 @@ class Noted(Stopwatch):
         super().enter(phase, server_seconds=server_seconds)
 
 
+def test_informational_answers_come_before_the_answer(buffer: memoryview, connect: Connect) -> None:
+    """A proxy may send them unasked (RFC 9110, 15.2)."""
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
+    _, connection = connect([hints + hints, b"HTTP/1.1 100 Continue\r\n\r\n" + head() + BODY + TAIL])
+    receive(connection, buffer)
+    assert buffer[: len(BODY)] == BODY
+
+
 def test_the_stopwatch_is_told_what_an_answer_is_doing(buffer: memoryview) -> None:
     server = ScriptedServer([head(Server_Timing="answer;dur=250") + BODY + TAIL])
     stopwatch = Noted()
