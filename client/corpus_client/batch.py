@@ -98,8 +98,8 @@ def get_batch(
     Raises:
         InvalidArgument: an argument is outside its range, or `data` of another kind or too short.
     """
-    integer("batch_size", batch_size, 1, 2**20)
-    integer("sequence_length", sequence_length, 1, 2**20)
+    batch_size = integer("batch_size", batch_size, 1, 2**20)
+    sequence_length = integer("sequence_length", sequence_length, 1, 2**20)
     if isinstance(data, RemoteCorpus):
         dtype = STORED_DTYPES[data.dtype]
     elif isinstance(data, np.ndarray) and data.ndim == 1 and np.issubdtype(data.dtype, np.integer):

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,10 @@ def successor(plan: Mapping[str, Any], from_step: int, stage: Mapping[str, Any])
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:
-    """Return the value if it is an integer in `[low, high]`; a bool counts as a typing error."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    """Return the value as an int if it is an integer in `[low, high]`, as NumPy's are, which JSON cannot say.
+
+    A bool counts as a typing error.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise errors.InvalidArgument(f"{name} must be an integer in [{low}, {high}], got {value!r}")
-    return value
+    return int(value)

@@ -49,7 +49,8 @@ class Placement:
     step_stride: int = 1
 
     def __post_init__(self) -> None:
-        integer("step_stride", self.step_stride, 1, MAX_STEP)
+        stride = integer("step_stride", self.step_stride, 1, MAX_STEP)
+        object.__setattr__(self, "step_stride", stride)  # an int, as states hold sums of it
         if self.context_parallel is not None and self.context_dim is not None:
             raise errors.InvalidArgument("context_parallel and context_dim say the same; give one")
         if self.mesh is None and (self.data_dims is not None or self.context_dim is not None):
@@ -137,7 +138,7 @@ def _names(mesh: Any) -> list[str]:
 
 
 def _checked(rank: int, world_size: int, prefix: str = "") -> tuple[int, int]:
-    integer(f"{prefix}world_size", world_size, 1, 2**31)
+    world_size = integer(f"{prefix}world_size", world_size, 1, 2**31)
     return integer(f"{prefix}rank", rank, 0, world_size - 1), world_size
 
 
