@@ -6,6 +6,7 @@ and the kernel's socket buffer holds what has arrived of its answer.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
 
     def _stop(self) -> None:
         requests, self._requests = self._requests, None
-        if requests is not None:
+        if requests is not None and os.getpid() == self._pid:  # else the sockets are the parent's
             requests.close()
         self._asked.clear()
         self._received.clear()

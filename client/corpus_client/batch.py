@@ -67,8 +67,9 @@ class RemoteCorpus:
         self._replicas.finish(self._replicas.begin(request), buffer)
 
     def close(self) -> None:
-        """Close its connections; idempotent."""
-        self._replicas.close()
+        """Close its connections; idempotent. In a forked process they are the parent's, and stay open."""
+        if os.getpid() == self._pid:
+            self._replicas.close()
 
 
 def get_batch(

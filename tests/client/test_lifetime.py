@@ -8,10 +8,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
-from corpus_client import Batch, CorpusLoader, errors
+from corpus_client import ArrayLoader, Batch, CorpusLoader, RemoteCorpus, errors, get_batch
 from tests.client.conftest import num_descriptors
 from tests.client.reference_server import Fault, ReferenceServer
 
@@ -155,3 +156,24 @@ def test_an_unexpected_error_is_raised_every_time_with_its_cause(
             assert isinstance(cause, ZeroDivisionError)
             assert "broken" in [entry.name for entry in traceback.extract_tb(cause.__traceback__)]
     assert next(loader).step == 70
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork with threads is what is tested
+def test_what_a_forked_child_closes_stays_open_in_the_parent(server: ReferenceServer) -> None:
+    """A shutdown of the child's copy of a socket would end the parent's connection, too."""
+    remote = RemoteCorpus(server.url, "web")
+    loader = ArrayLoader(server.url, corpus="web", seq_len=16, global_batch_size=12, rank=0, world_size=1)
+    with closing(remote), loader:
+        get_batch(remote, 2, 4)
+        next(loader)
+        child = os.fork()
+        if child == 0:
+            remote.close()
+            loader.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        get_batch(remote, 2, 4)
+        assert [next(loader).step for _ in range(5)] == [1, 2, 3, 4, 5]
+        assert loader._requests is not None
+        pools = remote._replicas, loader._requests._replicas
+        assert [replicas.stopwatch.num_retries for replicas in pools] == [0, 0]
