@@ -209,6 +209,9 @@ def error_from_answer(status: int, headers: Headers, body: bytes) -> errors.Serv
     denied = status in (401, 403)
     slug, detail = _text(problem.get("type")) or "", problem.get("detail")
     kind = errors.AccessDenied if denied else ERRORS.get(slug, errors.ServerError)
+    remedy = ACCESS_REMEDY if denied else None
+    if 300 <= status < 400 and (location := headers.get("location")):
+        remedy = f"redirects are not followed, and this one leads to {location}; give the server's own URL"
     excerpt = body[:200].decode("utf-8", "replace").strip()
     told = detail or problem.get("title") or (repr(excerpt) if excerpt else "no explanation")
     return kind(
@@ -218,7 +221,7 @@ def error_from_answer(status: int, headers: Headers, body: bytes) -> errors.Serv
         parameter=_text(problem.get("parameter")),
         received=problem.get("received"),
         accepted=_text(problem.get("accepted")),
-        remedy=_text(problem.get("remedy", ACCESS_REMEDY if denied else None)),
+        remedy=_text(problem.get("remedy", remedy)),
         retry_after_seconds=_seconds(headers.get("retry-after")),
         request_id=_text(problem.get("request_id", headers.get(REQUEST_ID_HEADER))),
     )

@@ -294,3 +294,13 @@ def test_what_does_not_belong_into_a_url_is_never_sent(target: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=message):
         wire.request_line(target)
     assert wire.request_line("/a%20b?c=d") == b"GET /a%20b?c=d HTTP/1.1\r\n"
+
+
+def test_a_redirect_says_where_it_leads() -> None:
+    """An ingress sends plain HTTP to https, and its answer has no body."""
+    error = wire.error_from_answer(308, {"location": "https://data.example/"}, b"")
+    assert str(error) == (
+        "HTTP 308: no explanation (redirects are not followed, and this one leads to https://data.example/; "
+        "give the server's own URL)"
+    )
+    assert not error.passing
