@@ -299,6 +299,9 @@ class Pool:
                     self._replicas.remove(replica)
                     for connection in list(replica.connections):
                         self.discard(replica, connection)
+                    if self._num_background <= 1:  # this look-up: no other thread can be in a request
+                        self._controls.remove(replica.control)
+                        replica.control.close()
 
     def _open(self, replica: Replica, connection: Connection) -> None:
         """Open one more connection; `stop` aborts it meanwhile."""

@@ -449,6 +449,8 @@ def test_an_address_that_is_gone_is_left_once_its_answers_have_come(named: Pool)
     gone.num_in_flight = 0
     resolved(named, "127.0.0.2", "127.0.0.3")
     assert (gone in named._replicas, gone.connections, idle.usable) == (False, [], False)
+    assert (gone.control._http.is_closed, stays.control._http.is_closed) == (True, False)
+    assert gone.control not in named._controls  # a service's addresses may come and go for weeks
     assert stays in named.live()
     resolved(named, "127.0.0.1", "127.0.0.2")  # back again
     assert len(named.live()) == 2
