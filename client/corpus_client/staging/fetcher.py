@@ -168,8 +168,9 @@ class SlotQueues:
             self._changed.notify_all()
         self.filler.stop()
         # One that an interrupt kept from being started cannot be joined.
-        if self.thread not in (None, threading.current_thread()) and self.thread.is_alive():
-            self.thread.join(JOIN_SECONDS)
+        thread = self.thread
+        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
+            thread.join(JOIN_SECONDS)
 
 
 def fetch(queues: SlotQueues, steps: FetchRange, tracer: Tracer) -> None:
