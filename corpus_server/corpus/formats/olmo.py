@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -48,7 +49,7 @@ def _read_ends(path: Path, num_tokens: int) -> Iterator[Ends]:
                 yield ends
         if previous != num_tokens:
             raise ValueError(f"its last document ends at token {previous}, the shard holds {num_tokens}")
-    except (OSError, EOFError, ValueError, IndexError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, ValueError, OverflowError, IndexError, csv.Error) as error:
         raise unreadable(path, f"its rows 'start,end,...' cannot be used: {error}", COPY_AGAIN) from error
 
 

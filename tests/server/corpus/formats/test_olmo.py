@@ -51,6 +51,7 @@ def test_without_table_the_end_of_text_id_must_be_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
+        ("0,99999999999999999999\n", "too large"),
         ("0,3\n3,4\n3,6\n", "behind token 0 does not begin where another ends"),
         ("0,3\n4,6\n", "behind token 0 does not begin where another ends"),
         ("1,6\n", "does not begin where another ends"),
@@ -83,3 +84,15 @@ def test_a_loss_mask_is_no_shard(tmp_path: Path, name: str) -> None:
     assert [layout.num_tokens for layout in discover(tmp_path)] == [6]
     with pytest.raises(UnreadableCorpus, match="is a loss mask of OLMo, which is not served"):
         recognise(tmp_path / name)
+
+
+def test_a_table_damaged_in_its_middle_is_one_clear_error(tmp_path: Path) -> None:
+    path = write(tmp_path, "".join(f"{n},{n},{n * n:x}\n" for n in range(3000)))
+    table = tmp_path / "part-0.csv.gz"
+    content = bytearray(table.read_bytes())
+    middle = len(content) // 2
+    for at in range(middle, middle + 40):
+        content[at] ^= 0x5A
+    table.write_bytes(content)
+    with pytest.raises(UnreadableCorpus, match=r"part-0\.csv\.gz: its rows .* cannot be used"):
+        index(spec(path))
