@@ -105,7 +105,7 @@ class Cache:
 
     def discard(self, key: str) -> None:
         """Remove a shard that is not what it was when it was staged; whoever has it open keeps it."""
-        with self.locked():
+        with suppress(OSError), self.locked():  # the whole cache may have been removed
             _remove(self.shards / key)
 
     def sync(self, key: str) -> None:

@@ -112,7 +112,7 @@ class StagedFile(OpenFile):
         with self._lock:
             if self._local is not None:
                 return True
-            local = self._cache.open(self.what.key)
+            local = self._open_local()
             if local is None:
                 return False
             local.name = self.name
@@ -230,9 +230,18 @@ class StagedFile(OpenFile):
         self._local.close()
         self._local = None
 
+    def _open_local(self) -> OpenFile | None:
+        """Open the local copy if it is whole; throw away one that was cut or extended since it was staged."""
+        local = self._cache.open(self.what.key)
+        if local is None or local.size_bytes == self.size_bytes:
+            return local
+        local.close()
+        self.discard()
+        return None
+
     @contextmanager
     def _local_copy(self) -> Iterator[OpenFile | None]:
-        local = self._cache.open(self.what.key)
+        local = self._open_local()
         try:
             yield local
         finally:

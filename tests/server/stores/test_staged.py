@@ -192,3 +192,17 @@ def test_a_file_that_is_cached_is_read_there(cache: Cache, file: StagedFile, ran
     file.read_ends()
     assert file.read(7, mmap.PAGESIZE) == CONTENT[7 : 7 + mmap.PAGESIZE]
     assert ranges.asked == []
+
+
+@pytest.mark.parametrize("num_bytes", [len(CONTENT) - 100, 0, len(CONTENT) + 1])
+def test_a_copy_of_another_size_is_thrown_away(
+    cache: Cache, ranges: Ranges, file: StagedFile, num_bytes: int
+) -> None:
+    """The end of a last page that was cut off would read as zeros, and no fault would tell."""
+    file.map()
+    os.truncate(fill(cache), num_bytes)
+    assert not file.attach()
+    assert not cache.has(WHAT.key)
+    os.truncate(fill(cache), num_bytes)
+    assert file.read(len(CONTENT) - 10, 10) == CONTENT[-10:]
+    assert ranges.asked == [(len(CONTENT) - 10, len(CONTENT))]
