@@ -18,6 +18,7 @@ from __future__ import annotations
 import glob
 import gzip
 import io
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +34,7 @@ from corpus_server.building.job import BuildOptions, Input, Part, Slice
 from corpus_server.building.samples import litdata_items, mds_samples
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.selection import natural_key
-from corpus_server.errors import UnreadableCorpus
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.extras import optional_package
 
 PART_BYTES: Final = 16 << 20  # bytes of input; a few seconds of work, which is what a kill costs a process
@@ -82,9 +83,10 @@ def find_inputs(sources: Sequence[str]) -> tuple[Input, ...]:
         UnreadableCorpus: a source names nothing, a file is of an unknown kind or named twice, all are empty.
     """
     paths = [path for source in sources for path in _expand(source)]
-    path, count = Counter(paths).most_common(1)[0]
+    # Not `resolve`: caches hold links under several names to files of equal content.
+    path, count = Counter(map(os.path.abspath, paths)).most_common(1)[0]
     if count > 1:
-        raise unreadable(path, f"is named {count} times among the sources", "name it once")
+        raise unreadable(Path(path), f"is named {count} times among the sources", "name it once")
     inputs = tuple(_input(path) for path in paths)
     if not any(each.num_bytes for each in inputs):
         raise unreadable(Path(sources[0]), "the sources are empty files", "was the copy interrupted?")
@@ -138,6 +140,8 @@ def _suffix(path: Path) -> str:
 
 
 def _expand(source: str) -> list[Path]:
+    if not source:  # an empty path would be the current folder
+        raise InvalidParameter.expected("source", "a file, a folder or a pattern", source)
     path = Path(source)
     if path.is_dir():
         within = (each for each in path.rglob("*") if each.is_file() and _is_chosen(each.relative_to(path)))
@@ -151,7 +155,12 @@ def _expand(source: str) -> list[Path]:
     matched = sorted(paths, key=lambda each: natural_key(each.as_posix()))
     if not matched:
         raise unreadable(path, "expected a file, a folder or a pattern, found nothing", "check the path")
-    return [each for each in matched if each.is_file()]
+    found = [each for each in matched if not each.is_dir()]
+    if not found:
+        raise unreadable(
+            path, "the pattern matches folders and no file", "name the files in them, as with DIR/**"
+        )
+    return found
 
 
 def _is_chosen(path: Path) -> bool:
@@ -162,6 +171,12 @@ def _is_chosen(path: Path) -> bool:
 
 def _input(path: Path) -> Input:
     kind_of(path)
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise unreadable(path, "its name is not UTF-8, which the manifest is", "rename it") from None
+    if path.exists() and not path.is_file():  # a named pipe would be waited for without end
+        raise unreadable(path, "expected a regular file, found another kind")
     return Input.of(path)
 
 
@@ -170,7 +185,7 @@ def _divide_not(file: Input) -> Iterator[Slice]:
 
 
 def _divide_lines(file: Input) -> Iterator[Slice]:
-    if file.path.endswith(_COMPRESSED):
+    if file.path.lower().endswith(_COMPRESSED):
         yield from _divide_not(file)
         return
     step = min(PART_BYTES, _LEAST_PART_BYTES)
@@ -208,7 +223,7 @@ def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     """Yield the lines that begin in the slice; the last one may end behind it."""
     name = options.column or options.text_field
     with _reading(piece.path), _open(piece.path) as file:
-        compressed = piece.path.endswith(_COMPRESSED)
+        compressed = piece.path.lower().endswith(_COMPRESSED)
         position = piece.start
         if position:
             # The line that the byte before belongs to began before the slice, also if that byte ends it.
@@ -292,6 +307,8 @@ def _column(path: str, schema: Any, options: BuildOptions) -> str:
     name = options.column or options.text_field
     if name not in schema.names:
         raise _unreadable(path, "", *_no_field(name, schema.names, options))
+    if schema.names.count(name) > 1:
+        raise _unreadable(path, "", f"has several columns {name!r}", "rename all but one of them")
     found = schema.field(name).type
     is_list = any(check(found) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
     if options.column is not None and not (is_list and types.is_integer(found.value_type)):
@@ -354,10 +371,11 @@ def _no_field(name: str, found: Sequence[str], options: BuildOptions) -> tuple[s
 
 
 def _open(path: str) -> IO[bytes]:
-    if path.endswith((".zst", ".zstd", ".zstd.bin")):
+    name = path.lower()
+    if name.endswith((".zst", ".zstd", ".zstd.bin")):
         # Not the package zstandard: it ends silently where a file was cut off.
         return io.BufferedReader(_pyarrow(path).input_stream(path, compression="zstd"), 1 << 20)
-    if path.endswith(".gz"):
+    if name.endswith(".gz"):
         return io.BufferedReader(gzip.open(path))
     return Path(path).open("rb", buffering=1 << 20)
 

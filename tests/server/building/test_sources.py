@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
 from corpus_server.building import sources
 from corpus_server.building.job import BuildOptions
 from corpus_server.building.sources import find_inputs, plan_parts, read_documents
-from corpus_server.errors import UnreadableCorpus
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from tests.server.building.sources import (
     lines,
     texts,
@@ -76,6 +79,50 @@ def test_a_file_that_is_named_twice_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UnreadableCorpus, match=r"a\.txt: is named 2 times"):
         find_inputs([str(tmp_path), str(tmp_path / "a.txt")])
+    with pytest.raises(UnreadableCorpus, match=r"a\.txt: is named 2 times"):
+        find_inputs([str(tmp_path / "a.txt"), os.path.relpath(tmp_path / "a.txt")])
+
+
+def test_a_pattern_of_folders_alone_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text("x")
+    with pytest.raises(UnreadableCorpus, match="matches folders and no file"):
+        find_inputs([str(tmp_path / "*")])
+    assert names(tmp_path / "**") == ["a.txt"]
+
+
+def test_an_empty_source_is_not_the_current_folder() -> None:
+    with pytest.raises(InvalidParameter, match="source must be a file, a folder or a pattern, got ''"):
+        find_inputs([""])
+
+
+def test_a_link_to_nothing_and_a_named_pipe_are_refused(tmp_path: Path) -> None:
+    """Opening a named pipe would wait without end."""
+    (tmp_path / "link.txt").symlink_to("nothing.txt")
+    with pytest.raises(UnreadableCorpus, match=r"link\.txt: cannot be read: No such file"):
+        find_inputs([str(tmp_path / "link.txt")])
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UnreadableCorpus, match=r"pipe\.txt: expected a regular file"):
+        find_inputs([str(tmp_path / "pipe.txt")])
+
+
+def test_a_name_that_the_manifest_cannot_hold_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"a\xff.txt")).write_text("x")
+    with pytest.raises(UnreadableCorpus, match="its name is not UTF-8"):
+        find_inputs([str(tmp_path)])
+
+
+@pytest.mark.parametrize("write", [write_gzip, write_zstandard])
+def test_compressed_files_in_capitals(tmp_path: Path, write: Any) -> None:
+    written = write(tmp_path / ("a.jsonl.gz" if write is write_gzip else "a.jsonl.zst"), texts(3))
+    path = written.rename(tmp_path / written.name.upper())
+    assert read(path) == texts(3)
+
+
+def test_two_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([["a"], ["b"]], names=["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(UnreadableCorpus, match="has several columns 'text'"):
+        read(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n \n\n"])
