@@ -24,8 +24,6 @@ from corpus_client.tools import report
 from corpus_client.tools.bench import measure
 from corpus_client.tools.machine import list_gpus, num_cores
 
-ANSWER_SECONDS = 30.0  # for one request, retries included: a doctor must not wait for minutes
-
 
 def doctor(
     urls: Annotated[list[str], typer.Argument(help=report.URLS)],
@@ -55,7 +53,7 @@ def doctor(
         if step_seconds is not None and not step_seconds > 0:
             raise errors.InvalidArgument(f"step_seconds must be above 0, got {step_seconds}")
         endpoints, place = [Endpoint.parse(url) for url in urls], find_device(device)
-        network = replace(report.read_network(header, token_file), deadline_seconds=ANSWER_SECONDS)
+        network = replace(report.read_network(header, token_file), deadline_seconds=report.ANSWER_SECONDS)
         shape = {"seq_len": seq_len, "global_batch_size": batch_size}
         rank = {"world_size": world_size, "device": place}
         checks = _servers(endpoints, network, corpus, shape, rank, step_seconds, seconds)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -74,10 +74,11 @@ def _local_path(local_root: LocalRoot, described: ShardDescription) -> Path:
     root = Path(local_root)
     if root.is_file() and root.name == described.name:
         return root
-    path = root / described.name
-    if not path.resolve().is_relative_to(root.resolve()):
+    # The name comes from a server. Links in the folder are the user's own, as in the cache of a model hub.
+    name = PurePosixPath(described.name)
+    if name.is_absolute() or ".." in name.parts:
         raise errors.LocalCopyMismatch(f"shard name {described.name!r} leads out of {root}")
-    return path
+    return root / name
 
 
 class IndexFiller:

@@ -66,7 +66,12 @@ def bench(
             global_batch_size=batch_size,
             order=order,
             dtype=None if stored else torch.int64,
-            network=replace(report.read_network(header, token_file), in_flight=in_flight, verify=verify),
+            network=replace(
+                report.read_network(header, token_file),
+                deadline_seconds=report.ANSWER_SECONDS,
+                in_flight=in_flight,
+                verify=verify,
+            ),
             staging=Staging(local_root=local_root),
         ) as loader:
             found = measure(loader, seconds)

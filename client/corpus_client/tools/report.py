@@ -17,6 +17,8 @@ from corpus_client.loader import CorpusLoader
 from corpus_client.network.options import Network
 from corpus_client.plan.world import Placement
 
+ANSWER_SECONDS = 30.0  # for one request, retries included: a person waits for the command
+
 URLS = "http://host:port or uds:///path of the server, or of its replicas"
 
 Header = Annotated[list[str] | None, typer.Option(help="'NAME: VALUE' sent with every request; repeatable")]

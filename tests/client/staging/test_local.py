@@ -112,10 +112,21 @@ def plan_of(*shards: ShardDescription, order: object = "shuffle") -> BoundPlan:
     return cast("BoundPlan", SimpleNamespace(shards=shards, document={"order": order}))
 
 
-def test_shard_name_cannot_leave_the_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["../x", "deep/../../x", "/etc/passwd"])
+def test_shard_name_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(errors.LocalCopyMismatch) as caught:
-        local.open_shards(plan_of(described("c", "../x")), tmp_path)
-    assert str(caught.value) == f"shard name '../x' leads out of {tmp_path}"
+        local.open_shards(plan_of(described("c", name)), tmp_path)
+    assert str(caught.value) == f"shard name {name!r} leads out of {tmp_path}"
+
+
+def test_a_shard_may_be_a_link_to_a_file_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(b"ab")
+    root = tmp_path / "snapshot"
+    root.mkdir()
+    (root / "0.bin").symlink_to(tmp_path / "blob")
+    (shard,) = local.open_shards(plan_of(described("c", "0.bin", 2)), root)
+    assert shard.tokens.tobytes() == b"ab"
+    shard.close()
 
 
 def test_each_corpus_may_have_its_own_folder(tmp_path: Path) -> None:
