@@ -111,6 +111,8 @@ def _read_index(path: Path, mtime_ns: int, size_bytes: int) -> tuple[dict[str, A
     try:
         index = json.loads(path.read_bytes())
         config, chunks = index["config"], {each["filename"]: each["dim"] for each in index["chunks"]}
+        if wrong := [dim for dim in chunks.values() if not (dim is None or type(dim) is int)]:
+            raise ValueError(f"a chunk's dim is {wrong[0]!r}")
         config["data_format"] = [str(each) for each in config["data_format"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise unreadable(path, f"is no index of litData: {error!r}", COPY_AGAIN) from error

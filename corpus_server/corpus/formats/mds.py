@@ -82,6 +82,8 @@ def _read_header(file: OpenFile) -> tuple[int, int, dict[str, Any]]:
         names, encodings = config["column_names"], config["column_encodings"]
         if not names or len(names) != len(encodings):
             raise ValueError("its config names no columns")
+        if not all(isinstance(each, str) for each in (*names, *encodings)):
+            raise ValueError("its config names columns or encodings by something else than text")
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise file.unreadable(f"its MDS header is damaged: {error}", COPY_AGAIN) from error
     return num_samples, first, config

@@ -166,7 +166,10 @@ class MegatronIndex(DocumentIndex):
         name, itemsize, expected = self.file.path.name, self.dtype.itemsize, 0
         for start in range(0, self.num_sequences, _CHUNK_ENTRIES):
             count = min(_CHUNK_ENTRIES, self.num_sequences - start)
-            ends = expected + np.cumsum(self._lengths(start, count) * itemsize)
+            lengths = self._lengths(start, count)
+            if (negative := np.flatnonzero(lengths < 0)).size:
+                return f"{name}: sequence {start + int(negative[0])} has a negative length"
+            ends = expected + np.cumsum(lengths * itemsize)
             begins = np.concatenate(([expected], ends[:-1]))
             wrong = np.flatnonzero(self._pointers(start, count) != begins)
             if wrong.size:

@@ -71,7 +71,7 @@ def _parse_header(file: OpenFile, head: bytes) -> tuple[tuple[int, ...], bool, n
             np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
         )
         return *read_header(stream, max_header_size=_MAX_HEADER_BYTES), stream.tell()
-    except (ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
         raise file.unreadable(f"its NPY header is damaged: {error}", COPY_AGAIN) from error
 
 

@@ -120,6 +120,7 @@ def test_the_numbers_of_litdata_name_its_dtypes(serializer: str, dtypes: dict[in
         ({"dim": None}, "written without TokensLoader"),
         ({"dim": 5}, "holds 6 tokens, its header says 5"),
         ({"listed": False}, "is not among the chunks that index.json lists"),
+        ({"dim": "6"}, "is no index of litData: .*a chunk's dim is '6'"),
         ({"data_format": None}, "is no index of litData"),
     ],
 )

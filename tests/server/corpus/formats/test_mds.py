@@ -70,6 +70,8 @@ def test_a_config_of_a_mebibyte_is_read_and_no_longer_one(tmp_path: Path) -> Non
         ({}, "header is damaged"),
         (CONFIG | {"column_names": []}, "header is damaged"),
         (CONFIG | {"column_encodings": []}, "header is damaged"),
+        (CONFIG | {"column_encodings": [5]}, "columns or encodings by something else than text"),
+        (CONFIG | {"column_names": [5]}, "columns or encodings by something else than text"),
         (
             CONFIG | {"column_encodings": ["ndarray:uint16"]},
             r"samples hold tokens \(ndarray:uint16\): .*build",

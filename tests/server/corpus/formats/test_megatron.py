@@ -209,6 +209,16 @@ def test_a_wrong_entry_between_the_checked_ones_is_found_by_reading_all(tmp_path
     assert problem == "x.idx: sequence 500 does not begin where the one before it ends"
 
 
+def test_a_negative_length_is_found_by_reading_all(tmp_path: Path) -> None:
+    """The pointers agree with it."""
+    lengths = [1] * 1000
+    lengths[500:502] = [-1, 3]
+    write_raw(tmp_path / "x.bin", np.zeros(1000))
+    (tmp_path / "x.idx").write_bytes(megatron_index(lengths))
+    problem = _documents(recognise(tmp_path / "x.bin")).find_problem()
+    assert problem == "x.idx: sequence 500 has a negative length"
+
+
 def test_the_last_pair_of_sequences_is_among_the_checked_ones(tmp_path: Path) -> None:
     pointers = list(range(0, 200, 2))
     pointers[98] += 2

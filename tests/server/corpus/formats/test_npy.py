@@ -87,6 +87,7 @@ def _with_header(text: bytes, *, version: int = 1, length: int | None = None) ->
         (_with_header(b"{'descr': 'what', 'fortran_order': False, 'shape': (0,)}"), "'what'"),
         (_with_header(b"{'descr': "), "damaged"),
         (_with_header(b"__import__('os').getcwd()"), "damaged"),
+        (_with_header(b"{[]: 1}"), "damaged"),
         (_with_header(b"[]"), "not a dict"),
         (_with_header(b"{}", version=9), "version 9 is unknown"),
         (_with_header(b"[" * 9000), "damaged"),
