@@ -191,9 +191,15 @@ class Job:
     def load(cls, work: Path) -> Job | None:
         """Return the job of a work folder, None if none was saved there."""
         try:
-            document: dict[str, Any] = json.loads((work / _FILE).read_bytes())
+            return cls._parse(json.loads((work / _FILE).read_bytes()), work)
         except FileNotFoundError:
             return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"its {_FILE} is damaged: {error!r}"
+            raise unreadable(work, what, "remove the folder to build anew") from error
+
+    @classmethod
+    def _parse(cls, document: dict[str, Any], work: Path) -> Job:
         if document["version"] != _VERSION:
             what = f"was begun by another release (its version is {document['version']}, not {_VERSION})"
             raise unreadable(work, what, "remove the folder to build anew")

@@ -144,8 +144,12 @@ def _expand(source: str) -> list[Path]:
         raise InvalidParameter.expected("source", "a file, a folder or a pattern", source)
     path = Path(source)
     if path.is_dir():
-        within = (each for each in path.rglob("*") if each.is_file() and _is_chosen(each.relative_to(path)))
-        found = sorted(within, key=lambda each: natural_key(each.as_posix()))
+        # Not `rglob`, which passes over folders that may not be listed.
+        within = (
+            Path(folder, name) for folder, _, names in os.walk(path, onerror=_unlistable) for name in names
+        )
+        chosen = (each for each in within if each.is_file() and _is_chosen(each.relative_to(path)))
+        found = sorted(chosen, key=lambda each: natural_key(each.as_posix()))
         if not found:
             raise unreadable(path, f"expected files of {', '.join(KINDS)} in the folder, found none")
         return found
@@ -161,6 +165,10 @@ def _expand(source: str) -> list[Path]:
             path, "the pattern matches folders and no file", "name the files in them, as with DIR/**"
         )
     return found
+
+
+def _unlistable(error: OSError) -> None:
+    raise unreadable(Path(error.filename), f"cannot be listed: {error.strerror}") from error
 
 
 def _is_chosen(path: Path) -> bool:

@@ -83,6 +83,24 @@ def test_a_file_that_is_named_twice_is_an_error(tmp_path: Path) -> None:
         find_inputs([str(tmp_path / "a.txt"), os.path.relpath(tmp_path / "a.txt")])
 
 
+def test_a_folder_that_may_not_be_listed_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a build by another user would hold fewer documents, and nobody would know."""
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "locked").mkdir()
+    scandir = os.scandir
+
+    def refuse(folder: str) -> Any:
+        if str(folder).endswith("locked"):
+            raise PermissionError(13, "Permission denied", folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UnreadableCorpus, match="locked: cannot be listed: Permission denied"):
+        find_inputs([str(tmp_path)])
+
+
 def test_a_pattern_of_folders_alone_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.txt").write_text("x")
