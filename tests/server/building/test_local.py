@@ -91,17 +91,33 @@ def test_a_worker_that_is_killed_is_named_and_the_build_can_go_on(source: Path, 
     assert content(tmp_path / "out") == content(tmp_path / "here")
 
 
+HELD = """
+import sys, time
+
+def hold(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("held.txt"):
+        time.sleep(600)
+
+if "--multiprocessing-fork" in sys.argv:
+    sys.addaudithook(hold)
+"""
+"""For `sitecustomize.py`: a worker stays at the part of such a file."""
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_process_outlives_its_build(source: Path, tmp_path: Path, number: signal.Signals) -> None:
-    pipes = [tmp_path / "first.txt", tmp_path / "last.txt"]
-    for pipe in pipes:
-        os.mkfifo(pipe)  # nobody writes to it, so its part never ends
-    sources = pipes[0], source, pipes[1]
+    (tmp_path / "sitecustomize.py").write_text(HELD)
+    held = [tmp_path / "first-held.txt", tmp_path / "last-held.txt"]
+    for file in held:
+        file.write_text("text")
+    sources = held[0], source, held[1]
     arguments = ("build", *sources, "--out", tmp_path / "out", "--tokenizer", "bytes", "--processes", "2")
     # A shell's background job ignores SIGINT, and so would what it starts.
     prelude = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     words = command(*arguments, prelude=prelude)
-    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+    variables = environment()
+    variables["PYTHONPATH"] = os.pathsep.join((str(tmp_path), variables["PYTHONPATH"]))
+    with subprocess.Popen(words, env=variables, stderr=subprocess.PIPE, text=True) as process:
         parent = psutil.Process(process.pid)
         found: list[psutil.Process] = []
         deadline = time.monotonic() + 60
