@@ -138,7 +138,7 @@ def _parser(known: Mapping[str, Any]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument(
-        "--save", action="store_true", help="write scripts/results/DATE-bench.md and its plots"
+        "--save", action="store_true", help="write scripts/results/DATE-bench-AXIS.md and plots"
     )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write the plots there, as NAME.png")
     parser.add_argument(
