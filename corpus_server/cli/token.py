@@ -40,6 +40,11 @@ def token(
     secret, table = make_token(name, scope, until, limits)
     try:
         before = file.read_text(encoding="utf-8") if file.exists() else ""
+        if any(caller.name == name for caller in parse_tokens(before, file).values()):
+            raise InvalidParameter(
+                f"{file} has a token {name!r} already; give another name, or remove [tokens.{name}]",
+                parameter="name",
+            )
         text = before + ("\n" if before else "") + table
         parse_tokens(text, file)
         _replace(file, text)

@@ -49,6 +49,17 @@ def test_who_could_read_the_file_still_can(tmp_path: Path) -> None:
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
 
 
+def test_a_name_that_the_file_has_already_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    make(file, "training", "--scope", "read:*")
+    before = file.read_text()
+    made = make(file, "training", "--scope", "plans")
+    assert (made.returncode, made.stdout, file.read_text()) == (2, "", before)
+    assert made.stderr == (
+        f"error: {file} has a token 'training' already; give another name, or remove [tokens.training]\n"
+    )
+
+
 @pytest.mark.parametrize("what", ["folder", "binary", "no folder", "no TOML"])
 def test_a_file_that_is_none_is_one_line(tmp_path: Path, what: str) -> None:
     file = tmp_path / ("none/tokens.toml" if what == "no folder" else "tokens.toml")
