@@ -443,3 +443,13 @@ TOKENS: dict[int | str, dict[str, Any]] = NOT_MODIFIED | {
     }
 }
 """For routes that answer tokens."""
+
+INDICES: dict[int | str, dict[str, Any]] = NOT_MODIFIED | {
+    200: {
+        "description": "Pairs of shard and start token: raw little-endian int64, the same as .npy, or JSON.",
+        "content": {
+            kind: each for kind, each in TOKENS[200]["content"].items() if kind != MEDIA_TYPES["text"]
+        },
+    }
+}
+"""For the route that answers where tokens lie."""

@@ -14,12 +14,12 @@ from starlette.responses import Response as AsgiResponse
 from corpus_server.data import tokens
 from corpus_server.data.queries import BatchesQuery
 from corpus_server.web.routes.shared import CallHere, read_route
-from corpus_server.web.schemas import TOKENS
+from corpus_server.web.schemas import INDICES, TOKENS
 
 router = APIRouter(tags=["training"])
 
 
-@read_route(router, "/v1/indices", response_class=AsgiResponse, responses=TOKENS)
+@read_route(router, "/v1/indices", response_class=AsgiResponse, responses=INDICES)
 async def indices(call: CallHere, query: Annotated[BatchesQuery, Query()]) -> AsgiResponse:
     """Return for each row of a rank its shard (over the plan's shard list) and start token."""
     return call.made(tokens.indices(call.service, query, call.head))
