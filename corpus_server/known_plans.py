@@ -7,7 +7,7 @@ from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
-from corpus_server.access import ANYONE, Caller
+from corpus_server.admission.access import ANYONE, Caller
 from corpus_server.catalog import Catalog
 from corpus_server.errors import InvalidParameter, UnknownPlan
 from corpus_server.plan import BoundedShuffle, Order, Plan, Stage

@@ -25,7 +25,6 @@ SHELL_SCRIPTS = [
     "scripts/check",
     "scripts/quickstart",
     "scripts/gpu",
-    "scripts/mutate",
     ".ci/run",
 ]
 

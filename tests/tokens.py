@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from corpus_server.access import Limits, make_token
+from corpus_server.admission.access import Limits, make_token
 from tests.serving import Answer, RunningServer
 
 

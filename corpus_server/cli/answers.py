@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from corpus_server.access import ANYONE
+from corpus_server.admission.access import ANYONE
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers import inspection
+from corpus_server.answers.inspection import RowsQuery, SpansQuery, StatisticsQuery
+from corpus_server.answers.queries import PlanQuery
+from corpus_server.answers.response import Response, Slices
+from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.data import inspection
-from corpus_server.data.head import RequestHead
-from corpus_server.data.inspection import RowsQuery, SpansQuery, StatisticsQuery
-from corpus_server.data.queries import PlanQuery
-from corpus_server.data.response import Response, Slices
-from corpus_server.data.service import Service
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.settings import Settings
 

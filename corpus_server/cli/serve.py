@@ -11,7 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 from rich.markup import escape
 
-from corpus_server.access import Access
+from corpus_server.admission.access import Access
 from corpus_server.catalog import Catalog
 from corpus_server.cli.common import CORPUS_HELP, errors, warn_of_strange_ids
 from corpus_server.corpus.selection import corpora_of_splits

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from corpus_server.access import Limits, make_token, parse_tokens
+from corpus_server.admission.access import Limits, make_token, parse_tokens
 from corpus_server.cli.common import errors
 from corpus_server.corpus_spec import NAME
 from corpus_server.errors import InvalidParameter

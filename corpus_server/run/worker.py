@@ -30,17 +30,17 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from corpus_server import live, metrics
-from corpus_server.data import tracing
-from corpus_server.data.door import Door
-from corpus_server.data.service import Service
+from corpus_server.answers import tracing
+from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
+from corpus_server.http.connection import Door
+from corpus_server.http.ordinary import OrdinaryProtocol
 from corpus_server.run.common import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
 from corpus_server.run.listening import BACKLOG
 from corpus_server.run.logs import log_to_stderr
 from corpus_server.run.tls import server_context
 from corpus_server.settings import ENVIRONMENT_VARIABLE, Settings
 from corpus_server.web.app import create_app
-from corpus_server.web.ordinary import OrdinaryProtocol
 
 _log = logging.getLogger("corpus_server")
 
@@ -111,7 +111,7 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
         beating = loop.create_task(_beat(channel, state))
         publishing = loop.create_task(_publish_metrics(service))
         command = await loop.sock_recv(channel, 1)
-        service.gate.closing = True
+        service.admission.closing = True
         rest = settings.grace_seconds
         if command == TERMINATE:
             service.draining = True

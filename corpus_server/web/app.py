@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from corpus_server import __version__
-from corpus_server.data.service import Service
+from corpus_server.answers.service import Service
 from corpus_server.settings import Settings
 from corpus_server.web import problems
 from corpus_server.web.gateway import Gateway

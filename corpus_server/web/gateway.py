@@ -12,13 +12,13 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corpus_server import metrics
-from corpus_server.access import ANYONE
-from corpus_server.data.door import VIA
-from corpus_server.data.head import REQUEST_ID, RequestHead, request_id
-from corpus_server.data.queries import parameters
-from corpus_server.data.requests import Answered
-from corpus_server.data.service import Service
+from corpus_server.admission.access import ANYONE
+from corpus_server.admission.request import REQUEST_ID, RequestHead, request_id
+from corpus_server.answers.access_log import Answered
+from corpus_server.answers.queries import parameters
+from corpus_server.answers.service import Service
 from corpus_server.errors import BadRequest, CorpusServerError
+from corpus_server.http.connection import VIA
 from corpus_server.web.responses import EVENTS_TYPE, PROBLEM_KEY, REQUEST_ID_KEY, refused
 
 _CALLER = "corpus_server.caller"
@@ -88,7 +88,7 @@ class Gateway:
                 if not any(name == b"cache-control" for name, _ in message["headers"]):
                     message["headers"].append(_NO_STORE)
                 # A body that nobody has read ends the connection: else it would be received and dropped.
-                if (service.gate.closing or body_comes) and _CLOSE not in message["headers"]:
+                if (service.admission.closing or body_comes) and _CLOSE not in message["headers"]:
                     message["headers"].append(_CLOSE)
             elif scope["method"] != "HEAD":  # the server drops the body of those
                 sent_bytes += len(message.get("body", b""))
@@ -104,7 +104,7 @@ class Gateway:
         """Return the application, or the refusal of the request."""
         head = request_head(scope)
         try:
-            service.gate.check(head)
+            service.admission.check(head)
             if scope["http_version"] not in ("1.0", "1.1"):  # h11 takes any digits
                 raise BadRequest(f"the request must be HTTP/1.0 or 1.1, got {scope['http_version']}")
             _check_unambiguous([name for name, _ in scope["headers"]])

@@ -13,9 +13,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response as AsgiResponse
 from starlette.routing import Match, Route
 
-from corpus_server.data.exchange import log_error
-from corpus_server.data.response import ClientLeft, invalid_parameter
+from corpus_server.answers.response import ClientLeft, invalid_parameter
 from corpus_server.errors import CorpusServerError
+from corpus_server.http.exchange import log_error
 from corpus_server.web.responses import refused
 from corpus_server.web.routes import ROUTERS
 

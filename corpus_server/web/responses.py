@@ -14,13 +14,13 @@ from starlette.responses import Response as AsgiResponse
 from starlette.types import Receive, Scope, Send
 
 from corpus_server import live, metrics
-from corpus_server.data.exchange import log_error
-from corpus_server.data.head import RequestHead
-from corpus_server.data.response import Response, Slices, problem
-from corpus_server.data.service import Service
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.response import Response, Slices, problem
+from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
+from corpus_server.http.exchange import log_error
+from corpus_server.http.ordinary import TRANSPORT
 from corpus_server.read import wire
-from corpus_server.web.ordinary import TRANSPORT
 
 REQUEST_ID_KEY = "corpus_server.request_id"
 """Key of a request's scope: its id, given by the client or made by the gateway."""
@@ -69,7 +69,7 @@ class Made(AsgiResponse):
         """
         began = time.perf_counter()
         service, transport = self._service, scope.get("state", {}).get(TRANSPORT)
-        slot = service.gate.admit(self._head.caller, transport)
+        slot = service.admission.admit(self._head.caller, transport)
         self._head.charge = slot.charge
         try:
             response = await service.run_slices(self._work, self._request.is_disconnected)
@@ -129,7 +129,7 @@ class Events(AsgiResponse):
         Raises:
             Overloaded: before anything was sent.
         """
-        gate = self._service.gate
+        gate = self._service.admission
         # nginx would keep events back until its buffer is full.
         headers = {"content-type": EVENTS_TYPE, "cache-control": "no-store", "x-accel-buffering": "no"}
         with gate.following():

@@ -70,7 +70,7 @@ def replace(target: str, value: Any) -> Callable[[], None]:
 TRICKS = (
     Trick(
         name="responses made ahead, for one connection each",
-        patch=replace("corpus_server.data.ahead:Ahead.next_run", lambda *_: ()),
+        patch=replace("corpus_server.http.ahead:Ahead.next_run", lambda *_: ()),
     ),
     Trick(
         name="small steps located together",
@@ -81,10 +81,10 @@ TRICKS = (
     ),
     Trick(
         name="the hottest thread first",
-        patch=replace("corpus_server.data.hot_threads:HotThreads", ThreadPoolExecutor),
+        patch=replace("corpus_server.answers.hot_threads:HotThreads", ThreadPoolExecutor),
     ),
-    Trick(name="heap tuning", patch=replace("corpus_server.data.heap:keep_freed", lambda: None)),
-    Trick(name="one heap for all threads", patch=replace("corpus_server.data.heap:MAX_HEAPS", 64)),
+    Trick(name="heap tuning", patch=replace("corpus_server.answers.heap:keep_freed", lambda: None)),
+    Trick(name="one heap for all threads", patch=replace("corpus_server.answers.heap:MAX_HEAPS", 64)),
     Trick(name="reading ahead by plan", settings={"read_ahead_bytes": 0}),
     *(
         Trick(
@@ -102,7 +102,7 @@ TRICKS = (
     ),
     Trick(
         name="wide Unix socket buffer",
-        patch=replace("corpus_server.data.sending:widen", lambda connection: None),
+        patch=replace("corpus_server.http.sending:widen", lambda connection: None),
         uds=True,
     ),
     *(Trick(name=f"4 threads, not {number}", settings={"gather_threads": number}) for number in (1, 2)),
@@ -110,7 +110,7 @@ TRICKS = (
 
 REFUSALS_FIRST = Trick(
     name="refusals first",
-    patch=replace("corpus_server.data.service:Service.refusing", lambda service: None),
+    patch=replace("corpus_server.answers.service:Service.refusing", lambda service: None),
 )
 """What only a crowd sees: the axis `overload` measures it."""
 

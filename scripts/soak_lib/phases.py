@@ -28,7 +28,7 @@ from tests.corpora import some_tokens, write_raw
 from tests.docker.proxy import RunningProxy
 from tests.faults.test_description import described_server, explore
 from tests.raw_http import RawConnection, get
-from tests.server.data.fuzz import run_round
+from tests.server.http.fuzz import run_round
 from tests.serving import ROOT, RunningServer, environment
 
 UPLOAD_BYTES = 2**30

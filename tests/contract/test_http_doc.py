@@ -10,7 +10,9 @@ import pytest
 import xxhash
 
 from corpus_server import errors
-from corpus_server.data import door, gate, questions
+from corpus_server.admission import admission as gate
+from corpus_server.answers import questions
+from corpus_server.http import connection as door
 from corpus_server.settings import Settings
 from corpus_server.web.routes import plans
 from tests.corpora import write_raw

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from corpus_server.access import read_tokens
+from corpus_server.admission.access import read_tokens
 from corpus_server.settings import all_settings
 from tests.docker.images import DOCKER, image_environment, image_user, worker_arguments
 from tests.docker.manifests import KUBERNETES, documents

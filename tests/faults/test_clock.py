@@ -20,9 +20,9 @@ from tests.serving import ROOT
 
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 WHERE = {
-    "corpus_server/access.py": "a token expires on a date",
+    "corpus_server/admission/access.py": "a token expires on a date",
     "corpus_server/cli/token.py": "a token must not have expired when it is made",
-    "corpus_server/data/tracing.py": "a trace says when",
+    "corpus_server/answers/tracing.py": "a trace says when",
     "corpus_server/live.py": "samples are shown over the time of day; a clock set back is seen",
     "corpus_server/metrics.py": "when a rank asked last is shown",
     "corpus_server/plan_store.py": "outlives the process",

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from corpus_server import metrics
+from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.data.door import Door
-from corpus_server.data.service import Service
+from corpus_server.http.connection import Door
 from corpus_server.settings import Settings
 from tests.corpora import write_raw
 from tests.rooms import chapter, entered_files
@@ -55,7 +55,7 @@ def test_a_request_passes_the_files_that_the_chapter_names(tmp_path: Path) -> No
             writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(2 * 5 * 2 + 8)
-            while service.gate.slots:
+            while service.admission.slots:
                 await asyncio.sleep(0.01)
         on.recording = False
         writer.close()

@@ -14,12 +14,13 @@ PACKAGE = ROOT / "corpus_server"
 FLOORS = (
     {"errors", "__init__"},
     {"extras", "corpus_spec"},
-    {"settings", "access", "plan", "corpus"},
-    {"stores"},
+    {"settings", "plan", "corpus"},
+    {"stores", "admission"},
     {"read", "building"},
-    {"catalog", "plan_store", "metrics"},
+    {"readers", "catalog", "plan_store", "metrics"},
     {"known_plans", "live"},
-    {"data"},
+    {"answers"},
+    {"http"},
     {"web"},
     {"run"},
     {"cli"},
@@ -45,7 +46,7 @@ def test_files_import_only_from_rooms_below_and_never_in_a_circle() -> None:
 
 def test_a_wrong_import_would_be_seen() -> None:
     found = rooms.imports(PACKAGE)
-    assert {"data.service", "read.gather", "plan.sampler"} <= set(found)
+    assert {"answers.service", "read.gather", "plan.sampler"} <= set(found)
     assert "data.exchange" in found["data.door"]
     way = ("web.app", "data.door", "read.gather", "plan.sampler")
     floors = [rooms.floor(name, FLOORS) for name in way]
@@ -87,4 +88,4 @@ def test_the_command_line_loads_no_web_framework_until_it_serves() -> None:
 
 @pytest.mark.parametrize("name", [*WEB_FRAMEWORK, "pydantic"])
 def test_these_tests_can_fail(name: str) -> None:
-    assert name in loaded_by("corpus_server.web.app", "corpus_server.web.ordinary")
+    assert name in loaded_by("corpus_server.web.app", "corpus_server.http.ordinary")

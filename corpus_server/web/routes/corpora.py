@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response as AsgiResponse
 
-from corpus_server.data import inspection
-from corpus_server.data.inspection import SearchQuery, SpansQuery, StatisticsQuery
-from corpus_server.data.queries import FormatQuery, TokensQuery
-from corpus_server.data.response import json_response
-from corpus_server.data.tokens import token_range
+from corpus_server.answers import inspection
+from corpus_server.answers.inspection import SearchQuery, SpansQuery, StatisticsQuery
+from corpus_server.answers.queries import FormatQuery, TokensQuery
+from corpus_server.answers.response import json_response
+from corpus_server.answers.tokens import token_range
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.shared import CallHere, CorpusName, Nothing, read_route
 from corpus_server.web.schemas import (

@@ -11,9 +11,9 @@ from starlette.responses import PlainTextResponse
 from starlette.responses import Response as AsgiResponse
 
 from corpus_server import live, metrics
-from corpus_server.data.head import RequestHead
-from corpus_server.data.queries import parameters
-from corpus_server.data.response import NO_STORE, json_response
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.queries import parameters
+from corpus_server.answers.response import NO_STORE, json_response
 from corpus_server.errors import CorpusServerError, Forbidden, NotReady, Unauthorized
 from corpus_server.web.responses import Events, refused, sent
 from corpus_server.web.routes.shared import CallHere, read_route
@@ -57,7 +57,7 @@ async def access(call: CallHere) -> AsgiResponse:
     )
     granted = "granted"
     try:
-        caller = call.service.gate.check(asked)
+        caller = call.service.admission.check(asked)
         corpora, plans = _named(asked)
         caller.check_read(corpora)
         if plans:

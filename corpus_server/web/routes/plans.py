@@ -9,10 +9,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response as AsgiResponse
 
-from corpus_server.data import inspection, questions
-from corpus_server.data.inspection import DiffQuery, RowsQuery
-from corpus_server.data.questions import LookupQuery, ShardsQuery, StepQuery, UsageQuery
-from corpus_server.data.response import Response, json_response
+from corpus_server.answers import inspection, questions
+from corpus_server.answers.inspection import DiffQuery, RowsQuery
+from corpus_server.answers.questions import LookupQuery, ShardsQuery, StepQuery, UsageQuery
+from corpus_server.answers.response import Response, json_response
 from corpus_server.errors import RequestTimeout
 from corpus_server.web.plan_schema import PLAN_BODY
 from corpus_server.web.responses import sent
@@ -41,7 +41,7 @@ router = APIRouter(tags=["plans"])
 async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> AsgiResponse:
     """Keep the plan document in the body and describe the plan; posting it again changes nothing."""
     body = bytearray()
-    with call.service.gate.receiving() as count:
+    with call.service.admission.receiving() as count:
         await _receive(call.request, body, count, call.service.settings.body_timeout_seconds)
         keep, plans = query.keep == "true", call.service.plans
         described = await call.run(lambda: plans.keep_document(body, call.head.caller, keep=keep).to_json())

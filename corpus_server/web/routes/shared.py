@@ -7,10 +7,10 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from corpus_server.data.head import RequestHead
-from corpus_server.data.queries import QueryParameters
-from corpus_server.data.response import Response, Slices
-from corpus_server.data.service import Service
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.queries import QueryParameters
+from corpus_server.answers.response import Response, Slices
+from corpus_server.answers.service import Service
 from corpus_server.web.gateway import request_head
 from corpus_server.web.responses import Made
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.read.staging import Stager
+from corpus_server.readers.staging import Stager
 from corpus_server.stores import StagedFile
 from corpus_server.stores.download import RANGE_BYTES, RANGES_AT_ONCE
 from scripts.benchmarks import disk

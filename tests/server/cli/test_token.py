@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.access import Access, read_tokens
+from corpus_server.admission.access import Access, read_tokens
 from corpus_server.errors import Unauthorized
 from tests.serving import command, environment
 

@@ -1,0 +1,317 @@
+"""What people look at: rows as text, what a corpus is made of, where a text is. In slices."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.queries import Integer, QueryParameters, Step, Token
+from corpus_server.answers.response import NO_STORE, Response, Slices, json_response, not_modified
+from corpus_server.answers.service import Service
+from corpus_server.answers.tokens import plan_headers, staged_rows
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.tokenizers import Tokenizer
+from corpus_server.errors import InvalidParameter
+from corpus_server.plan.document import MAX_GLOBAL_BATCH_SIZE, MAX_SEED
+from corpus_server.plan.questions.diff import changed_fields, compare_slices
+from corpus_server.read import wire
+from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
+from corpus_server.read.spans import Span, decode_known, spans
+from corpus_server.read.text import check_available
+from corpus_server.stores import StagedFile
+
+BLOCK_TOKENS = 4096
+"""Tokens of a block of a sample, read at once. Blocks are spread evenly over the corpus."""
+
+STATISTICS_BLOCKS = 64
+"""Blocks whose tokens are counted: 262,144 tokens."""
+
+SEARCH_BLOCKS = 256
+"""Blocks that are searched: 1,048,576 tokens, about a second of decoding."""
+
+SAMPLE_DOCUMENTS = 2048
+"""Documents whose length is read: two entries of the index for each."""
+
+TOP_TOKENS = 50
+
+DIFF_ROWS = 1 << 21
+"""Rows of each plan that are compared at most: about a second."""
+
+_CONTEXT = 80  # characters on each side of a text that was found
+
+
+class RowsQuery(QueryParameters):
+    """Parameters of the rows of a step."""
+
+    step: Step
+    """Training step."""
+    first: Annotated[int, Integer(0, MAX_GLOBAL_BATCH_SIZE)] = 0
+    """First row of the global batch."""
+    count: Annotated[int, Integer(1, 4096)] = 8
+    """Rows."""
+
+
+class SpansQuery(QueryParameters):
+    """Parameters of a range of tokens as text."""
+
+    start: Token = 0
+    """First token, corpus-wide."""
+    count: Annotated[int, Integer(1, 2**20)] = 1024
+    """Tokens; fewer where the corpus ends."""
+
+
+class StatisticsQuery(QueryParameters):
+    """Parameters of a corpus's statistics."""
+
+    seed: Annotated[int, Integer(0, MAX_SEED)] = 0
+    """Decides which blocks and documents are sampled."""
+
+
+class SearchQuery(StatisticsQuery):
+    """Parameters of a search."""
+
+    text: Annotated[str, Field(min_length=1, max_length=1000)]
+    """What to find, case and white space included."""
+    limit: Annotated[int, Integer(1, 100)] = 20
+    """Places to return at most."""
+
+
+class DiffQuery(QueryParameters):
+    """Parameters of a comparison of two plans."""
+
+    other: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """Id of the plan to compare with."""
+    steps: Annotated[int, Integer(1, 100)] = 10
+    """Steps that differ to return at most."""
+
+
+def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead) -> Slices[Response]:
+    """Make the response that shows rows of a step's global batch as text."""
+    bound, step = service.plan(plan_id, request.caller), query.step
+    size = bound.sampler.check_part(step)
+    if query.first >= size:
+        raise InvalidParameter.expected("first", f"a row of the global batch, in [0, {size})", query.first)
+    count = min(query.count, size - query.first)
+    service.admission.check_text_size(count * (bound.sampler.seq_len(step) + 1), "count")
+    whole = WindowReading(bound, step=step, count=1, rank=0, rows=size)
+    yield from staged_rows(service, bound, whole)
+    first_shard = {name: n for n, (name, _) in reversed(list(enumerate(bound.shards)))}
+    shown = []
+    found, borders = bound.sampler.pieces(step, range(query.first, query.first + count))
+    for number, (first, stop) in enumerate(pairwise(borders.tolist()), start=query.first):
+        pieces = found[first:stop].tolist()
+        name, shard = bound.shards[pieces[0][0]]
+        corpus = bound.corpora[name]
+        (tokens,) = whole.read(number, 1)
+        left, texts, begins = tokens.tolist(), list[Span](), []
+        for shard_number, start, length in pieces:
+            begins.append(corpus.starts[shard_number - first_shard[name]] + start)
+            texts += spans(corpus, begins[-1], left[:length])
+            left = left[length:]
+        shown.append(
+            {
+                "row": number,
+                "corpus": name,
+                "shard": shard.name,
+                "start": begins[0],
+                "spans": [dataclasses.asdict(each) for each in texts],
+            }
+        )
+        yield None
+    fields = {
+        "plan": bound.plan.id,
+        "step": step,
+        "plan_step": bound.sampler.timeline.plan_step(step),
+        "global_batch_size": size,
+        "first": query.first,
+        "rows": shown,
+    }
+    return json_response(fields, {**NO_STORE, wire.PLAN: bound.plan.id})
+
+
+def corpus_spans(service: Service, corpus: Corpus, query: SpansQuery) -> Slices[Response]:
+    """Make the response that shows a range of tokens as text."""
+    if query.start > corpus.num_tokens:
+        raise InvalidParameter.expected("start", f"in [0, {corpus.num_tokens}]", query.start)
+    stop = min(query.start + query.count, corpus.num_tokens)
+    service.admission.check_text_size(stop - query.start, "count")
+    pieces = corpus.locate_range(query.start, stop - query.start)
+    yield from service.staged(corpus.shards[number].file for number, _, _ in pieces)
+    tokens = _read(service, corpus, query.start, stop)
+    yield None
+    shown: list[Span] = list(spans(corpus, query.start, tokens.tolist()))
+    fields = {"corpus": corpus.name, "start": query.start, "stop": stop, "num_tokens": corpus.num_tokens}
+    return json_response({**fields, "spans": [dataclasses.asdict(each) for each in shown]}, NO_STORE)
+
+
+def statistics(service: Service, corpus: Corpus, query: StatisticsQuery) -> Slices[Response]:
+    """Make the response that says what a sample of a corpus is made of."""
+    ids: list[NDArray[np.integer]] = []
+    for _, tokens in _blocks(service, corpus, query.seed, STATISTICS_BLOCKS):
+        ids.append(tokens)
+        yield None
+    found, counts = np.unique(np.concatenate(ids) if ids else np.empty(0, np.int64), return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    top = [
+        {
+            "token": token,
+            "count": number,
+            "text": decode_known(corpus.tokenizer, [token]),
+        }
+        for token, number in zip(found[order[:TOP_TOKENS]].tolist(), counts[order].tolist(), strict=False)
+    ]
+    lengths = yield from _document_lengths(corpus, query.seed)
+    fields: dict[str, Any] = {
+        "corpus": corpus.name,
+        "num_tokens": corpus.num_tokens,
+        "num_sampled_tokens": int(counts.sum()),
+        "num_distinct_tokens": int(found.size),
+        "top_tokens": top,
+        # How often the k-th most frequent token occurs, for k = 1, 2, 4, 8, ...
+        "counts_by_rank": [
+            [1 << k, int(counts[order[(1 << k) - 1]])] for k in range(found.size.bit_length())
+        ],
+        "num_documents": corpus.num_documents,
+        "document_lengths": None if lengths is None else _describe_lengths(lengths),
+    }
+    return json_response(fields, NO_STORE)
+
+
+def search(service: Service, corpus: Corpus, query: SearchQuery) -> Slices[Response]:
+    """Make the response that lists where a text is, in a sample of a corpus or in all of a small one."""
+    tokenizer = check_available(corpus)
+    found: list[Mapping[str, Any]] = []
+    num_searched = 0
+    # A text that begins in a block may end behind it; a token is at least one byte of it.
+    more = len(query.text.encode())
+    for start, tokens in _blocks(service, corpus, query.seed, SEARCH_BLOCKS, more=more):
+        ids = tokens.tolist()
+        yield None
+        text = decode_known(tokenizer, ids) or ""
+        num_searched += min(len(ids), BLOCK_TOKENS)
+        at = text.find(query.text)
+        while at >= 0 and len(found) < query.limit:
+            first = _token_at(tokenizer, ids, at)
+            if first >= BLOCK_TOKENS:
+                break
+            end = at + len(query.text)
+            found.append(
+                {
+                    "token": start + first,
+                    "document": corpus.document_at(start + first),
+                    "before": text[max(0, at - _CONTEXT) : at],
+                    "text": text[at:end],
+                    "after": text[end : end + _CONTEXT],
+                }
+            )
+            at = text.find(query.text, end)
+            yield None
+        if len(found) == query.limit:
+            break
+    fields = {
+        "corpus": corpus.name,
+        "text": query.text,
+        "num_tokens": corpus.num_tokens,
+        "num_searched_tokens": num_searched,
+        "found": found,
+    }
+    return json_response(fields, NO_STORE)
+
+
+def diff(service: Service, plan_id: str, query: DiffQuery, request: RequestHead) -> Slices[Response]:
+    """Make the response that says in which fields and from which step on two plans differ."""
+    one, other = (service.plan(each, request.caller) for each in (plan_id, query.other))
+    headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}")
+    if (unchanged := not_modified(request, headers)) is not None:
+        return unchanged
+    shard_tokens = {
+        name: [shard.num_tokens for shard in corpus.shards]
+        for name, corpus in chain(one.corpora.items(), other.corpora.items())
+    }
+    compared = yield from compare_slices(
+        one.plan, other.plan, shard_tokens, num_steps=query.steps, max_rows=DIFF_ROWS
+    )
+    fields = {
+        "a": one.plan.id,
+        "b": other.plan.id,
+        "fields": [dataclasses.asdict(change) for change in changed_fields(one.plan, other.plan)],
+        "rows": {**dataclasses.asdict(compared), "first_step": compared.first_step},
+    }
+    return json_response(fields, headers)
+
+
+def _token_at(tokenizer: Tokenizer, tokens: Sequence[int], at: int) -> int:
+    """Return which token holds character `at` of their text: the first that decodes to more than `at`.
+
+    The text of the first tokens is the beginning of the text of all, so this may be bisected.
+    """
+    return bisect_right(range(len(tokens)), at, key=lambda n: len(tokenizer.decode(tokens[: n + 1])))
+
+
+def _read(service: Service, corpus: Corpus, start: int, stop: int) -> NDArray[np.integer]:
+    """Return tokens [start, stop) of a corpus whose shards are on this machine."""
+    reading = RangeReading(corpus, service.catalog.gatherer(corpus.name), start=start, stop=stop)
+    return np.concatenate([np.empty(0, corpus.dtype), *(part.copy() for part in read_arrays(reading))])
+
+
+def _blocks(
+    service: Service, corpus: Corpus, seed: int, num_blocks: int, more: int = 0
+) -> Iterator[tuple[int, NDArray[np.integer]]]:
+    """Yield blocks of a corpus, each with its first token: all of a small one, else a sample of it.
+
+    One block lies somewhere in each of `num_blocks` equal parts. Shards that are not on this machine are
+    left out: a look at a corpus should not fetch it. Each block comes with the `more` tokens behind it.
+    """
+    if corpus.num_tokens <= num_blocks * BLOCK_TOKENS:
+        starts = list(range(0, corpus.num_tokens, BLOCK_TOKENS))
+    else:
+        part = corpus.num_tokens // num_blocks
+        within = np.random.default_rng(seed).integers(0, part - BLOCK_TOKENS + 1, num_blocks)
+        starts = (np.arange(num_blocks) * part + within).tolist()
+    for start in starts:
+        stop = min(start + BLOCK_TOKENS + more, corpus.num_tokens)
+        pieces = corpus.locate_range(start, stop - start)
+        files = [corpus.shards[number].file for number, _, _ in pieces]
+        if not any(isinstance(file, StagedFile) and not file.is_cached for file in files):
+            yield start, _read(service, corpus, start, stop)
+
+
+def _document_lengths(corpus: Corpus, seed: int) -> Slices[NDArray[np.int64] | None]:
+    """Return the lengths of sampled documents, in tokens: `(num_sampled,)`; None without an index."""
+    total = corpus.num_documents
+    if total is None:
+        return None
+    if total <= SAMPLE_DOCUMENTS:
+        numbers = list(range(total))
+    else:
+        numbers = np.random.default_rng(seed).integers(0, total, SAMPLE_DOCUMENTS).tolist()
+    lengths = []
+    for n, number in enumerate(numbers):
+        start, stop = corpus.document_range(number)
+        lengths.append(stop - start)
+        if n % 256 == 255:
+            yield None
+    return np.array(lengths, dtype=np.int64)
+
+
+def _describe_lengths(lengths: NDArray[np.int64]) -> dict[str, Any]:
+    """Return quantiles and a histogram over powers of two."""
+    if not lengths.size:
+        return {"num_sampled": 0, "mean": None, "quantiles": {}, "histogram": []}
+    bins = np.bincount(np.frexp(np.maximum(lengths, 0.5))[1])  # 0: empty; k: [2^(k-1), 2^k)
+    shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+    quantiles = np.quantile(lengths, shares, method="inverted_cdf").tolist()
+    return {
+        "num_sampled": int(lengths.size),
+        "mean": float(lengths.mean()),
+        "quantiles": {str(share): value for share, value in zip(shares, quantiles, strict=True)},
+        "histogram": [[(1 << k) >> 1, int(number)] for k, number in enumerate(bins.tolist())],
+    }

@@ -1,0 +1,204 @@
+"""The costly questions about a plan, in slices: receipts, usage and look-ups."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import numpy as np
+import xxhash
+
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.queries import MAX_COUNT, Integer, PlanQuery, QueryParameters, Step, Token
+from corpus_server.answers.response import NO_STORE, Response, Slices, json_response, not_modified
+from corpus_server.answers.service import Service
+from corpus_server.answers.tokens import plan_headers, staged_rows
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.errors import AnswerTooLarge, InvalidParameter
+from corpus_server.plan.questions.lookup import look_up_slices
+from corpus_server.plan.questions.usage import usage_slices
+from corpus_server.read import wire
+from corpus_server.read.reading import WindowReading, hash_slices, num_bytes
+from corpus_server.stores import StagedFile
+
+MAX_RECEIPT_BYTES = 2**30
+"""Bytes of a global batch whose receipt is made: half a second of reading from the page cache. A batch of 64
+million uint32 tokens has a quarter of it."""
+
+
+_ROWS_AT_ONCE = 65536  # located in some 10 ms
+
+
+class StepQuery(QueryParameters):
+    """Parameter of a route about one training step of a plan."""
+
+    step: Step
+    """Training step."""
+
+
+class ShardsQuery(StepQuery):
+    """Parameters of which shards some steps read."""
+
+    count: Annotated[int, Integer(1, MAX_COUNT)] = 1
+    """Consecutive steps."""
+
+
+class UsageQuery(StepQuery):
+    """Parameters of what training saw."""
+
+    since: Step = 0
+    """Training step to count from."""
+
+
+class LookupQuery(PlanQuery):
+    """Parameters of a look-up; `corpus` names the source also where the plan is named by its id."""
+
+    token: Token | None = None
+    """A token, corpus-wide."""
+    start: Token | None = None
+    """First token of a range."""
+    stop: Token | None = None
+    """End of the range, exclusive."""
+    document: Token | None = None
+    """A document, where the corpus has an index."""
+    epochs: Annotated[int, Integer(1, 10_000)] = 1
+    """Passes over the source to look through."""
+    limit: Annotated[int, Integer(1, 100_000)] = 1000
+    """Rows to return at most, earliest first."""
+
+
+def receipt(service: Service, plan_id: str, query: StepQuery, request: RequestHead) -> Slices[Response]:
+    """Make the response that holds the checksum of a step's whole global batch."""
+    bound, step = service.plan(plan_id, request.caller), query.step
+    headers = plan_headers(bound, request, f"receipt.{step}")
+    rows = bound.sampler.check_part(step)
+    reading = WindowReading(bound, step=step, count=1, rank=0, rows=rows)
+    if (size := num_bytes(reading)) > MAX_RECEIPT_BYTES:
+        what, remedy = "the batch of a receipt", "compare the checksums of the ranks' batches instead"
+        raise AnswerTooLarge(what, size, MAX_RECEIPT_BYTES, "bytes", parameter="step", remedy=remedy)
+    if (unchanged := not_modified(request, headers)) is not None:
+        return unchanged
+    yield from staged_rows(service, bound, reading)
+    digest = xxhash.xxh3_64()
+    yield from hash_slices(reading, digest)
+    fields = {
+        "plan": bound.plan.id,
+        "step": step,
+        "plan_step": bound.sampler.timeline.plan_step(step),
+        "global_batch_size": rows,
+        "digest": wire.checksum_value(digest),
+    }
+    return json_response(fields, headers)
+
+
+def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestHead) -> Slices[Response]:
+    """Make the response that lists the shards of the global batches of some steps, first used first."""
+    bound, step, count = service.plan(plan_id, request.caller), query.step, query.count
+    rows = bound.sampler.check_part(step, count=count)
+    service.admission.check_rows(count, rows)
+    num_rows = np.zeros(len(bound.shards), dtype=np.int64)
+    first_step = np.full(len(bound.shards), -1, dtype=np.int64)
+    for each in range(step, step + count):
+        for begin in range(0, rows, _ROWS_AT_ONCE):
+            part = range(begin, min(begin + _ROWS_AT_ONCE, rows))
+            numbers = bound.sampler.pieces(each, part)[0][:, 0]
+            num_rows += np.bincount(numbers, minlength=num_rows.size)
+            first_step[numbers[first_step[numbers] < 0]] = each
+            yield None
+    used = np.flatnonzero(num_rows)
+    listed = []
+    for number in used[np.argsort(first_step[used], kind="stable")].tolist():
+        corpus, shard = bound.shards[number]
+        listed.append(
+            {
+                "corpus": corpus,
+                "name": shard.name,
+                "size_bytes": shard.size_bytes,
+                "first_step": int(first_step[number]),
+                "num_rows": int(num_rows[number]),
+                "is_local": not isinstance(shard.file, StagedFile) or shard.file.is_cached,
+            }
+        )
+    total = sum(bound.shards[number][1].size_bytes for number in used.tolist())
+    fields = {"plan": bound.plan.id, "step": step, "count": count, "num_bytes": total, "shards": listed}
+    # What is on this machine changes from moment to moment.
+    return json_response(fields, {**NO_STORE, wire.PLAN: bound.plan.id})
+
+
+def usage(service: Service, plan_id: str, query: UsageQuery, request: RequestHead) -> Slices[Response]:
+    """Make the response that says what training saw of each source in steps [since, step)."""
+    bound, since, step = service.plan(plan_id, request.caller), query.since, query.step
+    headers = plan_headers(bound, request, f"usage.{since}.{step}")
+    used = yield from usage_slices(bound.sampler, since, step)
+    if (unchanged := not_modified(request, headers)) is not None:
+        return unchanged
+    fields = dataclasses.asdict(used)
+    skipped = {"steps": fields.pop("skipped_steps"), "sources": fields.pop("skipped")}
+    asked = {"plan": bound.plan.id, "since": since, "step": step}
+    return json_response({**asked, **fields, "skipped": skipped}, headers)
+
+
+def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices[Response]:
+    """Make the response that lists the rows of the first epochs that hold a token of those asked about."""
+    bound = service.plan_of(query, request.caller, names_corpus=True)
+    corpus = _looked_up_corpus(query, bound.plan.sources)
+    start, stop = _looked_up_range(query, bound.corpora[corpus])
+    epochs, limit = query.epochs, query.limit
+    identity = f"lookup.{corpus}.{start}.{stop}.{epochs}.{limit}"
+    # Where a document lies is said by an index, which may be made anew with another end of text.
+    by_id = query.plan is not None and query.document is None
+    headers = plan_headers(bound, request, identity, by_id=by_id)
+    if (unchanged := not_modified(request, headers)) is not None:
+        return unchanged
+    found = yield from look_up_slices(bound.sampler, corpus, start, stop, epochs=epochs, limit=limit)
+    fields = {
+        "plan": bound.plan.id,
+        "corpus": corpus,
+        "start": start,
+        "stop": stop,
+        "epochs": epochs,
+        "num_found": found.num_found,
+        "truncated": found.num_found > len(found.rows),
+        "rows": [row._asdict() for row in found.rows],
+    }
+    return json_response(fields, headers)
+
+
+def _looked_up_corpus(query: LookupQuery, sources: tuple[str, ...]) -> str:
+    if query.corpus in sources:
+        return query.corpus
+    if query.corpus is None and len(sources) == 1:
+        return sources[0]
+    raise InvalidParameter(
+        f"corpus must name a source of the plan, {', '.join(sources)}, got {query.corpus!r}",
+        parameter="corpus",
+        received=query.corpus,
+        accepted=", ".join(sources),
+    )
+
+
+def _looked_up_range(query: LookupQuery, corpus: Corpus) -> tuple[int, int]:
+    """Return the tokens that a query names in one of its three ways."""
+    ways = {
+        "token": query.token is not None,
+        "document": query.document is not None,
+        "start and stop": query.start is not None or query.stop is not None,
+    }
+    given = [way for way, is_given in ways.items() if is_given]
+    if len(given) != 1:
+        raise InvalidParameter(
+            f"name what to look up by one of {', '.join(ways)}, got {' and '.join(given) or 'none'}",
+            parameter="token",
+            accepted=", ".join(ways),
+        )
+    if query.document is not None:
+        return corpus.document_range(query.document)
+    start, stop = (query.start, query.stop) if query.token is None else (query.token, query.token + 1)
+    if start is None or stop is None or not start < stop <= corpus.num_tokens:
+        raise InvalidParameter(
+            f"tokens must lie in [0, {corpus.num_tokens}) with start < stop, got start {start}, stop {stop}",
+            parameter="token" if query.token is not None else "stop",
+            received=stop,
+            accepted=f"0 <= start < stop <= {corpus.num_tokens}",
+        )
+    return start, stop

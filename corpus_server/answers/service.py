@@ -1,0 +1,273 @@
+"""What one process has open: corpora, known plans, threads and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sqlite3
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from corpus_server import metrics
+from corpus_server.admission.access import Access, Caller
+from corpus_server.admission.admission import Admission
+from corpus_server.answers import heap
+from corpus_server.answers.access_log import Requests
+from corpus_server.answers.hot_threads import HotThreads
+from corpus_server.answers.queries import PlanQuery
+from corpus_server.answers.response import ClientLeft, Slices
+from corpus_server.catalog import Catalog
+from corpus_server.corpus import guard
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.files import OpenFile
+from corpus_server.errors import CorpusServerError, InvalidParameter
+from corpus_server.known_plans import KnownPlans, Spelling
+from corpus_server.plan_store import PlanStore
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.tables import Tables
+from corpus_server.readers.prefetch import Prefetcher
+from corpus_server.readers.staging import WAIT_SECONDS, Stager
+from corpus_server.settings import Settings
+from corpus_server.stores import StagedFile
+
+T = TypeVar("T")
+
+_CONTROL_THREADS = 2
+"""For plans and descriptions: work that must not wait behind the disk."""
+
+_REFUSING_SECONDS = 0.05
+"""How long a thread waits at most for refusals: however many come, answers go on."""
+
+_STUCK_SECONDS = 20.0
+"""A thread that is at one slice for so long waits for a disk that does not answer."""
+
+
+class Service:
+    """The state of one process.
+
+    Attributes:
+        plans: the plans that this process knows.
+        gate: decides whether a request may be answered.
+        requests: is told what became of each.
+        stager: brings shards of object stores to this machine.
+        prefetcher: reads ahead for clients that go step by step.
+        gather_threads: touch the maps and may wait for the disk; the event loop's thread never does.
+        draining: the process is about to end: readiness says so.
+    """
+
+    def __init__(self, catalog: Catalog, store: PlanStore, settings: Settings) -> None:
+        self.catalog = catalog
+        self.settings = settings
+        self.access = Access(settings.tokens)
+        self.admission = Admission(settings, self.access)
+        self.plans = KnownPlans(catalog, store)
+        self.store = store
+        self.prefetcher = Prefetcher(
+            settings.read_ahead_bytes, on_asked=partial(metrics.add, "corpus_read_ahead_bytes")
+        )
+        self.stager = Stager(catalog.cache, on_bytes=partial(metrics.add, "corpus_staged_bytes"))
+        self.requests = Requests(settings.access_log)
+        metrics.pull("corpus_bytes_in_flight", lambda: self.admission.num_bytes)
+        if (cache := catalog.cache) is not None:
+            metrics.pull("corpus_staged_shards", lambda: self.stager.num_staged)
+            metrics.pull("corpus_evicted_shards", lambda: cache.num_evicted)
+        self.gather_threads = HotThreads(settings.gather_threads, "gather")
+        self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "control")
+        # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.
+        self._probe_thread = ThreadPoolExecutor(1, "probe")
+        self._probes: dict[Callable[[], Any], Future[Any]] = {}  # by their work, the last of each
+        self.draining = False
+        self._working_since: dict[int, float] = {}
+        self._nothing_to_refuse = threading.Event()
+        self._nothing_to_refuse.set()
+
+    @classmethod
+    @contextmanager
+    def open(cls, settings: Settings) -> Iterator[Service]:
+        """Open everything that the settings name, or raise UnreadableCorpus; close it at the end."""
+        guard.install()
+        heap.keep_freed()
+        with (
+            Catalog.open(
+                settings.corpora,
+                reads_ahead=settings.read_ahead_bytes > 0,
+                cache_dir=settings.cache_dir,
+                cache_bytes=settings.cache_bytes,
+                tables=Tables(settings.state_dir / "megatron"),
+                lists_names=settings.tokens is None,  # a token need not be for all
+            ) as catalog,
+            PlanStore(settings.state_dir) as store,
+        ):
+            service = cls(catalog, store, settings)
+            gc.freeze()  # what is open stays open: collecting garbage need not look at it again
+            try:
+                yield service
+            finally:
+                service.close()
+
+    def close(self) -> None:
+        """Stop the threads; idempotent. Waits for them: they must not touch a map that is gone."""
+        self.prefetcher.close()
+        self.stager.close()
+        for threads in (self.gather_threads, self._control_threads, self._probe_thread):
+            threads.shutdown(cancel_futures=True)
+
+    def why_not_ready(self) -> str | None:
+        """Return None when ready, else one sentence; blocks."""
+        if self.draining:
+            return "the server is shutting down"
+        now = time.monotonic()
+        stuck = [since for since in list(self._working_since.values()) if now - since > _STUCK_SECONDS]
+        if len(stuck) >= self.settings.gather_threads:
+            return f"all {len(stuck)} gather threads have waited for the disk for {_STUCK_SECONDS:g} s"
+        try:
+            for corpus in self.catalog.corpora.values():
+                for shard in corpus.shards:
+                    if not isinstance(shard.file, StagedFile):  # a copy that changed is staged anew
+                        shard.check_unchanged()
+            self.store.check_writable()
+        except CorpusServerError as error:
+            return error.detail
+        except sqlite3.Error as error:
+            return f"plans cannot be kept: {error}"  # the folder is the operator's business, not the caller's
+        return None
+
+    def corpus(self, name: str, caller: Caller) -> Corpus:
+        """Return a corpus that the caller may read.
+
+        Raises:
+            Forbidden: the caller may not, whether there is such a corpus or not.
+            UnknownCorpus: there is none.
+        """
+        caller.check_read([name])
+        return self.catalog.corpus(name)
+
+    def plan(self, plan_id: str, caller: Caller) -> BoundPlan:
+        """Return the plan of an id, all of whose corpora the caller may read; may read the disk."""
+        bound = self.plans.by_id(plan_id)
+        caller.check_read(bound.plan.sources)
+        return bound
+
+    def plan_of(self, query: PlanQuery, caller: Caller, *, names_corpus: bool = False) -> BoundPlan:
+        """Return the plan that a query names by its id or spells inline; may read the disk.
+
+        Args:
+            names_corpus: whether `corpus` means something else where the plan is named by its id.
+        """
+        corpus = None if names_corpus and query.plan is not None else query.corpus
+        spelled = Spelling(
+            corpus,
+            query.seq_len,
+            query.batch_size,
+            query.seed,
+            query.order,
+            query.block_windows,
+            query.group_blocks,
+            query.stride,
+        )
+        if query.plan is None:
+            caller.check_read([] if corpus is None else [corpus])
+            return self.plans.spelled(spelled)
+        given = [name for name, value in zip(Spelling._fields, spelled, strict=True) if value is not None]
+        if given:
+            raise InvalidParameter(
+                f"plan names the whole plan; leave out {', '.join(given)}",
+                parameter=given[0],
+                remedy="name a plan by its id or spell it inline, not both",
+            )
+        return self.plan(query.plan, caller)
+
+    def staged(self, files: Iterable[OpenFile]) -> Slices[None]:
+        """Wait until the files of shards are on this machine; local ones are.
+
+        Raises:
+            AnswerTooLarge: the cache does not hold them together.
+            NotStaged, StoreFailed, CacheFull, CorpusChanged: they are not, and why.
+        """
+        wanted = {file for file in files if isinstance(file, StagedFile)}
+        self.admission.check_shards(sum(file.size_bytes for file in wanted))
+        deadline = time.monotonic() + WAIT_SECONDS
+        while wanted and (waiting := self.stager.want(wanted, deadline)) is not None:
+            metrics.add("corpus_staging_waits")
+            yield waiting
+            waiting.result()
+
+    async def run(self, work: Callable[[], T], caller: Caller) -> T:
+        """Run short blocking work off the event loop; raise Overloaded if there is too much of it."""
+        with self.admission.short(caller):
+            return await asyncio.get_running_loop().run_in_executor(self._control_threads, work)
+
+    async def run_probe(self, work: Callable[[], T]) -> T:
+        """Run what tells how the process is doing: it waits behind nothing that callers ask for.
+
+        Where the same work waits for its turn already, take its result: strangers may ask for `/readyz` as
+        often as they like, and behind them a token that was revoked would stay valid.
+        """
+        probe = self._probes.get(work)
+        if probe is None or probe.running() or probe.done():
+            probe = self._probes[work] = self._probe_thread.submit(work)
+        result: T = await asyncio.shield(asyncio.wrap_future(probe))  # shielded: others may wait for it, too
+        return result
+
+    async def run_slices(self, work: Slices[T], has_left: Callable[[], Awaitable[bool]]) -> T:
+        """Run costly work in the gather threads, slice by slice; raise ClientLeft once `has_left`."""
+        try:
+            while True:
+                step = await self.in_gather_thread(lambda: _advance(work))
+                if isinstance(step, _Done):
+                    return step.result
+                if step is not None:
+                    await asyncio.wait([asyncio.wrap_future(step)])
+                if await has_left():
+                    raise ClientLeft("the client left before its response was made")
+        finally:
+            work.close()
+
+    async def in_gather_thread(self, work: Callable[[], T]) -> T:
+        """Run work that may wait for the disk."""
+
+        def noted() -> T:
+            with self.working():
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self.gather_threads, noted)
+
+    def refusing(self) -> None:
+        """Have threads begin nothing until the event loop has taken what has come; for the loop's thread.
+
+        Where hundreds are to be refused at once, 99 % are in three quarters of the time, and what is answered
+        meanwhile takes 1.1 times as long (`scripts/bench overload`).
+        """
+        if self._nothing_to_refuse.is_set():
+            self._nothing_to_refuse.clear()
+            asyncio.get_running_loop().call_soon(self._nothing_to_refuse.set)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Note that this thread is at work, so that readiness sees one that hangs; `refusing` goes first."""
+        self._nothing_to_refuse.wait(_REFUSING_SECONDS)
+        self._working_since[threading.get_ident()] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._working_since[threading.get_ident()]
+
+
+class _Done(Generic[T]):
+    """The result of work; a future could not carry StopIteration."""
+
+    def __init__(self, result: T) -> None:
+        self.result = result
+
+
+def _advance(work: Slices[T]) -> _Done[T] | Future[None] | None:
+    """Run one slice; return what the work waits for, if anything, or its result."""
+    try:
+        return next(work)
+    except StopIteration as end:
+        return _Done(end.value)

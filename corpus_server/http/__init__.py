@@ -1,0 +1,5 @@
+"""The HTTP/1.1 connection: parsing, sending, time-outs, and the bridge to the ASGI application."""
+
+from corpus_server.http.connection import Door
+
+__all__ = ["Door"]

@@ -1,0 +1,297 @@
+"""Bring shards of object stores to this machine before they are asked for.
+
+One thread plans which shards come next (`planned_shards`) and has them fetched, first those that requests
+wait for (`waiting`). A request waits for a few seconds, without a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from weakref import WeakSet
+
+from corpus_server.corpus.files import Closing
+from corpus_server.errors import CacheFull, CorpusServerError, NotStaged
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.readers.shards import PlannedShards
+from corpus_server.readers.waiting import WaitingRequests
+from corpus_server.readers.working_set import check_working_set
+from corpus_server.stores import Cache, StagedFile
+from corpus_server.stores.download import RANGES_AT_ONCE, Stopped
+
+WAIT_SECONDS = 3.0
+"""A request waits for its shards for so long; then the client is told when to come again."""
+
+_SHARDS_AT_ONCE = 4  # one is checked while others arrive
+_TICK_SECONDS = 1.0
+_RECENT_SECONDS = 2.0  # a shard asked for so lately may be read by a response under way
+_SYNC_SECONDS = 5.0  # a shard is flushed to disk by then; sooner, it would take a third of the rate of others
+_LAST_RETRY_SECONDS = 30.0
+_LOOK_SECONDS = 0.1  # whether another process has staged a shard, or the cache has room by now
+_USUAL_RATE = 100e6  # bytes per second, until some have come
+_MAX_RETRY_AFTER_SECONDS = 60
+
+_log = logging.getLogger("corpus_server")
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Why a shard was not staged, and when to try again.
+
+    Args:
+        error: CacheFull, or None while another process stages it: no reason to refuse a request at once.
+        times: in a row, of other errors.
+    """
+
+    error: CorpusServerError | None
+    retry_at: float
+    times: int
+
+
+class Stager(Closing):
+    """Stages for all requests of a process; owns its threads. Safe to use from several threads.
+
+    Args:
+        cache: None where no corpus lies in an object store; then there are no threads, and nothing to do.
+        on_bytes: told of the bytes of each range that has arrived.
+
+    Attributes:
+        num_staged: shards that have come from their stores.
+    """
+
+    def __init__(
+        self, cache: Cache | None, *, on_bytes: Callable[[int], object] = lambda num_bytes: None
+    ) -> None:
+        self._limit_bytes = 0 if cache is None else cache.limit_bytes
+        self._on_bytes = on_bytes
+        self.num_staged = 0
+        self._changed = threading.Condition()  # guards everything below
+        self._planned = PlannedShards(self._limit_bytes)
+        self._waiting = WaitingRequests()
+        self._running: set[StagedFile] = set()
+        self._unsynced: deque[tuple[StagedFile, float]] = deque()  # and when they were staged
+        self._failures: dict[StagedFile, _Failure] = {}
+        self._asked_at: dict[StagedFile, float] = {}  # of those attached
+        self._checked: WeakSet[BoundPlan] = WeakSet()  # plans whose shards fit
+        self._received = (0, 0.0)  # bytes, and the time since which they are counted
+        self._tick_at = 0.0
+        self._stopping = threading.Event()
+        if cache is None:
+            self._stopping.set()
+            return
+        self._shards = ThreadPoolExecutor(_SHARDS_AT_ONCE, "stage")
+        self._ranges = ThreadPoolExecutor(RANGES_AT_ONCE, "fetch")
+        self._syncs = ThreadPoolExecutor(1, "sync")  # nobody waits for the disk, but a failure must show
+        # A daemon: the interpreter ends without it if it hangs on the cache's disk.
+        self._thread = threading.Thread(target=self._run, name="stager", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop staging; idempotent. Requests that wait get NotStaged."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        error = NotStaged("the server is shutting down", retry_after_seconds=1)
+        with self._changed:
+            self._waiting.expire(math.inf, lambda missing: error)
+            self._changed.notify_all()
+        self._thread.join(_TICK_SECONDS * 2)
+        for threads in (self._shards, self._ranges, self._syncs):
+            threads.shutdown(cancel_futures=True)
+
+    def note(self, bound: BoundPlan, *, step: int, count: int, rank: int, world_size: int) -> None:
+        """Note a request of a rank, so that the shards of its next steps are staged. Does not wait."""
+        with self._changed:
+            part = {"rank": rank, "world_size": world_size}
+            if self._planned.note(bound, step=step, count=count, now=time.monotonic(), **part):
+                self._changed.notify()
+
+    def check_order(self, bound: BoundPlan) -> None:
+        """Raise CacheTooSmall if the order of a plan needs more shards at a time than the cache holds."""
+        if bound not in self._checked:
+            check_working_set(bound, self._limit_bytes)
+            self._checked.add(bound)
+
+    def want(self, files: Iterable[StagedFile], deadline: float) -> Future[None] | None:
+        """Map shards that a request is about to read.
+
+        Returns:
+            None if all are mapped; else what is done when they are on this machine. It fails with NotStaged
+            at the deadline, or with the reason why one of them cannot be staged.
+        """
+        files = set(files)
+        missing = {file for file in files if not (file.attach() and _is_good(file))}
+        now = time.monotonic()
+        with self._changed:
+            self._asked_at.update(dict.fromkeys(files, now))
+            if not missing:
+                return None
+            self._planned.present -= missing
+            future = self._waiting.add(files, missing, deadline)
+            for file in list(missing):  # a copy: `finish` takes what has failed out of the set
+                failure = self._failures.get(file)
+                if failure is not None and failure.times and failure.retry_at > now:
+                    self._waiting.finish(file, failure.error)
+            self._changed.notify()
+        return future
+
+    # -- the stager's thread
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._turn()
+            except Exception:  # noqa: BLE001 - the thread must outlive a plan that fails
+                _log.exception("planning what to stage failed")
+                time.sleep(_TICK_SECONDS)
+
+    def _turn(self) -> None:
+        """Plan some of the next steps of one rank; if there is nothing to plan, wait for something to do."""
+        with self._changed:
+            follower = self._planned.next_follower()
+            if follower is None:
+                self._start_staging()
+                now = time.monotonic()
+                retries = [each.retry_at for each in self._failures.values() if each.retry_at > now]
+                wake_at = min([self._tick_at, self._waiting.first_deadline(), *retries])
+                if wake_at > now:
+                    self._changed.wait(wake_at - now)
+                self._waiting.expire(time.monotonic(), self._too_late)
+        if follower is not None:
+            first = follower.next
+            after, until = follower.locate(first)  # some ms: requests need not wait for it
+            with self._changed:
+                self._planned.extend(follower, first, after, until)
+                self._start_staging()
+        if time.monotonic() >= self._tick_at:
+            self._tick_at = time.monotonic() + _TICK_SECONDS
+            self._tick()
+
+    def _start_staging(self) -> None:
+        """Give the threads the shards that come next: first those that requests wait for."""
+        now = time.monotonic()
+        waited = self._waiting.missing()
+        for file in dict.fromkeys([*waited, *self._planned.files()]):
+            if len(self._running) >= _SHARDS_AT_ONCE or self._stopping.is_set():
+                return
+            failure = self._failures.get(file)
+            is_later = failure is not None and failure.retry_at > now
+            if file in self._running or file in self._planned.present or is_later:
+                continue
+            if not self._running:
+                self._received = (0, now)
+            self._running.add(file)
+            self._shards.submit(self._stage, file, urgent=file in waited)
+
+    def _too_late(self, missing: Collection[StagedFile]) -> CorpusServerError:
+        """Return what a request is told that has waited long enough."""
+        for file in missing:
+            if file in self._failures and (error := self._failures[file].error) is not None:
+                return error
+        num_bytes = sum(file.size_bytes for file in self._running.union(missing))
+        received, since = self._received
+        seconds_since = max(time.monotonic() - since, 0.1)
+        rate = received / seconds_since if self._running and received else _USUAL_RATE
+        seconds = num_bytes / rate
+        names = ", ".join(sorted(file.name for file in missing)[:3])
+        return NotStaged(
+            f"{len(missing)} shards of this answer ({names} ...) are being staged: "
+            f"{num_bytes} bytes are on their way, at {rate / 1e6:.0f} MB/s about {seconds:.0f} s",
+            retry_after_seconds=min(max(1, math.ceil(seconds)), _MAX_RETRY_AFTER_SECONDS),
+        )
+
+    def _tick(self) -> None:
+        """Keep what is planned, let go of what is not, and forget ranks that are silent."""
+        with self._changed:
+            self._planned.forget_idle(time.monotonic())
+            planned = self._planned.files()
+        gone = {file for file in planned if not file.is_cached}
+        for file in planned:
+            file.touch()
+        with self._changed:
+            self._planned.present -= gone
+            until = time.monotonic() - (_SYNC_SECONDS if self._running else 0.0)
+            while self._unsynced and self._unsynced[0][1] <= until:
+                self._syncs.submit(self._unsynced.popleft()[0].sync)
+        self._let_go()
+
+    def _let_go(self, *, urgent: bool = False) -> None:
+        """Unmap shards that nobody reads, so that they may leave the cache; more for one that is urgent."""
+        now = time.monotonic()
+        idle_seconds = 0.0 if urgent else _RECENT_SECONDS
+        with self._changed:
+            if urgent:
+                self._planned.forget_margins()
+            wanted = self._waiting.files().union(self._planned.files())
+            idle = [file for file, asked in self._asked_at.items() if now - asked > idle_seconds]
+            for file in idle:
+                if file not in wanted and file.detach():
+                    del self._asked_at[file]
+
+    # -- the threads of shards
+
+    def _stage(self, file: StagedFile, *, urgent: bool) -> None:
+        error: CorpusServerError | None = None
+        is_busy = is_new = False
+        try:
+            if not file.is_cached:
+                self._let_go(urgent=urgent)
+                file.stage(self._ranges, self._stopping, urgent=urgent, on_bytes=self._count)
+                is_new = True
+        except CorpusServerError as failed:
+            error = failed
+        except BlockingIOError:
+            is_busy = True
+        except (Stopped, RuntimeError):  # RuntimeError: the threads of ranges are gone
+            return
+        except Exception as failed:  # noqa: BLE001 - reported to whoever waits
+            _log.exception("staging %s failed", file.name)
+            error = CorpusServerError(f"staging {file.name} failed: {failed}")
+        self._finished(file, error, is_busy=is_busy, is_new=is_new)
+
+    def _finished(
+        self, file: StagedFile, error: CorpusServerError | None, *, is_busy: bool, is_new: bool
+    ) -> None:
+        with self._changed:
+            self._running.discard(file)
+            now = time.monotonic()
+            if is_new:
+                self.num_staged += 1
+                self._unsynced.append((file, now))
+            if is_busy or isinstance(error, CacheFull):  # requests go on waiting: there may be room soon
+                self._failures[file] = _Failure(error, now + _LOOK_SECONDS, 0)
+            elif error is not None:
+                times = self._failures[file].times + 1 if file in self._failures else 1
+                seconds = min(0.5 * 2.0 ** min(times, 10), _LAST_RETRY_SECONDS)
+                self._failures[file] = _Failure(error, now + seconds, times)
+                self._waiting.finish(file, error)
+                _log.warning("%s was not staged: %s", file.name, error.detail)
+            else:
+                self._failures.pop(file, None)
+                self._planned.add_present(file)
+                self._waiting.finish(file, None)
+            self._changed.notify()
+
+    def _count(self, num_bytes: int) -> None:
+        self._on_bytes(num_bytes)
+        with self._changed:
+            received, since = self._received
+            self._received = (received + num_bytes, since)
+
+
+def _is_good(file: StagedFile) -> bool:
+    """Tell whether a mapped shard is what was staged; throw it away if not."""
+    try:
+        file.check_unchanged()
+    except CorpusServerError as error:
+        _log.warning("%s; its copy in the cache is thrown away", error.detail)
+        if file.detach():
+            file.discard()
+        return False
+    return True

@@ -1,0 +1,119 @@
+"""Metrics that are right over several workers, one of which was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.conftest import ServedCorpus
+from tests.server.answers.test_access_log import ask
+from tests.serving import RunningServer
+from tests.serving import ask as http
+
+ASKED = "corpus_requests_total", "/v1/corpora/{name}", "200", "application"
+BATCH = {"corpus": "web", "seq_len": 16, "batch_size": 12, "step": 5}
+
+
+def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
+    """Return values by (name, label values in the order of their names)."""
+    answer = server.get("/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+    }
+
+
+def test_requests_and_bytes_are_counted_over_all_workers(server: RunningServer) -> None:
+    before = samples(server)
+    sent = refusals = 0
+    for _ in range(20):
+        sent += len(server.get("/v1/batches", **BATCH).body)
+        assert server.get("/v1/batches", **BATCH, method="HEAD").status == 200
+        assert server.get("/v1/batches", **BATCH, method="HEAD", format="json").status == 200
+        assert server.get("/v1/batches", **BATCH, stepp=1).status == 422
+        server.get("/v1/corpora/web/tokens")
+        server.get("/v1/corpora/docs/tokens")
+        server.get("/v1/nothing/here")
+        refusals += len(server.get("/v1/batches?" + "x" * 9000).body)
+        refusals += len(ask(server, b"no HTTP\r\n\r\n").body)
+    server.wait_until_idle()
+    after = samples(server)
+
+    def grown(*key: str) -> float:
+        return after.get(key, 0) - before.get(key, 0)
+
+    problem = len(server.get("/v1/batches", **BATCH, stepp=1).body)
+    assert grown("corpus_requests_total", "/v1/batches", "200", "door") == 20
+    assert grown("corpus_requests_total", "/v1/batches", "200", "application") == 40
+    assert grown("corpus_requests_total", "/v1/batches", "422", "door") == 20
+    assert grown("corpus_requests_total", "/v1/corpora/{name}/tokens", "200", "application") == 40
+    assert grown("corpus_requests_total", "unknown", "404", "application") == 20
+    assert grown("corpus_sent_bytes_total", "/v1/batches") == sent + 20 * problem
+    assert grown("corpus_requests_total", "refused", "414", "door") == 20
+    assert grown("corpus_requests_total", "refused", "400", "application") == 20
+    assert grown("corpus_sent_bytes_total", "refused") == refusals > 0
+    assert grown("corpus_request_seconds_count", "/v1/batches") == 80
+    ranges = {
+        name: server.get(f"/v1/corpora/{name}/tokens", format="json").json() for name in ("web", "docs")
+    }
+    num_tokens = {name: each["stop"] - each["start"] for name, each in ranges.items()}
+    assert grown("corpus_tokens_total", "web") == 20 * (12 * 17 + num_tokens["web"])
+    assert grown("corpus_tokens_total", "docs") == 20 * num_tokens["docs"]
+    assert grown("corpus_request_seconds_bucket", "+Inf", "/v1/batches") == 80
+
+
+def test_the_bytes_of_batches_that_were_made_ahead_are_those_of_their_bodies(
+    corpora: dict[str, ServedCorpus], tmp_path: Path
+) -> None:
+    sent = 0
+    with (
+        RunningServer({"web": corpora["web"].path}, tmp_path) as server,
+        contextlib.closing(server.connect()) as connection,
+    ):
+        while samples(server).get(("corpus_made_ahead_total",), 0) < 5:
+            for step in range(20):
+                target = f"/v1/batches?corpus=web&seq_len=16&batch_size=12&step={step}"
+                sent += len(http(connection, target).body)
+        server.wait_until_idle()
+        assert samples(server)["corpus_sent_bytes_total", "/v1/batches"] == sent
+
+
+def test_a_killed_worker_leaves_counts_and_no_ghost(corpora: dict[str, ServedCorpus], tmp_path: Path) -> None:
+    with RunningServer({"web": corpora["web"].path}, tmp_path, workers=2) as server:
+        for _ in range(10):
+            server.get("/v1/corpora/web")
+        # A worker tells the others what it has counted every second, and that goes lost which it has not.
+        deadline = time.monotonic() + 30
+        while samples(server).get(ASKED) != 10:
+            assert time.monotonic() < deadline, "not all were counted"
+            time.sleep(0.05)
+        killed = server.worker_pids()[0]
+        os.kill(killed, signal.SIGKILL)
+        while len(server.worker_pids()) < 2 or killed in server.worker_pids():
+            assert time.monotonic() < deadline, "the worker was not replaced"
+            time.sleep(0.05)
+        assert samples(server)[ASKED] == 10
+        while samples(server)["corpus_workers",] != 2:  # the killed one counts no more, its successor does
+            assert time.monotonic() < deadline, "the workers are not two"
+            time.sleep(0.05)
+        server.wait_until_idle()
+        folder = next((tmp_path / "state" / "metrics").iterdir())
+        assert not list(folder.glob(f"{killed}.*"))
+
+
+def test_a_killed_server_leaves_a_folder_that_the_next_one_removes(
+    corpora: dict[str, ServedCorpus], tmp_path: Path
+) -> None:
+    """Catalogue row 12."""
+    with RunningServer({"web": corpora["web"].path}, tmp_path) as server:
+        first = server.pid
+        server.restart()
+        assert [folder.name for folder in (tmp_path / "state" / "metrics").iterdir()] == [str(server.pid)]
+        assert server.pid != first

@@ -1,0 +1,367 @@
+"""The costly questions about a plan, whole: receipts, shards, usage and look-ups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers import questions
+from corpus_server.answers.questions import (
+    LookupQuery,
+    ShardsQuery,
+    StepQuery,
+    UsageQuery,
+    lookup,
+    receipt,
+    shards,
+    usage,
+)
+from corpus_server.answers.service import Service
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import AnswerTooLarge, InvalidParameter
+from corpus_server.settings import Settings
+from tests.corpora import some_tokens, write_megatron, write_raw
+from tests.reference import one_source
+from tests.server.http.making import body, made, made_twice
+from tests.stores import WebServer
+
+SEQ_LEN, ROWS = 9, 6
+PLAN: dict[str, Any] = {**one_source("web", SEQ_LEN, ROWS, seed=5), "skip_steps": [[4, 6]]}
+LENGTHS = (200, 150, 400)
+DOCUMENTS = ([1, 2, 3, 9], [4, 9], [5, 6, 7, 8, 9])
+GET = RequestHead("GET", b"/", {})
+IMMUTABLE = "public, max-age=31536000, immutable"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A process with three shards here, one elsewhere, and a few documents."""
+    folder = tmp_path_factory.mktemp("questions")
+    (folder / "web").mkdir()
+    for number, length in enumerate(LENGTHS):
+        write_raw(folder / "web" / f"{number}.bin", some_tokens(length, seed=number))
+    docs = write_megatron(folder / "docs", DOCUMENTS)
+    with WebServer({"/far.bin": some_tokens(1000).tobytes()}) as store:
+        specs = (
+            CorpusSpec(name="web", path=folder / "web"),
+            CorpusSpec(name="docs", path=docs),
+            CorpusSpec.parse(f"far={store.url}/far.bin"),
+        )
+        with Service.open(
+            Settings(corpora=specs, state_dir=folder / "state", cache_dir=folder / "cache", cache_bytes=10**6)
+        ) as service:
+            yield service
+
+
+def post(service: Service, document: dict[str, Any]) -> str:
+    return service.plans.keep_document(json.dumps(document).encode()).plan.id
+
+
+@pytest.fixture(scope="module")
+def plan_id(service: Service) -> str:
+    return post(service, PLAN)
+
+
+def located(service: Service, plan_id: str, step: int) -> np.ndarray:
+    """Shard and start of each row, `(rows, 2)`."""
+    return service.plan(plan_id, GET.caller).sampler.locate(step).reshape(-1, 2)
+
+
+@pytest.mark.parametrize(
+    ("query", "defaults"),
+    [
+        (ShardsQuery(step="3"), {"step": 3, "count": 1}),
+        (UsageQuery(step="3"), {"step": 3, "since": 0}),
+        (
+            LookupQuery(),
+            {
+                **dict.fromkeys(("plan", "corpus", "seq_len", "batch_size", "seed", "order")),
+                **dict.fromkeys(("block_windows", "group_blocks", "stride")),
+                **dict.fromkeys(("token", "start", "stop", "document")),
+                "epochs": 1,
+                "limit": 1000,
+            },
+        ),
+    ],
+    ids=["shards", "usage", "lookup"],
+)
+def test_parameters_have_defaults(query: Any, defaults: dict[str, object]) -> None:
+    assert query.model_dump() == defaults
+
+
+@pytest.mark.parametrize(("step", "plan_step"), [(3, 3), (4, 6)])
+def test_a_receipt_is_the_checksum_of_all_rows(
+    service: Service, plan_id: str, step: int, plan_step: int
+) -> None:
+    parts = [some_tokens(length, seed=number) for number, length in enumerate(LENGTHS)]
+    rows = [parts[shard][start : start + SEQ_LEN + 1] for shard, start in located(service, plan_id, step)]
+    response = made(receipt(service, plan_id, StepQuery(step=str(step)), GET))
+    assert json.loads(body(response)) == {
+        "plan": plan_id,
+        "step": step,
+        "plan_step": plan_step,
+        "global_batch_size": ROWS,
+        "digest": f"xxh3-64={xxhash.xxh3_64_hexdigest(np.stack(rows).astype('<u2').tobytes())}",
+    }
+    assert response.headers["ETag"] == f'"{plan_id}.receipt.{step}"'
+    assert (response.headers["Cache-Control"], response.headers["Corpus-Plan"]) == (IMMUTABLE, plan_id)
+
+
+def test_a_receipt_reads_at_most_so_many_bytes(
+    service: Service, plan_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = ROWS * (SEQ_LEN + 1) * 2
+    monkeypatch.setattr(questions, "MAX_RECEIPT_BYTES", size)
+    assert made(receipt(service, plan_id, StepQuery(step="3"), GET)).status == 200
+    monkeypatch.setattr(questions, "MAX_RECEIPT_BYTES", size - 1)
+    with pytest.raises(AnswerTooLarge) as refused:
+        made(receipt(service, plan_id, StepQuery(step="3"), GET))
+    assert refused.value.detail == (
+        f"the batch of a receipt holds at most {size - 1} bytes, this one would hold {size}"
+    )
+    assert refused.value.parameter == "step"
+    assert refused.value.remedy == "compare the checksums of the ranks' batches instead"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda service, plan_id, request: receipt(service, plan_id, StepQuery(step="3"), request),
+        lambda service, plan_id, request: usage(service, plan_id, UsageQuery(step="3"), request),
+        lambda service, plan_id, request: lookup(service, LookupQuery(plan=plan_id, token="3"), request),
+    ],
+    ids=["receipt", "usage", "lookup"],
+)
+def test_an_answer_that_the_client_holds_is_not_made_again(
+    service: Service, plan_id: str, ask: Callable[..., Any]
+) -> None:
+    first, again = made_twice(lambda request: ask(service, plan_id, request))
+    assert (first.status, again.status, body(again)) == (200, 304, b"")
+
+
+@pytest.mark.parametrize("rows_at_once", [4, 65536])
+@pytest.mark.parametrize(("step", "count"), [(0, 1), (0, 4), (3, 1), (3, 4)])
+def test_the_shards_of_some_steps_come_in_the_order_of_their_use(
+    service: Service,
+    plan_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    count: int,
+    rows_at_once: int,
+) -> None:
+    monkeypatch.setattr(questions, "_ROWS_AT_ONCE", rows_at_once)
+    response = made(shards(service, plan_id, ShardsQuery(step=str(step), count=str(count)), GET))
+    uses = {each: located(service, plan_id, each)[:, 0].tolist() for each in range(step, step + count)}
+    firsts: dict[int, int] = {}
+    for each, numbers in uses.items():
+        for number in sorted(numbers):
+            firsts.setdefault(number, each)
+    listed = [
+        {
+            "corpus": "web",
+            "name": f"{number}.bin",
+            "size_bytes": 2 * LENGTHS[number],
+            "first_step": first,
+            "num_rows": sum(numbers.count(number) for numbers in uses.values()),
+            "is_local": True,
+        }
+        for number, first in sorted(firsts.items(), key=lambda each: (each[1], each[0]))
+    ]
+    assert json.loads(body(response)) == {
+        "plan": plan_id,
+        "step": step,
+        "count": count,
+        "num_bytes": sum(each["size_bytes"] for each in listed),
+        "shards": listed,
+    }
+    assert (response.headers["Cache-Control"], response.headers["Corpus-Plan"]) == ("no-store", plan_id)
+
+
+def test_a_shard_elsewhere_is_not_local_until_it_has_come(service: Service) -> None:
+    plan_id = post(service, one_source("far", SEQ_LEN, ROWS, order="sequential"))
+
+    def is_local() -> list[bool]:
+        found = made(shards(service, plan_id, ShardsQuery(step="3"), GET))
+        return [each["is_local"] for each in json.loads(body(found))["shards"]]
+
+    assert is_local() == [False]
+    for waiting in receipt(service, plan_id, StepQuery(step="3"), GET):
+        if waiting is not None:
+            waiting.result(60)
+    assert is_local() == [True]
+
+
+def test_the_shards_of_at_most_so_many_rows_are_listed(
+    service: Service, plan_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("corpus_server.admission.admission.MAX_ROWS", 2 * ROWS)
+    assert made(shards(service, plan_id, ShardsQuery(step="3", count="2"), GET)).status == 200
+    with pytest.raises(AnswerTooLarge, match="an answer holds at most 12 rows, this one would hold 18"):
+        made(shards(service, plan_id, ShardsQuery(step="3", count="3"), GET))
+
+
+def test_usage_says_what_was_trained_and_what_was_skipped(service: Service, plan_id: str) -> None:
+    response = made(usage(service, plan_id, UsageQuery(step="6", since="2"), GET))
+    windows = sum((length - 1) // SEQ_LEN for length in LENGTHS)
+
+    def used(rows: int) -> dict[str, object]:
+        return {"web": {"rows": rows, "tokens": rows * SEQ_LEN, "epochs": rows / windows}}
+
+    assert json.loads(body(response)) == {
+        "plan": plan_id,
+        "since": 2,
+        "step": 6,
+        "plan_step": 8,
+        "sources": used(4 * ROWS),
+        "skipped": {"steps": 2, "sources": used(2 * ROWS)},
+    }
+    assert response.headers["ETag"] == f'"{plan_id}.usage.2.6"'
+    assert response.headers["Cache-Control"] == IMMUTABLE
+
+
+def docs_plan(service: Service) -> str:
+    return post(service, {**one_source("docs", 4, 2, seed=9), "stride": 2})
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "stop"),
+    [
+        ({"token": "5"}, 5, 6),
+        ({"token": "10"}, 10, 11),
+        ({"start": "0", "stop": "11"}, 0, 11),
+        ({"start": "4", "stop": "5"}, 4, 5),
+        ({"document": "1"}, 4, 6),
+    ],
+    ids=str,
+)
+def test_what_is_looked_up_is_named_in_one_of_three_ways(
+    service: Service, asked: dict[str, str], start: int, stop: int
+) -> None:
+    plan_id = docs_plan(service)
+    response = made(lookup(service, LookupQuery(plan=plan_id, epochs="3", **asked), GET))
+    found = json.loads(body(response))
+    rows = found.pop("rows")
+    assert found == {
+        "plan": plan_id,
+        "corpus": "docs",
+        "start": start,
+        "stop": stop,
+        "epochs": 3,
+        "num_found": len(rows),
+        "truncated": False,
+    }
+    assert rows
+    for row in rows:
+        assert row["start"] < stop
+        assert row["start"] + 5 > start
+    assert response.headers["ETag"] == f'"{plan_id}.lookup.docs.{start}.{stop}.3.1000"'
+    # An index made anew may say that the document lies elsewhere.
+    assert response.headers["Cache-Control"] == ("public, no-cache" if "document" in asked else IMMUTABLE)
+
+
+def test_a_look_up_ends_at_its_limit_and_says_so(service: Service) -> None:
+    plan_id, asked = docs_plan(service), {"start": "0", "stop": "11", "epochs": "3"}
+    whole = json.loads(body(made(lookup(service, LookupQuery(plan=plan_id, **asked), GET))))
+    for limit, is_cut in ((whole["num_found"], False), (whole["num_found"] - 1, True)):
+        query = LookupQuery(plan=plan_id, **asked, limit=str(limit))
+        cut = json.loads(body(made(lookup(service, query, GET))))
+        assert cut == {**whole, "truncated": is_cut, "rows": whole["rows"][:limit]}
+
+
+def test_a_look_up_in_a_plan_that_is_spelled_may_mean_another_one_tomorrow(service: Service) -> None:
+    spelled = LookupQuery(corpus="docs", seq_len="4", batch_size="2", token="3")
+    assert made(lookup(service, spelled, GET)).headers["Cache-Control"] == "public, no-cache"
+
+
+@pytest.mark.parametrize(
+    ("mixture", "asked", "fields"),
+    [
+        (
+            {"web": 1, "docs": 1},
+            {"token": "1"},
+            ("corpus must name a source of the plan, docs, web, got None", "corpus", None, "docs, web"),
+        ),
+        (
+            {"docs": 1},
+            {"token": "1", "corpus": "web"},
+            ("corpus must name a source of the plan, docs, got 'web'", "corpus", "web", "docs"),
+        ),
+        (
+            {"docs": 1},
+            {},
+            (
+                "name what to look up by one of token, document, start and stop, got none",
+                "token",
+                None,
+                "token, document, start and stop",
+            ),
+        ),
+        (
+            {"docs": 1},
+            {"token": "1", "document": "1", "stop": "3"},
+            (
+                "name what to look up by one of token, document, start and stop, "
+                "got token and document and start and stop",
+                "token",
+                None,
+                "token, document, start and stop",
+            ),
+        ),
+        (
+            {"docs": 1},
+            {"token": "1", "start": "1"},
+            (
+                "name what to look up by one of token, document, start and stop, "
+                "got token and start and stop",
+                "token",
+                None,
+                "token, document, start and stop",
+            ),
+        ),
+        *(
+            (
+                {"docs": 1},
+                asked,
+                (
+                    f"tokens must lie in [0, 11) with start < stop, got start {start}, stop {stop}",
+                    parameter,
+                    stop,
+                    "0 <= start < stop <= 11",
+                ),
+            )
+            for asked, start, stop, parameter in (
+                ({"token": "11"}, 11, 12, "token"),
+                ({"start": "3", "stop": "3"}, 3, 3, "stop"),
+                ({"start": "3", "stop": "12"}, 3, 12, "stop"),
+                ({"start": "3"}, 3, None, "stop"),
+                ({"stop": "3"}, None, 3, "stop"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_look_up_that_names_nothing_is_refused(
+    service: Service, mixture: dict[str, float], asked: dict[str, str], fields: tuple[object, ...]
+) -> None:
+    stages = [{"from_step": 0, "global_batch_size": 2, "mixture": mixture}]
+    query = LookupQuery(plan=post(service, {"seq_len": 4, "seed": 9, "stages": stages}), **asked)
+    with pytest.raises(InvalidParameter) as refused:
+        made(lookup(service, query, GET))
+    found = refused.value
+    assert (found.detail, found.parameter, found.received, found.accepted) == fields
+
+
+def test_the_corpus_of_a_look_up_may_be_named_beside_the_plan(service: Service) -> None:
+    stages = [{"from_step": 0, "global_batch_size": 4, "mixture": {"web": 1, "docs": 1}}]
+    plan_id = post(service, {"seq_len": 4, "seed": 9, "stages": stages})
+    for name in ("web", "docs"):
+        found = json.loads(
+            body(made(lookup(service, LookupQuery(plan=plan_id, corpus=name, token="3"), GET)))
+        )
+        assert found["corpus"] == name

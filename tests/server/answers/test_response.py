@@ -1,0 +1,420 @@
+"""Responses as bytes: heads, arrays, caching and problem documents."""
+
+from __future__ import annotations
+
+import io
+import json
+import weakref
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from corpus_server.admission.access import Caller
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.queries import Integer
+from corpus_server.answers.response import (
+    Response,
+    array_response,
+    caching,
+    invalid_parameter,
+    json_response,
+    not_modified,
+    problem,
+    text_response,
+)
+from corpus_server.errors import CorpusServerError, InvalidParameter, Overloaded, Unauthorized
+from corpus_server.read.reading import PIECE_BYTES
+from corpus_server.read.wire import ChecksumPlace, Format
+from tests.server.http.making import body, made
+
+GET = RequestHead("GET", b"/v1/batches", {})
+PRIVATE = RequestHead("GET", b"/", {}, caller=Caller("me", frozenset()))
+
+
+class Array:
+    """A reading of an array, in units of one token."""
+
+    unit_tokens = 1
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape, self.dtype, self.num_units = array, array.shape, array.dtype, array.size
+        self.num_checks = self.num_read = 0
+
+    def read(self, first: int, num_units: int) -> np.ndarray:
+        self.num_read += len(self.array.reshape(-1)[first : first + num_units])
+        return self.array.reshape(-1)[first : first + num_units]
+
+    def check_unchanged(self) -> None:
+        self.num_checks += 1
+
+
+@pytest.mark.parametrize(
+    ("status", "close", "first", "last"),
+    [
+        (200, False, b"HTTP/1.1 200 OK\r\n", b""),
+        (304, True, b"HTTP/1.1 304 Not Modified\r\n", b"Connection: close\r\n"),
+        (299, False, b"HTTP/1.1 299 \r\n", b""),
+    ],
+)
+def test_a_head_has_all_headers(status: int, close: bool, first: bytes, last: bytes) -> None:
+    response = Response(status, {"ETag": '"x"', "Name": "\xe9"})
+    found = response.head([(b"corpus-via", b"door"), (b"server", b"s")], request_id="id-1", close=close)
+    assert found == (
+        first
+        + b'ETag: "x"\r\nName: \xe9\r\nX-Request-Id: id-1\r\n'
+        + last
+        + b"corpus-via: door\r\nserver: s\r\n\r\n"
+    )
+
+
+def test_a_response_has_no_body_unless_it_is_given_one() -> None:
+    empty = Response(304, {})
+    assert (empty.num_bytes, body(empty), empty.check_unchanged()) == (0, b"", None)
+    assert (empty.source, empty.num_tokens, empty.part, empty.problem_type) == (None, 0, None, "")
+
+
+def test_a_whole_response_says_its_length() -> None:
+    whole = Response.whole(b"abc", {"A": "b"})
+    assert (whole.status, whole.headers, whole.num_bytes) == (200, {"A": "b", "Content-Length": "3"}, 3)
+    assert body(whole) == b"abc"
+
+
+def test_json_and_text_say_their_type() -> None:
+    found = json_response({"a": np.arange(3)}, {"ETag": "x"})
+    assert (found.status, body(found)) == (200, b'{"a":[0,1,2]}')
+    assert found.headers == {"ETag": "x", "Content-Length": "13", "Content-Type": "application/json"}
+    found = text_response("\xe9\n", {"ETag": "x"})
+    assert (found.status, body(found)) == (200, b"\xc3\xa9\n")
+    assert found.headers == {
+        "ETag": "x",
+        "Content-Length": "3",
+        "Content-Type": "text/plain; charset=utf-8",
+    }
+
+
+SIZES = {"none": 0, "one piece": PIECE_BYTES, "more": PIECE_BYTES + 2, "three": 2 * PIECE_BYTES + 2}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("checksum", ["true", "tail", "false"])
+@pytest.mark.parametrize("chosen", ["raw", "npy"])
+def test_an_array_is_sent_in_pieces_with_its_checksum(
+    chosen: Format, checksum: ChecksumPlace, size: str
+) -> None:
+    array = np.arange(SIZES[size] // 2, dtype="uint16")
+    reading = Array(array)
+    response = made(array_response(reading, {"ETag": "x"}, chosen, checksum, GET))
+    pieces = [[bytes(part) for part in group] for group in response.body]
+    sent = b"".join(part for group in pieces for part in group)
+    assert len(pieces) == max(1, -(-SIZES[size] // PIECE_BYTES))
+    content = array.tobytes()
+    if chosen == "npy":
+        file = io.BytesIO()
+        np.save(file, array)
+        content = file.getvalue()
+    digest = xxhash.xxh3_64(content)
+    assert sent == content + (digest.digest() if checksum == "tail" else b"")
+    said = {"tail": {"Corpus-Checksum": "xxh3-64=tail"}, "false": {}}
+    assert response.status == 200
+    assert response.headers == {
+        "ETag": "x",
+        "Corpus-Shape": str(array.size),
+        "Corpus-Dtype": "uint16",
+        "Content-Length": str(len(sent)),
+        "Content-Type": "application/x-npy" if chosen == "npy" else "application/octet-stream",
+        **said.get(checksum, {"Corpus-Checksum": f"xxh3-64={digest.hexdigest()}"}),
+    }
+    # A second time only what does not fit into one piece, and whose checksum comes first.
+    times = 2 if checksum == "true" and SIZES[size] > PIECE_BYTES else 1
+    assert reading.num_read == times * array.size
+    before = reading.num_checks
+    response.check_unchanged()
+    assert reading.num_checks == before + 1
+
+
+@pytest.mark.parametrize(("checksum", "num_readings"), [("tail", 1), ("true", 2), ("false", 1)])
+def test_a_piece_is_let_go_before_the_next_one_is_read(checksum: ChecksumPlace, num_readings: int) -> None:
+    """A response costs the memory of one piece, however large it is."""
+    pieces: list[weakref.ref[np.ndarray]] = []
+
+    class Fresh(Array):
+        def read(self, first: int, num_units: int) -> np.ndarray:
+            assert not any(piece() is not None for piece in pieces)
+            found = super().read(first, num_units).copy()
+            pieces.append(weakref.ref(found))
+            return found
+
+    response = made(array_response(Fresh(np.zeros(2 * PIECE_BYTES, "uint16")), {}, "raw", checksum, GET))
+    groups = iter(response.body)
+    while next(groups, None):
+        pass
+    assert len(pieces) == 4 * num_readings
+
+
+@pytest.mark.parametrize(
+    ("checksum", "more"), [("tail", {"Corpus-Checksum": "xxh3-64=tail"}), ("true", {}), ("false", {})]
+)
+def test_for_a_head_nothing_is_read(checksum: ChecksumPlace, more: dict[str, str]) -> None:
+    array = np.arange(6, dtype="int64").reshape(1, 3, 2)
+    reading = Array(array)
+    reading.read = None  # type: ignore[assignment,method-assign]
+    response = made(array_response(reading, {}, "raw", checksum, RequestHead("HEAD", b"/", {})))
+    assert (response.status, body(response)) == (200, b"")
+    assert response.headers == {
+        "Corpus-Shape": "1,3,2",
+        "Corpus-Dtype": "int64",
+        "Content-Length": str(48 + (8 if checksum == "tail" else 0)),
+        "Content-Type": "application/octet-stream",
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("request_head", "options", "control", "more"),
+    [
+        (GET, {"immutable": True}, "public, max-age=31536000, immutable", {}),
+        (GET, {"immutable": False}, "public, no-cache", {}),
+        (GET, {"immutable": False, "varies": True}, "public, no-cache", {"Vary": "Accept"}),
+        (PRIVATE, {"immutable": True}, "private, max-age=31536000, immutable", {}),
+    ],
+)
+def test_a_response_says_who_may_keep_it_and_for_how_long(
+    request_head: RequestHead, options: dict[str, bool], control: str, more: dict[str, str]
+) -> None:
+    found = caching(request_head, "a.b", **options)  # type: ignore[arg-type]
+    assert found == {"ETag": '"a.b"', "Cache-Control": control, **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "is_unchanged"),
+    [
+        (None, False),
+        ('"a"', True),
+        ('W/"a"', True),
+        ("*", True),
+        ('"b", W/"a" ', True),
+        ('"b"', False),
+        ("a", False),
+        ("", False),
+    ],
+)
+def test_a_client_that_holds_the_response_is_told_so(given: str | None, is_unchanged: bool) -> None:
+    headers = {"ETag": '"a"', "Cache-Control": "x"}
+    request = RequestHead("GET", b"/", {} if given is None else {"if-none-match": given})
+    found = not_modified(request, headers)
+    assert (found is not None) == is_unchanged
+    if found is not None:
+        assert (found.status, found.headers, body(found)) == (304, headers, b"")
+
+
+class Query(BaseModel):
+    """Parameters of every kind that ours have."""
+
+    model_config = ConfigDict(extra="forbid")
+    number: Annotated[int, Integer(1, 5)] = 1
+    plan: Annotated[str, Field(pattern="^[0-9a-f]+$")] = "0"
+    form: Annotated[str, Field(max_length=3)] = ""
+    needed: str
+
+
+def query_error(**given: str) -> Exception:
+    with pytest.raises(ValidationError) as error:
+        Query.model_validate(given)
+    return error.value
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("make_error", "status", "fields", "headers"),
+    [
+        pytest.param(
+            lambda: CorpusServerError("what", parameter="p", received=3, accepted="a", remedy="r"),
+            500,
+            {
+                "type": "internal-error",
+                "title": "Internal error",
+                "detail": "what",
+                "parameter": "p",
+                "received": 3,
+                "accepted": "a",
+                "remedy": "r",
+            },
+            {},
+            id="all fields",
+        ),
+        pytest.param(
+            lambda: ValueError("secret"),
+            500,
+            {
+                "type": "internal-error",
+                "title": "Internal error",
+                "detail": "the server failed; its log says why",
+            },
+            {},
+            id="a failure",
+        ),
+        pytest.param(
+            lambda: Overloaded("busy"),
+            503,
+            {
+                "type": "overloaded",
+                "title": "Overloaded",
+                "detail": "busy",
+                "remedy": "try again after 1 s",
+            },
+            {"Retry-After": "1"},
+            id="later",
+        ),
+        pytest.param(
+            lambda: Unauthorized(is_given=False),
+            401,
+            {
+                "type": "unauthorized",
+                "title": "Unauthorized",
+                "detail": "this server asks for a token",
+                "remedy": "send `Authorization: Bearer TOKEN`",
+            },
+            {"WWW-Authenticate": "Bearer"},
+            id="no token",
+        ),
+        pytest.param(
+            lambda: query_error(needed="x", number="6"),
+            422,
+            {
+                "type": "invalid-parameter",
+                "title": "Invalid parameter",
+                "detail": "number must be an integer in [1, 5], got '6'",
+                "parameter": "number",
+                "received": "6",
+                "accepted": "an integer in [1, 5]",
+            },
+            {},
+            id="out of range",
+        ),
+        pytest.param(
+            lambda: query_error(needed="x", plan="Z"),
+            422,
+            {
+                "type": "invalid-parameter",
+                "title": "Invalid parameter",
+                "detail": "plan must be ^[0-9a-f]+$, got 'Z'",
+                "parameter": "plan",
+                "received": "Z",
+                "accepted": "^[0-9a-f]+$",
+            },
+            {},
+            id="pattern",
+        ),
+        pytest.param(
+            lambda: query_error(needed="x", form="four"),
+            422,
+            {
+                "type": "invalid-parameter",
+                "title": "Invalid parameter",
+                "detail": "form String should have at most 3 characters, got 'four'",
+                "parameter": "form",
+                "received": "four",
+            },
+            {},
+            id="as pydantic says",
+        ),
+        pytest.param(
+            lambda: query_error(neded="x"),
+            422,
+            {
+                "type": "invalid-parameter",
+                "title": "Invalid parameter",
+                "detail": "unknown parameter 'neded'",
+                "parameter": "neded",
+                "received": "x",
+                "remedy": "GET /docs lists the parameters of each route",
+            },
+            {},
+            id="misspelt",
+        ),
+        pytest.param(
+            lambda: query_error(),
+            422,
+            {
+                "type": "invalid-parameter",
+                "title": "Invalid parameter",
+                "detail": "needed is missing",
+                "parameter": "needed",
+            },
+            {},
+            id="missing",
+        ),
+        pytest.param(
+            lambda: query_error(needed="x", number=LONG),
+            422,
+            {
+                "type": "invalid-parameter",
+                "title": "Invalid parameter",
+                "detail": f"number must be an integer in [1, 5], got '{LONG[:200]}...'",
+                "parameter": "number",
+                "received": LONG[:200] + "...",
+                "accepted": "an integer in [1, 5]",
+            },
+            {},
+            id="long",
+        ),
+    ],
+)
+def test_an_error_becomes_a_problem_document(
+    make_error: Callable[[], Exception], status: int, fields: dict[str, Any], headers: dict[str, str]
+) -> None:
+    response = problem(make_error(), "id-7")
+    content = body(response)
+    assert json.loads(content) == {**fields, "status": status, "request_id": "id-7"}
+    assert response.headers == {
+        "Content-Type": "application/problem+json",
+        "Cache-Control": "no-store",
+        "Content-Length": str(len(content)),
+        **headers,
+    }
+    assert (response.status, response.problem_type) == (status, fields["type"])
+
+
+def test_a_parameter_is_named_without_the_place_of_its_kind() -> None:
+    """As the application's router says it."""
+    error = {"type": "missing", "loc": ("query", "step"), "msg": "Field required", "input": None}
+    found = invalid_parameter([error])
+    assert (found.detail, found.parameter) == ("step is missing", "step")
+
+
+def test_a_body_that_is_no_object_is_named_as_the_query() -> None:
+    with pytest.raises(ValidationError) as error:
+        Query.model_validate("x")
+    assert json.loads(body(problem(error.value, "")))["parameter"] == "query"
+
+
+@pytest.mark.parametrize(
+    ("received", "echoed"),
+    [
+        pytest.param(True, True, id="true"),
+        pytest.param(0, 0, id="zero"),
+        pytest.param(2**63 - 1, 2**63 - 1, id="largest number"),
+        pytest.param(-(2**63) + 1, -(2**63) + 1, id="smallest number"),
+        pytest.param(2**63, str(2**63), id="too large a number"),
+        pytest.param(-(2**63), str(-(2**63)), id="too small a number"),
+        pytest.param(10**250, "1" + "0" * 199, id="long number"),
+        pytest.param("x" * 200, "x" * 200, id="text"),
+        pytest.param("x" * 201, "x" * 200 + "...", id="long text"),
+        pytest.param([1, None], "[1, None]", id="list"),
+        pytest.param(float("nan"), "nan", id="no JSON"),
+    ],
+)
+def test_what_came_is_sent_back_short_and_as_json(received: object, echoed: object) -> None:
+    document = json.loads(body(problem(InvalidParameter("what", received=received), "")))
+    assert document["received"] == echoed
+    assert type(document["received"]) is type(echoed)
+
+
+def test_nothing_that_came_is_not_sent_back() -> None:
+    assert "received" not in json.loads(body(problem(InvalidParameter("what"), "")))

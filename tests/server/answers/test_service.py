@@ -1,0 +1,363 @@
+"""The threads of a process and its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from unittest.mock import Mock, patch
+
+import pytest
+from uvicorn.server import ServerState
+
+from corpus_server import metrics
+from corpus_server.admission.access import ANYONE, Caller
+from corpus_server.answers import heap
+from corpus_server.answers import service as module
+from corpus_server.answers.queries import PlanQuery
+from corpus_server.answers.response import ClientLeft
+from corpus_server.answers.service import Service
+from corpus_server.catalog import Catalog
+from corpus_server.corpus import guard
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import Forbidden, InvalidParameter, Overloaded, UnknownCorpus
+from corpus_server.http.connection import Door
+from corpus_server.settings import Settings
+from tests.corpora import some_tokens, write_raw
+
+LONG = 30.0
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    path = write_raw(tmp_path / "web.bin", some_tokens(1000))
+    settings = Settings(
+        corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path / "state", max_concurrent_answers=1
+    )
+    with Service.open(settings) as service:
+        yield service
+
+
+def begin_work(service: Service) -> tuple[threading.Thread, threading.Event]:
+    """Start a thread that works for the service; the event says that it has begun."""
+    begun = threading.Event()
+
+    def work() -> None:
+        with service.working():
+            begun.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, begun
+
+
+def refuse(service: Service) -> None:
+    """Have the door refuse a request; must be called in an event loop."""
+    door = Door(service, ServerState(), asyncio.Protocol)
+    transport = Mock(**{"get_extra_info.return_value": None})  # knows neither peer nor TLS
+    with patch("corpus_server.http.connection.widen"):
+        door.connection_made(transport)
+    door.data_received(b"GET /v1/batches?corpus=web HTTP/1.1\r\nHost: x\r\n\r\n")
+    head, _ = transport.writelines.call_args[0][0]
+    assert head.startswith(b"HTTP/1.1 503 "), head
+    door.connection_lost(None)
+
+
+def test_threads_begin_nothing_before_the_loop_has_refused_what_came(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REFUSING_SECONDS", 2 * LONG)
+
+    async def refuse_two() -> None:
+        service.admission.admit(ANYONE)
+        refuse(service)
+        refuse(service)
+        thread, begun = begin_work(service)
+        assert not begun.wait(0.1)  # blocks the loop, as a burst of refusals does
+        await asyncio.sleep(0)
+        assert begun.wait(LONG)
+        thread.join()
+
+    asyncio.run(refuse_two())
+
+
+def test_threads_wait_for_nothing_where_nothing_is_refused(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REFUSING_SECONDS", 2 * LONG)
+    thread, begun = begin_work(service)
+    assert begun.wait(LONG)
+    thread.join()
+
+
+def test_threads_go_on_however_long_the_loop_refuses(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REFUSING_SECONDS", 0.01)
+
+    async def refuse_for_long() -> None:
+        service.refusing()
+        began = time.monotonic()
+        thread, begun = begin_work(service)
+        assert begun.wait(LONG)
+        assert time.monotonic() - began >= 0.01
+        thread.join()
+
+    asyncio.run(refuse_for_long())
+
+
+def settings(folder: Path, **more: int) -> Settings:
+    path = write_raw(folder / "web.bin", some_tokens(1000))
+    return Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=folder / "state", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("read_ahead_bytes", "reads_ahead"), [(0, False), (1, True)])
+def test_a_process_is_prepared_for_serving(tmp_path: Path, read_ahead_bytes: int, reads_ahead: bool) -> None:
+    with (
+        patch.object(guard, "install") as install,
+        patch.object(heap, "keep_freed") as keep_freed,
+        patch.object(gc, "freeze") as freeze,
+        patch.object(Catalog, "open", wraps=Catalog.open) as opened,
+        Service.open(settings(tmp_path, read_ahead_bytes=read_ahead_bytes)) as service,
+    ):
+        for each in (install, keep_freed, freeze):
+            each.assert_called_once_with()
+        assert opened.call_args.kwargs["reads_ahead"] is reads_ahead
+        assert service.draining is False
+        assert not service.ahead_is_held_up()
+        service.admission.admit(ANYONE).charge(17)
+        assert metrics._pulled["corpus_bytes_in_flight"]() == 17
+    for threads in (service.gather_threads, service.ahead_thread):  # they end with the process
+        with pytest.raises(RuntimeError):
+            threads.submit(int)
+
+
+def test_the_end_stops_all_threads(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    held, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        end.wait(LONG)
+
+    with Service.open(settings(tmp_path)) as service, contextlib.ExitStack() as stack:
+        asyncio.run(service.run(int, ANYONE))
+        asyncio.run(service.run_probe(int))
+        asyncio.run(service.in_gather_thread(int))
+        stager_close = stack.enter_context(patch.object(service.stager, "close", wraps=service.stager.close))
+        service.ahead_thread.submit(hold)
+        waiting = service.ahead_thread.submit(int)
+        assert held.wait(LONG)
+        closing = threading.Thread(target=service.close)
+        closing.start()
+        while not waiting.cancelled():
+            time.sleep(0.001)
+        end.set()
+        closing.join(LONG)
+        assert not set(threading.enumerate()) - before
+        stager_close.assert_called_once_with()
+        service.close()
+
+
+def test_probes_that_wait_share_one_look(service: Service) -> None:
+    """What comes behind them waits for two at most, and nobody gets a look from before it asked."""
+    hold, begun, looks = threading.Event(), threading.Event(), []
+
+    def look() -> int:
+        looks.append(len(looks))
+        begun.set()
+        hold.wait(LONG)
+        return looks[-1]
+
+    async def ask() -> tuple[list[int], int]:
+        first = asyncio.ensure_future(service.run_probe(look))
+        await asyncio.to_thread(begun.wait, LONG)
+        others = [asyncio.ensure_future(service.run_probe(look)) for _ in range(100)]
+        await asyncio.sleep(0)
+        others[0].cancel()
+        behind = asyncio.ensure_future(service.run_probe(lambda: len(looks)))
+        await asyncio.sleep(0)
+        hold.set()
+        return [await first, *(await asyncio.gather(*others[1:]))], await behind
+
+    answers, looks_before = asyncio.run(ask())
+    assert answers == [0] + [1] * 99
+    assert looks_before == 2
+
+
+def test_one_run_is_made_ahead_at_a_time_and_one_probe(service: Service) -> None:
+    all_asked = threading.Event()
+
+    def name() -> str:
+        assert all_asked.wait(LONG)
+        return threading.current_thread().name
+
+    async def names() -> set[str]:
+        probes = [asyncio.ensure_future(service.run_probe(name)) for _ in range(5)]
+        runs = [asyncio.wrap_future(service.ahead_thread.submit(name)) for _ in range(5)]
+        await asyncio.sleep(0)
+        all_asked.set()
+        return set(await asyncio.gather(*probes, *runs))
+
+    assert asyncio.run(names()) == {"ahead_0", "probe_0"}
+
+
+def test_a_process_that_ends_is_not_ready(service: Service) -> None:
+    assert service.why_not_ready() is None
+    service.draining = True
+    assert service.why_not_ready() == "the server is shutting down"
+
+
+def test_a_process_whose_threads_all_hang_is_not_ready(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STUCK_SECONDS", 0.0)
+    number = service.settings.gather_threads
+    with contextlib.ExitStack() as stack:
+        end = threading.Event()
+        stack.callback(end.set)
+        for k in range(1, number + 1):
+            begun = threading.Event()
+
+            def hang(begun: threading.Event = begun) -> None:
+                with service.working():
+                    begun.set()
+                    end.wait(LONG)
+
+            threading.Thread(target=hang, daemon=True).start()
+            assert begun.wait(LONG)
+            said = f"all {number} gather threads have waited for the disk for 0 s"
+            assert service.why_not_ready() == (said if k == number else None)
+        monkeypatch.setattr(module, "_STUCK_SECONDS", LONG)
+        assert service.why_not_ready() is None
+    while service._working_since:
+        time.sleep(0.001)
+
+
+def test_a_process_whose_files_have_changed_is_not_ready(service: Service, tmp_path: Path) -> None:
+    with patch.object(service.store, "check_writable", side_effect=sqlite3.OperationalError("disk full")):
+        assert service.why_not_ready() == "plans cannot be kept: disk full"
+    (tmp_path / "web.bin").write_bytes(b"")
+    said = "web.bin: 2000 bytes at opening, 0 now; a served shard must not change"
+    assert service.why_not_ready() == said
+
+
+SPELLED = {"corpus": "web", "seq_len": "8", "batch_size": "4"}
+NOBODY = Caller("nobody", frozenset(("read:other",)))
+
+
+def test_a_caller_reads_what_its_token_allows_and_learns_of_nothing_else(service: Service) -> None:
+    plan_id = service.plan_of(PlanQuery.model_validate(SPELLED), ANYONE).plan.id
+    assert service.corpus("web", ANYONE).name == "web"
+    assert service.plan(plan_id, ANYONE).plan.id == plan_id
+    with pytest.raises(UnknownCorpus):
+        service.corpus("none", ANYONE)
+    for ask in (
+        lambda: service.corpus("web", NOBODY),
+        lambda: service.corpus("none", NOBODY),
+        lambda: service.plan(plan_id, NOBODY),
+        lambda: service.plan_of(PlanQuery(plan=plan_id), NOBODY),
+        lambda: service.plan_of(PlanQuery.model_validate(SPELLED), NOBODY),
+    ):
+        with pytest.raises(Forbidden, match="token 'nobody' lacks the scope read:"):
+            ask()
+
+
+def test_a_plan_is_named_or_spelled(service: Service) -> None:
+    spelled = service.plan_of(PlanQuery.model_validate(SPELLED), ANYONE)
+    named = PlanQuery(plan=spelled.plan.id)
+    assert service.plan_of(named, ANYONE) is spelled
+    assert service.plan_of(named, ANYONE, names_corpus=True) is spelled
+    with_corpus = PlanQuery(plan=spelled.plan.id, corpus="web")
+    assert service.plan_of(with_corpus, ANYONE, names_corpus=True) is spelled
+    assert service.plan_of(PlanQuery.model_validate(SPELLED), ANYONE, names_corpus=True) is spelled
+    both = PlanQuery.model_validate({**SPELLED, "plan": spelled.plan.id, "stride": "3"})
+    for options, given in (({}, ["corpus"]), ({"names_corpus": True}, [])):
+        with pytest.raises(InvalidParameter) as refused:
+            service.plan_of(both, ANYONE, **options)
+        names = [*given, "seq_len", "batch_size", "stride"]
+        error = refused.value
+        assert error.detail == f"plan names the whole plan; leave out {', '.join(names)}"
+        assert (error.parameter, error.remedy) == (
+            names[0],
+            "name a plan by its id or spell it inline, not both",
+        )
+    with pytest.raises(InvalidParameter) as refused:
+        service.plan_of(PlanQuery(seq_len="8", batch_size="4"), ANYONE)
+    assert refused.value.parameter == "corpus"
+
+
+def test_only_so_much_short_work_is_taken(service: Service) -> None:
+    async def run_two() -> int:
+        end = threading.Event()
+        first = asyncio.ensure_future(service.run(lambda: end.wait(LONG), ANYONE))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="1 answers are under way"):
+            await service.run(int, ANYONE)
+        end.set()
+        return await first + await service.run(lambda: 6, ANYONE)
+
+    assert asyncio.run(run_two()) == 7
+
+
+async def never() -> bool:
+    return False
+
+
+def test_work_in_slices_waits_and_ends_with_its_result(service: Service) -> None:
+    waited: Future[None] = Future()
+    seen: list[object] = []
+
+    def work() -> Iterator[Future[None] | None]:
+        seen.append(threading.current_thread().name.partition("_")[0])
+        yield None
+        threading.Timer(0.01, waited.set_result, (None,)).start()
+        yield waited
+        seen.append(waited.done())
+        return 5
+
+    assert asyncio.run(service.run_slices(work(), never)) == 5
+    assert seen == ["gather", True]
+
+
+@pytest.mark.parametrize("leaves", [1, 3])
+def test_work_in_slices_stops_when_the_client_has_left(service: Service, leaves: int) -> None:
+    slices: list[int] = []
+    is_closed = []
+
+    def work() -> Iterator[None]:
+        try:
+            for number in range(100):
+                slices.append(number)
+                yield None
+        finally:
+            is_closed.append(True)
+
+    async def has_left() -> bool:
+        return len(slices) == leaves
+
+    kept = work()
+    with pytest.raises(ClientLeft, match=r"^the client left before its response was made$"):
+        asyncio.run(service.run_slices(kept, has_left))
+    assert (slices, is_closed) == (list(range(leaves)), [True])
+
+
+def test_a_thread_that_makes_responses_ahead_is_held_up_only_while_it_works(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service.working_ahead():
+        assert not service.ahead_is_held_up()
+        monkeypatch.setattr(module, "HELD_UP_SECONDS", -1.0)
+        assert service.ahead_is_held_up()
+        assert len(service._working_since) == 1
+    assert not service.ahead_is_held_up()
+    with pytest.raises(ZeroDivisionError), service.working_ahead():
+        raise ZeroDivisionError
+    assert not service.ahead_is_held_up()
+    assert not service._working_since

@@ -1,0 +1,566 @@
+"""The responses that hold tokens or say where they lie: headers, bytes, refusals and what is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import xxhash
+
+from corpus_server.admission.access import Caller
+from corpus_server.admission.admission import Admission
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.queries import BatchesQuery, FormatQuery
+from corpus_server.answers.response import Response
+from corpus_server.answers.service import Service
+from corpus_server.answers.tokens import batches, indices, plan_headers, token_range
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import (
+    AnswerTooLarge,
+    CacheFull,
+    CorpusServerError,
+    InvalidParameter,
+    TextUnavailable,
+)
+from corpus_server.metrics import Part
+from corpus_server.read.bound_plan import BoundPlan, Source
+from corpus_server.settings import Settings
+from tests.corpora import some_tokens, write_raw
+from tests.server.http.making import body, made
+from tests.stores import WebServer
+
+TEXT = "The quick brown fox jumps over the lazy dog; " * 20
+LENGTHS = {"text": (500, 400), "web": (300, 200)}
+SEQ_LEN, ROWS = 9, 6
+DOCUMENT: dict[str, Any] = {
+    "seq_len": SEQ_LEN,
+    "seed": 5,
+    "stages": [{"from_step": 0, "global_batch_size": ROWS, "mixture": {"text": 1, "web": 3}}],
+    "skip_steps": [[4, 6]],
+}
+GET = RequestHead("GET", b"/", {})
+
+
+def corpora(folder: Path) -> dict[str, np.ndarray]:
+    """Write two corpora of two shards each and return their tokens."""
+    tokens = {
+        "text": np.frombuffer(TEXT.encode()[:900], np.uint8),
+        "web": some_tokens(500),
+    }
+    for name, (first, _) in LENGTHS.items():
+        (folder / name).mkdir()
+        for number, part in enumerate(np.split(tokens[name], [first])):
+            write_raw(folder / name / f"{number}.bin", part, dtype=part.dtype.name)
+    return tokens
+
+
+class World:
+    """A process with two corpora and a plan over both."""
+
+    def __init__(self, service: Service, tokens: dict[str, np.ndarray]) -> None:
+        self.service, self.tokens = service, tokens
+        self.text, self.web = (service.catalog.corpus(name) for name in ("text", "web"))
+        self.bound: BoundPlan = service.plans.keep_document(json.dumps(DOCUMENT).encode())
+
+    def rows(self, step: int, count: int = 1) -> np.ndarray:
+        """Where the global batches of some steps lie: `(count, rows, 2)`, by the sampler."""
+        return np.concatenate([self.bound.sampler.locate(each) for each in range(step, step + count)])
+
+    def batch(self, step: int, count: int = 1) -> np.ndarray:
+        """The tokens of these rows, cut from the arrays."""
+        shards = [
+            shard for name in ("text", "web") for shard in np.split(self.tokens[name], [LENGTHS[name][0]])
+        ]
+        found = [
+            shards[shard][start : start + SEQ_LEN + 1]
+            for shard, start in self.rows(step, count).reshape(-1, 2)
+        ]
+        return np.stack(found).astype("uint16").reshape(count, ROWS, SEQ_LEN + 1)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("tokens")
+    tokens = corpora(folder)
+    specs = (
+        CorpusSpec(name="text", path=folder / "text", dtype="uint8"),
+        CorpusSpec(name="web", path=folder / "web"),
+    )
+    with Service.open(Settings(corpora=specs, state_dir=folder / "state")) as service:
+        yield World(service, tokens)
+
+
+def charged() -> tuple[RequestHead, list[int]]:
+    """Return a GET, and the bytes that it is charged for."""
+    found: list[int] = []
+    return replace(GET, charge=found.append), found
+
+
+def query(world: World, **given: Any) -> BatchesQuery:
+    return BatchesQuery.model_validate({"plan": world.bound.plan.id, "step": "3", **given})
+
+
+def said(source: Source | None) -> tuple[str, dict[str, float]]:
+    assert source is not None
+    return source.plan_id, dict(source.shares)
+
+
+RANK = {"count": "2", "rank": "1", "world_size": "2"}
+IMMUTABLE = "public, max-age=31536000, immutable"
+
+
+def test_a_batch_is_sent_with_all_that_is_said_of_it(world: World) -> None:
+    """Over a step that is skipped: training step 4 is step 6 of the plan."""
+    request, charges = charged()
+    with patch.object(world.service.prefetcher, "note") as note:
+        response = made(batches(world.service, query(world, **RANK, step="4"), request))
+    right = world.batch(4, 2)[:, 3:]
+    content = body(response)
+    assert content == right.tobytes()
+    assert charges == [len(content)]
+    assert note.call_args.kwargs == {"step": 4, "count": 2, "rows": 3, "rank": 1, "world_size": 2}
+    plan_id = world.bound.plan.id
+    assert response.headers == {
+        "ETag": f'"{plan_id}.batches.4.2.1.2.raw"',
+        "Cache-Control": IMMUTABLE,
+        "Vary": "Accept",
+        "Corpus-Plan": plan_id,
+        "Corpus-Plan-Step": "6",
+        "Corpus-Shape": "2,3,10",
+        "Corpus-Dtype": "uint16",
+        "Content-Length": "120",
+        "Content-Type": "application/octet-stream",
+        "Corpus-Checksum": f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}",
+    }
+    assert said(response.source) == (plan_id, {"text": 0.25, "web": 0.75})
+    assert (response.num_tokens, response.part) == (60, Part(plan_id, 2, 1, 5, 2))
+
+
+@pytest.mark.parametrize(("step", "plan_step"), [(3, None), (4, 6)])
+def test_a_batch_in_json_says_what_it_is(world: World, step: int, plan_step: int | None) -> None:
+    request, _ = charged()
+    response = made(
+        batches(world.service, query(world, **RANK, step=str(step), format="json", checksum="false"), request)
+    )
+    more = {} if plan_step is None else {"plan_step": plan_step}
+    assert json.loads(body(response)) == {
+        "plan": world.bound.plan.id,
+        "step": step,
+        "count": 2,
+        **more,
+        "rank": 1,
+        "world_size": 2,
+        "dtype": "uint16",
+        "tokens": world.batch(step, 2)[:, 3:].tolist(),
+    }
+    assert "Vary" not in response.headers
+    assert response.headers.get("Corpus-Plan-Step") == (None if plan_step is None else str(plan_step))
+    assert response.num_tokens == 60
+
+
+def test_a_batch_as_text_says_where_each_row_lies(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    text = TEXT.encode()
+    for number, part in enumerate((text[:500], text[500:])):
+        write_raw(tmp_path / "text" / f"{number}.bin", np.frombuffer(part, np.uint8), dtype="uint8")
+    spec = CorpusSpec(name="text", path=tmp_path / "text", dtype="uint8")
+    with Service.open(Settings(corpora=(spec,), state_dir=tmp_path / "state")) as service:
+        spelled = {"corpus": "text", "seq_len": "9", "batch_size": "4", "step": "2"}
+        asked = BatchesQuery.model_validate({**spelled, **RANK, "format": "text"})
+        response = made(batches(service, asked, GET))
+        located = np.concatenate([service.plan_of(asked, GET.caller).sampler.locate(n) for n in (2, 3)])
+        lines = []
+        for step, rows in zip((2, 3), located.reshape(2, 4, 2).tolist(), strict=True):
+            for row in (2, 3):
+                shard, start = rows[row]
+                said = f"shard {shard}.bin, tokens {start} to {start + 10}"
+                where = start + 500 * shard
+                lines += [
+                    f"=== step {step} row {row}: corpus text, {said} ===",
+                    text[where : where + 10].decode(),
+                ]
+        assert body(response).decode() == "".join(f"{line}\n" for line in lines)
+        plan_id = response.headers["Corpus-Plan"]
+        assert response.headers.items() >= {"Cache-Control": "no-store", "Corpus-Plan": plan_id}.items()
+        assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+        assert response.num_tokens == 40
+        with pytest.raises(InvalidParameter):
+            made(batches(service, asked.model_copy(update={"plan": "0" * 64}), GET))
+
+
+def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Megatron's order."""
+    whole = world.service
+    spelled = {"corpus": "text", "seq_len": "9", "batch_size": "1", "step": "0", "format": "text"}
+    asked = BatchesQuery.model_validate(spelled)
+    monkeypatch.setattr(
+        "corpus_server.read.reading.WindowReading.pieces", lambda _: iter([[(1, 3, 4), (0, 7, 6)]])
+    )
+    first = body(made(batches(whole, asked, GET))).decode().splitlines()[0]
+    places = "shard 1.bin, tokens 3 to 7; shard 0.bin, tokens 7 to 13"
+    assert first == f"=== step 0 row 0: corpus text, {places} ==="
+
+
+@pytest.mark.parametrize("chosen", ["raw", "npy", "json"])
+def test_indices_say_where_the_rows_lie(world: World, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", 2)  # rows located at once
+    request, charges = charged()
+    response = made(indices(world.service, query(world, **RANK, step="4", format=chosen), request))
+    right = world.rows(4, 2).reshape(2, ROWS, 2)[:, 3:]
+    plan_id = world.bound.plan.id
+    content = body(response)
+    assert charges == [6 * 16]
+    if chosen == "json":
+        assert json.loads(content) == {
+            "plan": plan_id,
+            "step": 4,
+            "count": 2,
+            "plan_step": 6,
+            "rank": 1,
+            "world_size": 2,
+            "shards": [
+                {"corpus": name, "name": f"{number}.bin"} for name in ("text", "web") for number in (0, 1)
+            ],
+            "indices": right.tolist(),
+        }
+    else:
+        assert content[-96:] == right.astype("<i8").tobytes()
+        assert (len(content) == 96) == (chosen == "raw")
+        assert response.headers["Corpus-Shape"] == "2,3,2"
+        assert response.headers["Corpus-Dtype"] == "int64"
+        assert response.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}"
+    assert {name: response.headers[name] for name in ("ETag", "Cache-Control", "Corpus-Plan-Step")} == {
+        "ETag": f'"{plan_id}.indices.4.2.1.2.{chosen}"',
+        "Cache-Control": IMMUTABLE,
+        "Corpus-Plan-Step": "6",
+    }
+    assert (response.source, response.num_tokens) == (None, 0)
+    assert response.part == Part(plan_id, 2, 1, 5, 2)
+
+
+def test_indices_are_json_unless_another_format_is_asked_for(world: World) -> None:
+    response = made(indices(world.service, query(world), GET))
+    assert response.headers["Content-Type"] == "application/json"
+    assert response.headers["Vary"] == "Accept"
+    other = replace(GET, headers={"accept": "application/octet-stream"})
+    assert made(indices(world.service, query(world), other)).headers["Corpus-Shape"] == "1,6,2"
+
+
+def test_the_checksum_behind_the_tokens_is_another_representation(world: World) -> None:
+    response = made(batches(world.service, query(world, format="raw", checksum="tail"), GET))
+    content = world.batch(3).tobytes()
+    assert body(response) == content + xxhash.xxh3_64_digest(content)
+    assert response.headers["ETag"].endswith('.batches.3.1.0.1.raw+tail"')
+
+
+@pytest.mark.parametrize("function", [batches, indices])
+def test_a_response_that_the_client_holds_is_not_made_again(
+    world: World, function: Callable[..., Any]
+) -> None:
+    first = made(function(world.service, query(world), GET))
+    request, charges = charged()
+    request.headers = {"if-none-match": first.headers["ETag"]}
+    again: Response = made(function(world.service, query(world), request))
+    assert (again.status, body(again), charges, again.part) == (304, b"", [], None)
+
+
+def range_of(world: World, name: str, start: int, stop: int, request: RequestHead, **given: str) -> Response:
+    asked = FormatQuery.model_validate(given)
+    work = token_range(
+        world.service,
+        world.service.catalog.corpus(name),
+        start,
+        stop,
+        asked,
+        request,
+        default="json",
+        fields={"document": 7},
+    )
+    return made(work)
+
+
+def test_a_range_is_sent_with_all_that_is_said_of_it(world: World) -> None:
+    request, charges = charged()
+    response = range_of(world, "web", 290, 310, request, format="raw")
+    content = world.tokens["web"][290:310].tobytes()
+    assert (body(response), charges) == (content, [40])
+    assert response.headers == {
+        "ETag": f'"{world.web.fingerprint}.290.310.raw"',
+        "Cache-Control": "public, no-cache",
+        "Corpus-Range": "290-310",
+        "Corpus-Shape": "20",
+        "Corpus-Dtype": "uint16",
+        "Content-Length": "40",
+        "Content-Type": "application/octet-stream",
+        "Corpus-Checksum": f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}",
+    }
+    assert (said(response.source), response.num_tokens) == (("", {"web": 1.0}), 20)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(290, 310), (500, 500)], ids=["two shards", "nothing"])
+def test_a_range_in_json_says_what_it_is(world: World, start: int, stop: int) -> None:
+    response = range_of(world, "web", start, stop, GET)
+    assert json.loads(body(response)) == {
+        "corpus": "web",
+        "document": 7,
+        "start": start,
+        "stop": stop,
+        "dtype": "uint16",
+        "tokens": world.tokens["web"][start:stop].tolist(),
+    }
+    assert response.headers["Vary"] == "Accept"
+    assert response.num_tokens == stop - start
+
+
+def test_a_range_as_text_is_its_text(world: World) -> None:
+    response = range_of(world, "text", 495, 505, GET, format="text")
+    assert body(response).decode() == TEXT[495:505]
+    assert response.headers.items() >= {"Cache-Control": "no-store", "Corpus-Range": "495-505"}.items()
+    assert "ETag" not in response.headers
+
+
+@pytest.fixture
+def limited(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., contextlib.AbstractContextManager]:
+    """Return what sets limits of the process for a while."""
+
+    @contextlib.contextmanager
+    def limit(**limits: int) -> Iterator[None]:
+        service = world.service
+        settings = replace(service.settings, **limits)
+        with patch.object(service, "gate", Admission(settings, service.access)):
+            yield
+
+    return limit
+
+
+@pytest.mark.parametrize(
+    ("ask", "limits", "fits"),
+    [
+        pytest.param(
+            lambda world: batches(world.service, query(world, count="2"), GET),
+            "max_answer_bytes",
+            2 * ROWS * 10 * 2,
+            id="batches",
+        ),
+        pytest.param(
+            lambda world: batches(world.service, query(world, count="2", format="json"), GET),
+            "max_text_tokens",
+            2 * ROWS * 10,
+            id="batches as json",
+        ),
+        pytest.param(
+            lambda world: indices(world.service, query(world, count="2"), GET),
+            "max_answer_bytes",
+            2 * ROWS * 16,
+            id="indices",
+        ),
+        pytest.param(
+            lambda world: indices(world.service, query(world, count="2"), GET),
+            "max_text_tokens",
+            2 * ROWS * 2,
+            id="indices as json",
+        ),
+        pytest.param(lambda world: _range(world, "raw"), "max_answer_bytes", 2 * 20, id="range"),
+        pytest.param(lambda world: _range(world, "json"), "max_text_tokens", 20, id="range as json"),
+    ],
+)
+def test_a_response_has_at_most_as_much_as_the_server_allows(
+    world: World, limited: Callable[..., Any], ask: Callable[[World], Any], limits: str, fits: int
+) -> None:
+    with limited(**{limits: fits}):
+        assert made(ask(world)).status == 200
+    with limited(**{limits: fits - 1}), pytest.raises(AnswerTooLarge) as refused:
+        made(ask(world))
+    assert (refused.value.received, refused.value.parameter) == (fits, "count")
+
+
+def _range(world: World, chosen: str) -> Any:
+    asked = FormatQuery.model_validate({"format": chosen})
+    return token_range(world.service, world.web, 290, 310, asked, GET, default="raw", fields={})
+
+
+@pytest.mark.parametrize("function", [batches, indices])
+def test_raw_tokens_are_no_text(world: World, limited: Callable[..., Any], function: Any) -> None:
+    with limited(max_text_tokens=1):
+        assert made(function(world.service, query(world, format="raw"), GET)).status == 200
+        assert made(_range(world, "raw")).status == 200
+
+
+@pytest.mark.parametrize("function", [batches, indices])
+def test_a_response_has_at_most_so_many_rows(
+    world: World, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr("corpus_server.admission.admission.MAX_ROWS", 2 * ROWS)
+    assert made(function(world.service, query(world, count="2"), GET)).status == 200
+    with pytest.raises(AnswerTooLarge, match="an answer holds at most 12 rows, this one would hold 18"):
+        made(function(world.service, query(world, count="3"), GET))
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "fields"),
+    [
+        pytest.param(
+            lambda world: indices(world.service, query(world, format="text"), GET),
+            InvalidParameter,
+            ("indices have no format text", "format", "text", "raw, npy, json"),
+            id="indices as text",
+        ),
+        pytest.param(
+            lambda world: batches(world.service, query(world, format="npy", checksum="tail"), GET),
+            InvalidParameter,
+            (
+                "checksum=tail needs format raw, got npy",
+                "checksum",
+                "tail",
+                "'true' or 'false' with this format",
+            ),
+            id="checksum behind npy",
+        ),
+        pytest.param(
+            lambda world: batches(world.service, query(world, format="text"), GET),
+            TextUnavailable,
+            ("corpus 'web' has no tokenizer", "format", "text", "raw, npy, json"),
+            id="one of two without a tokenizer",
+        ),
+        pytest.param(
+            lambda world: _range(world, "text"),
+            TextUnavailable,
+            ("corpus 'web' has no tokenizer", "format", "text", "raw, npy, json"),
+            id="range without a tokenizer",
+        ),
+    ],
+)
+def test_what_has_no_such_form_is_refused(
+    world: World, ask: Callable[[World], Any], error: type[CorpusServerError], fields: tuple[str, ...]
+) -> None:
+    request_is_charged = patch.object(world.service.prefetcher, "note")
+    with request_is_charged as note, pytest.raises(error) as refused:
+        made(ask(world))
+    found = refused.value
+    assert (found.detail, found.parameter, found.received, found.accepted) == fields
+    note.assert_not_called()
+
+
+@pytest.mark.parametrize(
+    ("options", "control", "more"),
+    [
+        ({}, IMMUTABLE, {}),
+        ({"by_id": False}, "public, no-cache", {}),
+        ({"varies": True}, IMMUTABLE, {"Vary": "Accept"}),
+    ],
+    ids=str,
+)
+def test_what_follows_from_a_plan_may_be_kept_if_the_plan_is_named_by_its_id(
+    world: World, options: dict[str, bool], control: str, more: dict[str, str]
+) -> None:
+    plan_id = world.bound.plan.id
+    assert plan_headers(world.bound, GET, "a", **options) == {
+        "ETag": f'"{plan_id}.a"',
+        "Cache-Control": control,
+        "Corpus-Plan": plan_id,
+        **more,
+    }
+
+
+def test_private_responses_are_kept_by_nobody_else(world: World) -> None:
+    request = replace(GET, caller=Caller("me", frozenset(("read:*",))))
+    response = made(batches(world.service, query(world), request))
+    assert response.headers["Cache-Control"] == IMMUTABLE.replace("public", "private")
+
+
+NUM_STAGED = 3000
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[tuple[Service, WebServer, np.ndarray]]:
+    """A process whose corpus lies on another machine."""
+    tokens = some_tokens(NUM_STAGED)
+    with WebServer({"/far.bin": tokens.tobytes()}) as store:
+        specs = (CorpusSpec.parse(f"far={store.url}/far.bin"),)
+        settings = Settings(
+            corpora=specs, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache", cache_bytes=10**6
+        )
+        with Service.open(settings) as service:
+            yield service, store, tokens
+
+
+def waited(work: Any) -> tuple[Response, int]:
+    """Do work in slices, waiting where it waits; return how often it did."""
+    waits = 0
+    while True:
+        try:
+            waiting = next(work)
+        except StopIteration as end:
+            return end.value, waits
+        if waiting is not None:
+            waiting.result(60)
+            waits += 1
+
+
+def test_rows_of_a_corpus_elsewhere_wait_for_their_shards(
+    far: tuple[Service, WebServer, np.ndarray],
+) -> None:
+    service, _, tokens = far
+    spelled = {"corpus": "far", "seq_len": "9", "batch_size": "4", "step": "2", "order": "sequential"}
+    asked = BatchesQuery.model_validate({**spelled, "count": "2", "rank": "1", "world_size": "2"})
+    with patch.object(service.stager, "note", wraps=service.stager.note) as note:
+        response, waits = waited(batches(service, asked, GET))
+    assert waits == 1
+    assert note.call_args.kwargs == {"step": 2, "count": 2, "rank": 1, "world_size": 2}
+    starts = [(4 * step + row) * 9 for step in (2, 3) for row in (2, 3)]
+    assert body(response) == b"".join(tokens[start : start + 10].tobytes() for start in starts)
+    _, waits = waited(batches(service, asked, GET))
+    assert waits == 0
+
+
+def test_a_range_of_a_corpus_elsewhere_waits_for_its_shard(
+    far: tuple[Service, WebServer, np.ndarray],
+) -> None:
+    service, _, tokens = far
+    corpus = service.catalog.corpus("far")
+    work = token_range(
+        service, corpus, 2000, NUM_STAGED, FormatQuery(), GET, default="raw", fields={}
+    )  # fmt: skip
+    response, waits = waited(work)
+    assert (waits, body(response)) == (1, tokens[2000:].tobytes())
+
+
+def test_a_shard_that_does_not_come_fails_the_response(
+    far: tuple[Service, WebServer, np.ndarray],
+) -> None:
+    service, _, _ = far
+    failed: Future[None] = Future()
+    failed.set_exception(CacheFull("full"))
+    files = [shard.file for shard in service.catalog.corpus("far").shards]
+    with (
+        patch.object(service.stager, "want", side_effect=[failed, None]),
+        patch("corpus_server.metrics.add") as add,
+    ):
+        work = service.staged(files)
+        assert next(work) is failed
+        with pytest.raises(CacheFull):
+            next(work)
+    add.assert_called_once_with("corpus_staging_waits")
+
+
+def test_an_order_that_the_cache_cannot_hold_is_refused_before_anything_comes(
+    far: tuple[Service, WebServer, np.ndarray],
+) -> None:
+    service, store, _ = far
+    asked = BatchesQuery.model_validate({"corpus": "far", "seq_len": "9", "batch_size": "4", "step": "2"})
+    with patch.object(service.stager, "check_order") as check:
+        waited(batches(service, asked, GET))
+    check.assert_called_once_with(service.plan_of(asked, GET.caller))
+    assert store.gets

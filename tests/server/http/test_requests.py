@@ -1,0 +1,365 @@
+"""What a request means: the same the second time as the first, or a refusal that says why."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import xxhash
+
+from corpus_server.admission.request import MAX_HEAD_BYTES
+from tests.corpora import some_tokens, write_raw
+from tests.raw_http import Ended, RawAnswer, RawConnection, check_raw_problem, get, post
+from tests.reference import batch, one_source
+from tests.serving import RunningServer
+
+SEQ_LEN, ROWS, NUM_TOKENS = 32, 4, 20_000
+PLAN = one_source("a", SEQ_LEN, ROWS, seed=3)
+KNOWN = "format=raw&checksum=tail"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("server")
+    corpus = write_raw(folder / "a.bin", some_tokens(NUM_TOKENS))
+    with RunningServer({"a": corpus}, folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plan_id(server: RunningServer) -> str:
+    return str(server.post_plan(PLAN).json()["id"])
+
+
+def right(step: int, count: int = 1) -> bytes:
+    """The body of a response with its checksum behind."""
+    tokens = [some_tokens(NUM_TOKENS)]
+    array = batch(PLAN, tokens, step, count=count).astype("<u2").tobytes()
+    return array + xxhash.xxh3_64_digest(array)
+
+
+def ask(server: RunningServer, request: bytes) -> RawAnswer:
+    """Send a request over a connection of its own; also what is more than a socket takes."""
+    with RawConnection(server, timeout=10) as connection:
+
+        def send() -> None:
+            with contextlib.suppress(OSError):  # it may be refused before it was sent whole
+                connection.send(request)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            return connection.read()
+        finally:
+            connection.close()
+            sender.join(10)
+
+
+SPELLINGS = {
+    "plain": ("GET /v1/batches?plan={p}&{k}&step={s} HTTP/1.1", 200),
+    "step-first": ("GET /v1/batches?step={s}&plan={p}&{k} HTTP/1.1", 200),
+    "leading-zeros": ("GET /v1/batches?plan={p}&{k}&step=000{s} HTTP/1.1", None),
+    "fragment-with-a-step": ("GET /v1/batches?plan={p}&{k}&step={s}#&step=9 HTTP/1.1", 400),
+    "step-in-the-fragment": ("GET /v1/batches?plan={p}&{k}&step=9#&step={s} HTTP/1.1", 400),
+    "empty-fragment": ("GET /v1/batches?plan={p}&{k}&step={s}# HTTP/1.1", 400),
+    "fragment-in-the-path": ("GET /v1/batches#?plan={p}&{k}&step={s} HTTP/1.1", 400),
+    "encoded-hash": ("GET /v1/batches?plan={p}&{k}&step={s}%23 HTTP/1.1", 422),
+    "repeated": ("GET /v1/batches?plan={p}&{k}&step={s}&step=9 HTTP/1.1", None),
+    "repeated-before": ("GET /v1/batches?plan={p}&{k}&step=9&step={s} HTTP/1.1", None),
+    "repeated-encoded": ("GET /v1/batches?plan={p}&{k}&step={s}&%73tep=9 HTTP/1.1", None),
+    "repeated-plan": ("GET /v1/batches?plan={p}&plan=" + "0" * 64 + "&{k}&step={s} HTTP/1.1", None),
+    "repeated-count": ("GET /v1/batches?plan={p}&{k}&count=2&step={s}&count=1 HTTP/1.1", None),
+    "encoded-name": ("GET /v1/batches?plan={p}&{k}&%73tep={s} HTTP/1.1", None),
+    "encoded-digit": ("GET /v1/batches?plan={p}&{k}&step=%3{s} HTTP/1.1", None),
+    "encoded-ampersand": ("GET /v1/batches?plan={p}&{k}&step={s}%26count=2 HTTP/1.1", 422),
+    "upper-case-name": ("GET /v1/batches?plan={p}&{k}&STEP={s} HTTP/1.1", 422),
+    "plus-before": ("GET /v1/batches?plan={p}&{k}&step=+{s} HTTP/1.1", 422),
+    "plus-behind": ("GET /v1/batches?plan={p}&{k}&step={s}+ HTTP/1.1", 422),
+    "encoded-space": ("GET /v1/batches?plan={p}&{k}&step={s}%20 HTTP/1.1", 422),
+    "semicolon": ("GET /v1/batches?plan={p}&{k}&step={s};count=2 HTTP/1.1", 422),
+    "second-question-mark": ("GET /v1/batches?plan={p}&{k}&step={s}?count=2 HTTP/1.1", 422),
+    "empty-parameter": ("GET /v1/batches?plan={p}&&{k}&step={s}& HTTP/1.1", None),
+    "nameless": ("GET /v1/batches?plan={p}&{k}&step={s}&=2 HTTP/1.1", None),
+    "without-a-value": ("GET /v1/batches?plan={p}&{k}&step={s}&count HTTP/1.1", None),
+    "unknown": ("GET /v1/batches?plan={p}&{k}&step={s}&x=1 HTTP/1.1", 422),
+    "slash-behind": ("GET /v1/batches/?plan={p}&{k}&step={s} HTTP/1.1", None),
+    "two-slashes": ("GET //v1/batches?plan={p}&{k}&step={s} HTTP/1.1", None),
+    "dots": ("GET /v1/x/../batches?plan={p}&{k}&step={s} HTTP/1.1", None),
+    "encoded-path": ("GET /v1/b%61tches?plan={p}&{k}&step={s} HTTP/1.1", None),
+    "upper-case-path": ("GET /V1/batches?plan={p}&{k}&step={s} HTTP/1.1", 404),
+    "absolute": ("GET http://x/v1/batches?plan={p}&{k}&step={s} HTTP/1.1", None),
+    "lower-case-method": ("get /v1/batches?plan={p}&{k}&step={s} HTTP/1.1", None),
+    "two-spaces": ("GET  /v1/batches?plan={p}&{k}&step={s} HTTP/1.1", None),
+    "space-behind": ("GET /v1/batches?plan={p}&{k}&step={s} HTTP/1.1 ", None),
+    "space-in-the-target": ("GET /v1/batches?plan={p}&{k}&step={s} &count=2 HTTP/1.1", 400),
+    "tab-for-space": ("GET\t/v1/batches?plan={p}&{k}&step={s}\tHTTP/1.1", None),
+    "tab-in-the-target": ("GET /v1/batches?plan={p}&{k}&step={s}\t HTTP/1.1", None),
+    "nul-in-the-target": ("GET /v1/batches?plan={p}&{k}&step={s}\0 HTTP/1.1", None),
+    "beyond-ascii": ("GET /v1/batches?plan={p}&{k}&step={s}\xe9 HTTP/1.1", None),
+    "version-1.2": ("GET /v1/batches?plan={p}&{k}&step={s} HTTP/1.2", None),
+    "lower-case-version": ("GET /v1/batches?plan={p}&{k}&step={s} http/1.1", None),
+}
+"""Request line and status; None: any status, but the same every time."""
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_spelling_gets_another_meaning_the_second_time(
+    server: RunningServer, plan_id: str, spelling: str
+) -> None:
+    """Catalogue row 30: what was remembered of a request never reads it differently than the parser."""
+    line, status = SPELLINGS[spelling]
+    found: dict[int, set[tuple[int, str | None, bytes]]] = {3: set(), 7: set()}
+    for step in (3, 7, 3, 7, 7, 3):
+        request = f"{line.format(p=plan_id, k=KNOWN, s=step)}\r\nHost: x\r\n\r\n".encode("latin-1")
+        answer = ask(server, request)
+        if answer.status == 200:
+            tag = answer.headers["etag"].split(".")
+            assert answer.body == right(int(tag[2]), int(tag[3]))
+        else:
+            assert 400 <= answer.status < 500, answer
+            check_raw_problem(answer, answer.status)
+        if answer.status == 200:
+            said = answer.body
+        else:  # each answer names its own request
+            said = answer.body.replace(answer.headers["x-request-id"].encode(), b"")
+        found[step].add((answer.status, answer.headers.get("etag"), said))
+    for step, answers in found.items():
+        assert len(answers) == 1, (step, [each[:2] for each in answers])
+        ((got, tag, _),) = answers
+        if status is not None:
+            assert got == status, answers
+        if status == 200:
+            assert tag == f'"{plan_id}.batches.{step}.1.0.1.raw+tail"'
+
+
+TARGETS = {"batches": "/v1/batches", "known": "/v1/batches", "application": "/v1/corpora/a"}
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, server: RunningServer, plan_id: str) -> str:
+    """The fast path's route before and after a request of its kind was answered, and another route."""
+    if request.param == "application":
+        return "/v1/corpora/a"
+    found = f"/v1/batches?plan={plan_id}&{KNOWN}&step=11&count={1 + (request.param == 'known')}"
+    if request.param == "known":
+        assert ask(server, get(found.replace("step=11", "step=12"))).status == 200
+    return found
+
+
+@pytest.mark.parametrize("hosts", [[], ["Host: x", "Host: x"], ["Host: x", "Host: y"]], ids=len)
+def test_exactly_one_host_is_required(server: RunningServer, target: str, hosts: list[str]) -> None:
+    """RFC 9112, 3.2."""
+    for _ in range(2):
+        with RawConnection(server) as connection:
+            connection.send(get(target, *hosts, host=False))
+            check_raw_problem(connection.read(), 400)
+            assert connection.ended()
+
+
+@pytest.mark.parametrize("host", ["x", "", "127.0.0.1:8000", "[::1]:1"])
+def test_any_single_host_will_do(server: RunningServer, target: str, host: str) -> None:
+    assert ask(server, get(target, f"Host: {host}", host=False)).status == 200
+
+
+@pytest.mark.parametrize("lines", [[], ["Connection: keep-alive"]], ids=["closed", "kept"])
+def test_http_1_0_needs_no_host_and_closes(server: RunningServer, target: str, lines: list[str]) -> None:
+    for _ in range(2):
+        with RawConnection(server) as connection:
+            connection.send(get(target, *lines, version="1.0", host=False))
+            answer = connection.read()
+            assert answer.status == 200
+            if "batches" in target:
+                assert xxhash.xxh3_64_digest(answer.body[:-8]) == answer.body[-8:]
+            if answer.headers.get("connection", "close").lower() != "keep-alive":
+                assert connection.ended()
+
+
+NO_HTTP = {
+    "a-word": b"NONSENSE\r\n\r\n",
+    "no-version": b"GET /healthz\r\n\r\n",
+    "version-9": b"GET /v1/batches?step=1 HTTP/9.1\r\nHost: x\r\n\r\n",
+    "zeros": b"\0\0\0\0\r\n\r\n",
+    "tls": bytes.fromhex("16030100a5010000a10303") + b"\r\n\r\n",
+    "no-colon": b"GET /healthz HTTP/1.1\r\nHost: x\r\nNo colon\r\n\r\n",
+    "space-before-colon": b"GET /healthz HTTP/1.1\r\nHost: x\r\nName : x\r\n\r\n",
+    "nul-in-a-value": b"GET /healthz HTTP/1.1\r\nHost: x\r\nName: a\0b\r\n\r\n",
+    "length-of-letters": b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nContent-Length: abc\r\n\r\n",
+    "length-below-zero": b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    "two-lengths": b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "batches-two-lengths": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
+    b"Content-Length: 3\r\n\r\n{}",
+    "two-kinds-of-length": b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "batches-two-kinds-of-length": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two-authorizations": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\r\n"
+    b"Authorization: Bearer b\r\n\r\n",
+    "batches-no-colon": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nNo colon\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("before", [[], ["/v1/corpora/a"]], ids=["first", "behind-the-application"])
+@pytest.mark.parametrize("nonsense", NO_HTTP)
+def test_what_is_no_http_is_refused_by_a_problem_document(
+    server: RunningServer, nonsense: str, before: list[str]
+) -> None:
+    with RawConnection(server, timeout=10) as connection:
+        for path in before:
+            connection.send(get(path))
+            assert connection.read().status == 200
+        connection.send(NO_HTTP[nonsense])
+        answer = connection.read()
+        assert answer.status in (400, 501, 505), answer
+        check_raw_problem(answer, answer.status)
+        assert answer.headers["connection"].lower() == "close"
+        assert connection.ended()
+
+
+@pytest.mark.parametrize("num_bytes", [9_000, 60_000, 64 * 1024, 70_000, 2**20])
+@pytest.mark.parametrize("path", ["/v1/corpora/", "/v1/batches?plan="])
+def test_a_url_of_any_length_gets_414(server: RunningServer, path: str, num_bytes: int) -> None:
+    check_raw_problem(ask(server, get(path + "a" * num_bytes)), 414, "url-too-long")
+
+
+@pytest.mark.parametrize("num_lines", [1, 100])
+@pytest.mark.parametrize("num_bytes", [70_000, 2**20])
+def test_a_head_above_64_kib_gets_431(
+    server: RunningServer, target: str, num_bytes: int, num_lines: int
+) -> None:
+    lines = [f"X-{k}: {'a' * (num_bytes // num_lines)}" for k in range(num_lines)]
+    check_raw_problem(ask(server, get(target, *lines)), 431, "head-too-large")
+
+
+@pytest.mark.parametrize("lines", [b"\r\n", b"\r\n" * 50], ids=len)
+def test_empty_lines_between_requests_are_ignored(server: RunningServer, target: str, lines: bytes) -> None:
+    """RFC 9112, 2.2: some clients send one behind a body."""
+    with RawConnection(server) as connection:
+        connection.send(
+            lines + get(target) + lines + get(target) + lines, get(target) + lines + get("/nothing")
+        )
+        assert [connection.read().status for _ in range(4)] == [200, 200, 200, 404]
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["first", "pipelined"])
+@pytest.mark.parametrize("repeated", [1, 300])
+def test_the_limit_of_a_head_is_exact(
+    server: RunningServer, target: str, repeated: int, before: bool
+) -> None:
+    """Bytes as they were sent, whichever way the request takes."""
+    head = get(target)[:-2] + b"X: y\r\n" * repeated + b"Y: "
+    for num_bytes, status in ((MAX_HEAD_BYTES, 200), (MAX_HEAD_BYTES + 1, 431)):
+        with RawConnection(server) as connection:
+            whole = head + b"a" * (num_bytes - len(head) - 4) + b"\r\n\r\n"
+            connection.send(get(target) * before + whole)
+            for _ in range(before):
+                assert connection.read().status == 200
+            answer = connection.read()
+            assert answer.status == status
+            if status != 200:
+                check_raw_problem(answer, status, "head-too-large")
+
+
+def test_a_head_without_an_end_gets_431(server: RunningServer) -> None:
+    """Refused while it comes: nobody keeps what has no end."""
+    check_raw_problem(ask(server, get("/healthz")[:-2] + b"X: y\r\n" * 200_000), 431, "head-too-large")
+
+
+def test_a_head_that_has_as_many_bytes_as_it_may_and_no_end_gets_431(server: RunningServer) -> None:
+    head = b"GET /v1/batches?x HTTP/1.1\r\nX: "
+    request = head + b"a" * (MAX_HEAD_BYTES - len(head))
+    check_raw_problem(ask(server, request), 431, "head-too-large")
+
+
+BROKEN_CHUNKS = [
+    b"ZZ\r\n{}\r\n0\r\n\r\n",
+    b"-2\r\n{}\r\n",
+    b"2\r\n{}NO\r\n",
+    b"f" * 40 + b"\r\n{}",
+    b"\0\0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize("chunks", BROKEN_CHUNKS, ids=repr)
+def test_broken_chunks_are_refused(server: RunningServer, plan_id: str, chunks: bytes, method: str) -> None:
+    """Never silence: a client would wait for ever."""
+    path = "/v1/plans" if method == "POST" else f"/v1/batches?plan={plan_id}&{KNOWN}&step=3"
+    with RawConnection(server, timeout=10) as connection:
+        connection.send(get(path, "Transfer-Encoding: chunked", method=method) + chunks)
+        answer = connection.read()
+        # A route that needs no body may have answered before the chunks came.
+        if method == "GET" and answer.status == 200:
+            assert answer.body == right(3)
+            found = connection.read_or_end()
+            if isinstance(found, Ended):
+                assert not found.head
+                return
+            answer = found
+        check_raw_problem(answer, 400)
+        assert connection.ended()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first-time", "known"])
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
+def test_a_body_is_never_taken_for_a_request(
+    server: RunningServer, plan_id: str, known: bool, is_chunked: bool
+) -> None:
+    """A GET of batches may have a body, which is not read; least of all is it the next request.
+
+    So the connection ends with the answer to the request that has it.
+    """
+    path = f"/v1/batches?plan={plan_id}&{KNOWN}&count={1 + known + 2 * is_chunked}&step="
+    count = 1 + known + 2 * is_chunked
+    hidden = get(path + "9")
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(hidden), hidden) if is_chunked else hidden
+    line = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {len(hidden)}"
+    for step, parts in (
+        (3, (get(path + "3", line) + body, get(path + "4"))),
+        (5, (get(path + "5", line), body[:20], body[20:] + get(path + "6"))),
+    ):
+        with RawConnection(server) as connection:
+            if known:
+                connection.send(get(path + "1"))
+                assert connection.read().body == right(1, count)
+            connection.send(*parts)
+            answer = connection.read()
+            assert answer.body == right(step, count)
+            assert answer.headers["connection"] == "close"
+            assert connection.ended()
+
+
+@pytest.mark.parametrize("protocol", ["websocket", "h2c", "TLS/1.0"])
+def test_an_upgrade_is_not_taken(server: RunningServer, target: str, protocol: str) -> None:
+    """RFC 9110, 7.8: a server may ignore it, and answers the request as it is."""
+    lines = ["Connection: Upgrade", f"Upgrade: {protocol}"]
+    answer = ask(server, get(target, *lines))
+    if answer.status != 200:
+        check_raw_problem(answer, answer.status)
+    assert answer.status in (200, 400, 426)
+
+
+def test_empty_lines_before_a_request_are_skipped(server: RunningServer, target: str) -> None:
+    """RFC 9112, 2.2."""
+    with RawConnection(server) as connection:
+        for _ in range(2):
+            connection.send(b"\r\n" + get(target))
+            assert connection.read().status == 200
+
+
+def test_a_client_that_ends_its_side_gets_its_answers(server: RunningServer, plan_id: str) -> None:
+    """Half-closed behind the last request, as `nc` does."""
+    path = f"/v1/batches?plan={plan_id}&{KNOWN}&step="
+    with RawConnection(server) as connection:
+        connection.send(get(path + "3"), get(path + "4"), post("/v1/plans", b"{}"))
+        connection.socket.shutdown(socket.SHUT_WR)
+        found = connection.read_or_end()
+        # uvloop's transport closes with its reader by default; whatever comes must be right and in order.
+        for step in (3, 4):
+            if isinstance(found, Ended):
+                assert right(step).startswith(found.body)
+                return
+            assert found.body == right(step)
+            found = connection.read_or_end()

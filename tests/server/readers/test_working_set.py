@@ -1,0 +1,210 @@
+"""Which orders a cache can keep up with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from corpus_server.catalog import Catalog
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import CacheTooSmall
+from corpus_server.plan import BoundedShuffle, Order, Plan, Stage
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.readers.working_set import check_working_set
+from tests.corpora import some_tokens
+from tests.stores import WebServer
+
+pytest.importorskip("obstore")
+
+SIZES = (2000, 4000, 6000)  # bytes of three sources; 99, 199 and 299 windows
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    files = {f"/{size}.bin": some_tokens(size // 2).tobytes() for size in SIZES}
+    with WebServer(files) as server:
+        specs = [CorpusSpec.parse(f"c{size}={server.url}/{size}.bin") for size in SIZES]
+        with Catalog.open(specs, cache_dir=tmp_path_factory.mktemp("cache")) as opened:
+            yield opened
+
+
+def bound(catalog: Catalog, order: Order | BoundedShuffle, *sizes: int) -> BoundPlan:
+    mixture = {f"c{size}": 1 / len(sizes) for size in sizes}
+    return catalog.bind(Plan(seq_len=10, order=order, stages=(Stage(global_batch_size=4, mixture=mixture),)))
+
+
+def needed(plan: BoundPlan) -> int:
+    """Return the smallest cache that is accepted."""
+    low, high = 0, 100_000
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            check_working_set(plan, middle)
+            high = middle
+        except CacheTooSmall:
+            low = middle
+    return high
+
+
+@pytest.mark.parametrize("order", ["shuffle", "random"])
+def test_unbounded_orders_need_every_shard(catalog: Catalog, order: Order) -> None:
+    assert needed(bound(catalog, order, *SIZES)) == sum(SIZES)
+
+
+def test_a_corpus_of_one_shard_needs_it(catalog: Catalog) -> None:
+    assert needed(bound(catalog, "sequential", 4000)) == 4000
+    assert needed(bound(catalog, BoundedShuffle(block_windows=10, group_blocks=3), 4000)) == 4000
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    """Two corpora of several shards."""
+    folder = tmp_path_factory.mktemp("several")
+    for name, shards in SHARD_TOKENS.items():
+        (folder / name).mkdir()
+        for number, num_tokens in enumerate(shards):
+            (folder / name / f"{number}.bin").write_bytes(bytes(2 * num_tokens))
+    with Catalog.open([CorpusSpec(name=name, path=folder / name) for name in SHARD_TOKENS]) as opened:
+        yield opened
+
+
+SHARD_TOKENS = {  # of rows of 10 tokens the shards have these windows:
+    "a": (251, 31, 5, 61, 401, 11),  # 25, 3, 0, 6, 40, 1
+    "b": (71, 151, 131),  # 7, 15, 13
+    "c": (21,) * 20,  # 2 each
+    "d": (5, 5, 21),  # 0, 0, 2
+}
+
+
+def bound_as_staged(several: Catalog, order: Order | BoundedShuffle, *names: str) -> BoundPlan:
+    """Bind a plan of local shards; return it as if they lay in an object store."""
+    mixture = dict.fromkeys(names, 1 / len(names))
+    stages = tuple(
+        Stage(from_step=step, global_batch_size=rows, mixture=mixture) for step, rows in ((0, 4), (9, 2))
+    )
+    plan = several.bind(Plan(seq_len=10, order=order, stages=stages))
+    plan.staged = tuple(shard.file for _, shard in plan.shards)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs"), [(["a"], 2 * (61 + 401)), (["b"], 2 * (151 + 131)), (["a", "b"], 2 * (462 + 282))]
+)
+def test_one_after_another_the_largest_two_neighbours_of_each_source_are_needed(
+    several: Catalog, names: list[str], pairs: int
+) -> None:
+    assert needed(bound_as_staged(several, "sequential", *names)) == pairs
+
+
+def group_bytes(name: str, block_windows: int, group_blocks: int) -> int:
+    """Return the bytes of shards that the two largest groups touch, window by window."""
+    shards = SHARD_TOKENS[name]
+    of_window = [number for number, tokens in enumerate(shards) for _ in range((tokens - 1) // 10)]
+    blocks = [of_window[at : at + block_windows] for at in range(0, len(of_window), block_windows)]
+    touched = sorted((2 * sum(shards[each[0] : each[-1] + 1]) for each in blocks), reverse=True)
+    return min(2 * sum(shards), 2 * sum(touched[:group_blocks]))
+
+
+@pytest.mark.parametrize("names", [["a"], ["b"], ["a", "b"]], ids="-".join)
+@pytest.mark.parametrize("block_windows", [1, 3, 7, 25, 100])
+@pytest.mark.parametrize("group_blocks", [1, 2, 5])
+def test_a_bounded_shuffle_needs_the_shards_of_two_groups(
+    several: Catalog, names: list[str], block_windows: int, group_blocks: int
+) -> None:
+    order = BoundedShuffle(block_windows=block_windows, group_blocks=group_blocks)
+    expected = sum(group_bytes(name, block_windows, group_blocks) for name in names)
+    assert needed(bound_as_staged(several, order, *names)) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "order", "cache_bytes", "needed_bytes", "detail", "remedy"),
+    [
+        (
+            "b",
+            "random",
+            500,
+            706,
+            "the cache holds 500 bytes, and with order random each step of 4 rows reads windows of up to 3 "
+            "of 3 shards at random, 706 bytes together: about 1 of them, 206 bytes, would have to be fetched "
+            "for every step",
+            'bounded shuffle, for example "order": {"shuffle": {"block_windows": 121, "group_blocks": 1}}, '
+            "or a larger --cache-bytes",
+        ),
+        (
+            "c",
+            "shuffle",
+            800,
+            840,
+            "the cache holds 800 bytes, and with order shuffle each step of 4 rows reads windows of up to 4 "
+            "of 20 shards at random, 840 bytes together: about 0 of them, 8 bytes, would have to be fetched "
+            "for every step",
+            'bounded shuffle, for example "order": {"shuffle": {"block_windows": 2, "group_blocks": 4}}, '
+            "or a larger --cache-bytes",
+        ),
+        (
+            "d",
+            "shuffle",
+            61,
+            62,
+            "the cache holds 61 bytes, and with order shuffle each step of 4 rows reads windows of up to 3 "
+            "of 3 shards at random, 62 bytes together: about 0 of them, 1 bytes, would have to be fetched "
+            "for every step",
+            'bounded shuffle, for example "order": {"shuffle": {"block_windows": 1, "group_blocks": 1}}, '
+            "or a larger --cache-bytes",
+        ),
+        (
+            "ab",
+            "shuffle",
+            1000,
+            2226,
+            "the cache holds 1,000 bytes, and with order shuffle each step of 4 rows reads windows of up to "
+            "4 of 9 shards at random, 2,226 bytes together: about 2 of them, 545 bytes, would have to be "
+            "fetched for every step",
+            'bounded shuffle, for example "order": {"shuffle": {"block_windows": 7, "group_blocks": 1}}, '
+            "or a larger --cache-bytes",
+        ),
+        (
+            "ab",
+            "sequential",
+            1000,
+            1488,
+            "the cache holds 1,000 bytes, and with order sequential two shards after one another have up to "
+            "1,488 bytes",
+            "a larger --cache-bytes, or smaller shards",
+        ),
+        (
+            "b",
+            BoundedShuffle(block_windows=3, group_blocks=1),
+            700,
+            706,
+            "the cache holds 700 bytes, and with order {order} two groups of 1 blocks touch shards of 706 "
+            "bytes together",
+            "fewer group_blocks, block_windows of a shard's windows, or a larger --cache-bytes",
+        ),
+    ],
+    ids=["random", "many shards", "short shards", "two corpora", "sequential", "bounded shuffle"],
+)
+def test_the_refusal_tells_the_arithmetic_and_the_way_out(
+    several: Catalog,
+    names: str,
+    order: Order | BoundedShuffle,
+    cache_bytes: int,
+    needed_bytes: int,
+    detail: str,
+    remedy: str,
+) -> None:
+    with pytest.raises(CacheTooSmall) as caught:
+        check_working_set(bound_as_staged(several, order, *names), cache_bytes)
+    error = caught.value
+    assert error.detail == (detail if isinstance(order, str) else detail.format(order=order))
+    assert (error.parameter, error.remedy) == ("plan", remedy)
+    assert (error.received, error.accepted) == (f"{needed_bytes} bytes", f"at most {cache_bytes} bytes")
+
+
+def test_local_shards_need_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "web.bin").write_bytes(bytes(4000))
+    with Catalog.open([CorpusSpec.parse(f"web={tmp_path}/web.bin")]) as local:
+        plan = Plan(seq_len=10, stages=(Stage(global_batch_size=4, mixture={"web": 1.0}),))
+        check_working_set(local.bind(plan), 0)
