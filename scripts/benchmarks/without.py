@@ -126,7 +126,7 @@ def main() -> None:
         importlib.import_module("corpus_server.run.worker").main()
         return
     # Workers are new interpreters: they start here too, and are patched before they import the server.
-    replace("corpus_server.run.supervisor:WORKER_MODULE", "scripts.benchmarks.without")()
+    replace("corpus_server.run.process:WORKER_MODULE", "scripts.benchmarks.without")()
     importlib.import_module("corpus_server.cli").main()
 
 
