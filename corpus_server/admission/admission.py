@@ -1,4 +1,4 @@
-"""One object decides whether a request may be answered: the door asks it, and so does the application."""
+"""One object decides whether a request may be answered, by the fast path or by the application."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from corpus_server.errors import (
     AnswerTooLarge,
     BadRequest,
     BodyTooLarge,
+    Forbidden,
     HeadTooLarge,
     Overloaded,
     TooManyRequests,
@@ -200,7 +201,8 @@ class Admission:
         Raises:
             UrlTooLong, HeadTooLarge, BodyTooLarge, BadRequest: the head alone decides that.
             Unauthorized: no valid token came.
-            Forbidden: the token lacks a scope. Which corpora are read is known, and checked, only later.
+            Forbidden: the token lacks a scope, or another site's page may have sent this. Which corpora are
+                read is known, and checked, only later.
         """
         if len(request.target) > MAX_URL_BYTES:
             raise UrlTooLong(f"the URL must have at most {MAX_URL_BYTES} bytes, got {len(request.target)}")
@@ -213,11 +215,12 @@ class Admission:
             )
         # As the router reads it: another spelling of a path must not ask for another scope.
         path = unquote_to_bytes(request.path)
-        _check_body(request, path)
+        _check_body(request)
         if path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
             return ANYONE
         caller = request.caller = self._access.caller(request.headers.get("authorization"))
         if request.method == "POST":
+            _check_origin(request)
             caller.check("plans")
         else:
             caller.check(_SCOPES.get(path) or ("read" if path.startswith(b"/v1/") else "inspect"))
@@ -356,13 +359,32 @@ class Admission:
             slot.drop()
 
 
-def _check_body(request: RequestHead, path: bytes) -> None:
+def max_body_bytes(request: RequestHead) -> int:
+    """Return how many bytes of body the route of a request takes."""
+    takes_plan = request.method == "POST" and unquote_to_bytes(request.path) == b"/v1/plans"
+    return MAX_BODY_BYTES if takes_plan else SMALL_BODY_BYTES
+
+
+def _check_body(request: RequestHead) -> None:
     """Raise BodyTooLarge for a body whose announced size exceeds what its route reads."""
     announced = request.headers.get("content-length", "0")
-    takes_plan = request.method == "POST" and path == b"/v1/plans"
-    most = MAX_BODY_BYTES if takes_plan else SMALL_BODY_BYTES
+    most = max_body_bytes(request)
     if announced.isdecimal() and int(announced[:20]) > most:  # other spellings are the parser's to refuse
         raise BodyTooLarge(f"the body of this request must have at most {most} bytes, got {announced:.20}")
+
+
+def _check_origin(request: RequestHead) -> None:
+    """Raise Forbidden for what a page of another site can have a browser send without asking first.
+
+    Browsers name the page's site in every POST. With this content type they ask before they send it to
+    another site, and no server of ours agrees.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "origin" in request.headers and media_type != "application/json":
+        raise Forbidden(
+            "a request with an Origin header must have Content-Type: application/json",
+            remedy="send Content-Type: application/json, or no Origin",
+        )
 
 
 def _check_limits(caller: Caller, usage: Usage) -> None:

@@ -113,7 +113,7 @@ def request_id(given: str | None) -> str:
 
 
 def request_id_in(received: bytes) -> str:
-    """Return the id of a request of which only bytes are known: what follows its head is another request's."""
+    """Return the id of a request of which only bytes are known; what follows its head is not looked at."""
     head, end, _ = received.partition(b"\r\n\r\n")
     found = _ID_LINE.search(head + end)
     return request_id(None if found is None else found[1].decode())

@@ -1,8 +1,8 @@
 """One request as it arrives: httptools parses it, and the checks that httptools lacks are here.
 
-httptools accepts a missing or second `Host`, versions such as HTTP/2.0 and RTSP/1.0, and a head without end. It
-refuses bare line feeds, folded lines, white space before a colon, two lengths, and whatever else may be read
-in two ways.
+httptools accepts a missing or second `Host`, versions such as HTTP/2.0 and RTSP/1.0, and a head without end.
+It refuses bare line feeds, folded lines, white space before a colon, two lengths, and whatever else may be
+read in two ways.
 """
 
 from __future__ import annotations
@@ -128,18 +128,22 @@ class Message:
     # -- callbacks of the parser
 
     def on_url(self, url: bytes) -> None:
+        """Take a part of the target."""
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
         if not self.version:  # else it is a trailer
             self.lines.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """Note what the parser knows of the head."""
         self.version = self._parser.get_http_version()
         # Asked here: with the end of the message the parser forgets what the headers said.
         self._keep_alive = self._parser.should_keep_alive()
 
     def on_chunk_header(self) -> None:
+        """Begin a chunk, whose size the parser has checked."""
         assert self._size_line is not None
         size = int(self._size_line.partition(b";")[0], 16)
         self._size_line = b""
@@ -149,9 +153,11 @@ class Message:
             raise BodyTooLarge(f"the body of this request must have at most {most} bytes")
 
     def on_body(self, body: bytes) -> None:
+        """Take some of a chunk."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        """Note the end of the last chunk."""
         if self._size_line is not None:
             self.complete = True
 

@@ -16,11 +16,10 @@ from starlette.routing import Match, Route
 from corpus_server.answers.response import ClientLeft, invalid_parameter
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.exchange import log_error
-from corpus_server.web.responses import refused
+from corpus_server.web.responses import CLIENT_LEFT, refused
 from corpus_server.web.routes import ROUTERS
 
 _SLUGS = {404: "not-found", 405: "method-not-allowed"}
-_CLIENT_LEFT = 499  # nginx's number for a client that closed the connection; only the metrics see it
 _MAX_ECHO = 200
 
 _log = logging.getLogger("corpus_server")
@@ -54,7 +53,7 @@ def _methods(request: Request) -> set[str]:
 
 
 def _client_left(request: Request, error: Exception) -> AsgiResponse:
-    return AsgiResponse(status_code=_CLIENT_LEFT)
+    return AsgiResponse(status_code=CLIENT_LEFT)
 
 
 def _unexpected(request: Request, error: Exception) -> AsgiResponse:
