@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus_server.errors import Forbidden, InvalidParameter, Unauthorized
+from corpus_server.small_file import read_small_file, reason_of
 
 READ_ALL = "read:*"
 SCOPES = ("plans", "inspect", "metrics")
@@ -147,9 +148,11 @@ def read_tokens(path: Path) -> dict[bytes, Caller]:
         InvalidParameter: see `Access`.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text, _ = read_small_file(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter(f"cannot read tokens from {path}: {error}", parameter="tokens") from error
+        raise InvalidParameter(
+            f"cannot read tokens from {path}: {reason_of(error)}", parameter="tokens"
+        ) from error
     return parse_tokens(text, path)
 
 
@@ -158,7 +161,9 @@ def parse_tokens(text: str, path: Path) -> dict[bytes, Caller]:
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib raises others than its own
-        raise InvalidParameter(f"cannot read tokens from {path}: {error}", parameter="tokens") from error
+        raise InvalidParameter(
+            f"cannot read tokens from {path}: {reason_of(error)}", parameter="tokens"
+        ) from error
     tokens = tables.pop("tokens", {})
     if tables or not isinstance(tokens, dict):
         found = ", ".join(tables) or repr(tokens)

@@ -1,4 +1,4 @@
-"""One worker process: `python -m corpus_server.run.worker CHANNEL LISTENER...`, all descriptors.
+"""One worker process: `python -m corpus_server.run.worker CHANNEL SETTINGS LISTENER...`, all descriptors.
 
 Leaving takes three phases, of which the last two end early when no connection is left:
 
@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
-import os
 import resource
 import socket
 import sys
@@ -35,11 +34,11 @@ from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.connection import Door
 from corpus_server.http.ordinary import OrdinaryProtocol
-from corpus_server.run.common import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
+from corpus_server.run.common import BEAT, BEAT_SECONDS, RETIRE, TERMINATE, read_settings
 from corpus_server.run.listening import BACKLOG
 from corpus_server.run.logs import log_to_stderr
 from corpus_server.run.tls import server_context
-from corpus_server.settings import ENVIRONMENT_VARIABLE, Settings
+from corpus_server.settings import Settings
 from corpus_server.web.app import create_app
 
 _log = logging.getLogger("corpus_server")
@@ -52,8 +51,9 @@ _CLEAN_UP_SECONDS = 0.5  # beyond the grace, for closing files and threads that 
 
 def main() -> None:
     """Serve until the supervisor says otherwise; report to it what keeps this worker from starting."""
-    channel, *listeners = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
-    settings = Settings.from_json(os.environ[ENVIRONMENT_VARIABLE])
+    first, second, *rest = map(int, sys.argv[1:])
+    channel, settings = socket.socket(fileno=first), read_settings(second)
+    listeners = [socket.socket(fileno=number) for number in rest]
     log_to_stderr(settings)
     tracing.start()
     # Login shells and systemd allow 1,024 descriptors, fewer than a process may have connections.
