@@ -4,4 +4,4 @@ from corpus_server.readers.prefetch import Prefetcher
 from corpus_server.readers.registry import Reader, Registry, StepsRequest
 from corpus_server.readers.staging import Stager
 
-__all__ = ["Prefetcher", "Reader", "Registry", "StepsRequest", "Stager"]
+__all__ = ["Prefetcher", "Reader", "Registry", "Stager", "StepsRequest"]

@@ -219,8 +219,11 @@ class Prefetcher:
             _log.exception("prefetching failed%s", plan)
         if work is None:
             time.sleep(_JOIN_SECONDS / 2)
-        else:
+            return
+        with self._changed:
             work.rests_until = time.monotonic() + _REST_SECONDS
+            if self._queue.get(work) != self._drop:  # a request came meanwhile
+                self._queue.pop(work, None)
 
     def _log_refusal(self, groups: Groups) -> None:
         """Say, once, why a plan of a bounded shuffle on disk is read window by window."""
@@ -229,8 +232,9 @@ class Prefetcher:
             return
         groups.is_refusal_logged = True
         _log.warning(
-            f"plan {bound.plan.id}: reading ahead its groups ({bound.plan.order} windows) takes {needed:,} bytes "
-            f"of page cache, three groups of each source; read_ahead_bytes is {self._budget_bytes:,}, of which "
-            f"other plans take {taken:,}; its windows are read one by one instead, at the rate of random reads; "
+            f"plan {bound.plan.id}: reading ahead its groups ({bound.plan.order} windows) takes {needed:,} "
+            "bytes of page cache, three groups of each source; "
+            f"read_ahead_bytes is {self._budget_bytes:,}, of which other plans take {taken:,}; its windows "
+            "are read one by one instead, at the rate of random reads; "
             f"set read_ahead_bytes to at least {taken + needed:,}, or choose smaller groups"
         )

@@ -24,7 +24,7 @@ IDLE_SECONDS: Final = 60.0
 
 MAX_READERS: Final = 1024
 """Readers of a process, 140 kB of the file that it publishes; with more, the default budget of prefetching
-would be less than a step for each. A new one takes the place of an idle one, or nothing is done ahead of it."""
+is less than a step for each. A new one takes the place of an idle one; without one, it is not followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class RankShards:
-    """The shards of one rank's next steps. `locate` takes some ms and belongs to one thread; the rest is brief.
+    """The shards of one rank's next steps. `locate` takes ms and belongs to one thread; the rest is brief.
 
     Args:
         request: the reader's first one.
@@ -139,15 +139,13 @@ class PlannedShards:
 
     def next_rank(self, now: float) -> RankShards | None:
         """Return the rank that has looked least far ahead and can look further, if any."""
-        ready = []
         for each in list(self._ranks):
-            if each.has_ended or each.has_jumped_back:
-                each.has_jumped_back = False
-                self._drop(each, math.inf)
-                if each.has_ended:
-                    self._ranks.discard(each)
-                    continue
-            self._drop(each, each.step - each.margin)
+            if each.has_ended:
+                self._ranks.discard(each)
+            self._drop(each, math.inf if each.has_ended or each.has_jumped_back else each.step - each.margin)
+            each.has_jumped_back = False
+        ready = []
+        for each in self._ranks:
             if each.waits is not None and self._has_room(each.waits):
                 each.waits = None
             if each.look() and each.waits is None and each.rests_until <= now:

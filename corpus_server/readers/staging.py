@@ -135,7 +135,7 @@ class Stager(Closing):
 
     def check_order(self, bound: BoundPlan) -> None:
         """Raise CacheTooSmall if the order of a plan needs more shards at a time than the cache holds."""
-        if bound not in self._checked:
+        if bound.is_staged and bound not in self._checked:
             check_working_set(bound, self._limit_bytes)
             self._checked.add(bound)
 
