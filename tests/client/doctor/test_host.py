@@ -46,13 +46,6 @@ def test_memory_that_cannot_be_locked_fails_in_the_loaders_words(monkeypatch: py
     assert "--ulimit memlock=-1" in check.advice
 
 
-@pytest.mark.needs_cuda
-def test_page_locking_is_tried_with_a_gpu() -> None:
-    check = host.check_pinning(4 * MIB, torch.device("cuda"))
-    assert check.status == "ok"
-    assert "4 MiB were page-locked" in check.found
-
-
 @pytest.mark.parametrize(("registered", "status"), [(20e9, "ok"), (10e9, "warn")])
 def test_the_loaders_memory_is_compared_with_torchs(
     monkeypatch: pytest.MonkeyPatch, registered: float, status: str

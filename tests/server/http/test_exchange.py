@@ -16,6 +16,7 @@ from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
+from corpus_server.http.ahead import following
 from fastapi.testclient import TestClient
 from uvicorn.server import ServerState
 
@@ -35,7 +36,6 @@ from corpus_server.errors import (
     Overloaded,
 )
 from corpus_server.http import exchange as module
-from corpus_server.http.ahead import following
 from corpus_server.http.connection import Door
 from corpus_server.http.exchange import Exchange, log_error, make_ahead
 from corpus_server.http.sending import Descriptor
