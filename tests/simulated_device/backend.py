@@ -1,6 +1,7 @@
-"""Build and load the simulated accelerator of device.cpp; as `torch.simulated` it has the names of `torch.cuda`.
+"""Build and load the simulated accelerator of device.cpp; `torch.simulated` has the names of `torch.cuda`.
 
-Loading it cannot be undone in a process, so its devices exist only within `present()`: elsewhere torch finds none.
+Loading it cannot be undone in a process, so its devices exist only within `present()`: elsewhere torch finds
+none.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def can_be_built() -> bool:
 
 
 def build() -> Path:
-    """Return the compiled library; it is kept by torch's version and the source, and takes 10 to 60 s without."""
+    """Return the library, kept by torch's version and the source; compiling it takes 10 to 60 s."""
     from torch.utils import cpp_extension
 
     version = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
@@ -70,7 +71,7 @@ def load() -> types.ModuleType:
 
 @contextlib.contextmanager
 def present(*, seed: int = 0, delay: float = 0.0) -> Iterator[Any]:
-    """Let torch find the devices; each operation begins up to `delay` seconds late. Yield `torch.simulated`."""
+    """Let torch find the devices; yield `torch.simulated`. Operations begin up to `delay` seconds late."""
     module = load()
     module.library.set_delay(int(delay * 1e6), ctypes.c_uint64(seed))
     module.library.set_available(True)

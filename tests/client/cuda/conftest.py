@@ -37,7 +37,7 @@ class Accelerator:
 
 @pytest.fixture(params=["simulated", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
 def accelerator(request: pytest.FixtureRequest) -> Iterator[Accelerator]:
-    """Yield the accelerator; the simulated one delays each operation by up to 0.2 ms, by a seed of the test."""
+    """Yield the accelerator; the simulated one delays each operation by up to 0.2 ms."""
     if request.param == "cuda":
         yield Accelerator("cuda", torch.cuda)
         return

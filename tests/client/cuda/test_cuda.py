@@ -11,13 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from corpus_client import Batch, CorpusLoader, get_batch
-from corpus_client.staging.device import STORED_DTYPES
-from corpus_client.staging.opening import open_device
+from corpus_client.staging.stager import STORED_DTYPES
+from corpus_client.staging.opening import open_stager
 from tests.client.conftest import make_corpus
 from tests.client.cuda.conftest import Accelerator
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
-from tests.client.staging.test_device import EDGES
+from tests.client.staging.test_stager import EDGES
 from tests.client.test_structure import by_hand, check, make_batch, structure_of, windows
 
 MakeLoader = Callable[..., CorpusLoader]
@@ -29,7 +29,7 @@ def test_values_at_the_edges_survive_the_way(
     accelerator: Accelerator, name: str, dtype: torch.dtype | None
 ) -> None:
     stored = torch.tensor([[EDGES[name]]], dtype=torch.int64).to(STORED_DTYPES[name]).pin_memory()
-    device = open_device(torch.device(accelerator.name))
+    device = open_stager(torch.device(accelerator.name))
     device.prepare(stored.nbytes)
     group = device.upload(stored)
     tokens = Batch(group.read_next(partial(device.make, dtype))).tokens

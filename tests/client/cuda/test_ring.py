@@ -220,13 +220,29 @@ def test_slots_are_page_locked_to_the_byte_until_the_last_of_them_is_dropped(
     loader = make_loader(device=accelerator.name, prefetch_bytes=300_000)
     next(loader)
     stats = loader.stats()
-    assert 0 < stats.pinned_bytes == stats.ring_bytes <= 300_000
+    assert 0 < stats.pinned_bytes == stats.slot_bytes <= 300_000
     ((address, num_bytes),) = registered.now.items()
-    assert num_bytes == stats.ring_bytes
+    assert num_bytes == stats.slot_bytes
     assert address % mmap.PAGESIZE == 0
     loader.close()
     gc.collect()
     assert registered.now == {}
+
+
+def test_memory_that_cannot_be_registered_is_pinned_by_torch(
+    make_loader: MakeLoader,
+    corpus: ReferenceCorpus,
+    accelerator: Accelerator,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = SimpleNamespace(cudaHostRegister=lambda *_: 1)
+    monkeypatch.setattr(accelerator.runtime, "cudart", lambda: refused)
+    loader = make_loader(device=accelerator.name, order="shuffle", prefetch_bytes=1 << 15)
+    assert num_wrong(loader, corpus, accelerator, 100) == 0
+    assert loader.stats().pinned_bytes == loader.stats().slot_bytes
+    assert "cudaHostRegister of 32,768 bytes failed with error 1" in caplog.text
+    assert torch.ones(3, device=accelerator.name).sum().item() == 3
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 5])

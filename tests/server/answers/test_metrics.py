@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -11,9 +10,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import ServedCorpus
-from tests.server.answers.test_access_log import ask
+from tests.server.http.test_requests import ask
 from tests.serving import RunningServer
-from tests.serving import ask as http
 
 ASKED = "corpus_requests_total", "/v1/corpora/{name}", "200", "application"
 BATCH = {"corpus": "web", "seq_len": 16, "batch_size": 12, "step": 5}
@@ -67,22 +65,6 @@ def test_requests_and_bytes_are_counted_over_all_workers(server: RunningServer) 
     assert grown("corpus_tokens_total", "web") == 20 * (12 * 17 + num_tokens["web"])
     assert grown("corpus_tokens_total", "docs") == 20 * num_tokens["docs"]
     assert grown("corpus_request_seconds_bucket", "+Inf", "/v1/batches") == 80
-
-
-def test_the_bytes_of_batches_that_were_made_ahead_are_those_of_their_bodies(
-    corpora: dict[str, ServedCorpus], tmp_path: Path
-) -> None:
-    sent = 0
-    with (
-        RunningServer({"web": corpora["web"].path}, tmp_path) as server,
-        contextlib.closing(server.connect()) as connection,
-    ):
-        while samples(server).get(("corpus_made_ahead_total",), 0) < 5:
-            for step in range(20):
-                target = f"/v1/batches?corpus=web&seq_len=16&batch_size=12&step={step}"
-                sent += len(http(connection, target).body)
-        server.wait_until_idle()
-        assert samples(server)["corpus_sent_bytes_total", "/v1/batches"] == sent
 
 
 def test_a_killed_worker_leaves_counts_and_no_ghost(corpora: dict[str, ServedCorpus], tmp_path: Path) -> None:

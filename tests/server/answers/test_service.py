@@ -130,7 +130,6 @@ def test_a_process_is_prepared_for_serving(tmp_path: Path, read_ahead_bytes: int
             each.assert_called_once_with()
         assert opened.call_args.kwargs["reads_ahead"] is reads_ahead
         assert service.draining is False
-        assert not service.ahead_is_held_up()
         service.admission.admit(ANYONE).charge(17)
         assert metrics._pulled["corpus_bytes_in_flight"]() == 17
     for threads in (service.gather_threads, service.ahead_thread):  # they end with the process
@@ -189,23 +188,6 @@ def test_probes_that_wait_share_one_look(service: Service) -> None:
     answers, looks_before = asyncio.run(ask())
     assert answers == [0] + [1] * 99
     assert looks_before == 2
-
-
-def test_one_run_is_made_ahead_at_a_time_and_one_probe(service: Service) -> None:
-    all_asked = threading.Event()
-
-    def name() -> str:
-        assert all_asked.wait(LONG)
-        return threading.current_thread().name
-
-    async def names() -> set[str]:
-        probes = [asyncio.ensure_future(service.run_probe(name)) for _ in range(5)]
-        runs = [asyncio.wrap_future(service.ahead_thread.submit(name)) for _ in range(5)]
-        await asyncio.sleep(0)
-        all_asked.set()
-        return set(await asyncio.gather(*probes, *runs))
-
-    assert asyncio.run(names()) == {"ahead_0", "probe_0"}
 
 
 def test_a_process_that_ends_is_not_ready(service: Service) -> None:
@@ -346,18 +328,3 @@ def test_work_in_slices_stops_when_the_client_has_left(service: Service, leaves:
     with pytest.raises(ClientLeft, match=r"^the client left before its response was made$"):
         asyncio.run(service.run_slices(kept, has_left))
     assert (slices, is_closed) == (list(range(leaves)), [True])
-
-
-def test_a_thread_that_makes_responses_ahead_is_held_up_only_while_it_works(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with service.working_ahead():
-        assert not service.ahead_is_held_up()
-        monkeypatch.setattr(module, "HELD_UP_SECONDS", -1.0)
-        assert service.ahead_is_held_up()
-        assert len(service._working_since) == 1
-    assert not service.ahead_is_held_up()
-    with pytest.raises(ZeroDivisionError), service.working_ahead():
-        raise ZeroDivisionError
-    assert not service.ahead_is_held_up()
-    assert not service._working_since

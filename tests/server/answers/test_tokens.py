@@ -339,7 +339,7 @@ def limited(
     def limit(**limits: int) -> Iterator[None]:
         service = world.service
         settings = replace(service.settings, **limits)
-        with patch.object(service, "gate", Admission(settings, service.access)):
+        with patch.object(service, "admission", Admission(settings, service.access)):
             yield
 
     return limit
