@@ -10,7 +10,6 @@ import dataclasses
 import ipaddress
 import json
 import os
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
+from corpus_server.user_files import parse_toml, read_regular, strerror
 
 MIB = 2**20
 DEFAULT_HOST = "127.0.0.1"
@@ -312,9 +312,9 @@ def all_settings() -> tuple[Setting, ...]:
 def _read_file(path: Path) -> tuple[list[CorpusSpec], dict[str, Any]]:
     """Return the corpora and the values of a configuration file."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # tomllib raises them, too
-        raise InvalidParameter(f"cannot read {path}: {error}", parameter="config") from error
+        tables = parse_toml(read_regular(path).decode())
+    except (OSError, ValueError) as error:
+        raise InvalidParameter(f"cannot read {path}: {strerror(error)}", parameter="config") from error
     _check_table(f"{path}", tables, {"server", "corpora"})
     server, corpora = tables.get("server", {}), tables.get("corpora", {})
     _check_table(f"{path} [server]", server, {each.name for each in all_settings()})

@@ -12,7 +12,7 @@ from tests.serving import ROOT
 PACKAGE = ROOT / "corpus_server"
 
 FLOORS = (
-    {"errors", "__init__"},
+    {"errors", "user_files", "__init__"},
     {"extras", "corpus_spec"},
     {"settings", "plan", "corpus"},
     {"stores", "admission"},
