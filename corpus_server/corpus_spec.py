@@ -100,15 +100,6 @@ class CorpusSpec:
         options = {key: value for key, value in table.items() if key != "path"}
         return cls(name=name, **_read(where, path, options, folder)).narrowed()
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> CorpusSpec:
-        """Read what `json.dumps(dataclasses.asdict(spec), default=str)` wrote."""
-        values: dict[str, Any] = {
-            key: tuple(each) if isinstance(each, list) else each for key, each in document.items()
-        }
-        values["path"] = Path(document["path"])
-        return cls(**values)
-
     def narrowed(self) -> CorpusSpec:
         """Return the same corpus as a folder of its own, if it is one split of a corpus that `build` made.
 

@@ -84,6 +84,7 @@ FAMILIES = {
     "corpus_evicted_shards": Family("counter", "Shards removed from the cache to make room."),
     "corpus_active_requests": Family("gauge", "Requests under way."),
     "corpus_bytes_in_flight": Family("gauge", "Bytes of token responses under way."),
+    "corpus_stale_tokens": Family("gauge", "Worker processes that cannot take up the file of tokens."),
     "corpus_workers": Family("gauge", "Worker processes."),
 }
 
@@ -288,7 +289,7 @@ def _own_file(folder: Path) -> Path:
     return folder / f"{os.getpid()}.json"
 
 
-def bury(folder: Path, pid: int) -> None:
+def add_ended(folder: Path, pid: int) -> None:
     """Add the counters of a worker that has ended to those of the past; blocks.
 
     Of its plans and ranks, as many are kept as one process may tell apart. Workers that ended while the
@@ -336,12 +337,13 @@ def _sum(every: Iterable[Numbers]) -> Numbers:
     total: Numbers = {name: {} for name in (*FAMILIES, RANKS)}
     for numbers in every:
         for name, series in numbers.items():
+            so_far = total.setdefault(name, {})  # a worker of another release may count more
             for key, each in series.items():
-                before = total[name].get(key, [0.0] * len(each))
+                before = so_far.get(key, [0.0] * len(each))
                 added = [a + b for a, b in zip(before, each, strict=True)]
                 if name == RANKS:
                     added[:2] = max(before[:2], each[:2])
-                total[name][key] = added
+                so_far[key] = added
     return total
 
 

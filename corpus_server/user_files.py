@@ -1,8 +1,8 @@
-"""Read files that a user names, or that lie where a user names a folder.
+"""Read files that a person names: tokens, indexes, tokenizers, configuration, access tokens.
 
-Such a path may lead to a named pipe, whose reader waits for a writer, or to a device without an end. Such a
-text may be nested 10,000 deep or hold a number of 5,000 digits. Every reader gets an OSError or a ValueError at
-once.
+Such a path may lead to a named pipe, whose reader waits for a writer, to a device without an end, or to
+gigabytes. Such a text may be nested 10,000 deep or hold a number of 5,000 digits. Readers get an OSError
+or a ValueError at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+MAX_BYTES = 16 * 2**20
+"""Bytes of a configuration of 10,000 corpora, four times over."""
+
+_TOO_DEEP = "its tables and lists are nested too deeply"
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -58,12 +62,29 @@ def read_regular(path: Path) -> bytes:
         return file.readall()
 
 
+def read_small_file(path: Path, *, max_bytes: int = MAX_BYTES) -> tuple[str, os.stat_result]:
+    """Return the text of a regular file, and its state before it was read.
+
+    Raises:
+        OSError: see `open_fd`; or the file is too large, or changed meanwhile.
+        UnicodeDecodeError: it is no UTF-8.
+    """
+    fd, about = open_fd(path)
+    with io.FileIO(fd) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"expected at most {max_bytes} bytes, found more", str(path))
+    if len(content) != about.st_size:
+        raise OSError(errno.EAGAIN, "the file changed while it was read", str(path))
+    return content.decode("utf-8"), about
+
+
 def parse_json(text: str | bytes) -> Any:
     """Return what a JSON text says; raise ValueError for whatever cannot be read."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -71,9 +92,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
 
 
-def strerror(error: OSError | ValueError) -> str:
-    """Return what went wrong, without the path and the number."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+def reason_of(error: Exception) -> str:
+    """Return why a file could not be read or parsed, in one short line without the path and the number."""
+    return f"{getattr(error, 'strerror', None) or error}"[:300]

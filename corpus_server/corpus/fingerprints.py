@@ -21,7 +21,7 @@ from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats import TokenDtype, data_path
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.user_files import parse_json, read_regular, strerror
+from corpus_server.user_files import parse_json, read_regular, reason_of
 
 SAMPLE_BYTES: Final = 4096
 SAMPLES_PER_CORPUS: Final = 64
@@ -146,7 +146,7 @@ def load_sidecar(spec: CorpusSpec) -> RecordedHashes | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        what = f"the recorded hashes cannot be read: {strerror(error)}"
+        what = f"the recorded hashes cannot be read: {reason_of(error)}"
         raise unreadable(sidecar, what, "delete the file or record them again") from error
 
 

@@ -26,7 +26,7 @@ from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats import TokenDtype
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.extras import optional_package
-from corpus_server.user_files import read_regular, strerror
+from corpus_server.user_files import read_regular, reason_of
 
 TokenArray = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
@@ -107,7 +107,7 @@ def _open(path: Path) -> Tokenizer:
     try:
         content = read_regular(path)
     except OSError as error:
-        what = f"the tokenizer cannot be read: {strerror(error)}"
+        what = f"the tokenizer cannot be read: {reason_of(error)}"
         raise unreadable(path, what, "check its path") from error
     head = content[:64]
     if head.lstrip()[:1] == b"{":

@@ -16,6 +16,7 @@ import pytest
 
 from corpus_server.errors import CacheFull, UnreadableCorpus
 from corpus_server.stores.cache import PLANNED_SECONDS, Cache
+from tests.corpora import open_descriptors
 from tests.serving import environment
 
 
@@ -256,13 +257,13 @@ def test_without_descriptors_a_shard_cannot_be_opened_and_nobody_waits(cache: Ca
     """Not a shard that was removed a moment ago, for which the cache looks again."""
     fill(cache, "a", 10)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) - 1, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 8, limits[1]))
     try:
         held: list[int] = []
         with contextlib.suppress(OSError):
             while True:
                 held.append(os.dup(0))
-        with pytest.raises(UnreadableCorpus, match="Too many open files.*ulimit -n"):
+        with pytest.raises(UnreadableCorpus, match=r"Too many open files.*ulimit -n"):
             cache.open("a")
     finally:
         for fd in held:
