@@ -84,6 +84,7 @@ FAMILIES = {
     "corpus_evicted_shards": Family("counter", "Shards removed from the cache to make room."),
     "corpus_active_requests": Family("gauge", "Requests under way."),
     "corpus_bytes_in_flight": Family("gauge", "Bytes of token responses under way."),
+    "corpus_stale_tokens": Family("gauge", "Worker processes that cannot take up the file of tokens."),
     "corpus_workers": Family("gauge", "Worker processes."),
 }
 

@@ -78,6 +78,7 @@ class Service:
         )
         self.requests = Requests(settings.access_log)
         metrics.pull_ranks(self.readers.counts)
+        metrics.pull("corpus_stale_tokens", lambda: bool(self.access.failure))
         metrics.pull("corpus_bytes_in_flight", lambda: self.admission.num_bytes)
         if (cache := catalog.cache) is not None:
             metrics.pull("corpus_staged_shards", lambda: self.stager.num_staged)
@@ -212,7 +213,7 @@ class Service:
         """Run what tells how the process is doing: it waits behind nothing that callers ask for.
 
         Where the same work waits for its turn already, take its result: strangers may ask for `/readyz` as
-        often as they like, and behind them a token that was revoked would stay valid.
+        often as they like.
         """
         probe = self._probes.get(work)
         if probe is None or probe.running() or probe.done():
