@@ -12,8 +12,8 @@ from tests.serving import ROOT
 PACKAGE = ROOT / "corpus_server"
 
 FLOORS = (
-    {"errors", "__init__"},
-    {"extras", "corpus_spec", "daemon_thread", "small_file", "plan_database"},
+    {"errors", "user_files", "__init__"},
+    {"extras", "corpus_spec", "daemon_thread", "plan_database"},
     {"settings", "plan", "corpus"},
     {"stores", "admission"},
     {"read", "building"},

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 
 from corpus_client import Batch, CorpusLoader, get_batch
-from corpus_client.staging.device import STORED_DTYPES
-from corpus_client.staging.opening import open_device
+from corpus_client.staging.opening import open_stager
+from corpus_client.staging.stager import STORED_DTYPES
 from tests.client.conftest import make_corpus
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
-from tests.client.staging.test_device import EDGES
+from tests.client.staging.test_stager import EDGES
 from tests.client.test_structure import by_hand, check, make_batch, structure_of, windows
 
 pytestmark = pytest.mark.needs_cuda
@@ -27,7 +27,7 @@ MakeLoader = Callable[..., CorpusLoader]
 @pytest.mark.parametrize("dtype", [torch.int64, None])
 def test_values_at_the_edges_survive_the_way(name: str, dtype: torch.dtype | None) -> None:
     stored = torch.tensor([[EDGES[name]]], dtype=torch.int64).to(STORED_DTYPES[name]).pin_memory()
-    device = open_device(torch.device("cuda"))
+    device = open_stager(torch.device("cuda"))
     device.prepare(stored.nbytes)
     group = device.upload(stored)
     tokens = Batch(group.read_next(partial(device.make, dtype))).tokens

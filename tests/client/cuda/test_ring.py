@@ -13,20 +13,19 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from corpus_client import CorpusLoader, Staging, errors
 from corpus_client.plan.schedule import StepRange
-from corpus_client.staging import ring
+from corpus_client.staging import pinning, ring
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import GROUP_BYTES, NUM_BUFFERS, DeviceRing
-from corpus_client.staging.slots import RingSize, allocate_ring
+from corpus_client.staging.slots import SlotSizes, cut_slots
 from scripts.gpu_lib.soak import mismatches
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
-from tests.client.staging.counting import STEPS, CountingFiller
+from tests.client.staging.counting import STEPS, CountingSource
 
 pytestmark = pytest.mark.needs_cuda
 MakeLoader = Callable[..., CorpusLoader]
@@ -53,19 +52,19 @@ class SlowRing(DeviceRing):
 
 def pipeline_on(device: DeviceRing, *, rows: int = 2, num_slots: int = 3, steps: int = 4) -> Pipeline:
     batch_bytes = rows * 3 * 4
-    size = RingSize(num_slots=num_slots, steps_per_slot=steps, batch_bytes=batch_bytes)
+    size = SlotSizes(num_slots=num_slots, steps_per_slot=steps, batch_bytes=batch_bytes)
     fetched = replace(
         STEPS,
         start_step=0,
         step_ranges=(StepRange(start_step=0, stop_step=None, shape=(rows, 3)),),
         slot_bytes=steps * batch_bytes,
     )
-    ring = allocate_ring(size, device.pin)
-    assert all(slot.storage.is_pinned() for slot in ring.slots)
-    return Pipeline(WideFiller(), ring.slots, device, fetched)
+    memory = device.host_memory(size.num_bytes)
+    assert memory.is_pinned()
+    return Pipeline(WideSource(), cut_slots(memory, size), device, fetched)
 
 
-class WideFiller(CountingFiller):
+class WideSource(CountingSource):
     """Step n is full of n, whatever its rows."""
 
     def finish(self, ticket: range, view: memoryview) -> None:
@@ -86,7 +85,7 @@ def closed(pipeline: Pipeline) -> Iterator[Pipeline]:
 def batches_of(pipeline: Pipeline, dtype: torch.dtype | None = torch.int64) -> Iterator[torch.Tensor]:
     """Inputs of the steps in order, each full of its number."""
     for expected in count():
-        step, (inputs, _) = pipeline.take(partial(pipeline._device.make, dtype))
+        step, (inputs, _) = pipeline.take(partial(pipeline._stager.make, dtype))
         assert step == expected
         yield inputs
 
@@ -197,7 +196,7 @@ def test_staging_buffers_are_all_that_the_loader_keeps_on_the_device(make_loader
 
 
 def test_loaders_share_one_transfer_stream(make_loader: MakeLoader) -> None:
-    streams = {make_loader(device="cuda")._device.stream.cuda_stream for _ in range(40)}
+    streams = {make_loader(device="cuda")._stager.stream.cuda_stream for _ in range(40)}
     assert len(streams) == 1
 
 
@@ -205,56 +204,30 @@ def test_slots_are_page_locked_to_the_byte(make_loader: MakeLoader) -> None:
     loader = make_loader(device="cuda", prefetch_bytes=300_000)
     next(loader)
     stats = loader.stats()
-    assert 0 < stats.pinned_bytes == stats.ring_bytes <= 300_000
-    assert loader._ring is not None
-    for slot in loader._ring.slots:
-        assert slot.storage.is_pinned()
-        assert slot.storage.data_ptr() % mmap.PAGESIZE == 0
+    assert 0 < stats.pinned_bytes == stats.slot_bytes <= 300_000
+    assert loader._slot_memory is not None
+    assert loader._slot_memory.is_pinned()
+    assert loader._slot_memory.data_ptr() % mmap.PAGESIZE == 0
 
 
-def test_memory_can_be_locked_again_after_it_was_unlocked() -> None:
+def test_memory_is_locked_until_its_last_view_goes() -> None:
     device = DeviceRing(torch.device("cuda", 0), torch.cuda)
-    assert device.pin is not None
-    memory = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
-    storage = torch.frombuffer(memory, dtype=torch.uint8)
     for _ in range(3):
-        assert not storage.is_pinned()
-        unpin = device.pin(memory.ctypes.data, memory.nbytes)
-        assert storage.is_pinned()
-        unpin()
-    assert not storage.is_pinned()
+        memory = device.host_memory(1 << 20)
+        assert memory.is_pinned()
+        part = memory[:10]
+        del memory
+        assert part.is_pinned()
 
 
-def test_ring_is_unlocked_when_its_last_slot_is_dropped(
-    make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
+def test_too_much_to_lock_falls_back_and_the_failure_does_not_show_up_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unlocked = []
-    register = DeviceRing._register
-
-    def noted(self: DeviceRing, address: int, num_bytes: int) -> Callable[[], None]:
-        unpin = register(self, address, num_bytes)
-        return lambda: (unpin(), unlocked.append(address))[1]
-
-    monkeypatch.setattr(DeviceRing, "_register", noted)
-    loader = make_loader(device="cuda")
-    next(loader)
-    assert loader._ring is not None
-    slot = loader._ring.slots[0]
-    address = slot.storage.data_ptr()
-    loader.close()
-    gc.collect()
-    assert unlocked == []
-    del slot
-    gc.collect()
-    assert unlocked == [address]
-
-
-def test_too_much_to_lock_is_a_clear_error() -> None:
-    device = DeviceRing(torch.device("cuda", 0), torch.cuda)
-    assert device.pin is not None
-    with pytest.raises(errors.PinningFailed, match="could not be page-locked"):
-        device.pin(mmap.PAGESIZE, 1 << 40)  # an address that nothing is mapped at
-    assert torch.ones(3, device="cuda").sum().item() == 3  # the failure does not show up again
+    monkeypatch.setattr(pinning, "_new_map", lambda num_bytes: mmap.mmap(-1, num_bytes, prot=mmap.PROT_READ))
+    memory = DeviceRing(torch.device("cuda", 0), torch.cuda).host_memory(1 << 20)
+    assert memory.is_pinned()  # by torch's allocator
+    assert "cudaHostRegister of 1,048,576 bytes failed" in caplog.text
+    assert torch.ones(3, device="cuda").sum().item() == 3
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
