@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sqlite3
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -140,8 +139,6 @@ class Service:
             self.store.check_writable()
         except CorpusServerError as error:
             return error.detail
-        except sqlite3.Error as error:
-            return f"plans cannot be kept: {error}"  # the folder is the operator's business, not the caller's
         return None
 
     def corpus(self, name: str, caller: Caller) -> Corpus:
