@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 import time
-import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ from typing import Any
 
 from corpus_server.daemon_thread import in_daemon_thread
 from corpus_server.errors import Forbidden, InvalidParameter, Unauthorized
-from corpus_server.small_file import read_small_file, reason_of
+from corpus_server.user_files import parse_toml, read_small_file, reason_of
 
 READ_ALL = "read:*"
 SCOPES = ("plans", "inspect", "metrics")
@@ -216,8 +215,8 @@ def _version(about: os.stat_result) -> Version:
 def parse_tokens(text: str, path: Path) -> dict[bytes, Caller]:
     """Return what `read_tokens` does, of the text that the file has or is to have."""
     try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # tomllib raises others than its own
+        tables = parse_toml(text)
+    except ValueError as error:
         raise _mistake(path, f"cannot be read: {reason_of(error)}") from error
     tokens = tables.pop("tokens", {})
     if tables or not isinstance(tokens, dict):

@@ -13,7 +13,7 @@ from corpus_server.admission.access import Limits, make_token, parse_tokens
 from corpus_server.cli.common import errors
 from corpus_server.corpus_spec import NAME
 from corpus_server.errors import InvalidParameter
-from corpus_server.small_file import read_small_file, reason_of
+from corpus_server.user_files import read_small_file, reason_of
 
 
 def token(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Scope
@@ -20,9 +21,6 @@ from corpus_server.answers.response import Buffer, ClientLeft, status_line
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.exchange import log_error
 from corpus_server.http.message import Message
-
-if TYPE_CHECKING:
-    from corpus_server.http.connection import Connection
 
 MAX_UNREAD_BYTES = 64 * 1024
 """Bytes of a body that wait for the application; the connection is not read beyond."""
@@ -34,6 +32,21 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BODILESS = {204, 304}
 
 _log = logging.getLogger("corpus_server")
+
+
+class Line(Protocol):
+    """The connection, as its request sees it."""
+
+    transport: asyncio.Transport
+    is_tls: bool
+    ends: bool  # with the response under way
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of the connection, which each of its responses has."""
+
+    def send(self, parts: Sequence[Buffer]) -> bool:
+        """Send; return whether the kernel has taken all, else `Bridge.resume` follows."""
 
 
 class Bridge:
@@ -51,7 +64,7 @@ class Bridge:
         body_error: why the rest of the body cannot be parsed.
     """
 
-    def __init__(self, connection: Connection, message: Message) -> None:
+    def __init__(self, connection: Line, message: Message) -> None:
         self.request = message.head
         self.started = self.complete = self.left = False
         self.failure: Exception | None = None

@@ -159,9 +159,9 @@ class Exchange:
             return  # of what was not sent as a whole nothing is counted
         if response.source is not None:
             metrics.count_tokens(response.source, response.num_tokens)
-        if response.part is not None:
-            making = self._wait_seconds + self._make_seconds
-            metrics.count_part(response.part, making_seconds=making, sending_seconds=self.seconds - making)
+        if response.reader is not None:
+            making, steps = self._wait_seconds + self._make_seconds, response.num_steps
+            response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)
 
     def _next_group(self) -> Sequence[Buffer] | None:
         """Return the next parts to be sent, after the head if there is one; None: `done`, or `waiting`."""

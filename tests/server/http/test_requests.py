@@ -307,7 +307,7 @@ def test_broken_chunks_are_refused(server: RunningServer, plan_id: str, chunks: 
 def test_a_body_is_never_taken_for_a_request(
     server: RunningServer, plan_id: str, known: bool, is_chunked: bool
 ) -> None:
-    """A GET of batches may have a body, which is dropped; the request behind it is answered, or is not read."""
+    """A GET of batches may have a body, which is dropped; the request behind it is answered or not read."""
     path = f"/v1/batches?plan={plan_id}&{KNOWN}&count={1 + known + 2 * is_chunked}&step="
     count = 1 + known + 2 * is_chunked
     hidden = get(path + "9")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.small_file import MAX_BYTES
+from corpus_server.user_files import MAX_BYTES
 from tests.corpora import some_tokens, write_raw
 from tests.serving import RunningServer, command, environment
 
