@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -46,7 +46,7 @@ PLAN_IDLE_SECONDS = 600.0
 """A plan that is not read for so long gives its label to another one. Prometheus forgets after 300 s."""
 
 MAX_RANKS = 512
-"""Ranks that a process tells apart, about 70 kB of its file; of more, `/v1/live` shows the first."""
+"""Ranks that are kept of workers that have ended, those that asked last: about 70 kB."""
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
 """Upper bounds of the histograms' buckets, seconds."""
@@ -97,16 +97,6 @@ STAGES = ("wait", "locate", "gather", "send")
 kernel."""
 
 
-class Part(NamedTuple):
-    """Which steps of which rank a response holds."""
-
-    plan_id: str
-    world_size: int
-    rank: int
-    last_step: int
-    num_steps: int
-
-
 class Histogram:
     """Counts by bucket; for one thread."""
 
@@ -129,8 +119,9 @@ class _Active:
 
 ACTIVE = _Active()
 _lock = threading.Lock()
-_numbers: Numbers = {name: {} for name in (*FAMILIES, RANKS)}  # under the lock, but for lists of `_series`
+_numbers: Numbers = {name: {} for name in FAMILIES}  # under the lock, but for lists of `_series`
 _pulled: dict[str, Callable[[], float]] = {}
+_pull_ranks: Callable[[], dict[tuple[str, ...], list[float]]] = dict
 _pending: dict[Source, int] = {}  # tokens since the last look, under the lock
 _plans: OrderedDict[str, float] = OrderedDict()  # with a label: when they were read last, longest ago first
 
@@ -138,6 +129,12 @@ _plans: OrderedDict[str, float] = OrderedDict()  # with a label: when they were 
 def pull(name: str, function: Callable[[], float]) -> None:
     """Have a number without labels asked for when it is wanted."""
     _pulled[name] = function
+
+
+def pull_ranks(function: Callable[[], dict[tuple[str, ...], list[float]]]) -> None:
+    """Have the numbers of ranks, see `RANKS`, asked for when they are wanted."""
+    global _pull_ranks
+    _pull_ranks = function
 
 
 def add(name: str, amount: float = 1.0, *labels: str) -> None:
@@ -173,31 +170,6 @@ def count_tokens(source: Source, num_tokens: int) -> None:
         _pending[source] = _pending.get(source, 0) + num_tokens
 
 
-def count_part(part: Part, *, making_seconds: float, sending_seconds: float) -> None:
-    """Count a response to a rank that was sent.
-
-    The step that was asked for last counts, whenever its response ended: the client may have the response,
-    and the next one from another process, before this one comes here.
-    """
-    key = (part.plan_id, str(part.world_size), str(part.rank))
-    ranks, now = _numbers[RANKS], time.time()
-    asked = now - making_seconds - sending_seconds
-    with _lock:
-        its = ranks.pop(key, None)
-        if its is None:
-            its = [0.0] * 5
-            if len(ranks) >= MAX_RANKS:
-                longest_ago = next(iter(ranks))
-                if now - ranks[longest_ago][0] < PLAN_IDLE_SECONDS:
-                    return
-                del ranks[longest_ago]
-        ranks[key] = its  # the last one now
-        its[:2] = max(its[:2], [asked, part.last_step])
-        its[2] += part.num_steps
-        its[3] += making_seconds
-        its[4] += sending_seconds
-
-
 @cache
 def _series(route: str, status: int, via: str) -> tuple[list[float], list[float], Histogram]:
     # Looking one up by its labels costs more than counting; there are as many as routes and statuses.
@@ -223,6 +195,7 @@ def own_numbers() -> Numbers:
     with _lock:
         _settle_tokens()
         found = {name: {key: list(each) for key, each in series.items()} for name, series in _numbers.items()}
+    found[RANKS] = _pull_ranks()
     for name, function in _pulled.items():
         found[name][()] = [function()]
     num_reads, num_cold = timing.total("num_reads"), timing.total("num_cold_reads")

@@ -30,6 +30,7 @@ from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
 from corpus_server.readers.prefetch import Prefetcher
+from corpus_server.readers.registry import Registry
 from corpus_server.readers.staging import WAIT_SECONDS, Stager
 from corpus_server.settings import Settings
 from corpus_server.stores import StagedFile
@@ -53,6 +54,7 @@ class Service:
         plans: the plans that this process knows.
         gate: decides whether a request may be answered.
         requests: is told what became of each.
+        readers: which rank is at which step.
         stager: brings shards of object stores to this machine.
         prefetcher: reads ahead for clients that go step by step.
         gather_threads: touch the maps and may wait for the disk; the event loop's thread never does.
@@ -66,11 +68,15 @@ class Service:
         self.admission = Admission(settings, self.access)
         self.plans = KnownPlans(catalog, store)
         self.store = store
+        self.readers = Registry()
         self.prefetcher = Prefetcher(
-            settings.read_ahead_bytes, on_asked=partial(metrics.add, "corpus_read_ahead_bytes")
+            self.readers, settings.read_ahead_bytes, on_asked=partial(metrics.add, "corpus_read_ahead_bytes")
         )
-        self.stager = Stager(catalog.cache, on_bytes=partial(metrics.add, "corpus_staged_bytes"))
+        self.stager = Stager(
+            self.readers, catalog.cache, on_bytes=partial(metrics.add, "corpus_staged_bytes")
+        )
         self.requests = Requests(settings.access_log)
+        metrics.pull_ranks(self.readers.counts)
         metrics.pull("corpus_stale_tokens", lambda: bool(self.access.failure))
         metrics.pull("corpus_bytes_in_flight", lambda: self.admission.num_bytes)
         if (cache := catalog.cache) is not None:

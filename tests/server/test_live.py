@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corpus_server import live, metrics
-from corpus_server.metrics import BOUNDS, RANKS, Numbers, Part
+from corpus_server.metrics import BOUNDS, RANKS, Numbers
 
 PLAN = "a" * 64
 
@@ -118,41 +118,6 @@ def test_a_follower_gets_only_what_is_new() -> None:
     assert live.after(whole, 0.0) == whole
     assert live.after(whole, 10.0)["samples"]["unix_seconds"] == [15.0]
     assert {len(each) for each in live.after(whole, 15.0)["samples"].values()} == {0}
-
-
-def test_a_process_tells_a_bounded_number_of_ranks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.75
-    monkeypatch.setitem(metrics._numbers, RANKS, {})
-    monkeypatch.setattr(metrics, "MAX_RANKS", 2)
-    monkeypatch.setattr(metrics.time, "time", lambda: now)
-
-    def count(rank: int, step: int) -> None:
-        metrics.count_part(Part(PLAN, 8, rank, step, 1), making_seconds=0.5, sending_seconds=0.25)
-
-    def known() -> dict[int, list[float]]:
-        return {int(key[2]): list(its) for key, its in metrics._numbers[RANKS].items()}
-
-    for rank in (0, 1, 2, 0):
-        count(rank, step=7)
-    assert known() == {1: [100.0, 7, 1, 0.5, 0.25], 0: [100.0, 7, 2, 1.0, 0.5]}
-    now += metrics.PLAN_IDLE_SECONDS - 1
-    count(0, step=8)
-    now += 2
-    count(2, step=9)  # takes the place of rank 1, which is silent
-    assert list(known()) == [0, 2]
-
-
-@pytest.mark.parametrize("slow_first", [True, False])
-def test_the_step_asked_for_last_counts_whichever_ended_last(
-    slow_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rank has step 6 and asks for 7 before the process that sent 6 counts it."""
-    monkeypatch.setitem(metrics._numbers, RANKS, {})
-    monkeypatch.setattr(metrics.time, "time", lambda: 100.0)
-    asked = [(6, 0.5), (7, 0.25)]  # step, and for how many seconds it was under way
-    for step, seconds in asked if slow_first else reversed(asked):
-        metrics.count_part(Part(PLAN, 8, 3, step, 1), making_seconds=0.0, sending_seconds=seconds)
-    assert list(metrics._numbers[RANKS].values()) == [[99.75, 7, 2, 0.0, 0.75]]
 
 
 def test_a_rank_that_moved_to_another_worker_is_one_rank() -> None:
