@@ -98,7 +98,7 @@ class Exchange:
         self.waiting: Future[None] | None = None
         self.done = False
         self.sent_bytes = 0
-        self._slot = service.admission.admit(request.caller, reader)
+        self._slot = service.admission.admit(request, reader)
         request.charge = self._slot.charge
 
     def advance(self, take: Callable[[Sequence[Buffer]], Sequence[Buffer]]) -> Sequence[Buffer]:
