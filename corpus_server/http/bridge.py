@@ -91,7 +91,7 @@ class Bridge:
             cause = error.__cause__ or error  # the framework's own error, if a response had begun
             if isinstance(cause, CorpusServerError):
                 log_error(cause)
-            elif not (self.left or self.complete or isinstance(cause, ClientLeft)):
+            elif not (self.left or isinstance(cause, ClientLeft)):
                 _log.error("%s failed", self.request.path.decode("latin-1"), exc_info=error)
         except BaseException as error:  # the loop ends
             self.failure = RuntimeError(repr(error))
@@ -109,6 +109,7 @@ class Bridge:
     def fail(self, error: CorpusServerError) -> None:
         """Note that the body cannot be parsed: whoever reads it gets the error."""
         self.body_error = error
+        self._connection.transport.pause_reading()  # the rest is dropped once the response is sent
         self._something.set()
 
     def disconnect(self) -> None:
@@ -146,11 +147,11 @@ class Bridge:
             ClientLeft: the client has left.
             RuntimeError: the messages are not those of one response, or its body has another length.
         """
-        if self.left:
-            raise ClientLeft("the client left")
         if message["type"] == "http.response.start":
             self._head = self._begin(message["status"], list(message.get("headers", ())))
             return
+        if self.left:
+            raise ClientLeft("the client left")
         more = message.get("more_body", False)
         parts: list[Buffer] = [self._head, *self._framed(message.get("body", b""), more=more)]
         self._head = b""

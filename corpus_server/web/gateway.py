@@ -55,7 +55,7 @@ class Gateway:
                 status=status,
                 sent_bytes=sent_bytes,
                 seconds=time.perf_counter() - began,
-                problem_type=scope.get(PROBLEM_KEY, ""),
+                problem_type="" if status in (200, CLIENT_LEFT) else scope.get(PROBLEM_KEY, ""),
             )
             service.requests.done(answered)
 
