@@ -17,7 +17,7 @@ from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import groups as groups_ahead
 from corpus_server.readers.groups import GroupReader, GroupReaders, Piece, group_bytes
 from corpus_server.readers.prefetch import Prefetcher
-from tests.corpora import some_tokens, write_npy, write_raw
+from tests.corpora import open_shard, some_tokens, write_npy, write_raw
 from tests.pages import drop, resident_of
 from tests.server.readers.test_prefetch import wait_until
 
@@ -311,7 +311,7 @@ def test_the_kernel_is_asked_for_what_it_takes_at_a_time(
     """128 KiB, 65,536 tokens of two bytes; the last range may reach beyond."""
     asked: list[tuple[list[int], int]] = []
     monkeypatch.setattr(groups_ahead, "read_ahead", lambda at, size: asked.append((at.tolist(), size)))
-    with Shard.open(write_raw(tmp_path / "a.bin", some_tokens(300_000))) as shard:
+    with open_shard(write_raw(tmp_path / "a.bin", some_tokens(300_000))) as shard:
         groups_ahead._start_reading(shard, 1000, 1000 + 2 * 65_536 + 1)
         addresses = [shard.address + 2 * (1000 + k * 65_536) for k in range(3)]
     assert asked == [(addresses, 128 << 10)]
