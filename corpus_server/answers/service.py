@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from corpus_server import metrics
@@ -67,15 +66,13 @@ class Service:
         self.admission = Admission(settings, self.access)
         self.plans = KnownPlans(catalog, store)
         self.store = store
-        self.prefetcher = Prefetcher(
-            settings.read_ahead_bytes, on_asked=partial(metrics.add, "corpus_read_ahead_bytes")
-        )
-        self.stager = Stager(catalog.cache, on_bytes=partial(metrics.add, "corpus_staged_bytes"))
+        self.prefetcher = Prefetcher(settings.read_ahead_bytes, on_asked=metrics.READ_AHEAD_BYTES.add)
+        self.stager = Stager(catalog.cache, on_bytes=metrics.STAGED_BYTES.add)
         self.requests = Requests(settings.access_log)
-        metrics.pull("corpus_bytes_in_flight", lambda: self.admission.num_bytes)
+        metrics.BYTES_IN_FLIGHT.pull(lambda: self.admission.num_bytes)
         if (cache := catalog.cache) is not None:
-            metrics.pull("corpus_staged_shards", lambda: self.stager.num_staged)
-            metrics.pull("corpus_evicted_shards", lambda: cache.num_evicted)
+            metrics.STAGED_SHARDS.pull(lambda: self.stager.num_staged)
+            metrics.EVICTED_SHARDS.pull(lambda: cache.num_evicted)
         self.gather_threads = HotThreads(settings.gather_threads, "gather")
         self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "control")
         # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.
@@ -193,7 +190,7 @@ class Service:
         self.admission.check_shards(sum(file.size_bytes for file in wanted))
         deadline = time.monotonic() + WAIT_SECONDS
         while wanted and (waiting := self.stager.want(wanted, deadline)) is not None:
-            metrics.add("corpus_staging_waits")
+            metrics.STAGING_WAITS.add()
             yield waiting
             waiting.result()
 

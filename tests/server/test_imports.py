@@ -13,7 +13,7 @@ PACKAGE = ROOT / "corpus_server"
 
 FLOORS = (
     {"errors", "__init__"},
-    {"extras", "corpus_spec", "daemon_thread", "small_file"},
+    {"described", "extras", "corpus_spec", "daemon_thread", "small_file"},
     {"settings", "plan", "corpus"},
     {"stores", "admission"},
     {"read", "building"},

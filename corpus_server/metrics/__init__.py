@@ -1,0 +1,38 @@
+"""What a worker process counts, and the sums over several."""
+
+from corpus_server.metrics.counting import count, count_stages, count_tokens
+from corpus_server.metrics.declared import (
+    ACTIVE,
+    BYTES_IN_FLIGHT,
+    EVICTED_SHARDS,
+    READ_AHEAD_BYTES,
+    REFUSALS,
+    STAGED_BYTES,
+    STAGED_SHARDS,
+    STAGES,
+    STAGING_WAITS,
+)
+from corpus_server.metrics.ranks import Part, count_part
+from corpus_server.metrics.shared import FOLDER_VARIABLE, PUBLISH_SECONDS, add_ended, publish, render
+
+__all__ = [
+    "ACTIVE",
+    "BYTES_IN_FLIGHT",
+    "EVICTED_SHARDS",
+    "FOLDER_VARIABLE",
+    "PUBLISH_SECONDS",
+    "READ_AHEAD_BYTES",
+    "REFUSALS",
+    "STAGED_BYTES",
+    "STAGED_SHARDS",
+    "STAGES",
+    "STAGING_WAITS",
+    "Part",
+    "add_ended",
+    "count",
+    "count_part",
+    "count_stages",
+    "count_tokens",
+    "publish",
+    "render",
+]
