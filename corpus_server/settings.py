@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
-from corpus_server.small_file import read_small_file, reason_of
+from corpus_server.user_files import parse_toml, read_small_file, reason_of
 
 MIB = 2**20
 DEFAULT_HOST = "127.0.0.1"
@@ -300,8 +299,8 @@ def all_settings() -> tuple[Setting, ...]:
 def _read_file(path: Path) -> tuple[list[CorpusSpec], dict[str, Any]]:
     """Return the corpora and the values of a configuration file."""
     try:
-        tables = tomllib.loads(read_small_file(path)[0])
-    except (OSError, ValueError, RecursionError) as error:  # tomllib raises them, too
+        tables = parse_toml(read_small_file(path)[0])
+    except (OSError, ValueError) as error:
         raise InvalidParameter(f"cannot read {path}: {reason_of(error)}", parameter="config") from error
     _check_table(f"{path}", tables, {"server", "corpora"})
     server, corpora = tables.get("server", {}), tables.get("corpora", {})

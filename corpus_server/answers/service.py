@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sqlite3
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -30,6 +29,7 @@ from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
 from corpus_server.readers.prefetch import Prefetcher
+from corpus_server.readers.registry import Registry
 from corpus_server.readers.staging import WAIT_SECONDS, Stager
 from corpus_server.settings import Settings
 from corpus_server.stores import StagedFile
@@ -53,6 +53,7 @@ class Service:
         plans: the plans that this process knows.
         gate: decides whether a request may be answered.
         requests: is told what became of each.
+        readers: which rank is at which step.
         stager: brings shards of object stores to this machine.
         prefetcher: reads ahead for clients that go step by step.
         gather_threads: touch the maps and may wait for the disk; the event loop's thread never does.
@@ -66,9 +67,14 @@ class Service:
         self.admission = Admission(settings, self.access)
         self.plans = KnownPlans(catalog, store)
         self.store = store
-        self.prefetcher = Prefetcher(settings.read_ahead_bytes, on_asked=metrics.READ_AHEAD_BYTES.add)
-        self.stager = Stager(catalog.cache, on_bytes=metrics.STAGED_BYTES.add)
+        self.readers = Registry()
+        self.prefetcher = Prefetcher(
+            self.readers, settings.read_ahead_bytes, on_asked=metrics.READ_AHEAD_BYTES.add
+        )
+        self.stager = Stager(self.readers, catalog.cache, on_bytes=metrics.STAGED_BYTES.add)
         self.requests = Requests(settings.access_log)
+        metrics.RANKS.pull_series(self.readers.counts)
+        metrics.STALE_TOKENS.pull(lambda: bool(self.access.failure))
         metrics.BYTES_IN_FLIGHT.pull(lambda: self.admission.num_bytes)
         if (cache := catalog.cache) is not None:
             metrics.STAGED_SHARDS.pull(lambda: self.stager.num_staged)
@@ -130,8 +136,6 @@ class Service:
             self.store.check_writable()
         except CorpusServerError as error:
             return error.detail
-        except sqlite3.Error as error:
-            return f"plans cannot be kept: {error}"  # the folder is the operator's business, not the caller's
         return None
 
     def corpus(self, name: str, caller: Caller) -> Corpus:
@@ -203,7 +207,7 @@ class Service:
         """Run what tells how the process is doing: it waits behind nothing that callers ask for.
 
         Where the same work waits for its turn already, take its result: strangers may ask for `/readyz` as
-        often as they like, and behind them a token that was revoked would stay valid.
+        often as they like.
         """
         probe = self._probes.get(work)
         if probe is None or probe.running() or probe.done():

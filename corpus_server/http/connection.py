@@ -178,6 +178,8 @@ class Door(asyncio.Protocol):
         self._received = received[len(head) :]
         self._stop_timer()
         request.request_id, request.trace_parent = request_id, trace_parent
+        peer = self.transport.get_extra_info("peername")
+        request.address = peer[0] if isinstance(peer, tuple) else ""
         self._begin(request)
 
     def _give_up_head(self, seconds: float) -> None:

@@ -168,9 +168,9 @@ class Exchange:
         seconds = time.monotonic() - self.began
         if self.done and response.source is not None:
             metrics.count_tokens(response.source, response.num_tokens)
-        if self.done and response.part is not None:
+        if self.done and response.reader is not None:
             making = self._wait_seconds + self._make_seconds
-            metrics.count_part(response.part, making_seconds=making, sending_seconds=seconds - making)
+            response.reader.sent(response.num_steps, making_seconds=making, sending_seconds=seconds - making)
         gather = self._make_seconds - self._locate_seconds
         stages = (self._wait_seconds, self._locate_seconds, gather, self._send_seconds)
         answered = Answered(

@@ -11,8 +11,9 @@ from corpus_server.metrics.declared import (
     STAGED_SHARDS,
     STAGES,
     STAGING_WAITS,
+    STALE_TOKENS,
 )
-from corpus_server.metrics.ranks import Part, count_part
+from corpus_server.metrics.ranks import RANKS
 from corpus_server.metrics.shared import FOLDER_VARIABLE, PUBLISH_SECONDS, add_ended, publish, render
 
 __all__ = [
@@ -21,16 +22,16 @@ __all__ = [
     "EVICTED_SHARDS",
     "FOLDER_VARIABLE",
     "PUBLISH_SECONDS",
+    "RANKS",
     "READ_AHEAD_BYTES",
     "REFUSALS",
     "STAGED_BYTES",
     "STAGED_SHARDS",
     "STAGES",
     "STAGING_WAITS",
-    "Part",
+    "STALE_TOKENS",
     "add_ended",
     "count",
-    "count_part",
     "count_stages",
     "count_tokens",
     "publish",

@@ -69,22 +69,23 @@ def _stages() -> tuple[Callable[[float], None], ...]:
 
 
 def settle_tokens() -> None:
-    """Add the tokens that were sent to their corpora and plans; `LOCK` is held."""
-    now = time.monotonic()
-    by_plan, by_corpus = PLAN_TOKENS.series, TOKENS.series
-    for source, num_tokens in _pending.items():
-        for corpus, share in source.shares.items():
-            by_corpus.setdefault((corpus,), [0.0])[0] += share * num_tokens
-        if not source.plan_id:
-            continue  # a range of a corpus
-        if source.plan_id not in _plans and len(_plans) >= MAX_PLANS:
-            oldest, read_at = next(iter(_plans.items()))
-            if now - read_at > PLAN_IDLE_SECONDS:
-                del _plans[oldest]
-                by_plan.pop((oldest,), None)
-        has_label = source.plan_id in _plans or len(_plans) < MAX_PLANS
-        if has_label:
-            _plans[source.plan_id] = now
-            _plans.move_to_end(source.plan_id)
-        by_plan.setdefault((source.plan_id if has_label else "other",), [0.0])[0] += num_tokens
-    _pending.clear()
+    """Add the tokens that were sent to their corpora and plans."""
+    with LOCK:
+        now = time.monotonic()
+        by_plan, by_corpus = PLAN_TOKENS.series, TOKENS.series
+        for source, num_tokens in _pending.items():
+            for corpus, share in source.shares.items():
+                by_corpus.setdefault((corpus,), [0.0])[0] += share * num_tokens
+            if not source.plan_id:
+                continue  # a range of a corpus
+            if source.plan_id not in _plans and len(_plans) >= MAX_PLANS:
+                oldest, read_at = next(iter(_plans.items()))
+                if now - read_at > PLAN_IDLE_SECONDS:
+                    del _plans[oldest]
+                    by_plan.pop((oldest,), None)
+            has_label = source.plan_id in _plans or len(_plans) < MAX_PLANS
+            if has_label:
+                _plans[source.plan_id] = now
+                _plans.move_to_end(source.plan_id)
+            by_plan.setdefault((source.plan_id if has_label else "other",), [0.0])[0] += num_tokens
+        _pending.clear()

@@ -50,6 +50,9 @@ EVICTED_SHARDS: Final = Counter(
 )
 ACTIVE: Final = Gauge("corpus_active_requests", "requests under way", live=[Curve("Requests under way")])
 BYTES_IN_FLIGHT: Final = Gauge("corpus_bytes_in_flight", "bytes of the token responses under way")
+STALE_TOKENS: Final = Gauge(
+    "corpus_stale_tokens", "worker processes that cannot take up the file of tokens as it is now"
+)
 WORKERS: Final = Gauge("corpus_workers", "worker processes that count", number=1)
 REFUSALS: Final = Counter(
     "corpus_refusals", "problem documents sent, by their type", "type", live=[Curve("Refusals")]

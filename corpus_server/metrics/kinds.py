@@ -69,17 +69,24 @@ class Shared:
         self.width = width
         self.max_ended = max_ended
         self.series: Series = {}
-        self._pulled: dict[tuple[str, ...], Callable[[], float]] = {}
+        self._pulled: dict[tuple[str, ...] | None, Callable[[], Series]] = {}
         SHARED[name] = self
 
+    def pull_series(self, function: Callable[[], Series]) -> None:
+        """Ask a function for series whenever they are wanted."""
+        self._pulled[None] = function
+
     def pull(self, function: Callable[[], float], *labels: str) -> None:
-        """Ask a function for a number whenever the number is wanted."""
-        self._pulled[labels] = function
+        """Ask a function for the number of one series whenever it is wanted."""
+        self._pulled[labels] = lambda: {labels: [function()]}
 
     def numbers(self) -> Series:
-        """Return a copy of this process's numbers; `LOCK` is held."""
-        pulled = {labels: [function()] for labels, function in self._pulled.items()}
-        return {labels: list(each) for labels, each in self.series.items()} | pulled
+        """Return a copy of this process's numbers."""
+        with LOCK:
+            found = {labels: list(each) for labels, each in self.series.items()}
+        for function in self._pulled.values():
+            found |= function()
+        return found
 
     @staticmethod
     def add_up(a: list[float], b: list[float]) -> list[float]:

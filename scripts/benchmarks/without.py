@@ -69,10 +69,6 @@ def replace(target: str, value: Any) -> Callable[[], None]:
 
 TRICKS = (
     Trick(
-        name="responses made ahead, for one connection each",
-        patch=replace("corpus_server.http.ahead:Ahead.next_run", lambda *_: ()),
-    ),
-    Trick(
         name="small steps located together",
         patch=replace(
             "corpus_server.read.reading:select",

@@ -12,8 +12,8 @@ from tests.serving import ROOT
 PACKAGE = ROOT / "corpus_server"
 
 FLOORS = (
-    {"errors", "__init__"},
-    {"described", "extras", "corpus_spec", "daemon_thread", "small_file"},
+    {"errors", "user_files", "__init__"},
+    {"described", "extras", "corpus_spec", "daemon_thread", "plan_database"},
     {"settings", "plan", "corpus"},
     {"stores", "admission"},
     {"read", "building"},

@@ -9,10 +9,8 @@ import orjson
 import pytest
 
 from corpus_server import live
-from corpus_server.metrics import Part, count_part, ranks
 from corpus_server.metrics.kinds import BOUNDS, SHARED
-from corpus_server.metrics.ranks import RANKS
-from corpus_server.metrics.shared import Numbers
+from corpus_server.metrics.shared import Numbers, add_up
 
 PLAN = "a" * 64
 
@@ -163,36 +161,8 @@ def test_the_hour_begins_anew_where_the_file_of_it_is_damaged_or_of_another_rele
     assert state["answer"]["samples"]["requests_per_second"] == [1.0]
 
 
-def test_a_process_tells_a_bounded_number_of_ranks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.75
-    monkeypatch.setattr(RANKS, "series", {})
-    monkeypatch.setattr(ranks, "MAX_RANKS", 2)
-    monkeypatch.setattr(ranks.time, "time", lambda: now)
-
-    def count(rank: int, step: int) -> None:
-        count_part(Part(PLAN, 8, rank, step, 1), making_seconds=0.5, sending_seconds=0.25)
-
-    def known() -> dict[int, list[float]]:
-        return {int(key[2]): its for key, its in RANKS.numbers().items()}
-
-    for rank in (0, 1, 2, 0):
-        count(rank, step=7)
-    assert known() == {1: [100.0, 7, 1, 0.5, 0.25], 0: [100.0, 7, 2, 1.0, 0.5]}
-    now += ranks.PLAN_IDLE_SECONDS - 1
-    count(0, step=8)
-    now += 2
-    count(2, step=9)  # takes the place of rank 1, which is silent
-    assert list(known()) == [0, 2]
-
-
-@pytest.mark.parametrize("slow_first", [True, False])
-def test_the_step_asked_for_last_counts_whichever_ended_last(
-    slow_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rank has step 6 and asks for 7 before the process that sent 6 counts it."""
-    monkeypatch.setattr(RANKS, "series", {})
-    monkeypatch.setattr(ranks.time, "time", lambda: 100.0)
-    asked = [(6, 0.5), (7, 0.25)]  # step, and for how many seconds it was under way
-    for step, seconds in asked if slow_first else reversed(asked):
-        count_part(Part(PLAN, 8, 3, step, 1), making_seconds=0.0, sending_seconds=seconds)
-    assert list(RANKS.numbers().values()) == [[99.75, 7, 2, 0.0, 0.75]]
+def test_a_rank_that_moved_to_another_worker_is_one_rank() -> None:
+    key = (PLAN, "1", "0")
+    before, after = [10.0, 7.0, 8.0, 1.0, 0.5], [20.0, 3.0, 4.0, 0.25, 0.5]
+    total = add_up([counted(ranks={key: after}), counted(ranks={key: before})])
+    assert total["ranks"] == {key: [20.0, 3.0, 12.0, 1.25, 1.0]}

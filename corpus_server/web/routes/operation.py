@@ -38,6 +38,8 @@ async def readiness(call: CallHere) -> AsgiResponse:
     if failure is not None:
         return refused(call.request.scope, NotReady(failure))
     ready: dict[str, object] = {"status": "ready"}
+    if call.service.access.failure:  # whose text names the file
+        ready["warning"] = "the file of tokens cannot be taken up; the tokens read before are in force"
     if call.service.access.num_tokens is None:  # else strangers would learn the names
         ready["corpora"] = list(call.service.catalog.corpora)
     return sent(json_response(ready, NO_STORE))

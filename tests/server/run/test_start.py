@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.small_file import MAX_BYTES
+from corpus_server.user_files import MAX_BYTES
 from tests.corpora import some_tokens, write_raw
 from tests.serving import RunningServer, command, environment
 
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "no-corpus": ([], "no corpus to serve"),
     "missing-corpus": (["missing"], "missing"),
     "missing-corpus-of-the-file": (["--config", "none.toml"], "missing"),
-    "missing-tokens": (["web.bin", "--tokens", "absent.toml"], "cannot read tokens from"),
+    "missing-tokens": (["web.bin", "--tokens", "absent.toml"], "absent.toml: cannot be read: No such file"),
     "broken-tokens": (["web.bin", "--tokens", "tokens.toml"], "sha256 must be 64"),
     "missing-key": (
         ["web.bin", "--tls-certificate", "cert.pem", "--tls-key", "absent.pem"],
@@ -147,7 +147,7 @@ def test_a_file_that_is_none_is_refused_at_once(folder: Path, option: str, kind:
         path.write_text(MISTAKES[kind])
     began = time.monotonic()
     ended = start(folder, "web.bin", option, str(path))
-    check(ended, "cannot read ")
+    check(ended, "cannot read " if option == "--config" else "cannot be read: ")
     assert str(path) in ended.stderr
     assert len(ended.stderr) < 1000
     assert time.monotonic() - began < 30
