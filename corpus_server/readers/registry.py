@@ -22,9 +22,11 @@ W = TypeVar("W")
 IDLE_SECONDS: Final = 60.0
 """A reader that is silent for so long is idle. When it comes back, work ahead of it starts anew."""
 
-MAX_READERS: Final = 1024
-"""Readers of a process, 140 kB of the file that it publishes; with more, the default budget of prefetching
-is less than a step for each. A new one takes the place of an idle one; without one, it is not followed."""
+MAX_READERS: Final = 4096
+"""Readers of a process. A new one takes the place of an idle one; if none is idle, it is not noted."""
+
+MAX_COUNTED: Final = 512
+"""Ranks that a process publishes, those that are active first: about 70 kB of its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,17 +149,19 @@ class Registry:
         return {each.bound for each in readers if each.bound and each.work is not None}
 
     def counts(self) -> dict[tuple[str, ...], list[float]]:
-        """Return what the page shows of each reader to which something was sent.
+        """Return what the page shows of readers to which something was sent.
 
         By plan, world size and rank: unix time and last step of its latest request, then `Reader.counts`.
         """
         to_unix = time.time() - time.monotonic()
         with self._lock:
-            readers = [*self._idle.items(), *self._active.items()]
+            active, idle = list(self._active.items()), list(self._idle.items())
+        shown = [each for each in (*active, *reversed(idle)) if each[1].counts[0]]
+        if len(shown) > MAX_COUNTED:  # always the same ones: the page shows how their counts grow
+            shown.sort(key=lambda each: (each[1].bound is None, each[0]))
         return {
             (plan, str(world_size), str(rank)): [to_unix + its.seen_seconds, its.last_step, *its.counts]
-            for (plan, world_size, rank), its in readers
-            if its.counts[0]
+            for (plan, world_size, rank), its in shown[:MAX_COUNTED]
         }
 
     def _end_idle(self, now: float) -> None:

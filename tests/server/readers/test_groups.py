@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from corpus_server.readers import registry as registry_module
 from corpus_server.readers.groups import Groups, Piece, group_bytes
 from tests.corpora import some_tokens, write_npy, write_raw
 from tests.pages import drop, resident_of
-from tests.server.readers.test_prefetch import wait_until
+from tests.server.readers.fakes import wait_until
 
 SEQ_LEN, ROWS = 64, 8
 ORDER = BoundedShuffle(block_windows=32, group_blocks=4)
@@ -104,14 +105,19 @@ def test_the_group_of_a_request_is_read_and_the_next_one_block_by_block(bound: B
     assert disk.take() == (group(bound, 2) + group(bound, 3), [])
 
 
+@contextmanager
+def two_sources(folder: Path, share: float) -> Iterator[BoundPlan]:
+    paths = [write_raw(folder / f"{name}.bin", some_tokens(25_000)) for name in "ab"]
+    with Catalog.open([CorpusSpec(name=path.stem, path=path) for path in paths]) as opened:
+        stage = Stage(global_batch_size=ROWS, mixture={"a": share, "b": 1 - share})
+        yield opened.bind(Plan(seq_len=SEQ_LEN, seed=0, order=ORDER, stages=(stage,)))
+
+
 def test_the_groups_of_all_sources_that_a_request_is_in_come_before_the_next_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps later one source is groups further than the other."""
-    paths = [write_raw(tmp_path / f"{name}.bin", some_tokens(25_000)) for name in "ab"]
-    with Catalog.open([CorpusSpec(name=path.stem, path=path) for path in paths]) as opened:
-        stage = Stage(global_batch_size=ROWS, mixture={"a": 0.8, "b": 0.2})
-        bound = opened.bind(Plan(seq_len=SEQ_LEN, seed=0, order=ORDER, stages=(stage,)))
+    with two_sources(tmp_path, 0.8) as bound:
         disk = Disk(monkeypatch, bound)
         Asker(bound).request(60)
         numbers = bound.sampler.group_numbers(60)
@@ -183,15 +189,6 @@ def test_what_was_in_memory_before_is_neither_read_nor_dropped(bound: BoundPlan,
     assert disk.take() == ([], [])
 
 
-def test_nothing_is_dropped_of_a_corpus_that_another_plan_reads(bound: BoundPlan, disk: Disk) -> None:
-    asker = Asker(bound)
-    asker.others = [bound.corpora["web"]]
-    asker.request(0)
-    asker.request(GROUP_STEPS * 100)
-    asker.groups.drop_all(asker.others)
-    assert disk.take()[1] == []
-
-
 def test_after_a_jump_to_the_start_no_group_before_it_is_read(bound: BoundPlan, disk: Disk) -> None:
     asker = Asker(bound)
     for number in range(3):
@@ -205,23 +202,15 @@ def test_after_a_jump_to_the_start_no_group_before_it_is_read(bound: BoundPlan, 
 def test_dropping_all_leaves_the_corpora_of_other_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str
 ) -> None:
-    """Of those that are read now: another plan may have begun since the latest look."""
-    paths = [write_raw(tmp_path / f"{name}.bin", some_tokens(25_000)) for name in "ab"]
-    with Catalog.open([CorpusSpec(name=path.stem, path=path) for path in paths]) as opened:
-        stage = Stage(global_batch_size=ROWS, mixture={"a": 0.5, "b": 0.5})
-        bound = opened.bind(Plan(seq_len=SEQ_LEN, seed=0, order=ORDER, stages=(stage,)))
+    """Of those that are read now: another plan may have begun since the latest look. And each once."""
+    with two_sources(tmp_path, 0.5) as bound:
         disk = Disk(monkeypatch, bound)
         asker = Asker(bound)
         asker.request(0)
         read, _ = disk.take()
-        asker.groups.drop_all([bound.corpora[name] for name in names])
+        for _ in range(2):
+            asker.groups.drop_all([bound.corpora[name] for name in names])
         assert sorted(disk.dropped) == sorted(piece for piece in read if "ab"[piece[0]] not in names)
-
-
-def test_three_groups_take_page_cache_or_the_whole_corpus(catalog: Catalog, bound: BoundPlan) -> None:
-    """Three groups of 128 windows of 64 tokens, 2 bytes each; and one that is larger than the corpus."""
-    assert group_bytes(bound) == 2 * (3 * 128 * SEQ_LEN + SEQ_LEN)
-    assert group_bytes(bind(catalog, order=BoundedShuffle(block_windows=2**20, group_blocks=9))) == 90_496
 
 
 def test_the_groups_of_each_source_take_page_cache(tmp_path: Path) -> None:
@@ -241,49 +230,12 @@ def test_the_groups_of_each_source_take_page_cache(tmp_path: Path) -> None:
 def test_a_block_is_read_piece_by_piece(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups_module, "_PIECE_TOKENS", 900)
     disk = Disk(monkeypatch, bound)
-    asker = Asker(bound)
-    asker.groups.note(0, 0.0)
-    asker.groups.look(asker.groups.take_steps(0.0), [])
-    sizes = []
-    while num_bytes := asker.groups.read_piece():
-        sizes.append(num_bytes)
-    pieces = []
-    for shard, start, stop in group(bound, 0) + group(bound, 1):
-        firsts = range(start, stop, 900)
-        pieces += [(shard, first, min(first + 900, stop)) for first in firsts]
-    assert disk.read == pieces
-    assert sizes == [2 * (stop - start) for _, start, stop in pieces]
-    assert len(pieces) > 8
-
-
-def test_requests_are_looked_at_a_hundredth_of_a_second_apart(bound: BoundPlan) -> None:
-    groups = Groups(bound)
-    assert groups.note(0, 0.0)
-    assert groups.take_steps(0.0) == [0]
-    assert not groups.note(1, 0.009)
-    assert groups.take_steps(0.009) == []
-    assert groups.note(2, 0.01)
-    assert groups.take_steps(0.01) == [1, 2]
-
-
-def test_dropping_all_forgets_what_was_read(bound: BoundPlan, disk: Disk) -> None:
-    """What is dropped once is not dropped of another reader's."""
-    asker = Asker(bound)
-    asker.request(0)
-    read, _ = disk.take()
-    asker.groups.drop_all([])
-    assert disk.take() == ([], read)
-    asker.groups.drop_all([])
-    assert disk.take() == ([], [])
-
-
-def test_the_extents_of_groups_hold_every_window_of_their_steps(bound: BoundPlan) -> None:
-    sampler = bound.sampler
-    for step in range(300):
-        number = sampler.group_numbers(step)[0]
-        extents = group(bound, number) + group(bound, number + 1)
-        for shard, start in sampler.locate(step)[0].tolist():
-            assert any(shard == s and low <= start < start + SEQ_LEN + 1 <= high for s, low, high in extents)
+    Asker(bound).request(0)
+    assert disk.read == [
+        (shard, first, min(first + 900, stop))
+        for shard, start, stop in group(bound, 0) + group(bound, 1)
+        for first in range(start, stop, 900)
+    ]
 
 
 def test_a_closed_shard_is_neither_read_nor_dropped(bound: BoundPlan, catalog: Catalog) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from corpus_server.readers.groups import group_bytes
 from tests.corpora import some_tokens, write_raw
 from tests.megatron import THREE, document, specs
 from tests.pages import drop
+from tests.server.readers.fakes import wait_until
 
 ROWS, SEQ_LEN = 16, 256
 STEP_BYTES = ROWS * (2 * (SEQ_LEN + 1) + mmap.PAGESIZE)
@@ -28,13 +29,6 @@ STEP_WINDOW_BYTES = ROWS * 2 * (SEQ_LEN + 1)
 HORIZON = 6
 BUDGET_BYTES = 4 * HORIZON * STEP_BYTES  # a reader gets a quarter
 GROUPED = BoundedShuffle(block_windows=512, group_blocks=8)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
