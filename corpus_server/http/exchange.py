@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pydantic import ValidationError
 
 from corpus_server import metrics
-from corpus_server.admission.admission import Slot
+from corpus_server.admission.load import Slot
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import tokens
 from corpus_server.answers.access_log import Answered

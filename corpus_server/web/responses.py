@@ -69,7 +69,7 @@ class Made(AsgiResponse):
         """
         began = time.perf_counter()
         service, transport = self._service, scope.get("state", {}).get(TRANSPORT)
-        slot = service.admission.admit(self._head.caller, transport)
+        slot = service.admission.admit(self._head, transport)
         self._head.charge = slot.charge
         try:
             response = await service.run_slices(self._work, self._request.is_disconnected)

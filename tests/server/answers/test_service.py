@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 
 from corpus_server import metrics
 from corpus_server.admission.access import ANYONE, Caller
+from corpus_server.admission.request import RequestHead
 from corpus_server.answers import heap
 from corpus_server.answers import service as module
 from corpus_server.answers.queries import PlanQuery
@@ -74,7 +75,7 @@ def test_threads_begin_nothing_before_the_loop_has_refused_what_came(
     monkeypatch.setattr(module, "_REFUSING_SECONDS", 2 * LONG)
 
     async def refuse_two() -> None:
-        service.admission.admit(ANYONE)
+        service.admission.admit(RequestHead("GET", b"/", {}))
         refuse(service)
         refuse(service)
         thread, begun = begin_work(service)
@@ -129,7 +130,7 @@ def test_a_process_is_prepared_for_serving(tmp_path: Path, read_ahead_bytes: int
             each.assert_called_once_with()
         assert opened.call_args.kwargs["reads_ahead"] is reads_ahead
         assert service.draining is False
-        service.admission.admit(ANYONE).charge(17)
+        service.admission.admit(RequestHead("GET", b"/", {})).charge(17)
         assert metrics._pulled["corpus_bytes_in_flight"]() == 17
     for threads in (service.gather_threads, service.ahead_thread):  # they end with the process
         with pytest.raises(RuntimeError):
