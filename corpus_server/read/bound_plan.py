@@ -47,6 +47,7 @@ class BoundPlan:
         gatherer: windows to tokens; its shard numbers are the sampler's.
         shards: the plan's shard list: (corpus name, shard).
         staged: the file of each shard that lies in an object store, None for local ones.
+        is_staged: whether there is such a shard.
         dtype: of the answers, the widest of the sources.
         num_bytes: memory that the plan takes, approximately.
     """
@@ -66,10 +67,11 @@ class BoundPlan:
         ]
         files = [shard.file for _, shard in self.shards]
         self.staged = tuple(file if isinstance(file, StagedFile) else None for file in files)
+        self.is_staged = any(self.staged)
         shard_tokens = {name: [shard.num_tokens for shard in c.shards] for name, c in self.corpora.items()}
         if table is None:
             self.sampler = Sampler(plan, shard_tokens)
-        elif any(self.staged):
+        elif self.is_staged:
             raise InvalidPlan(
                 "order megatron reads pieces of shards anywhere for each row, and corpora in an object store "
                 "are fetched shard by shard; serve a local copy, or use a bounded shuffle",
