@@ -59,7 +59,7 @@ class MegatronLoader:
                 "--global-batch-size, at each iteration (--rampup-batch-size needs a plan with such stages)"
             )
         shape, device = part.inputs.shape, part.inputs.device
-        positions = (
+        position_ids = (
             part.position_ids if self._args.reset_position_ids else torch.arange(shape[1], device=device)
         )
         mask = part.loss_mask.float() if self._args.eod_mask_loss else torch.ones(shape, device=device)
