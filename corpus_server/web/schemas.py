@@ -34,7 +34,8 @@ class LiveQuery(QueryParameters):
 class ShardAnswer(BaseModel):
     """One shard of a corpus."""
 
-    name: str
+    name: Annotated[str, Field(description="Of its file; `:NUMBER` behind it if the file holds several.")]
+    file: Annotated[str, Field(description="The file, below the corpus's folder.")]
     format: str
     num_tokens: int
     dtype: str

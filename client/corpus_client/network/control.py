@@ -24,10 +24,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardDescription:
-    """One shard of a plan's corpora: `name` is a posix path in the corpus folder, `data_offset` a byte."""
+    """One shard of a plan's corpora: `file` is a posix path in the corpus folder, `data_offset` its byte."""
 
     corpus: str
     name: str
+    file: str
     num_tokens: int
     dtype: str
     data_offset: int
