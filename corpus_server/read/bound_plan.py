@@ -103,6 +103,7 @@ class BoundPlan:
                     "steps_per_epoch": sampler.steps_per_epoch(name),
                     "fingerprint": self.plan.fingerprints[name],
                     "eot": self.corpora[name].eot,
+                    **_vocabulary(self.corpora[name]),
                 }
                 for name, num_windows in zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
             },
@@ -132,3 +133,12 @@ class BoundPlan:
         """
         described = json.dumps(self.describe(), separators=(",", ":"))
         return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json},{described[1:]}'.encode()
+
+
+def _vocabulary(corpus: Corpus) -> dict[str, int | None]:
+    """Return what a model's embedding has to hold: the tokenizer's size, and the largest id of a sample."""
+    tokenizer, sampled = corpus.tokenizer, corpus.sampled_ids
+    return {
+        "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
+        "largest_id": None if sampled is None else sampled.largest,
+    }
