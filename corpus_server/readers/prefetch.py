@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.plan import MegatronSampler
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.groups import GroupReader, GroupReaders
 from corpus_server.readers.windows import Reader, Readers
@@ -78,7 +77,7 @@ class Prefetcher:
 
         Rows of pieces are not prefetched: a response asks for all of its own at once.
         """
-        if self._thread is None or isinstance(bound.sampler, MegatronSampler):
+        if self._thread is None or not bound.sampler.rows.is_window:
             return
         with self._changed:
             now = time.monotonic()

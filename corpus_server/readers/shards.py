@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from corpus_server.plan.document import MAX_STEP
+from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.windows import locate_some
 from corpus_server.stores import StagedFile
