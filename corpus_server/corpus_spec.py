@@ -39,6 +39,7 @@ ALL: Final = "all"  # says that a corpus may hold files of several splits
 _STORE: Final = re.compile(r"(s3|gs|az|https?)://[^/,#]*")
 _OPTIONS: Final = ("dtype", "eot", "tokenizer", "include", "exclude", "token_range", "earlier")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _SPLIT: Final = re.compile(r"[A-Za-z]+(\+[A-Za-z]+)*")
 
 
@@ -98,15 +99,6 @@ class CorpusSpec:
         path, *_ = _strings(f"{where}path", [table.get("path")])
         options = {key: value for key, value in table.items() if key != "path"}
         return cls(name=name, **_read(where, path, options, folder)).narrowed()
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> CorpusSpec:
-        """Read what `json.dumps(dataclasses.asdict(spec), default=str)` wrote."""
-        values: dict[str, Any] = {
-            key: tuple(each) if isinstance(each, list) else each for key, each in document.items()
-        }
-        values["path"] = Path(document["path"])
-        return cls(**values)
 
     def narrowed(self) -> CorpusSpec:
         """Return the same corpus as a folder of its own, if it is one split of a corpus that `build` made.
@@ -284,7 +276,8 @@ def _strings(what: str, values: Any) -> list[str]:
 def _integers(what: str, accepted: str, values: Any, count: int) -> tuple[int, ...]:
     if isinstance(values, list) and len(values) == count:
         numbers = [
-            int(each) if isinstance(each, str) and each.strip().isdecimal() else each for each in values
+            int(each) if isinstance(each, str) and _NUMBER.fullmatch(each.strip()) else each
+            for each in values
         ]
         if all(type(each) is int and each >= 0 for each in numbers):
             return tuple(numbers)

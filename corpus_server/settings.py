@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import json
 import os
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -20,13 +18,13 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
+from corpus_server.user_files import parse_toml, read_small_file, reason_of
 
 MIB = 2**20
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_CACHE_BYTES = 64 * 2**30
 MAX_SOCKET_PATH_BYTES = 107  # what a `sockaddr_un` holds without the NUL at its end (unix(7))
-ENVIRONMENT_VARIABLE = "CORPUS_SERVER_SETTINGS"  # how a worker process receives its settings, as JSON
 
 
 def default_state_dir() -> Path:
@@ -210,17 +208,6 @@ class Settings:
         host = DEFAULT_HOST if self.host is None else self.host
         return host, DEFAULT_PORT if self.port is None else self.port
 
-    def to_json(self) -> str:
-        """Return the settings as one line for a worker process."""
-        return json.dumps(dataclasses.asdict(self), default=str)
-
-    @classmethod
-    def from_json(cls, text: str) -> Settings:
-        """Read what `to_json` wrote."""
-        values = json.loads(text)
-        specs = tuple(CorpusSpec.from_json(spec) for spec in values.pop("corpora"))
-        return cls(corpora=specs, **_with_paths(values, Path()))
-
     @classmethod
     def read(
         cls, path: Path | None = None, *, corpora: tuple[CorpusSpec, ...] = (), **given: Any
@@ -312,9 +299,9 @@ def all_settings() -> tuple[Setting, ...]:
 def _read_file(path: Path) -> tuple[list[CorpusSpec], dict[str, Any]]:
     """Return the corpora and the values of a configuration file."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # tomllib raises them, too
-        raise InvalidParameter(f"cannot read {path}: {error}", parameter="config") from error
+        tables = parse_toml(read_small_file(path)[0])
+    except (OSError, ValueError) as error:
+        raise InvalidParameter(f"cannot read {path}: {reason_of(error)}", parameter="config") from error
     _check_table(f"{path}", tables, {"server", "corpora"})
     server, corpora = tables.get("server", {}), tables.get("corpora", {})
     _check_table(f"{path} [server]", server, {each.name for each in all_settings()})

@@ -130,13 +130,14 @@ def claim_port(port: int = 0) -> int:
 
 
 def connect(url: str) -> http.client.HTTPConnection:
-    """An open connection to `http://HOST:PORT` or `uds:///PATH`, the caller's to close.
+    """An open connection to `http://HOST:PORT`, `https://HOST:PORT` or `uds:///PATH`, the caller's to close.
 
     Raises:
         OSError: nobody listens there.
     """
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or HOST, parts.port, timeout=ANSWER_SECONDS)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or HOST, parts.port, timeout=ANSWER_SECONDS)
     try:
         if parts.scheme == "uds":
             connection.sock = socket.socket(socket.AF_UNIX)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from corpus_client.arrays import ArrayBatch as ArrayBatch
     from corpus_client.arrays import ArrayLoader as ArrayLoader
-    from corpus_client.batch import RemoteCorpus as RemoteCorpus
-    from corpus_client.batch import get_batch as get_batch
+    from corpus_client.batch import Batch as Batch
     from corpus_client.dataset import CorpusIterableDataset as CorpusIterableDataset
     from corpus_client.errors import CorpusClientError as CorpusClientError
     from corpus_client.loader import CorpusLoader as CorpusLoader
@@ -20,24 +19,25 @@ if TYPE_CHECKING:
     from corpus_client.observe.attribution import LoaderStats as LoaderStats
     from corpus_client.plan.document import make_plan as make_plan
     from corpus_client.plan.world import Placement as Placement
+    from corpus_client.sampling import RemoteCorpus as RemoteCorpus
+    from corpus_client.sampling import get_batch as get_batch
     from corpus_client.staging.options import Staging as Staging
-    from corpus_client.yielded import Batch as Batch
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ArrayBatch": "arrays",
     "ArrayLoader": "arrays",
-    "Batch": "yielded",
+    "Batch": "batch",
     "CorpusClientError": "errors",
     "CorpusIterableDataset": "dataset",
     "CorpusLoader": "loader",
     "LoaderStats": "observe.attribution",
     "Network": "network.options",
     "Placement": "plan.world",
-    "RemoteCorpus": "batch",
+    "RemoteCorpus": "sampling",
     "Staging": "staging.options",
-    "get_batch": "batch",
+    "get_batch": "sampling",
     "make_plan": "plan.document",
 }
 

@@ -1,129 +1,253 @@
-"""`get_batch`: the familiar function, one random batch per call."""
+"""What a loader yields: inputs and targets, and their document structure where it is asked for.
+
+Nothing of the structure travels: a few torch operations find it on the batch's device, from the end-of-text
+id alone. With end-of-text id 9:
+
+    inputs        5 6 9 7 8 9 4        the end-of-text token belongs to the document that it ends
+    positions     0 1 2 0 1 2 0
+    document_ids  0 0 0 1 1 1 2
+    cu_seqlens    0     3     6 7
+    loss_mask     1 1 0 1 1 0 1        what follows an end of text is another document's first token
+"""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from corpus_client import errors
-from corpus_client.network import wire
-from corpus_client.network.options import Network
-from corpus_client.network.replicas import Replicas
-from corpus_client.plan.document import integer
-from corpus_client.staging.device import STORED_DTYPES, widened
-
-RANDOM_STEPS = 2**40
-"""Steps of the plan from which random batches are drawn; as many as a server counts."""
+from corpus_client.network.control import BoundPlan
+from corpus_client.plan.state import make_state
+from corpus_client.plan.world import WHOLE
 
 
-class RemoteCorpus:
-    """A corpus of a server, as `data` of `get_batch`.
-
-    All batches of one shape are steps of one plan (seed 0, order `random`), spelled in the URL: the server
-    keeps nothing for a call.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where batches come from; all batches of a loader share one.
 
     Args:
-        url: base URL of the server, `http://host:port` or `uds:///path/of.sock`.
-        name: of the corpus; `UnknownCorpus` if the server has none of that name.
-        network: options of the requests, as for `CorpusLoader`.
+        plan: None: not known, as under a DataLoader, whose workers would send it along with every batch.
+        context: (rank, size) of the slice of each sequence that inputs and targets are.
     """
 
-    def __init__(self, url: str, name: str, *, network: Network | None = None) -> None:
-        self.name = name
-        self._pid = os.getpid()
-        self._replicas = Replicas([url], network)
-        description = self._replicas.ask(lambda control: control.get(wire.corpus_path(name)))
-        self.dtype = str(description["dtype"])
-        self._num_tokens = int(description["num_tokens"])
-        if self.dtype not in STORED_DTYPES:
-            raise errors.AnswerCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {self.dtype!r}")
+    plan: BoundPlan | None = None
+    step_stride: int = 1
+    eot_id: int | None = None
+    context: tuple[int, int] = WHOLE
 
-    def __len__(self) -> int:
-        """Return the number of tokens."""
-        return self._num_tokens
 
-    def draw_into(self, buffer: memoryview, *, batch_size: int, seq_len: int, step: int) -> None:
-        """Receive random windows at the start of `buffer`: `(batch_size, seq_len + 1)` as stored, C order.
+UNKNOWN = Origin()
 
-        step: in `[0, 2**40)`; the same step gives the same windows.
+_SIGNED: dict[torch.dtype, torch.dtype] = {torch.uint16: torch.int16, torch.uint32: torch.int32}
+"""torch compares few unsigned tensors; the same bits read as signed ones are equal exactly when these are."""
+
+
+class Batch(list[torch.Tensor]):
+    """One rank's part of one step: `[inputs, targets]`, so that `x, y = batch` works.
+
+    It is a list because `accelerate` takes batches apart as lists, and torch's collate functions copy a list
+    with its attributes. What they make of several batches (`step` -1) has no state and no structure.
+
+    The structure (`positions` to `loss_mask`) is computed on the device when it is first asked for, then
+    kept; it needs `eot_id`. Only `cu_seqlens` and `max_seqlen` wait for a GPU. Under context parallelism
+    everything but `tokens` is this rank's contiguous slice of the sequence, and `seq_len` its length.
+
+    Args:
+        tensors: inputs and targets, `(rows, seq_len)` each; of a context rank also the whole rows,
+            `(rows, whole seq_len + 1)`, of which they are a slice.
+        step: the training step whose tokens these are.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor], step: int = -1, origin: Origin = UNKNOWN) -> None:
+        inputs, targets, *rows = tensors
+        super().__init__((inputs, targets))
+        self.step = step
+        self._origin = origin
+        self._rows = rows[0] if rows else None
+
+    def __repr__(self) -> str:
+        return f"Batch(step={self.step}, {', '.join(f'{tuple(t.shape)} {t.dtype}' for t in self)})"
+
+    def __copy__(self) -> Batch:
+        """Return the same without the kept structure: collate functions put other tensors into the copy."""
+        return self._changed(lambda tensor: tensor)
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """`(rows, seq_len)`, contiguous, of the loader's `dtype`, on its device.
+
+        The caller's own. Only with `dtype=None` on the CPU inputs and targets ARE VIEWS OF SLOT MEMORY, not
+        contiguous and OVERWRITTEN AFTER THE NEXT `__next__`: no copy is made there. Clone what must live on.
         """
-        if os.getpid() != self._pid:
-            raise errors.ForkedLoader("a RemoteCorpus was used in a forked process; make it there")
-        request = wire.steps_request(
-            "/v1/batches",
-            (1, batch_size, seq_len + 1),
-            self.dtype,
-            step=step,
-            verify=self._replicas.network.verify,
-            corpus=self.name,
-            seq_len=seq_len,
-            batch_size=batch_size,
-            seed=0,
-            order="random",
-        )
-        self._replicas.finish(self._replicas.begin(request), buffer)
+        return self[0]
 
-    def close(self) -> None:
-        """Close its connections; idempotent. In a forked process they are the parent's, and stay open."""
-        if os.getpid() == self._pid:
-            self._replicas.close()
+    @property
+    def targets(self) -> torch.Tensor:
+        """`(rows, seq_len)`, like `inputs`, one token further; `ignore_index` where a target is masked."""
+        return self[1]
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """`(rows, whole seq_len + 1)`: inputs and the last target of each row, in C order.
+
+        A copy, except where inputs and targets are views of the same rows: then a third view of them. With
+        `ignore_index` the last column may be masked. Of a context rank the whole rows, no copy.
+        """
+        if self._rows is not None:
+            return self._rows
+        rows, seq_len = self.inputs.shape
+        one_further = self.inputs.data_ptr() + self.inputs.element_size()
+        if self.targets.data_ptr() == one_further and self.targets.stride() == self.inputs.stride():
+            return self.inputs.as_strided((rows, seq_len + 1), self.inputs.stride())
+        return torch.cat((self.inputs, self.targets[:, -1:]), dim=1)
+
+    def as_dict(self) -> dict[str, torch.Tensor]:
+        """Return `{"inputs": inputs, "targets": targets}`, for those who want names."""
+        return {"inputs": self.inputs, "targets": self.targets}
+
+    def split(self, num_rows: int) -> list[Batch]:
+        """Return the rows in parts of `num_rows`, views all: the micro batches of gradient accumulation.
+
+        Raises:
+            InvalidArgument: the rows do not divide into such parts.
+        """
+        if num_rows < 1 or len(self.inputs) % num_rows:
+            raise errors.InvalidArgument(
+                f"a micro batch must divide this rank's {len(self.inputs)} rows of step {self.step}, got "
+                f"{num_rows}; the plan's global_batch_size is that of an optimizer step over all ranks"
+            )
+        tensors = (*self, self._rows) if self._rows is not None else tuple(self)
+        parts = zip(*(tensor.split(num_rows) for tensor in tensors), strict=True)
+        return [Batch(part, self.step, self._origin) for part in parts]
+
+    def state_after(self) -> dict[str, Any]:
+        """Return the state to save once this batch was trained on: a run resumed from it begins behind it.
+
+        Raises:
+            InvalidArgument: the batch does not know its plan; see `CorpusIterableDataset.state_at`.
+        """
+        origin = self._origin
+        if origin.plan is None:
+            raise errors.InvalidArgument(
+                "state_after needs a batch of a CorpusLoader, got one of a DataLoader or of a collate "
+                "function; save dataset.state_at(batch.step + 1)"
+            )
+        return make_state(origin.plan, self.step + origin.step_stride)
+
+    def detached(self, *, copy: bool) -> Batch:
+        """Return the same without its plan, which other processes need not be sent with every batch.
+
+        copy: also put it into memory of its own; for views of slot memory.
+        """
+        clone = partial(torch.clone, memory_format=torch.contiguous_format)
+        batch = self._changed(clone) if copy else self.__copy__()
+        batch._origin = replace(batch._origin, plan=None)
+        return batch
+
+    def pin_memory(self) -> Batch:
+        """Return the same in page-locked memory of its own; a DataLoader with `pin_memory=True` calls it."""
+        return self._changed(torch.Tensor.pin_memory)
+
+    def to(
+        self, device: str | torch.device, *, dtype: torch.dtype | None = None, non_blocking: bool = False
+    ) -> Batch:
+        """Return the same on a device, widened to `dtype` there: tokens travel as they are.
+
+        Returns before the copies are done only with `non_blocking` and from page-locked memory.
+        """
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            tensor = tensor.to(device, non_blocking=non_blocking)
+            return tensor if dtype is None else tensor.to(dtype)
+
+        return self._changed(moved)
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """`(rows, seq_len) int64`: place in the document, 0 after each end of text.
+
+        A document that began before its row counts from the row's start; one that began in another
+        context rank's slice goes on counting.
+        """
+        columns = torch.arange(self._starts.shape[1], device=self._starts.device)
+        began = torch.where(self._starts, columns, 0).cummax(dim=1).values
+        return (columns - began)[:, self._columns]
+
+    @cached_property
+    def document_ids(self) -> torch.Tensor:
+        """`(rows, seq_len) int32`: the number of the document in its row, from 0."""
+        return (self._starts.cumsum(dim=1, dtype=torch.int32) - 1)[:, self._columns]
+
+    @cached_property
+    def loss_mask(self) -> torch.Tensor:
+        """`(rows, seq_len) bool`: False where the target is the first token of another document."""
+        return ~ends(self.inputs, self._known_eot_id)
+
+    @cached_property
+    def cu_seqlens(self) -> torch.Tensor:
+        """`(documents + 1,) int32`: borders of documents in `inputs.flatten()`; waits for a GPU.
+
+        Rows, and a context rank's slices, are always borders.
+        """
+        return borders(self._starts[:, self._columns])
+
+    @cached_property
+    def max_seqlen(self) -> int:
+        """The longest document between `cu_seqlens`, in tokens; waits for a GPU."""
+        return int(self.cu_seqlens.diff().max())
+
+    @cached_property
+    def _starts(self) -> torch.Tensor:
+        """Where documents begin in the whole rows, also under context parallelism; a row's start counts."""
+        if self._rows is None and self._origin.context != WHOLE:
+            raise errors.InvalidArgument(
+                "the document structure of a slice needs whole rows, which next_into does not make; "
+                "take the batch by next(loader)"
+            )
+        inputs = self.inputs if self._rows is None else self._rows[:, :-1]
+        starts = torch.ones(inputs.shape, dtype=torch.bool, device=inputs.device)
+        starts[:, 1:] = ends(inputs[:, :-1], self._known_eot_id)
+        return starts
+
+    @property
+    def _known_eot_id(self) -> int:
+        if self._origin.eot_id is None:
+            raise errors.InvalidArgument(
+                "a batch's document structure needs the end-of-text id, got none; "
+                "pass eot_id= to CorpusLoader (50256 for GPT-2's tokenizer)"
+            )
+        return self._origin.eot_id
+
+    @property
+    def _columns(self) -> slice:
+        first = self._origin.context[0] * self.inputs.shape[1]
+        return slice(first, first + self.inputs.shape[1])
+
+    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        tensors = self if self._rows is None else (*self, self._rows)
+        return Batch(map(change, tensors), self.step, self._origin)
 
 
-def get_batch(
-    data: npt.NDArray[np.integer] | RemoteCorpus,
-    batch_size: int,
-    sequence_length: int,
-    device: str | torch.device = "cpu",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return windows at random starts, each start in `[0, len(data) - sequence_length)` equally likely.
+def ends(tokens: torch.Tensor, eot_id: int) -> torch.Tensor:
+    """Return whether each token is the end-of-text token: bool. tokens: any shape, as stored or widened."""
+    signed = _SIGNED.get(tokens.dtype)
+    if signed is None:
+        return tokens == eot_id
+    span = torch.iinfo(signed)
+    return tokens.view(signed) == (eot_id if eot_id <= span.max else eot_id + 2 * span.min)
 
-    The tutorial function from which this one comes returned `x` alone; this one returns `(x, y)`, inputs and
-    targets, as nanoGPT's does.
 
-    Torch's global generator decides: for local data it draws the starts, with the same calls as
-    `torch.randint(len(data) - sequence_length, (batch_size,))`; for a remote corpus it draws the step of
-    the server's `random` order. A CUDA device is reached through page-locked memory, without blocking.
-
-    Args:
-        data: 1-D integer array or memmap, or a `RemoteCorpus`.
-        batch_size: rows.
-        sequence_length: tokens of a row.
-
-    Returns:
-        x, y: each `(batch_size, sequence_length) int64`, contiguous, on the device; y one token further
-        than x.
-
-    Raises:
-        InvalidArgument: an argument is outside its range, or `data` of another kind or too short.
-    """
-    batch_size = integer("batch_size", batch_size, 1, 2**20)
-    sequence_length = integer("sequence_length", sequence_length, 1, 2**20)
-    if isinstance(data, RemoteCorpus):
-        dtype = STORED_DTYPES[data.dtype]
-    elif isinstance(data, np.ndarray) and data.ndim == 1 and np.issubdtype(data.dtype, np.integer):
-        dtype = torch.from_numpy(np.empty(0, data.dtype.newbyteorder("="))).dtype
-    else:
-        kind = f"{data.ndim}-D {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise errors.InvalidArgument(f"data must be a 1-D integer array or a RemoteCorpus, got {kind}")
-    num_starts = len(data) - sequence_length
-    if num_starts < 1:
+def borders(starts: torch.Tensor) -> torch.Tensor:
+    """Return the borders of documents in the flattened rows, as variable-length attention wants them."""
+    if starts.numel() > torch.iinfo(torch.int32).max:
         raise errors.InvalidArgument(
-            f"data must hold at least sequence_length + 1 = {sequence_length + 1} tokens, got {len(data)}"
+            f"cu_seqlens counts at most 2**31 - 1 tokens, got rows x seq_len = {starts.numel():,}"
         )
-    device = torch.device(device)
-    stored = torch.empty(batch_size, sequence_length + 1, dtype=dtype, pin_memory=device.type == "cuda")
-    if isinstance(data, RemoteCorpus):
-        step = int(torch.randint(RANDOM_STEPS, ()))
-        view = memoryview(stored.view(torch.uint8).numpy().data).cast("B")
-        data.draw_into(view, batch_size=batch_size, seq_len=sequence_length, step=step)
-    else:
-        starts = torch.randint(num_starts, (batch_size,)).numpy()
-        stored.numpy()[:] = np.lib.stride_tricks.sliding_window_view(data, sequence_length + 1)[starts]
-    if device.type == "cpu":
-        return widened(stored[:, :-1], torch.int64), widened(stored[:, 1:], torch.int64)
-    # The pinned block returns to torch's host allocator, which waits for the copy before reuse.
-    tokens = stored.to(device, non_blocking=True)
-    return tokens[:, :-1].to(torch.int64).contiguous(), tokens[:, 1:].to(torch.int64).contiguous()
+    begins = starts.clone()
+    begins[:, 0] = True  # a slice of a sequence may begin inside a document
+    found = begins.flatten().nonzero().flatten().to(torch.int32)
+    return torch.nn.functional.pad(found, (0, 1), value=starts.numel())

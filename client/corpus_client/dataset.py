@@ -13,12 +13,12 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from corpus_client import errors
+from corpus_client.batch import Batch
 from corpus_client.loader import CorpusLoader
 from corpus_client.plan.document import MAX_STEP, integer
 from corpus_client.plan.state import make_state
 from corpus_client.plan.world import Placement
 from corpus_client.staging.options import Staging
-from corpus_client.yielded import Batch
 
 STATE_FIELDS = {"plan_id", "next_step", "pass", "worker", "num_workers"}
 SHARDING_MODULES = ("accelerate.data_loader", "transformers.trainer_pt_utils")

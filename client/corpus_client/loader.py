@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from corpus_client import errors
+from corpus_client.batch import Batch, Origin
 from corpus_client.network.options import Network
 from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats, Meter
@@ -20,12 +21,11 @@ from corpus_client.plan.document import OrderArgument, PlanArgument, requested_p
 from corpus_client.plan.state import PlanLoader
 from corpus_client.plan.world import Placement
 from corpus_client.prepared import PlanOptions, PreparedPlan
-from corpus_client.staging.device import Views
-from corpus_client.staging.opening import open_device
+from corpus_client.staging.opening import open_stager
 from corpus_client.staging.options import Staging
 from corpus_client.staging.pipeline import Pipeline
-from corpus_client.staging.slots import Ring, allocate_ring
-from corpus_client.yielded import Batch, Origin
+from corpus_client.staging.slots import cut_slots
+from corpus_client.staging.stager import Views
 
 
 class CorpusLoader(PlanLoader[Batch]):
@@ -93,13 +93,13 @@ class CorpusLoader(PlanLoader[Batch]):
         self._placement = placement
         place, stride = placement.find(), placement.step_stride
         options = PlanOptions(self._connect, place, stride, dtype, eot_id, ignore_index, network, staging)
-        self._device = open_device(device, context=options.place.context, timed=staging.trace_steps > 0)
-        self._make = partial(self._device.make, dtype)
+        self._stager = open_stager(device, context=options.place.context, timed=staging.trace_steps > 0)
+        self._make = partial(self._stager.make, dtype)
         if staging.nvtx and not torch.cuda.is_available():
             raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
         self._meter = Meter(Tracer(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None))
         self._pipeline: Pipeline | None = None
-        self._ring: Ring | None = None
+        self._slot_memory: torch.Tensor | None = None
         self._closed = False
         self._num_batches = self._num_tokens = 0
         self.prepared = PreparedPlan.prepare(document, options)  # to be read only
@@ -132,12 +132,12 @@ class CorpusLoader(PlanLoader[Batch]):
             InvalidArgument: the tensors do not fit the batch, which remains the next one.
             StopIteration: the last step was yielded; and what `next` raises.
         """
-        return self._take(partial(self._device.fill, inputs, targets))
+        return self._take(partial(self._stager.fill, inputs, targets))
 
     def _take(self, make: Callable[[Views], Views]) -> Batch:
         """Return the next step's batch, of what `make` makes of its views."""
         self._check_thread()
-        self._device.check_not_capturing()
+        self._stager.check_not_capturing()
         pipeline = self._pipeline or self._start()
         options = self.prepared.options
         try:
@@ -188,9 +188,9 @@ class CorpusLoader(PlanLoader[Batch]):
 
     def stats(self) -> LoaderStats:
         """Return the counters since the loader was made, and the state of its slots."""
-        pipeline, ring = self._pipeline, self._ring
-        times = self._meter.stats(copies_on_host=self._device.copies_on_host)
-        transfer_seconds, stall_seconds = self._device.seconds()
+        pipeline, memory = self._pipeline, self._slot_memory
+        times = self._meter.stats(copies_on_host=self._stager.copies_on_host)
+        transfer_seconds, stall_seconds = self._stager.seconds()
         return replace(
             times,
             num_batches=self._num_batches,
@@ -198,10 +198,10 @@ class CorpusLoader(PlanLoader[Batch]):
             transfer_seconds=transfer_seconds,
             stall_seconds=stall_seconds,
             ready_slots=pipeline.queues.num_ready if pipeline else 0,
-            num_slots=ring.size.num_slots if ring else 0,
-            ring_bytes=ring.size.num_bytes if ring else 0,
-            device_bytes=self._device.num_bytes,
-            pinned_bytes=ring.size.num_bytes if ring and self._device.pin else 0,
+            num_slots=self.prepared.sizes.num_slots if memory is not None else 0,
+            slot_bytes=memory.nbytes if memory is not None else 0,
+            device_bytes=self._stager.num_bytes,
+            pinned_bytes=memory.nbytes if memory is not None and self._pinned else 0,
         )
 
     def progress(self) -> Iterator[Batch]:
@@ -221,26 +221,33 @@ class CorpusLoader(PlanLoader[Batch]):
         """Stop fetching and release everything; idempotent, from any thread."""
         self._closed = True
         self._stop()
-        self._device.close()
-        self._ring = None
+        self._slot_memory = None
+        self._stager.close()
 
     def _check_thread(self) -> None:
         super()._check_thread()
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._closed:
+            self._stop()
             raise errors.LoaderClosed("the loader is closed; make a new one and load its state")
 
     def _start(self) -> Pipeline:
         self._meter.ask()
         self._placement.check(self.prepared.options.place)
-        if self._ring is None or self._ring.size != self.prepared.ring:
-            self._ring = None  # its memory goes before the new one comes
-            self._ring = allocate_ring(self.prepared.ring, self._device.pin)
+        sizes = self.prepared.sizes
+        if self._slot_memory is None or self._slot_memory.nbytes != sizes.num_bytes:
+            self._slot_memory = None  # it goes before the new one comes
+            self._slot_memory = self._stager.host_memory(sizes.num_bytes)
+            self._pinned = self._slot_memory.is_pinned()  # torch's word: registering may do less than asked
         options = self.prepared.options
         self._origin = Origin(self._bound, options.step_stride, self.prepared.eot_id, options.place.context)
         self._pipeline = self.prepared.start(
-            self._ring, self._device, self._meter, self._step, self._end_step
+            cut_slots(self._slot_memory, sizes), self._stager, self._meter, self._step, self._end_step
         )
         self._meter.get(None)
+        self._check_open()  # `close` may have come meanwhile, and seen no pipeline
         return self._pipeline
 
     def _stop(self) -> None:
@@ -249,6 +256,6 @@ class CorpusLoader(PlanLoader[Batch]):
         if pipeline is not None:
             # Whoever still uses it keeps it alive, also if an interrupt falls into `close`; the next pipeline
             # has its own then.
-            ring, self._ring = self._ring, None
+            memory, self._slot_memory = self._slot_memory, None
             if pipeline.close():
-                self._ring = ring
+                self._slot_memory = memory

@@ -1,8 +1,8 @@
-"""A plan made ready for one process: the shape of its batches, the ring, the pipeline that brings them."""
+"""A plan made ready for one process: the shape of its batches, its slots, the pipeline that brings them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +18,13 @@ from corpus_client.observe.attribution import Meter
 from corpus_client.plan.document import integer
 from corpus_client.plan.requests import StepRequests
 from corpus_client.plan.schedule import MAX_STEPS_PER_REQUEST, rank_shapes
-from corpus_client.plan.world import Found, ranks_on_host
+from corpus_client.plan.world import RankPart, ranks_on_host
 from corpus_client.staging import local
-from corpus_client.staging.device import STORED_DTYPES, Device
-from corpus_client.staging.fetcher import FetchRange, Filler
+from corpus_client.staging.fetcher import FetchRange, Source
 from corpus_client.staging.options import Staging
 from corpus_client.staging.pipeline import Pipeline
-from corpus_client.staging.slots import Ring, RingSize, ring_size
+from corpus_client.staging.slots import Slot, SlotSizes, choose_slot_sizes
+from corpus_client.staging.stager import STORED_DTYPES, Stager
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PlanOptions:
     """What stays the same when a loader changes its plan; most are the loader's arguments of these names."""
 
     connect: partial[Replicas]
-    place: Found
+    place: RankPart
     step_stride: int
     dtype: torch.dtype | None
     eot_id: int | None
@@ -84,7 +84,7 @@ class PreparedPlan:
     bound: BoundPlan
     eot_id: int | None
     steps: FetchRange
-    ring: RingSize
+    sizes: SlotSizes
 
     @classmethod
     def prepare(cls, document: Mapping[str, Any], options: PlanOptions) -> PreparedPlan:
@@ -98,7 +98,7 @@ class PreparedPlan:
                 in_flight=options.network.in_flight,
                 step_stride=options.step_stride,
             )
-            ring = ring_size(
+            sizes = choose_slot_sizes(
                 batch_bytes=steps.batch_bytes,
                 prefetch_bytes=options.staging.prefetch_bytes,
                 in_flight=steps.in_flight,
@@ -114,19 +114,19 @@ class PreparedPlan:
             options=options,
             bound=bound,
             eot_id=bound.eot_id if options.eot_id is None else options.eot_id,
-            steps=replace(steps, slot_bytes=ring.used_bytes),
-            ring=ring,
+            steps=replace(steps, slot_bytes=sizes.used_bytes),
+            sizes=sizes,
         )
 
     @property
     def steps_per_request(self) -> int:
         """How many steps one request asks for at most, where batches are largest."""
-        return min(self._request_bytes // self.ring.batch_bytes, MAX_STEPS_PER_REQUEST)
+        return min(self._request_bytes // self.sizes.batch_bytes, MAX_STEPS_PER_REQUEST)
 
     def start(
-        self, ring: Ring, device: Device, meter: Meter, start_step: int, end_step: int | None
+        self, slots: Sequence[Slot], stager: Stager, meter: Meter, start_step: int, end_step: int | None
     ) -> Pipeline:
-        """Return a pipeline over `[start_step, end_step)`; nothing else may read or write the ring."""
+        """Return a pipeline over `[start_step, end_step)`; nothing else may read or write the slots."""
         place, root = self.options.place, self.options.staging.local_root
         steps = replace(self.steps, start_step=start_step, end_step=end_step)
         shards = local.open_shards(self.bound, root) if root is not None else []
@@ -134,15 +134,15 @@ class PreparedPlan:
         requests = StepRequests(
             replicas, self.bound, rank=place.rank, world_size=place.world_size, places=root is not None
         )
-        filler: Filler = requests
+        source: Source = requests
         if root is not None:
-            filler = local.IndexFiller(requests, self.bound, shards, steps, self._request_bytes)
-        return Pipeline(filler, ring.slots, device, steps, meter)
+            source = local.LocalSource(requests, self.bound, shards, steps, self._request_bytes)
+        return Pipeline(source, slots, stager, steps, meter)
 
     @property
     def _request_bytes(self) -> int:
         """Of the tokens that one request is about, whether they are answered or only where they lie."""
         if self.options.staging.local_root is None:
-            return self.ring.used_bytes
+            return self.sizes.used_bytes
         most_window = max(each.shape[1] for each in self.steps.step_ranges)
-        return max(self.ring.used_bytes, local.REQUEST_ROWS * most_window * self.steps.dtype.itemsize)
+        return max(self.sizes.used_bytes, local.REQUEST_ROWS * most_window * self.steps.dtype.itemsize)

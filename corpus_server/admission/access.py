@@ -12,19 +12,22 @@ same time for every wrong token. `corpus-server token` makes tokens. The file is
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+import os
 import re
 import secrets
 import time
-import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from corpus_server.daemon_thread import in_daemon_thread
 from corpus_server.errors import Forbidden, InvalidParameter, Unauthorized
+from corpus_server.user_files import parse_toml, read_small_file, reason_of
 
 READ_ALL = "read:*"
 SCOPES = ("plans", "inspect", "metrics")
@@ -32,6 +35,18 @@ SCOPES = ("plans", "inspect", "metrics")
 
 _SCOPE = re.compile(r"read:(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,127})|" + "|".join(SCOPES))
 _PREFIX = "corpus_"  # by which secret scanners can find a token that leaked
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the file."""
+
+SETTLE_SECONDS = 3.0
+"""An editor, or a script that writes table by table, is done within so long."""
+
+HANG_SECONDS = 5.0
+"""Without an answer of the file's disk, which is then said in the log and the metrics."""
+
+Version = tuple[int, ...]
+"""What changes with a file: the first two when another file takes its name."""
 
 _log = logging.getLogger("corpus_server")
 
@@ -96,34 +111,71 @@ class Access:
     Args:
         path: TOML file of tokens; None: everybody may do everything.
 
+    Attributes:
+        failure: why the tokens read before are in force, and not what the file says now; "": they are the
+            same.
+
     Raises:
         InvalidParameter: the file cannot be read, or a table, key or value is not accepted.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._version: object = None
+        self.failure = ""
         self._callers: dict[bytes, Caller] = {}
+        self._version: Version = ()  # of the file when it was read last
+        self._settling: tuple[Version, float] | None = None  # what is written, and since when it is as it is
         if path is not None:
-            self._version = _version(path)
-            self._callers = read_tokens(path)
+            self._callers, self._version = read_tokens(path)
 
     @property
     def num_tokens(self) -> int | None:
         """Number of tokens, expired ones included; None without a file."""
         return None if self._path is None else len(self._callers)
 
+    async def watch(self) -> None:
+        """Take up changes of the file, until cancelled. A disk that hangs delays nothing else."""
+        while self._path is not None:
+            await asyncio.sleep(LOOK_SECONDS)
+            looking = asyncio.create_task(in_daemon_thread(self.reload, "tokens"))
+            while not (await asyncio.wait({looking}, timeout=HANG_SECONDS))[0]:
+                self._note(f"tokens: {self._path}: nothing was read for {HANG_SECONDS:g} s")
+            if (error := looking.exception()) is not None:
+                self._note(f"tokens: {self._path}: cannot be read: {error!r}")
+
     def reload(self) -> None:
-        """Read the file again if it changed; a file with a mistake changes nothing. Blocks."""
-        if self._path is None or (version := _version(self._path)) == self._version:
-            return
-        self._version = version
+        """Read the file again if it changed; one with a mistake changes nothing. Blocks.
+
+        A file that was replaced counts at once. One that is written in place may be empty, or end between two
+        tables, until its writer is done: it counts when it has not changed for `SETTLE_SECONDS`.
+        """
+        assert self._path is not None
         try:
-            self._callers = read_tokens(self._path)
+            version = _version(self._path.stat())
+            if version == self._version:
+                self._settling = None
+            elif version[:2] != self._version[:2] or self._has_settled(version):
+                self._callers, self._version = read_tokens(self._path)
+                _log.info("read %d tokens from %s", len(self._callers), self._path.name)
+            else:
+                return
+            self._note("")
+        except OSError as error:
+            self._note(f"tokens: {self._path}: cannot be read: {reason_of(error)}")
         except InvalidParameter as error:
-            _log.error("%s; the tokens read before stay valid", error.detail)
-        else:
-            _log.info("read %d tokens from %s", len(self._callers), self._path.name)
+            self._note(error.detail)
+
+    def _has_settled(self, version: Version) -> bool:
+        now = time.monotonic()
+        if self._settling is None or self._settling[0] != version:
+            self._settling = version, now
+        return now - self._settling[1] >= SETTLE_SECONDS
+
+    def _note(self, failure: str) -> None:
+        """Keep, and log once, why the file is not in force."""
+        if failure and failure != self.failure:
+            _log.error("%s; the tokens read before stay valid", failure)
+        self.failure = failure
 
     def caller(self, authorization: str | None) -> Caller:
         """Return who sends an `Authorization` header.
@@ -140,25 +192,32 @@ class Access:
         return found
 
 
-def read_tokens(path: Path) -> dict[bytes, Caller]:
-    """Return the callers of a file of tokens by the SHA-256 of their tokens.
+def read_tokens(path: Path) -> tuple[dict[bytes, Caller], Version]:
+    """Return the callers of a file of tokens by the SHA-256 of their tokens, and the file's version.
 
     Raises:
         InvalidParameter: see `Access`.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text, about = read_small_file(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter(f"cannot read tokens from {path}: {error}", parameter="tokens") from error
-    return parse_tokens(text, path)
+        raise _mistake(path, f"cannot be read: {reason_of(error)}") from error
+    callers = parse_tokens(text, path)
+    if not callers and not re.search(r"(?m)^\[tokens\]", text):
+        raise _mistake(path, "expected tokens, found none; a line [tokens] says that nobody may ask")
+    return callers, _version(about)
+
+
+def _version(about: os.stat_result) -> Version:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 def parse_tokens(text: str, path: Path) -> dict[bytes, Caller]:
     """Return what `read_tokens` does, of the text that the file has or is to have."""
     try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # tomllib raises others than its own
-        raise InvalidParameter(f"cannot read tokens from {path}: {error}", parameter="tokens") from error
+        tables = parse_toml(text)
+    except ValueError as error:
+        raise _mistake(path, f"cannot be read: {reason_of(error)}") from error
     tokens = tables.pop("tokens", {})
     if tables or not isinstance(tokens, dict):
         found = ", ".join(tables) or repr(tokens)
@@ -189,15 +248,6 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def _version(path: Path) -> object:
-    """Return what changes with a file; None while it cannot be found."""
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
-
-
 def _read_token(path: Path, name: str, table: Any) -> tuple[bytes, Caller]:
     where = f"[tokens.{name}]"
     limits = [each.name for each in fields(Limits)]
@@ -224,4 +274,4 @@ def _read_token(path: Path, name: str, table: Any) -> tuple[bytes, Caller]:
 
 
 def _mistake(path: Path, what: str) -> InvalidParameter:
-    return InvalidParameter(f"{path}: {what}", parameter="tokens")
+    return InvalidParameter(f"tokens: {path}: {what}", parameter="tokens")

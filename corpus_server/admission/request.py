@@ -41,6 +41,7 @@ class RequestHead:
         target: path and query string as they were sent.
         headers: values by lower-case name.
         keep_alive: whether the client may send another request on the connection.
+        address: IP address of the client, "" on a Unix socket.
         caller: who asks, as the gate has found.
         request_id: names the request in logs and in its response.
         trace_parent: W3C `traceparent`, "" if none came.
@@ -52,6 +53,7 @@ class RequestHead:
     target: bytes
     headers: Mapping[str, str]
     keep_alive: bool = True
+    address: str = ""
     caller: Caller = ANYONE
     request_id: str = ""
     trace_parent: str = ""

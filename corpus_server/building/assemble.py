@@ -30,6 +30,7 @@ from corpus_server.corpus.publish import publishing, sync_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus.verify import record
 from corpus_server.errors import InvalidParameter
+from corpus_server.user_files import read_regular
 
 
 def assemble(
@@ -93,7 +94,7 @@ def _describe(
         source = Path(options.tokenizer)
         path = folder / _tokenizer_name(source)
         with publishing(path) as file:
-            file.write(source.read_bytes())
+            file.write(read_regular(source))
         tokenizer = Source(path=path.name, num_bytes=path.stat().st_size, digest=file_digest(path))
     spec = spec_of(folder)
     recorded = record(spec, progress=lambda done, total: report("hashing", done, total, 0))

@@ -25,6 +25,7 @@ from corpus_server.corpus.formats import TOKEN_DTYPES, TokenDtype
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import SPLITS
 from corpus_server.errors import InvalidParameter
+from corpus_server.user_files import parse_json, read_regular
 
 SHARD_TOKENS: Final = 100_000_000  # tokens; as FineWeb's and modded-nanogpt's shards
 TRAIN: Final = "train"
@@ -191,7 +192,7 @@ class Job:
     def load(cls, work: Path) -> Job | None:
         """Return the job of a work folder, None if none was saved there."""
         try:
-            return cls._parse(json.loads((work / _FILE).read_bytes()), work)
+            return cls._parse(parse_json(read_regular(work / _FILE)), work)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

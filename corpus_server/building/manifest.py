@@ -20,6 +20,7 @@ from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.fingerprints import RecordedHashes, load_sidecar
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import MANIFEST, CorpusSpec
+from corpus_server.user_files import open_regular, read_regular
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -117,7 +118,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     path = folder / MANIFEST
     try:
-        return _adapter().validate_json(path.read_bytes())
+        return _adapter().validate_json(read_regular(path))
     except FileNotFoundError:
         what = f"expected a corpus that corpus-server build made: it has no {MANIFEST}"
         raise unreadable(folder, what, "name the folder that build wrote, or build the corpus") from None
@@ -148,7 +149,7 @@ def check_hashes(folder: Path, manifest: Manifest) -> RecordedHashes:
 def file_digest(path: Path) -> str:
     """Return `xxh3-128=<32 hex>` of a file's content, read in small pieces."""
     digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         buffer = memoryview(bytearray(_PIECE_BYTES))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])

@@ -27,6 +27,7 @@ from corpus_server.building.job import MAX_IDS, BuildOptions, Part
 from corpus_server.building.sources import Document, read_documents
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.tokenizers import Tokenizer, open_tokenizer
+from corpus_server.user_files import parse_json, read_regular
 
 LENGTH_DTYPE: Final[np.dtype[np.uint64]] = np.dtype("<u8")
 
@@ -104,7 +105,7 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
 def find_result(part: Part, folder: Path) -> PartResult | None:
     """Return what a part came to if it is whole, else None."""
     try:
-        document = json.loads(_result_path(part, folder).read_bytes())
+        document = parse_json(read_regular(_result_path(part, folder)))
     except FileNotFoundError:
         return None
     splits = {name: PartSplit(**split) for name, split in document["splits"].items()}

@@ -6,7 +6,6 @@ Both begin with `<u4 count | <u4 offsets[count + 1]`, offsets from the start of 
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from corpus_server.corpus.formats.litdata import dtype_name
+from corpus_server.corpus.formats.mds import read_columns
 
 _U4: Final = np.dtype("<u4")
 # mosaicml-streaming `base/format/mds/encodings.py`: numbers of the types of values and of shapes
@@ -30,12 +30,11 @@ def mds_samples(data: bytes, column: str) -> Iterator[str | Ids]:
         ValueError: the shard is damaged, has no such column, or another kind of column.
     """
     offsets = _offsets(data)
-    config = json.loads(data[4 + offsets.nbytes : offsets[0]])
-    names, sizes = config["column_names"], config["column_sizes"]
+    columns = read_columns(data[4 + offsets.nbytes : offsets[0]])
+    names, sizes = [each.name for each in columns], [each.size for each in columns]
     if column not in names:
         raise ValueError(f"has no column {column!r}, only {', '.join(map(repr, names))}")
     number = names.index(column)
-    encoding = config["column_encodings"][number]
     for start, stop in pairwise(offsets.tolist()):
         # The sizes of the columns of varying size come first.
         varying = iter(np.frombuffer(data, _U4, count=sizes.count(None), offset=start).tolist())
@@ -43,7 +42,11 @@ def mds_samples(data: bytes, column: str) -> Iterator[str | Ids]:
         begin = start + _U4.itemsize * sizes.count(None) + sum(lengths[:number])
         if begin + lengths[number] > stop:
             raise ValueError(f"a sample of {stop - start} bytes is too short for its columns")
-        yield _mds_value(data[begin : begin + lengths[number]], encoding)
+        try:
+            yield _mds_value(data[begin : begin + lengths[number]], columns[number].encoding)
+        except (KeyError, IndexError, TypeError) as error:
+            what = f"its column {column!r} is no {columns[number].encoding}: {error!r}"
+            raise ValueError(what) from error
 
 
 def _mds_value(value: bytes, encoding: str) -> str | Ids:
@@ -59,6 +62,8 @@ def _mds_value(value: bytes, encoding: str) -> str | Ids:
         dtype, at = np.dtype(f"<{_VALUES[value[0]]}"), 1
     if len(arguments) < 2:  # the number of axes and the type of their lengths share a byte
         at += 1 + (value[at] >> 2) * 2 ** (value[at] % 4)
+    if dtype.kind not in "iu":
+        raise TypeError(f"token ids are integers, not {dtype}")
     return np.frombuffer(value, dtype.newbyteorder("<"), offset=at)
 
 

@@ -33,6 +33,7 @@ import orjson
 from corpus_server.building.job import BuildOptions, Input, Part, Slice
 from corpus_server.building.samples import litdata_items, mds_samples
 from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats.litdata import read_index
 from corpus_server.corpus.selection import natural_key
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.extras import optional_package
@@ -355,17 +356,15 @@ def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
 def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     path = Path(piece.path)
     with _reading(piece.path):
-        try:
-            index = orjson.loads(path.with_name("index.json").read_bytes())
-            (dim,) = (each["dim"] for each in index["chunks"] if each["filename"] == path.name)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _unreadable(
-                piece.path, "", "is no chunk that an index.json of litData lists", "serve it as it is"
-            ) from error
+        index = path.with_name("index.json")
+        config, num_tokens = read_index(index) if index.exists() else ({}, {})
+        if path.name not in num_tokens:
+            what = "is no chunk that an index.json of litData lists"
+            raise _unreadable(piece.path, "", what, "serve it as it is")
         if options.column is None:
             raise _unreadable(piece.path, "", "holds token ids", "say --column tokens")
         with _open(piece.path) as file:
-            items = litdata_items(file.read(), index["config"], flat=dim is not None)
+            items = litdata_items(file.read(), config, flat=num_tokens[path.name] is not None)
             for number, ids in enumerate(items):
                 yield Document(piece.path, partial("item {}".format, number), ids)
 

@@ -13,6 +13,7 @@ from corpus_server.admission.access import Limits, make_token, parse_tokens
 from corpus_server.cli.common import errors
 from corpus_server.corpus_spec import NAME
 from corpus_server.errors import InvalidParameter
+from corpus_server.user_files import read_small_file, reason_of
 
 
 def token(
@@ -39,7 +40,7 @@ def token(
         raise InvalidParameter.expected("expires", "a day that is still to come", f"{until:%Y-%m-%d}")
     secret, table = make_token(name, scope, until, limits)
     try:
-        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        before = read_small_file(file)[0] if file.exists() else ""
         if any(caller.name == name for caller in parse_tokens(before, file).values()):
             raise InvalidParameter(
                 f"{file} has a token {name!r} already; give another name, or remove [tokens.{name}]",
@@ -49,7 +50,9 @@ def token(
         parse_tokens(text, file)
         _replace(file, text)
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter(f"cannot add a token to {file}: {error}", parameter="file") from error
+        raise InvalidParameter(
+            f"cannot add a token to {file}: {reason_of(error)}", parameter="file"
+        ) from error
     errors.print(f"added {name} to {file}; the token, which is not kept anywhere:", soft_wrap=True)
     print(secret)
 

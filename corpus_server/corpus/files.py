@@ -14,7 +14,6 @@ import functools
 import mmap
 import os
 import resource
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 
 from corpus_server.corpus import guard
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
+from corpus_server.user_files import open_fd
 
 _REOPEN: Final = "check the file with corpus-server verify, then restart the server to serve it as it is now"
 _OPEN_REMEDIES: Final = {
@@ -61,17 +61,10 @@ class OpenFile(Closing):
         self.fd = -1
         self._guarded: guard.GuardedRange | None = None
         try:
-            # O_NONBLOCK: opening a named pipe by mistake must not hang; regular files ignore it.
-            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            status = os.fstat(self.fd)
-        except (OSError, ValueError) as error:
-            self.close()
-            reason = getattr(error, "strerror", error)
-            remedy = _OPEN_REMEDIES.get(getattr(error, "errno", 0))
-            raise unreadable(path, f"cannot be opened: {reason}", remedy) from error
-        if not stat.S_ISREG(status.st_mode):
-            self.close()
-            raise unreadable(path, "expected a regular file, found another kind")
+            self.fd, status = open_fd(path)
+        except OSError as error:
+            remedy = _OPEN_REMEDIES.get(error.errno or 0)
+            raise unreadable(path, f"cannot be opened: {error.strerror}", remedy) from error
         self.size_bytes = status.st_size
         self._opened = status
         self._change: str | None = None  # what `check_unchanged` found first

@@ -21,6 +21,7 @@ from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats import TokenDtype, data_path
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.user_files import parse_json, read_regular, reason_of
 
 SAMPLE_BYTES: Final = 4096
 SAMPLES_PER_CORPUS: Final = 64
@@ -99,7 +100,7 @@ class RecordedHashes:
     @classmethod
     def from_json(cls, text: str | bytes) -> RecordedHashes:
         """Return the hashes in a sidecar's text; raise ValueError if it is damaged or of another kind."""
-        document: dict[str, Any] = json.loads(text)
+        document: dict[str, Any] = parse_json(text)
         try:
             made = {name: document[name] for name in _MADE}
             if made != _MADE:
@@ -107,7 +108,10 @@ class RecordedHashes:
             shards = (shard | {"digests": tuple(shard["digests"])} for shard in document["shards"])
             hashes = cls(sampled=document["sampled"], shards=tuple(ShardHashes(**shard) for shard in shards))
             recorded_full = document["full"]
-        except (KeyError, TypeError) as error:
+            for shard in hashes.shards:
+                if not all(isinstance(text, str) for text in (shard.name, shard.dtype, *shard.digests)):
+                    raise TypeError(f"shard {shard.name!r:.100} is not described by text")
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"field missing or of the wrong type: {error}") from error
         if hashes.full != recorded_full:
             raise ValueError("its digests do not give the fingerprint that it records")
@@ -138,11 +142,11 @@ def load_sidecar(spec: CorpusSpec) -> RecordedHashes | None:
     """
     sidecar = sidecar_path(spec)
     try:
-        return RecordedHashes.from_json(sidecar.read_bytes())
+        return RecordedHashes.from_json(read_regular(sidecar))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        what = f"the recorded hashes cannot be read: {error}"
+        what = f"the recorded hashes cannot be read: {reason_of(error)}"
         raise unreadable(sidecar, what, "delete the file or record them again") from error
 
 

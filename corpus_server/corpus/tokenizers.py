@@ -26,6 +26,7 @@ from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats import TokenDtype
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.extras import optional_package
+from corpus_server.user_files import read_regular, reason_of
 
 TokenArray = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
@@ -104,17 +105,17 @@ _OPEN: Final = WeakValueDictionary[Path, Tokenizer]()
 
 def _open(path: Path) -> Tokenizer:
     try:
-        with path.open("rb") as file:
-            head = file.read(64)
+        content = read_regular(path)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise unreadable(path, f"the tokenizer cannot be read: {reason}", "check its path") from error
+        what = f"the tokenizer cannot be read: {reason_of(error)}"
+        raise unreadable(path, what, "check its path") from error
+    head = content[:64]
     if head.lstrip()[:1] == b"{":
-        return _HuggingFace(path)
+        return _HuggingFace(path, content)
     if _is_rank(head.partition(b"\n")[0]):
-        return _Tiktoken(path)
+        return _Tiktoken(path, content)
     if head[:1] == b"\n":  # field 1 of ModelProto, the pieces
-        return _SentencePiece(path)
+        return _SentencePiece(path, content)
     raise unreadable(
         path,
         "expected a tokenizer, found something else",
@@ -137,10 +138,10 @@ class _Bytes:
 
 
 class _HuggingFace:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, content: bytes) -> None:
         package = optional_package("tokenizers", extra="text", purpose=f"the tokenizer {path}")
         try:
-            self._inner: Any = package.Tokenizer.from_file(str(path))
+            self._inner: Any = package.Tokenizer.from_buffer(content)
         except Exception as error:  # the package raises no narrower one
             raise _damaged(path, "tokenizer.json", error) from error
         self._inner.no_truncation()  # files of fine-tuned models cut at their context length
@@ -196,12 +197,12 @@ _KNOWN_RANKS: Final = {
 
 
 class _Tiktoken:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, content: bytes) -> None:
         package = optional_package("tiktoken", extra="text", purpose=f"the tokenizer {path}")
         try:
-            lines = (line.split() for line in path.read_bytes().splitlines() if line)
+            lines = (line.split() for line in content.splitlines() if line)
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise _damaged(path, "tiktoken rank file", error) from error
         known = _KNOWN_RANKS.get(len(ranks))
         if known is None:
@@ -233,10 +234,10 @@ class _Tiktoken:
 
 
 class _SentencePiece:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, content: bytes) -> None:
         package = optional_package("sentencepiece", extra="text", purpose=f"the tokenizer {path}")
         try:
-            self._inner: Any = package.SentencePieceProcessor(model_file=str(path))
+            self._inner: Any = package.SentencePieceProcessor(model_proto=content)
         except (OSError, RuntimeError) as error:
             raise _damaged(path, "SentencePiece model", error) from error
         self.vocab_size: int = self._inner.vocab_size()

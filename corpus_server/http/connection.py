@@ -19,7 +19,7 @@ from enum import Enum
 from itertools import chain
 from typing import Any, Protocol, cast
 
-from corpus_server.admission.admission import MAX_URL_BYTES
+from corpus_server.admission.checks import MAX_URL_BYTES
 from corpus_server.admission.request import (
     MAX_HEAD_BYTES,
     RequestHead,
@@ -178,6 +178,8 @@ class Door(asyncio.Protocol):
         self._received = received[len(head) :]
         self._stop_timer()
         request.request_id, request.trace_parent = request_id, trace_parent
+        peer = self.transport.get_extra_info("peername")
+        request.address = peer[0] if isinstance(peer, tuple) else ""
         self._begin(request)
 
     def _give_up_head(self, seconds: float) -> None:
@@ -202,7 +204,7 @@ class Door(asyncio.Protocol):
         self._ends = not request.keep_alive or gate.closing
         try:
             request.caller = gate.check(request)
-            slot = gate.admit(request.caller, self.transport)
+            slot = gate.admit(request, self.transport)
             request.charge = slot.charge
         except CorpusServerError as error:
             self._refuse(error, request)

@@ -10,7 +10,6 @@ A plan shuffles windows by its own permutation. Only Megatron's order can be kep
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
 from corpus_server.errors import InvalidParameter
+from corpus_server.user_files import parse_json
 
 Trainer = Literal["megatron", "olmo", "mosaicml"]
 ImportedOrder = Literal["shuffle", "megatron"]
@@ -250,7 +250,7 @@ def _unread(table: Mapping[str, Any], read: set[str], where: str) -> list[str]:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise InvalidParameter(
             f"the configuration must be JSON: {error}",

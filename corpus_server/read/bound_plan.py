@@ -42,6 +42,7 @@ class ShardList:
         corpora: by their names in plans.
         shards: (corpus name, shard).
         staged: the file of each shard that lies in an object store, None for local ones.
+        is_staged: whether there is such a shard.
         gatherer: over these shards.
         dtype: the widest of the corpora.
         num_bytes: memory that the list takes, approximately.
@@ -54,6 +55,7 @@ class ShardList:
         ]
         files = [shard.file for _, shard in self.shards]
         self.staged = tuple(file if isinstance(file, StagedFile) else None for file in files)
+        self.is_staged = any(self.staged)
         self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
         self.num_bytes = _SHARD_BYTES * len(self.shards)
@@ -83,7 +85,7 @@ class BoundPlan:
         key: of what is kept about this object elsewhere and must not keep it alive.
         sampler: (step, rank) to rows.
         gatherer: rows to tokens; its shard numbers are the sampler's.
-        corpora, shards, staged, dtype: see `ShardList`.
+        corpora, shards, staged, is_staged, dtype: see `ShardList`.
         num_bytes: memory that the plan takes, approximately, without what it shares.
         shared: what other plans may share, each with its `num_bytes`.
     """
@@ -93,10 +95,10 @@ class BoundPlan:
         self.plan = plan
         self.key = object()
         self.corpora, self.shards, self.staged = opened.corpora, opened.shards, opened.staged
-        self.gatherer, self.dtype = opened.gatherer, opened.dtype
+        self.is_staged, self.gatherer, self.dtype = opened.is_staged, opened.gatherer, opened.dtype
         windows = opened.windows(plan.seq_len, plan.stride)
         self.sampler = Sampler(plan, table=table, windows=windows)
-        if any(self.staged) and not self.sampler.rows.is_window:
+        if self.is_staged and not self.sampler.rows.is_window:
             raise InvalidPlan(
                 f"order {plan.order.name} reads pieces of shards anywhere for each row, and corpora in an "
                 "object store are fetched shard by shard; serve a local copy, or use a bounded shuffle",

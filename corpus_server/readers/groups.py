@@ -14,7 +14,7 @@ group is dropped again one group later, when the other processes have left it, t
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,8 +42,6 @@ _LOOK_SECONDS = 0.01
 # come out of order.
 _KEPT_REQUESTS = 64
 
-_IDLE_SECONDS = 60.0  # then its pages are dropped
-
 Piece = tuple[int, int, int]  # shard number, tokens [start, stop)
 
 
@@ -65,19 +63,26 @@ class _Block:
 _Group = list[_Block]
 
 
-class GroupReader:
+class Groups:
     """The groups of one plan in the page cache.
 
-    `look`, `read_piece` and `drop_all` may block and belong to one thread; the rest is under a lock.
+    `note` and `take_steps` are under a lock; the rest may block and belongs to one thread.
 
     Args:
         bound: a plan of a bounded shuffle.
+
+    Attributes:
+        num_readers: of the plan; when there is none any more, `drop_all`.
+        num_bytes: see `group_bytes`; None until the thread has added it up, which takes ms with many shards.
+        admitted_bytes: of the budget for prefetching; 0 if the groups do not fit.
+        rests_until: after a failure, the monotonic time before which requests cause no turn.
     """
 
     def __init__(self, bound: BoundPlan) -> None:
         self.bound = bound
-        self.num_bytes = group_bytes(bound)
-        self.seen_seconds = 0.0
+        self.num_readers = self.admitted_bytes = 0
+        self.num_bytes: int | None = None
+        self.is_refusal_logged, self.rests_until = False, 0.0
         # Of requests since the latest look; bounded, because the thread that looks may hang in a read.
         self._steps: deque[int] = deque(maxlen=_KEPT_REQUESTS)
         self._num_requests = 0
@@ -85,21 +90,15 @@ class GroupReader:
         self._at: dict[int, int] = {}  # by source, the number of the group that requests are in
         self._latest_before: dict[int, int] = {}  # by source, the latest request before that group
         self._groups: dict[tuple[int, int], _Group] = {}  # by source and number
-        self._is_reading = False
         self._dropped: dict[tuple[int, int], _Group] = {}  # at the latest change of groups
         self._leaving: deque[_Block] = deque()  # to be dropped
         self._others: Collection[Corpus] = ()
 
-    def note(self, step: int, now: float) -> None:
-        """Note a request; does not block."""
+    def note(self, step: int, now: float) -> bool:
+        """Note a request; return whether it is time to look where requests are."""
         self._steps.append(step)
         self._num_requests += 1
-        self.seen_seconds = now
-
-    def has_work(self, now: float) -> bool:
-        """Tell whether it is time to look at requests, or a piece is to be read."""
-        is_due = bool(self._steps) and now >= self._looked_seconds + _LOOK_SECONDS
-        return is_due or self._is_reading
+        return now >= self._looked_seconds + _LOOK_SECONDS
 
     def take_steps(self, now: float) -> list[int]:
         """Return the steps that were noted since the latest look, if it is time for another one."""
@@ -108,10 +107,6 @@ class GroupReader:
         steps, self._looked_seconds = list(self._steps), now
         self._steps.clear()
         return steps
-
-    def give_up(self) -> None:
-        """Read nothing until the next request."""
-        self._is_reading = False
 
     def look(self, steps: Sequence[int], others: Collection[Corpus]) -> None:
         """Find out which groups requests for these steps are in, and which were left.
@@ -141,7 +136,6 @@ class GroupReader:
             if key not in self._groups:
                 extents = sampler.group_extents(*key)
                 self._groups[key] = [_Block(extent, deque(_pieces(extent)), []) for extent in extents]
-        self._is_reading = True
 
     def read_piece(self) -> int:
         """Start to read the next piece that is not resident, and drop a block that was left.
@@ -155,7 +149,6 @@ class GroupReader:
         elif self._leaving:
             self._drop(self._leaving)
             self._leaving.clear()
-        self._is_reading = num_bytes > 0
         return num_bytes
 
     def _read_piece(self) -> int:
@@ -188,65 +181,6 @@ class GroupReader:
             shard.release(*block.extent[1:])
             for piece in block.read:
                 shard.drop(*piece[1:])
-
-
-class GroupReaders:
-    """The plans of bounded shuffles that are being read; not safe to use from several threads.
-
-    Args:
-        budget_bytes: page cache for the groups of all plans together.
-    """
-
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
-        self._readers: OrderedDict[str, GroupReader] = OrderedDict()  # by plan, longest idle first
-        self._idle: list[GroupReader] = []
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the budget that are taken."""
-        return sum(reader.num_bytes for reader in self._readers.values())
-
-    def note(self, bound: BoundPlan, step: int, now: float) -> bool:
-        """Note a request; return whether groups are read ahead: not if there are none, or too large ones."""
-        while self._readers and now - next(iter(self._readers.values())).seen_seconds > _IDLE_SECONDS:
-            self._idle.append(self._readers.popitem(last=False)[1])
-        if bound.sampler.groups is None:
-            return False
-        reader = self._readers.get(bound.plan.id)
-        if reader is None or reader.bound is not bound:
-            if reader is not None:
-                self._idle.append(self._readers.pop(bound.plan.id))
-            reader = GroupReader(bound)
-            if self.num_bytes + reader.num_bytes > self._budget_bytes:
-                return False
-            self._readers[bound.plan.id] = reader
-        self._readers.move_to_end(bound.plan.id)
-        reader.note(step, now)
-        return True
-
-    def next(self, now: float) -> GroupReader | None:
-        """Return a reader that has work; None if there is none."""
-        return next((reader for reader in self._readers.values() if reader.has_work(now)), None)
-
-    def next_idle(self) -> GroupReader | None:
-        """Return a reader whose pages nobody needs any more, once."""
-        return self._idle.pop() if self._idle else None
-
-    def bounds(self) -> list[BoundPlan]:
-        """Return the plans that are being read."""
-        return [reader.bound for reader in self._readers.values()]
-
-    def refusal(self, bound: BoundPlan) -> str:
-        """Say why the groups of a plan are not read ahead, and what to do."""
-        order, needed, taken = bound.plan.order, group_bytes(bound), self.num_bytes
-        return (
-            f"plan {bound.plan.id}: reading ahead its groups ({order} windows) takes {needed:,} bytes of "
-            "page cache, three groups of each source; "
-            f"read_ahead_bytes is {self._budget_bytes:,}, of which other plans take "
-            f"{taken:,}; its windows are read one by one instead, at the rate of random reads; set "
-            f"read_ahead_bytes to at least {taken + needed:,}, or choose smaller groups"
-        )
 
 
 def group_bytes(bound: BoundPlan) -> int:

@@ -7,11 +7,13 @@ on which nobody listens is replaced, one with a live server is not, and our own 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +22,16 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.settings import Settings
 
 BACKLOG = 2048
+
+_SO_ATTACH_FILTER = 26  # socket(7); the module `socket` does not have it
+_DROP_SYN = (
+    (0x30, 0, 0, 13),  # load the flags of the TCP header
+    (0x54, 0, 0, 0x12),  # of these SYN and ACK
+    (0x15, 0, 1, 0x02),  # unless it is SYN alone, skip one
+    (0x06, 0, 0, 0),  # drop the packet
+    (0x06, 0, 0, 0xFFFFFFFF),  # take it: a connection that is half open becomes whole
+)
+"""Instructions of a classic BPF filter: code, jump if true, jump if false, operand (linux/filter.h)."""
 
 _NO_SUCH_ADDRESS = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
@@ -55,6 +67,21 @@ def url(listener: socket.socket, *, tls: bool = False) -> str:
     host, port = listener.getsockname()[:2]
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def take_no_more(listener: socket.socket) -> None:
+    """Have the kernel take no new connection, in whichever process; those that wait can still be accepted.
+
+    Closing a socket resets the connections that wait, after their clients may have sent a request. A client
+    that comes now meets a closed port: on TCP when it tries again after a second.
+    """
+    with contextlib.suppress(OSError):  # without this, a client or two may see a reset
+        if listener.family == socket.AF_UNIX:
+            listener.shutdown(socket.SHUT_RD)
+            return
+        code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in _DROP_SYN))
+        program = struct.pack("@HP", len(_DROP_SYN), ctypes.addressof(code))
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def _bind_tcp(stack: ExitStack, host: str, port: int) -> list[socket.socket]:

@@ -1,4 +1,4 @@
-"""One worker process: `python -m corpus_server.run.worker CHANNEL LISTENER...`, all descriptors.
+"""One worker process: `python -m corpus_server.run.worker CHANNEL SETTINGS LISTENER...`, all descriptors.
 
 Leaving takes three phases, of which the last two end early when no connection is left:
 
@@ -16,11 +16,10 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
-import os
 import resource
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from functools import partial
 
@@ -35,25 +34,26 @@ from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.connection import Door
 from corpus_server.http.ordinary import OrdinaryProtocol
-from corpus_server.run.common import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
-from corpus_server.run.listening import BACKLOG
+from corpus_server.run.common import BEAT, BEAT_SECONDS, RETIRE, TERMINATE, read_settings
+from corpus_server.run.listening import BACKLOG, take_no_more
 from corpus_server.run.logs import log_to_stderr
 from corpus_server.run.tls import server_context
-from corpus_server.settings import ENVIRONMENT_VARIABLE, Settings
+from corpus_server.settings import Settings
 from corpus_server.web.app import create_app
 
 _log = logging.getLogger("corpus_server")
 
 MISTAKE = 2
-TOKENS_SECONDS = 1.0  # until a token that was revoked is refused
 _POLL_SECONDS = 0.02
+_ACCEPT_SECONDS = 0.1  # from the last new connection until all that wait are accepted
 _CLEAN_UP_SECONDS = 0.5  # beyond the grace, for closing files and threads that do not hang
 
 
 def main() -> None:
     """Serve until the supervisor says otherwise; report to it what keeps this worker from starting."""
-    channel, *listeners = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
-    settings = Settings.from_json(os.environ[ENVIRONMENT_VARIABLE])
+    first, second, *rest = map(int, sys.argv[1:])
+    channel, settings = socket.socket(fileno=first), read_settings(second)
+    listeners = [socket.socket(fileno=number) for number in rest]
     log_to_stderr(settings)
     tracing.start()
     # Login shells and systemd allow 1,024 descriptors, fewer than a process may have connections.
@@ -107,9 +107,12 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
                     connect, sock=each, backlog=BACKLOG, ssl=ssl, ssl_handshake_timeout=patience
                 )
             )
-        watching = loop.create_task(_watch_tokens(service))
-        beating = loop.create_task(_beat(channel, state))
-        publishing = loop.create_task(_publish_metrics(service))
+        # Before the first beat, the supervisor does not take this worker for ready.
+        publish = partial(service.run_probe, live.publish)
+        background = [
+            loop.create_task(_repeat(BEAT_SECONDS, "the beat", partial(_beat, channel, state))),
+            loop.create_task(_repeat(metrics.PUBLISH_SECONDS, "sharing counts with other workers", publish)),
+        ]
         command = await loop.sock_recv(channel, 1)
         service.admission.closing = True
         rest = settings.grace_seconds
@@ -118,6 +121,11 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
             drain = min(settings.drain_seconds, rest)
             rest -= drain
             await asyncio.sleep(drain)
+            for each in listeners:
+                take_no_more(each)
+            accepting = min(_ACCEPT_SECONDS, rest)
+            rest -= accepting
+            await asyncio.sleep(accepting)
         for server in servers:
             server.close()
         if command == RETIRE:
@@ -130,42 +138,31 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
         await _until_closed(state, rest)
         for connection in list(state.connections):
             connection.transport.abort()
-        beating.cancel()
-        watching.cancel()
-        publishing.cancel()
+        for task in background:
+            task.cancel()
     with contextlib.suppress(OSError):
         await asyncio.to_thread(metrics.publish)
     await asyncio.to_thread(tracing.stop)
 
 
 async def _beat(channel: socket.socket, state: ServerState) -> None:
-    """Tell the supervisor every second that the event loop turns, and renew the Date header."""
-    while True:
-        state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
-        with contextlib.suppress(OSError):  # the supervisor is gone; who reads the channel ends this worker
-            channel.send(BEAT)
-        await asyncio.sleep(BEAT_SECONDS)
+    """Tell the supervisor that the event loop turns, and renew the Date header."""
+    state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+    with contextlib.suppress(OSError):  # the supervisor is gone; who reads the channel ends this worker
+        channel.send(BEAT)
 
 
-async def _publish_metrics(service: Service) -> None:
-    """Write what was counted, for the other workers and for the time after this one."""
+async def _repeat(seconds: float, what: str, work: Callable[[], Awaitable[object]]) -> None:
+    """Do something again and again, whatever fails; the same failure is logged once."""
     failure = ""
     while True:
         try:
-            await service.run_probe(live.publish)
+            await work()
             failure = ""
-        except OSError as error:  # the disk is full; there may be room again
-            if failure != str(error):
-                failure = str(error)
-                _log.error("what is counted cannot be told to other workers: %s", error.strerror)
-        await asyncio.sleep(metrics.PUBLISH_SECONDS)
-
-
-async def _watch_tokens(service: Service) -> None:
-    """Take up changes of the file of tokens."""
-    while True:
-        await asyncio.sleep(TOKENS_SECONDS)
-        await service.run_probe(service.access.reload)
+        except Exception as error:  # noqa: BLE001 - else it would end in silence
+            if failure != (failure := f"{type(error).__name__}: {error}"):
+                _log.error("%s failed: %s", what, getattr(error, "strerror", None) or failure)
+        await asyncio.sleep(seconds)
 
 
 async def _until_closed(

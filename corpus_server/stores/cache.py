@@ -81,15 +81,27 @@ class Cache:
         return (self.shards / key / _NAME).exists()
 
     def open(self, key: str) -> OpenFile | None:
-        """Open a shard, which stays until the file is closed; None if it is not there."""
+        """Open a shard, which stays until the file is closed; None if it is not there.
+
+        Raises:
+            UnreadableCorpus: it is there and cannot be opened, for example for want of descriptors.
+        """
         while self.has(key):
-            with suppress(UnreadableCorpus):  # it was removed a moment ago
+            try:
                 file = OpenFile(self.shards / key / _NAME)
+            except UnreadableCorpus as error:
+                if isinstance(error.__cause__, FileNotFoundError):  # it was removed a moment ago
+                    continue
+                raise
+            try:
                 fcntl.flock(file.fd, fcntl.LOCK_SH)
                 # Between opening and locking, it may have been removed.
                 if os.fstat(file.fd).st_nlink:
                     return file
+            except OSError as error:
                 file.close()
+                raise file.unreadable(f"cannot be locked: {error.strerror}", "check its disk") from error
+            file.close()
         return None
 
     def touch(self, key: str) -> None:

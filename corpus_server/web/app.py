@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -51,7 +52,11 @@ def create_app(settings: Settings) -> Gateway:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with Service.open(settings) as app.state.service:
-            yield
+            watching = asyncio.create_task(app.state.service.access.watch())
+            try:
+                yield
+            finally:
+                watching.cancel()
 
     # Its documentation pages carry their scripts with them: clusters often have no way out.
     app = FastAPIOffline(

@@ -144,6 +144,7 @@ def request_head(scope: Scope) -> RequestHead:
         scope["method"],
         target,
         headers,
+        address=(scope.get("client") or ("",))[0],
         caller=scope.get(_CALLER, ANYONE),
         request_id=scope[REQUEST_ID_KEY],
         trace_parent=headers.get("traceparent", ""),

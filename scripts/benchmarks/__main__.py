@@ -145,7 +145,7 @@ def _parser(known: Mapping[str, Any]) -> argparse.ArgumentParser:
         "--before",
         metavar="COMMIT",
         help="measure that commit's server beside this tree's, by the same client: throughput, latency, "
-        "paced, cold",
+        "tls, paced, cold",
     )
     parser.add_argument(
         "--only",

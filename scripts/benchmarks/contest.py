@@ -37,13 +37,21 @@ def shapes_of(options: Options) -> tuple[Shape, Shape]:
 
 
 @contextmanager
-def now_and_before(options: Options, path: Path) -> Iterator[dict[str, Server]]:
-    """Serve a corpus from this tree and, with `--before`, from that commit's tree."""
+def now_and_before(
+    options: Options, path: Path, certificate: Path | None = None
+) -> Iterator[dict[str, Server]]:
+    """Serve a corpus from this tree and, with `--before`, from that commit's tree.
+
+    Args:
+        certificate: serve by https, see `serving`.
+    """
+    serve = partial(serving, {corpus.NAME: path}, certificate=certificate)
     with ExitStack() as stack:
-        servers = {NOW: stack.enter_context(serving({corpus.NAME: path}))}
+        servers = {NOW: stack.enter_context(serve())}
         if options.before is not None:
-            tree = stack.enter_context(checked_out(options.before))
-            servers[BEFORE] = stack.enter_context(serving({corpus.NAME: path}, tree=tree))
+            servers[BEFORE] = stack.enter_context(
+                serve(tree=stack.enter_context(checked_out(options.before)))
+            )
         yield servers
 
 

@@ -14,7 +14,7 @@ from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.replicas import Replicas
 from corpus_client.network.transport import Connection
 from corpus_client.network.wire import steps_request
-from corpus_client.staging.slots import ring_size
+from corpus_client.staging.slots import choose_slot_sizes
 from scripts.benchmarks.contender import Shape
 from scripts.benchmarks.corpus import NAME
 from scripts.benchmarks.expected import Expected, Order, document_of
@@ -34,7 +34,9 @@ def ahead_bytes(shape: Shape) -> int:
 
 def steps_per_request(shape: Shape) -> int:
     """Return how many steps the loader asks for at once, which is a slot of its ring."""
-    ring = ring_size(batch_bytes=shape.num_bytes, prefetch_bytes=ahead_bytes(shape), in_flight=IN_FLIGHT)
+    ring = choose_slot_sizes(
+        batch_bytes=shape.num_bytes, prefetch_bytes=ahead_bytes(shape), in_flight=IN_FLIGHT
+    )
     return ring.steps_per_slot
 
 

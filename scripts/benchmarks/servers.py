@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +38,7 @@ class Server:
     """A running server of ours.
 
     Args:
-        url: `http://127.0.0.1:PORT` or `uds:///PATH`.
+        url: `http://127.0.0.1:PORT`, `https://127.0.0.1:PORT` or `uds:///PATH`.
         port: on loopback; 0 on a Unix-domain socket.
         pids: its processes: the one that was started, which may be a supervisor, then its workers.
         state_dir: where it keeps plans.
@@ -79,6 +81,7 @@ def serving(
     tree: Path = ROOT,
     without: str | None = None,
     settings: Mapping[str, int] | None = None,
+    certificate: Path | None = None,
 ) -> Iterator[Server]:
     """Serve corpora from another process until the block ends.
 
@@ -90,9 +93,10 @@ def serving(
         tree: the checkout whose server runs.
         without: name of a trick that is patched away; see `without.TRICKS`.
         settings: keys of `[server]` in a configuration file.
+        certificate: PEM file of certificate and key; serve by https. See `trusted_certificate`.
     """
     port = 0 if uds else claim_port()
-    url = f"uds://{quote(str(uds))}" if uds else f"http://{HOST}:{port}"
+    url = f"uds://{quote(str(uds))}" if uds else f"http{'s' if certificate else ''}://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="bench-state-") as state_dir:
         program = ["-P", str(LAUNCHER), without] if without else ["-m", "corpus_server"]
         command = [sys.executable, *program, "serve"]
@@ -103,6 +107,8 @@ def serving(
         command += ["--state-dir", state_dir, "--log-level", "warning"]
         if tree == ROOT:  # a server of another commit may not know it
             command += ["--drain-seconds", "0"]  # nobody has to be told to ask another server
+        if certificate:
+            command += ["--tls-certificate", str(certificate), "--tls-key", str(certificate)]
         command += arguments
         if settings:
             config = Path(state_dir) / "corpus.toml"
@@ -121,6 +127,23 @@ def serving(
                 state_dir=Path(state_dir),
                 ready_seconds=ready_seconds,
             )
+
+
+@contextmanager
+def trusted_certificate() -> Iterator[Path]:
+    """Make a certificate for loopback, with its key, which this process trusts until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="bench-tls-") as folder:
+        key, certificate = Path(folder) / "key.pem", Path(folder) / "certificate.pem"
+        command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=bench"
+        command += f" -addext subjectAltName=IP:{HOST} -keyout {key} -out {certificate}"
+        subprocess.run(command.split(), check=True, capture_output=True)
+        both = Path(folder) / "both.pem"
+        both.write_bytes(key.read_bytes() + certificate.read_bytes())
+        os.environ["SSL_CERT_FILE"] = str(certificate)
+        try:
+            yield both
+        finally:
+            del os.environ["SSL_CERT_FILE"]
 
 
 @contextmanager

@@ -69,10 +69,6 @@ def replace(target: str, value: Any) -> Callable[[], None]:
 
 TRICKS = (
     Trick(
-        name="responses made ahead, for one connection each",
-        patch=replace("corpus_server.http.ahead:Ahead.next_run", lambda *_: ()),
-    ),
-    Trick(
         name="small steps located together",
         patch=replace(
             "corpus_server.read.reading:select",
@@ -126,7 +122,7 @@ def main() -> None:
         importlib.import_module("corpus_server.run.worker").main()
         return
     # Workers are new interpreters: they start here too, and are patched before they import the server.
-    replace("corpus_server.run.supervisor:WORKER_MODULE", "scripts.benchmarks.without")()
+    replace("corpus_server.run.process:WORKER_MODULE", "scripts.benchmarks.without")()
     importlib.import_module("corpus_server.cli").main()
 
 

@@ -17,10 +17,10 @@ import torch
 
 from corpus_client.plan.schedule import StepRange
 from corpus_client.staging.fetcher import FetchRange
-from corpus_client.staging.opening import find_device, open_device
+from corpus_client.staging.opening import find_device, open_stager
 from corpus_client.staging.options import PREFETCH_BYTES
 from corpus_client.staging.pipeline import Pipeline
-from corpus_client.staging.slots import allocate_ring, ring_size
+from corpus_client.staging.slots import choose_slot_sizes, cut_slots
 from corpus_client.tools import transfer
 from corpus_client.tools.timing import Clock
 from corpus_client.tools.transfer import host_memory
@@ -40,12 +40,14 @@ def full_slots(
 
     Yields a function that returns inputs and targets of the batch `stored`, of `dtype`; None: as stored.
     """
-    target = open_device(device)
+    target = open_stager(device)
     make = partial(target.make, dtype)
     least = 2 * (stored.nbytes + 4096)
-    size = ring_size(batch_bytes=stored.nbytes, prefetch_bytes=max(PREFETCH_BYTES, least), in_flight=2)
-    ring = allocate_ring(size, target.pin)
-    for slot in ring.slots:
+    size = choose_slot_sizes(
+        batch_bytes=stored.nbytes, prefetch_bytes=max(PREFETCH_BYTES, least), in_flight=2
+    )
+    slots = cut_slots(target.host_memory(size.num_bytes), size)
+    for slot in slots:
         np.frombuffer(slot.view, np.uint8)[:] = np.resize(stored.view(torch.uint8).numpy(), size.slot_bytes)
     steps = FetchRange(
         step_ranges=(StepRange(start_step=0, stop_step=None, shape=(stored.shape[0], stored.shape[1])),),
@@ -53,7 +55,7 @@ def full_slots(
         slot_bytes=size.used_bytes,
         in_flight=1,
     )
-    with closing(target), closing(Pipeline(_NothingToFetch(), ring.slots, target, steps)) as pipeline:
+    with closing(target), closing(Pipeline(_NothingToFetch(), slots, target, steps)) as pipeline:
 
         def take() -> Pair:
             inputs, targets = pipeline.take(make)[1]

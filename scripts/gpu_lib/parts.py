@@ -109,7 +109,7 @@ def run_tests(run: Run) -> dict[str, int]:
     """Run the GPU tests, where a skip is a failure: how many ran, failed, and were skipped."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
-        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        options = ["-q", "-m", "needs_cuda", "-p", "no:cacheprovider", f"--junitxml={report}"]
         environment = {**os.environ, "CORPUS_REQUIRE_CUDA": "0" if run.quick else "1"}
         command = [sys.executable, "-m", "pytest", *options, "tests/client/cuda"]
         done = subprocess.run(command, cwd=ROOT, env=environment, check=False)

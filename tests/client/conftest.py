@@ -20,9 +20,19 @@ if TYPE_CHECKING:
 # torch is imported late: some of these tests run in an environment that has none.
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let no warning of torch's about a GPU fail a test; those of the client do."""
+    if item.get_closest_marker("needs_cuda") is not None:
+        item.add_marker(pytest.mark.filterwarnings("error:::corpus_client"), append=False)
+        item.add_marker(pytest.mark.filterwarnings("default"), append=False)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("needs_cuda") is None:
         return
+    assert item.path.parent.name == "cuda", (
+        "a needs_cuda test is in tests/client/cuda: scripts/gpu runs no other"
+    )
     import torch
 
     if torch.cuda.is_available():
@@ -79,6 +89,7 @@ def make_loader(server: ReferenceServer) -> Iterator[Callable[..., CorpusLoader]
         loaders.append(open_loader(urls or server.url, **{**options, **changes}))
         return loaders[-1]
 
+    make.made = loaders  # type: ignore[attr-defined]  # a test that drops its loader clears this
     yield make
     for loader in loaders:
         loader.close()

@@ -18,7 +18,7 @@ FLOORS = (
     {"network"},
     {"plan"},
     {"staging"},
-    {"arrays", "batch", "prepared", "yielded"},
+    {"arrays", "batch", "prepared", "sampling"},
     {"loader"},
     {"dataset"},
     {"integrations"},

@@ -95,7 +95,7 @@ def test_thousands_of_steps_over_a_slow_and_disorderly_device_are_exact(
     steps: list[tuple[int, list[list[int]], list[list[int]]]] = []
     with FakeGpu(seed, (3, 0, 1, 9), connections=connections) as gpu:
         device = DeviceRing(torch.device("cpu"), gpu, group_bytes=group_bytes)
-        monkeypatch.setattr("corpus_client.loader.open_device", lambda *_, **__: device)
+        monkeypatch.setattr("corpus_client.loader.open_stager", lambda *_, **__: device)
         loader = make_loader(num_steps=4_000, prefetch_bytes=1 << 15, order="shuffle")
         static = torch.zeros(2, 12, 16, dtype=torch.int64)
         for number in range(4_000):
@@ -125,16 +125,16 @@ def test_slots_that_may_still_be_written_to_are_not_used_again(
     """A pipeline whose thread did not end keeps them; after any other one they are used again."""
     loader = make_loader()
     next(loader)
-    first = loader._ring
+    first = loader._slot_memory
     loader.seek(50)
     next(loader)
-    assert loader._ring is first
+    assert loader._slot_memory is first
     close = Pipeline.close
     with monkeypatch.context() as patch:
         patch.setattr(Pipeline, "close", lambda pipeline: close(pipeline) and False)
         loader.seek(9)
     batch = next(loader)
-    assert loader._ring is not first
+    assert loader._slot_memory is not first
     assert np.array_equal(batch.tokens.numpy(), tokens_of_step(corpus, loader.plan, 9))
 
 

@@ -13,7 +13,7 @@ from corpus_client import errors
 from corpus_client.network.control import BoundPlan, StageDescription
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
-from corpus_client.plan.world import Found
+from corpus_client.plan.world import RankPart
 from corpus_client.prepared import PlanOptions
 from corpus_client.staging.options import Staging
 
@@ -31,7 +31,7 @@ def check(
     plan = BoundPlan(plan_id="ab", document={}, dtype=stored, shards=(), stages=stages, eot_id=None)
     PlanOptions(
         connect=partial(Replicas, ["http://127.0.0.1:1"]),
-        place=Found(0, 1, context),
+        place=RankPart(0, 1, context),
         step_stride=1,
         dtype=dtype,
         eot_id=eot_id,

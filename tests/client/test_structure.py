@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from corpus_client import Batch, errors
-from corpus_client.staging.device import STORED_DTYPES, shifted
-from corpus_client.yielded import Origin, borders
+from corpus_client.batch import Origin, borders
+from corpus_client.staging.stager import STORED_DTYPES, shifted
 
 DTYPES = list(STORED_DTYPES.values())
 

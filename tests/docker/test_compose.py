@@ -122,7 +122,7 @@ def test_all_secrets_that_are_asked_for_are_made(secrets: Path) -> None:
 
 
 def test_the_secrets_fit_together(secrets: Path) -> None:
-    scopes = {caller.name: caller.scopes for caller in read_tokens(secrets / "tokens.toml").values()}
+    scopes = {caller.name: caller.scopes for caller in read_tokens(secrets / "tokens.toml")[0].values()}
     assert scopes == {"training": {"read:*", "plans"}, "prometheus": {"metrics"}}
     for name in scopes:
         token = (secrets / f"{name}.token").read_text().strip()

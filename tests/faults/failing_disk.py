@@ -3,7 +3,7 @@
     python -m tests.faults.failing_disk SOURCE MOUNT FAULT
 
 The file FAULT holds what happens from now on: `eio` (reads fail), `short` (reads return half of what is
-there), `enospc` (writes fail), or nothing.
+there), `enospc` (writes fail), `hang` (reads and look-ups wait until the fault is another), or nothing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def serve(source: str, mount: str, fault: str) -> None:
 
         def _check(self, operation: str) -> None:
             # Read anew each time: a few microseconds beside the way through the kernel.
-            how = Path(fault).read_text()
+            while (how := Path(fault).read_text()) == "hang" and operation in ("read", "open", "getattr"):
+                time.sleep(0.02)
             if how == "eio" and operation == "read":
                 raise mfusepy.FuseOSError(errno.EIO)
             if how == "enospc" and operation in ("write", "create", "mkdir", "truncate"):
@@ -98,6 +99,7 @@ def serve(source: str, mount: str, fault: str) -> None:
             self.short = how == "short"
 
         def getattr(self, path: str, fh: Any = None) -> dict[str, Any]:
+            self._check("getattr")
             status = os.lstat(source + path)
             return {name: getattr(status, name) for name in ATTRIBUTES}
 
@@ -105,6 +107,7 @@ def serve(source: str, mount: str, fault: str) -> None:
             return [".", "..", *(each.name for each in Path(source + path).iterdir())]
 
         def open(self, path: str, flags: int) -> int:
+            self._check("open")
             return os.open(source + path, flags)
 
         def create(self, path: str, mode: int, fi: Any = None) -> int:

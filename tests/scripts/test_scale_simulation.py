@@ -45,7 +45,7 @@ def test_the_rules_are_those_of_server_and_client() -> None:
     assert replicas.STALL_SECONDS == measured.STALL_SECONDS
     assert client_replica.LATE_FLOOR_SECONDS == measured.HEDGE_FLOOR_SECONDS
     assert slots.REQUEST_BYTES == measured.MAX_REQUEST_BYTES
-    size = slots.ring_size(
+    size = slots.slot_sizes(
         batch_bytes=measured.REQUEST_BYTES, prefetch_bytes=2**20, in_flight=measured.IN_FLIGHT
     )
     assert size.num_slots == measured.NUM_SLOTS

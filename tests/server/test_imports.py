@@ -12,8 +12,8 @@ from tests.serving import ROOT
 PACKAGE = ROOT / "corpus_server"
 
 FLOORS = (
-    {"errors", "__init__"},
-    {"extras", "corpus_spec"},
+    {"errors", "user_files", "__init__"},
+    {"described", "extras", "corpus_spec", "daemon_thread", "plan_database"},
     {"settings", "plan", "corpus"},
     {"stores", "admission"},
     {"read", "building"},
@@ -47,8 +47,8 @@ def test_files_import_only_from_rooms_below_and_never_in_a_circle() -> None:
 def test_a_wrong_import_would_be_seen() -> None:
     found = rooms.imports(PACKAGE)
     assert {"answers.service", "read.gather", "plan.sampler"} <= set(found)
-    assert "data.exchange" in found["data.door"]
-    way = ("web.app", "data.door", "read.gather", "plan.sampler")
+    assert "answers.service" in found["web.app"]
+    way = ("web.app", "answers.service", "read.gather", "plan.sampler")
     floors = [rooms.floor(name, FLOORS) for name in way]
     assert floors == sorted(set(floors), reverse=True)
 
@@ -72,7 +72,7 @@ def test_what_lies_below_the_data_plane_loads_no_web_framework() -> None:
 
 
 def test_the_data_plane_loads_no_web_framework() -> None:
-    assert not loaded_by(*modules("data")) & {"torch", "typer", "rich", *OPTIONAL, *WEB_FRAMEWORK}
+    assert not loaded_by(*modules("answers")) & {"torch", "typer", "rich", *OPTIONAL, *WEB_FRAMEWORK}
 
 
 def test_nothing_of_the_server_loads_torch_or_the_client() -> None:

@@ -44,12 +44,6 @@ def test_values_outside_their_range_are_refused(change: dict[str, Any], message:
         Settings(**{"corpora": (WEB,), **change})
 
 
-def test_workers_read_what_the_supervisor_wrote() -> None:
-    specs = (WEB, CorpusSpec(name="ü".encode().hex(), path=Path("/ü"), dtype="uint32", tokenizer="bytes"))
-    settings = Settings(corpora=specs, port=1, state_dir=Path("/s"), send_timeout_seconds=0.5)
-    assert Settings.from_json(settings.to_json()) == settings
-
-
 def test_a_file_and_the_command_line(tmp_path: Path) -> None:
     """Paths of the file are relative to the file; the command line goes before it."""
     (tmp_path / "corpus.toml").write_text(

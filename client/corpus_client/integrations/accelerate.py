@@ -15,12 +15,12 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from corpus_client import errors
+from corpus_client.batch import Batch
 from corpus_client.dataset import CorpusIterableDataset
 from corpus_client.integrations.causal_lm import causal_lm
 from corpus_client.integrations.feed import Feed, check_place
 from corpus_client.loader import CorpusLoader
 from corpus_client.plan.world import Placement
-from corpus_client.yielded import Batch
 
 
 class AccelerateLoader(Feed):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from corpus_client.yielded import Batch
+from corpus_client.batch import Batch
 
 IGNORED = -100
 """Labels that the losses of transformers leave out."""

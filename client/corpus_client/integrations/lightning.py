@@ -14,9 +14,9 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 
 from corpus_client import errors
+from corpus_client.batch import Batch
 from corpus_client.loader import CorpusLoader
 from corpus_client.plan.world import Placement
-from corpus_client.yielded import Batch
 
 
 class CorpusDataModule(LightningDataModule):  # type: ignore[misc]

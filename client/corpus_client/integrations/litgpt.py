@@ -19,8 +19,8 @@ import torch
 from litgpt.data import DataModule
 from torch.utils.data import DataLoader, IterableDataset
 
+from corpus_client.batch import Batch
 from corpus_client.loader import CorpusLoader
-from corpus_client.yielded import Batch
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from corpus_client import errors
+from corpus_client.batch import Batch
 from corpus_client.loader import CorpusLoader
 from corpus_client.plan.world import Placement
-from corpus_client.yielded import Batch
 
 
 class DistributedDataLoader(CorpusLoader):

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from corpus_client import errors
+from corpus_client.batch import Batch
 from corpus_client.loader import CorpusLoader
-from corpus_client.yielded import Batch
 
 
 class MicroBatches(Iterator[Batch]):

@@ -14,8 +14,8 @@ from typing import Any
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from corpus_client import errors
+from corpus_client.batch import Batch
 from corpus_client.dataset import CorpusIterableDataset
-from corpus_client.yielded import Batch
 
 
 class StatefulCorpusLoader(StatefulDataLoader[Batch]):  # type: ignore[misc]  # torchdata is untyped

@@ -98,7 +98,7 @@ class LoaderStats:
     num_hedges: int = 0  # requests that were sent to a second replica because the first was late
     ready_slots: int = 0  # filled, and waiting at this moment
     num_slots: int = 0
-    ring_bytes: int = 0  # of all slots
+    slot_bytes: int = 0  # of all slots
     pinned_bytes: int = 0  # of these, page-locked
     device_bytes: int = 0  # of the staging buffers on the device
 

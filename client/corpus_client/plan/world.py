@@ -14,7 +14,7 @@ from corpus_client.plan.document import MAX_STEP, integer
 WHOLE = (0, 1)
 
 
-class Found(NamedTuple):
+class RankPart(NamedTuple):
     """A process's part: rows of the global batch by its rank; context: (rank, size) of a slice of columns."""
 
     rank: int
@@ -58,7 +58,7 @@ class Placement:
         if self.mesh is not None and (self.rank, self.world_size) != (None, None):
             raise errors.InvalidArgument("mesh and rank say the same; give one")
 
-    def find(self) -> Found:
+    def find(self) -> RankPart:
         """Return this process's part; asks torch.distributed and the environment where nothing is given."""
         dims = (self.data_dims,) if isinstance(self.data_dims, str) else self.data_dims
         if self.mesh is None:
@@ -80,9 +80,9 @@ class Placement:
             if not isinstance(given, Sequence) or len(given) != 2:
                 raise errors.InvalidArgument(f"context_parallel must be (rank, world size), got {given!r}")
             context = _checked(*given, "context_parallel's ")
-        return Found(rank, world_size, context)
+        return RankPart(rank, world_size, context)
 
-    def check(self, found: Found) -> None:
+    def check(self, found: RankPart) -> None:
         """Raise `WrongRows` if torch.distributed was set up after `found` was found, and says otherwise."""
         given = self.mesh is not None or self.rank is not None
         now = None if given else _from_torch()

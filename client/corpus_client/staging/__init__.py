@@ -1,3 +1,14 @@
 """From requests to batches on the device: the slots, the thread that fills them, the copies."""
 
-__all__ = ["device", "fetcher", "gather", "local", "opening", "options", "pipeline", "ring", "slots"]
+__all__ = [
+    "fetcher",
+    "gather",
+    "local",
+    "opening",
+    "options",
+    "pinning",
+    "pipeline",
+    "ring",
+    "slots",
+    "stager",
+]

@@ -20,15 +20,18 @@ from corpus_client.network.pool import Stopped
 from corpus_client.observe.attribution import Stopwatch
 from corpus_client.observe.trace import Tracer
 from corpus_client.plan.schedule import Piece, StepRange, pieces
-from corpus_client.staging.device import Group
 from corpus_client.staging.slots import Slot
+from corpus_client.staging.stager import Group
 
 JOIN_SECONDS = 15.0
 """Seconds; longer than the longest wait that stopping cannot interrupt, a request on the control plane."""
 
 
-class Filler(Protocol):
-    """Fills slots with consecutive steps; `stop` comes from any thread, the rest from the fetcher."""
+class Source(Protocol):
+    """Where tokens come from: fills slots with consecutive steps.
+
+    `stop` is called from any thread, everything else from the fetcher.
+    """
 
     def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> Any:
         """Ask for these steps without waiting for them; the ticket goes to `finish`.
@@ -70,7 +73,7 @@ class FetchRange:
 
 
 @dataclass(slots=True)
-class Filled:
+class FilledSlot:
     """A slot with consecutive steps at its start, and the groups of `num_uploaded` of its batches."""
 
     slot: Slot
@@ -84,21 +87,21 @@ class Filled:
 class SlotQueues:
     """What the fetcher thread and the training loop share."""
 
-    def __init__(self, slots: Sequence[Slot], filler: Filler, stopwatch: Stopwatch) -> None:
-        self.filler = filler
+    def __init__(self, slots: Sequence[Slot], source: Source, stopwatch: Stopwatch) -> None:
+        self.source = source
         self.stopwatch = stopwatch
         self.pid = os.getpid()
         self.thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._free = list(slots)
-        self._ready: deque[Filled] = deque()
+        self._ready: deque[FilledSlot] = deque()
         self._ended = False
         self._stopped = False
         self._error: BaseException | None = None
 
     @property
     def num_ready(self) -> int:
-        """Filled slots that wait."""
+        """FilledSlot slots that wait."""
         return len(self._ready)
 
     def take_free(self, *, wait: bool) -> Slot | None:
@@ -119,13 +122,13 @@ class SlotQueues:
             self._free.append(slot)
             self._changed.notify_all()
 
-    def put_ready(self, filled: Filled) -> None:
+    def put_ready(self, filled: FilledSlot) -> None:
         """Hand a filled slot to the training loop."""
         with self._changed:
             self._ready.append(filled)
             self._changed.notify_all()
 
-    def take_ready(self) -> Filled | None:
+    def take_ready(self) -> FilledSlot | None:
         """Return the next filled slot, if there is one."""
         with self._changed:
             return self._ready.popleft() if self._ready else None
@@ -166,7 +169,7 @@ class SlotQueues:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self.filler.stop()
+        self.source.stop()
         # One that an interrupt kept from being started cannot be joined.
         thread = self.thread
         if thread is not None and thread is not threading.current_thread() and thread.is_alive():
@@ -175,12 +178,12 @@ class SlotQueues:
 
 def fetch(queues: SlotQueues, steps: FetchRange, tracer: Tracer) -> None:
     """Run the fetcher thread: keep `in_flight` requests on the wire and fill slots in order."""
-    on_wire: deque[tuple[Any, Filled]] = deque()
+    on_wire: deque[tuple[Any, FilledSlot]] = deque()
 
     def receive_oldest() -> None:
         ticket, filled = on_wire.popleft()
         with tracer.fetch(filled.start_step, filled.num_steps):
-            queues.filler.finish(ticket, filled.slot.view)
+            queues.source.finish(ticket, filled.slot.view)
         queues.put_ready(filled)
 
     try:
@@ -188,8 +191,8 @@ def fetch(queues: SlotQueues, steps: FetchRange, tracer: Tracer) -> None:
             # Never sleep on a full ring with answers on the wire: the server would see a stalled reader.
             while (slot := queues.take_free(wait=not on_wire)) is None:
                 receive_oldest()
-            ticket = queues.filler.begin(start_step, num_steps, shape)
-            on_wire.append((ticket, Filled(slot, start_step, num_steps, shape)))
+            ticket = queues.source.begin(start_step, num_steps, shape)
+            on_wire.append((ticket, FilledSlot(slot, start_step, num_steps, shape)))
             if len(on_wire) >= steps.in_flight:
                 receive_oldest()
         while on_wire:
@@ -201,4 +204,4 @@ def fetch(queues: SlotQueues, steps: FetchRange, tracer: Tracer) -> None:
         queues.end(error)
     finally:
         queues.stopwatch.enter("idle")
-        queues.filler.close()
+        queues.source.close()

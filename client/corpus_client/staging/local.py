@@ -81,7 +81,7 @@ def _local_path(local_root: LocalRoot, described: ShardDescription) -> Path:
     return root / name
 
 
-class IndexFiller:
+class LocalSource:
     """Receives indices, of many slots at a time, and gathers the tokens from local shards, which it owns.
 
     most: bytes of the tokens that one request is about. `steps.in_flight` of these requests are on the wire;

@@ -10,18 +10,18 @@ import torch
 
 from corpus_client import errors
 from corpus_client.plan.world import WHOLE
-from corpus_client.staging.device import Device
 from corpus_client.staging.ring import DeviceRing
+from corpus_client.staging.stager import Stager
 
 Named = str | torch.device | None
 
 
-def open_device(device: Named, *, context: tuple[int, int] = WHOLE, timed: bool = False) -> Device:
-    """Return what brings batches to the device; the arguments are those of `Device`."""
+def open_stager(device: Named, *, context: tuple[int, int] = WHOLE, timed: bool = False) -> Stager:
+    """Return what brings batches to the device; the arguments are those of `Stager`."""
     device = find_device(device)
     runtime = getattr(torch, device.type)
     if device.type == "cpu" or not hasattr(runtime, "Stream"):
-        return Device(device, context=context, timed=timed)
+        return Stager(device, context=context, timed=timed)
     return DeviceRing(device, runtime, context=context, timed=timed)
 
 

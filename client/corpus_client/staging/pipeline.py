@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from corpus_client.observe.attribution import Meter
-from corpus_client.staging.device import Device, Group, T, Views
-from corpus_client.staging.fetcher import FetchRange, Filled, Filler, SlotQueues, fetch
+from corpus_client.staging.fetcher import FetchRange, FilledSlot, SlotQueues, Source, fetch
 from corpus_client.staging.slots import Slot
+from corpus_client.staging.stager import Group, Stager, T, Views
 
 TRANSFER_POLL_SECONDS = 0.001
 """Only while nothing is ready and slots are being copied; a copy takes a fraction of this."""
@@ -33,22 +33,22 @@ class Pipeline:
 
     def __init__(
         self,
-        filler: Filler,
+        source: Source,
         slots: Sequence[Slot],
-        device: Device,
+        stager: Stager,
         steps: FetchRange,
         meter: Meter | None = None,
     ) -> None:
         self._meter = meter = meter if meter is not None else Meter()
-        self._device = device
+        self._stager = stager
         self._steps = steps
-        device.prepare(steps.batch_bytes)
+        stager.prepare(steps.batch_bytes)
         # One slot must stay with the fetcher: if all are uploaded ahead, it is idle during the step.
-        self._most_uploaded = max(1, min(device.num_buffers, len(slots) - 1))
+        self._most_uploaded = max(1, min(stager.num_buffers, len(slots) - 1))
         self._uploaded: deque[Group] = deque()  # groups with batches that are not read yet
-        self._uploading: Filled | None = None
-        self._in_use: deque[Filled] = deque()  # slots whose batches are uploaded, or being uploaded
-        self.queues = SlotQueues(slots, filler, meter.fetcher)
+        self._uploading: FilledSlot | None = None
+        self._in_use: deque[FilledSlot] = deque()  # slots whose batches are uploaded, or being uploaded
+        self.queues = SlotQueues(slots, source, meter.fetcher)
         self.queues.thread = threading.Thread(
             target=fetch, args=(self.queues, steps, meter.tracer), name="corpus-fetcher", daemon=True
         )
@@ -83,7 +83,7 @@ class Pipeline:
         self._closer()
         if os.getpid() != self.queues.pid:
             return False
-        self._device.drain()
+        self._stager.drain()
         return not (self.queues.thread and self.queues.thread.is_alive())
 
     def _reclaim(self) -> None:
@@ -107,7 +107,7 @@ class Pipeline:
             self._uploading = None
         return True
 
-    def _await_filled(self) -> Filled | None:
+    def _await_filled(self) -> FilledSlot | None:
         before = self._meter.fetcher.reading()
         try:
             # The fetcher may itself wait for a slot, and only this thread sees that a copy is done.
@@ -120,14 +120,14 @@ class Pipeline:
             self.queues.check_end()
         return filled
 
-    def _upload(self, filled: Filled) -> None:
+    def _upload(self, filled: FilledSlot) -> None:
         first = filled.num_uploaded
         batch_bytes = math.prod(filled.shape) * self._steps.dtype.itemsize
-        count = min(filled.num_steps - first, max(1, self._device.group_bytes // batch_bytes))
+        count = min(filled.num_steps - first, max(1, self._stager.group_bytes // batch_bytes))
         stored = filled.slot.batches(first, count, filled.shape, self._steps.dtype)
         started = time.perf_counter()
         with self._meter.tracer.range("transfer"):
-            group = self._device.upload(stored)
+            group = self._stager.upload(stored)
         self._meter.upload_seconds += time.perf_counter() - started
         group.next_step = filled.start_step + first
         self._meter.tracer.transfer(group.next_step, count, group)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import resource
 import time
 import weakref
 from collections import deque
@@ -34,8 +33,8 @@ import torch
 
 from corpus_client import errors
 from corpus_client.plan.world import WHOLE
-from corpus_client.staging.device import Device, Group, T, Views
-from corpus_client.staging.slots import host_memory_bytes
+from corpus_client.staging import pinning
+from corpus_client.staging.stager import Group, Stager, T, Views
 
 NUM_BUFFERS = 3
 """One is read, the next is full, the one after it is being filled."""
@@ -46,8 +45,6 @@ GROUP_BYTES = 4 << 20
 Not measured yet; `corpus-client transfer` shows speed by size on a machine with a GPU.
 """
 
-PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of the process
-
 
 @functools.cache
 def transfer_stream(runtime: Any, device: torch.device) -> Any:
@@ -56,7 +53,7 @@ def transfer_stream(runtime: Any, device: torch.device) -> Any:
         return runtime.Stream(device, priority=-1)
 
 
-class DeviceRing(Device):
+class DeviceRing(Stager):
     """Staging buffers on an accelerator with streams and events.
 
     runtime: the accelerator's module, `torch.cuda` or one with the same names (`torch.xpu`).
@@ -77,8 +74,6 @@ class DeviceRing(Device):
         super().__init__(device, context=context, timed=timed)
         self.group_bytes = group_bytes
         self.runtime = runtime
-        if device.type == "cuda":  # other runtimes offer nothing like it, and copy from pageable memory
-            self.pin = self._register
         self.stream = transfer_stream(runtime, device)
         self._buffers: list[_Buffer] = []
         self._release: Callable[[], object] = lambda: None
@@ -95,8 +90,13 @@ class DeviceRing(Device):
                 "of its own, and fill them before each replay: loader.next_into(inputs, targets)"
             )
 
+    def host_memory(self, num_bytes: int) -> torch.Tensor:
+        """Return memory for the slots: page-locked, unless the runtime and torch both fail to."""
+        return pinning.staging_memory(num_bytes, self.location, self.runtime, self._await_copies)
+
     def prepare(self, batch_bytes: int) -> None:
         """Allocate the buffers, unless those that exist hold a batch of this size."""
+        pinning.unlock_overdue()
         if self.num_bytes and batch_bytes <= self.num_bytes // NUM_BUFFERS:
             return
         self.close()
@@ -142,12 +142,9 @@ class DeviceRing(Device):
 
     def drain(self) -> None:
         """Wait until no slot is read any more; forget copies that nobody will read."""
-        if self._latest is not None:
-            # After a device error no slot is read any more, and the error is raised where the loop meets it:
-            # raised from here as well, it would hide the cause behind the loader's `close`.
-            with contextlib.suppress(RuntimeError):
-                self._latest.copied.synchronize()
-                self._measure()
+        self._await_copies()
+        with contextlib.suppress(RuntimeError):
+            self._measure()
         self._latest = None
         self._unmeasured.clear()
 
@@ -155,6 +152,7 @@ class DeviceRing(Device):
         """Give the buffers' memory back to the allocator."""
         self._release()
         self._buffers, self.num_bytes = [], 0
+        pinning.unlock_overdue()
 
     def seconds(self) -> tuple[float, float]:
         """Return seconds of copies, and of the consumer's stream standing still for them, up to now."""
@@ -171,10 +169,18 @@ class DeviceRing(Device):
 
     @contextlib.contextmanager
     def _on_transfer_stream(self) -> Iterator[None]:
-        # Device first: leaving `stream` alone would make the process's first device current again, and with
+        # Stager first: leaving `stream` alone would make the process's first device current again, and with
         # that a context there, hundreds of megabytes, in every rank that never called `set_device`.
         with self.runtime.device(self.location), self.runtime.stream(self.stream):
             yield
+
+    def _await_copies(self) -> None:
+        """Wait until every copy that was queued has run."""
+        # After a device error no slot is read any more, and the error is raised where the loop meets it:
+        # raised from here as well, it would hide the cause behind the loader's `close`.
+        if (latest := self._latest) is not None:
+            with contextlib.suppress(RuntimeError):
+                latest.copied.synchronize()
 
     def _measure(self) -> None:
         """Add up the copies that are over, in order."""
@@ -182,31 +188,6 @@ class DeviceRing(Device):
             self._unmeasured.popleft()
             self.copy_seconds += seconds[0]
             self.stall_seconds += seconds[1]
-
-    def _register(self, address: int, num_bytes: int) -> Callable[[], None]:
-        runtime, device = self.runtime, self.location
-        cudart = runtime.cudart()
-        with runtime.device(device):
-            code = int(cudart.cudaHostRegister(address, num_bytes, PORTABLE))
-            if code:
-                # The runtime reports a failure once more at the next launch, whoever's that is: launch here.
-                with contextlib.suppress(RuntimeError):
-                    torch.ones(1, device=device)
-        if code:
-            soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-            limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"
-            raise errors.PinningFailed(
-                f"{num_bytes:,} bytes for the slots could not be page-locked (CUDA error {code}); this "
-                f"process may use {host_memory_bytes():,} bytes of memory, and `ulimit -l` is {limit}; "
-                "lower prefetch_bytes, or raise these limits"
-            )
-
-        def unregister() -> None:
-            self.drain()
-            with runtime.device(device):
-                cudart.cudaHostUnregister(address)
-
-        return unregister
 
 
 @dataclass(slots=True, eq=False)

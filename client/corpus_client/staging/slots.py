@@ -1,16 +1,14 @@
-"""Allocate the slots: host memory for what is fetched ahead, page-locked where a GPU reads it."""
+"""The slots: host memory for what is fetched ahead, cut into reusable pieces."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from corpus_client import errors
@@ -20,9 +18,6 @@ REQUEST_BYTES = 16 << 20
 """Bytes; the fixed cost of a request hardly counts (requests half as large cost a tenth more CPU)."""
 
 MAX_SLOTS = 1024
-
-Pin = Callable[[int, int], Callable[[], None]]
-"""Page-lock (address, bytes); return the function that unlocks them. Raises `PinningFailed`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +38,8 @@ class Slot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RingSize:
-    """How many slots, and how many steps of the largest batches each holds."""
+class SlotSizes:
+    """How many slots there are, and how many steps of the largest batches each holds."""
 
     num_slots: int
     steps_per_slot: int
@@ -66,15 +61,17 @@ class RingSize:
         return self.num_slots * self.slot_bytes
 
 
-def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int, ranks_on_host: int = 1) -> RingSize:
-    """Return the largest ring within `prefetch_bytes` and this rank's part of half of the host's memory.
+def choose_slot_sizes(
+    *, batch_bytes: int, prefetch_bytes: int, in_flight: int, ranks_on_host: int = 1
+) -> SlotSizes:
+    """Return the most slots within `prefetch_bytes` and this rank's part of half of the host's memory.
 
     There is a slot for each request in flight, one being copied from and one that is ready, unless
     batches are so large that only two fit: one is filled while the other is used.
     """
     most = host_memory_bytes() // 2 // ranks_on_host
     budget = min(prefetch_bytes, most)
-    least = RingSize(num_slots=2, steps_per_slot=1, batch_bytes=batch_bytes)
+    least = SlotSizes(num_slots=2, steps_per_slot=1, batch_bytes=batch_bytes)
     if budget < 2 * least.slot_bytes:
         raise errors.InvalidArgument(
             f"prefetch_bytes must hold two slots of {least.slot_bytes:,} bytes, got {prefetch_bytes:,}, and "
@@ -87,41 +84,11 @@ def ring_size(*, batch_bytes: int, prefetch_bytes: int, in_flight: int, ranks_on
     return replace(one, num_slots=max(2, min(budget // one.slot_bytes, MAX_SLOTS)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Ring:
-    """The slots of a loader: one piece of page-aligned memory.
-
-    It lives as long as any slot or any tensor made from one; page-locking ends with it.
-    """
-
-    size: RingSize
-    slots: tuple[Slot, ...]
-
-
-def allocate_ring(size: RingSize, pin: Pin | None = None) -> Ring:
-    """Allocate all slots at once, page-locked by `pin`; pageable memory costs nothing until it is written.
-
-    Not `torch.empty(pin_memory=True)`: its allocator takes the next power of two, which would break
-    the budget, and keeps the memory when it is freed.
-    """
-    memory = mmap.mmap(-1, size.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # The array is what views hold on to: its end is the moment to unpin, before the map's own.
-    owner = np.frombuffer(memory, np.uint8)
-    if pin is not None:
-        # In a forked child these pages would be copied on write, and the parent's then no longer the
-        # ones that the device reads.
-        memory.madvise(mmap.MADV_DONTFORK)
-        weakref.finalize(owner, _unpin_here, os.getpid(), pin(owner.ctypes.data, size.num_bytes))
-    view = memoryview(owner.data)
-    storage = torch.frombuffer(view, dtype=torch.uint8)
+def cut_slots(memory: torch.Tensor, size: SlotSizes) -> tuple[Slot, ...]:
+    """Return the slots of a piece of memory of `size.num_bytes`; they keep it alive."""
+    view = memoryview(memory.numpy().data)
     cuts = range(0, size.num_bytes, size.slot_bytes)
-    slots = tuple(Slot(view[at : at + size.slot_bytes], storage[at : at + size.slot_bytes]) for at in cuts)
-    return Ring(size=size, slots=slots)
-
-
-def _unpin_here(pid: int, unpin: Callable[[], None]) -> None:
-    if os.getpid() == pid:
-        unpin()
+    return tuple(Slot(view[at : at + size.slot_bytes], memory[at : at + size.slot_bytes]) for at in cuts)
 
 
 def host_memory_bytes() -> int:

@@ -14,15 +14,14 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from corpus_client import errors
-from corpus_client.staging.opening import find_device, open_device
-from corpus_client.staging.slots import RingSize, allocate_ring
+from corpus_client.staging.opening import find_device, open_stager
 from corpus_client.tools import report
 from corpus_client.tools.machine import describe, measurable_bytes, one_line
 from corpus_client.tools.timing import Call, Clock, parse_size, seconds_name, size_name
 
 Kind = Literal["pageable", "torch-pinned", "registered"]
 KINDS: tuple[Kind, ...] = ("pageable", "torch-pinned", "registered")
-"""Registered memory is the loader's own: a map that is page-locked by `cudaHostRegister`."""
+"""Registered memory is the loader's own: a map that `cudaHostRegister` page-locks, if it can."""
 
 SIZES = "4KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 BUFFERS = 6  # times its size is what the measurements of a size take together, on host or device
@@ -79,13 +78,12 @@ def measure(device: torch.device, sizes: list[int], repeats: int) -> report.Repo
 
 
 def host_memory(kind: Kind, num_bytes: int, device: torch.device) -> torch.Tensor:
-    """Allocate and fill `(num_bytes,) uint8` of host memory; without CUDA all of it is pageable."""
+    """Allocate and fill `(num_bytes,) uint8` of host memory; for the CPU all of it is pageable."""
     if kind == "registered":
-        size = RingSize(num_slots=1, steps_per_slot=1, batch_bytes=num_bytes)
-        memory = allocate_ring(size, open_device(device).pin).slots[0].storage[:num_bytes]
+        memory = open_stager(device).host_memory(num_bytes)
     else:
-        locked = kind == "torch-pinned" and device.type == "cuda"
-        memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=locked)
+        locked = kind == "torch-pinned" and device.type != "cpu"
+        memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=locked)
     # Written to once: before, pageable memory has no pages.
     memory.numpy()[:] = np.resize(np.arange(256, dtype=np.uint8), num_bytes)
     return memory
@@ -105,7 +103,7 @@ def to_device(size: int, device: torch.device) -> Iterator[tuple[str, Call]]:
     for kind in KINDS:
         yield f"{kind} to device", partial(send, host_memory(kind, size, device))
     pageable, locked = (host_memory(kind, size, device) for kind in ("pageable", "registered"))
-    pinned = pageable.pin_memory if device.type == "cuda" else pageable.clone
+    pinned = pageable.pin_memory if device.type != "cpu" else pageable.clone
     yield "pageable to registered to device", lambda: send(locked.copy_(pageable))
     yield ("pin_memory() each time, to device", lambda: send(pinned()))
     yield "device to registered", partial(locked.copy_, there, non_blocking=True)

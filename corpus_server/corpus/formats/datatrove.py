@@ -25,7 +25,7 @@ from corpus_server.corpus.formats.layout import (
     TokenDtype,
 )
 
-_DTYPES: Final = {2: TOKEN_DTYPES["uint16"], 4: TOKEN_DTYPES["uint32"]}  # token size -> dtype
+_DTYPES: Final = {"2": TOKEN_DTYPES["uint16"], "4": TOKEN_DTYPES["uint32"]}  # token size -> dtype
 _END_BYTES: Final = 8
 _MAX_METADATA_BYTES: Final = 64 << 10
 
@@ -43,7 +43,7 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
             found, reason = _read_metadata(metadata, file), "its .ds.metadata says the token size"
         elif last:
             # An index without metadata (save_final_metadata=False) gives the token size, too.
-            found, reason = _DTYPES.get(file.size_bytes // last), "its .ds.index gives the token size"
+            found, reason = _DTYPES.get(str(file.size_bytes // last)), "its .ds.index gives the token size"
         dtype = found or dtype
         if dtype is None and last:
             what = f"{file.size_bytes} bytes are no tokens of 2 or 4 bytes: {index.name} counts {last}"
@@ -88,17 +88,18 @@ def _read_metadata(path: Path, data: OpenFile) -> TokenDtype:
     with OpenFile(path) as file:
         lines = file.head(_MAX_METADATA_BYTES).decode("utf-8", "replace").splitlines()
     size = lines[0].rpartition("|")[2] if lines else ""
-    dtype = _DTYPES.get(int(size)) if size.isdecimal() else None
+    dtype = _DTYPES.get(size)
     if dtype is None:
         raise unreadable(
             path,
-            f"expected a first line 'tokenizer|token size' with size 2 or 4, got {lines[:1]}",
+            f"expected a first line 'tokenizer|token size' with size 2 or 4, got {lines[:1]!r:.200}",
             "copy it again, or move it away and say the dtype",
         )
-    if len(lines) > 1 and lines[1].isdecimal() and int(lines[1]) * dtype.itemsize != data.size_bytes:
+    counted = lines[1][:20] if len(lines) > 1 else ""  # a number of 4,301 digits would be an error
+    if counted.isdecimal() and int(counted) * dtype.itemsize != data.size_bytes:
         raise unreadable(
             path,
-            f"says {lines[1]} tokens of {size} bytes, but {data.path.name} holds {data.size_bytes} bytes",
+            f"says {counted} tokens of {size} bytes, but {data.path.name} holds {data.size_bytes} bytes",
             COPY_AGAIN,
         )
     return dtype

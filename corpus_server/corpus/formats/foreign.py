@@ -6,7 +6,6 @@ Without this list a Parquet file could be served as tokens.
 from __future__ import annotations
 
 import gzip
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from typing import Any, Final
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import Format, TokenDtype, build_ids, build_text, not_served
 from corpus_server.errors import UnreadableCorpus
+from corpus_server.user_files import parse_json
 
 _SAVE: Final = "save its tokens as NPY: numpy.save('tokens.npy', array.astype('uint32'))"
 _TO_LINES: Final = "save it as JSON lines or Parquet, then run corpus-server build on that"
@@ -112,7 +112,7 @@ def _columns(path: Path) -> dict[str, str]:
             file.seek(0)
             return _kinds_in((ipc.open_file if is_file else ipc.open_stream)(file).schema)
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        record = json.loads(file.readline(_LINE_BYTES))
+        record = parse_json(file.readline(_LINE_BYTES))
     kinds = {}
     for name, value in record.items():
         if isinstance(value, str):

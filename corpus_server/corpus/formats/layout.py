@@ -25,6 +25,7 @@ TOKEN_DTYPES: Final[dict[str, TokenDtype]] = {
 }
 ACCEPTED_DTYPES: Final = ", ".join(TOKEN_DTYPES)
 COPY_AGAIN: Final = "was the copy interrupted? Copy it again"
+_MAX_TOKENS: Final = 1 << 60
 
 
 Ends = NDArray[np.integer[Any]]
@@ -109,6 +110,8 @@ def counted_layout(
     file: OpenFile, *, name: str, reason: str, dtype: TokenDtype, data_offset: int, num_tokens: int
 ) -> ShardLayout:
     """Return the layout of a file whose header counts its tokens; refuse a file of another size."""
+    if num_tokens >= _MAX_TOKENS:  # too many digits cannot even be shown
+        raise file.unreadable("its header says an impossible number of tokens", COPY_AGAIN)
     expected_bytes = data_offset + num_tokens * dtype.itemsize
     if num_tokens < 0 or file.size_bytes != expected_bytes:
         held = (file.size_bytes - data_offset) / dtype.itemsize

@@ -12,7 +12,6 @@ of all items lie one after another and are mapped. `data_format` names the dtype
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,11 +29,14 @@ from corpus_server.corpus.formats.layout import (
     build_ids,
     counted_layout,
 )
+from corpus_server.user_files import parse_json, read_regular
 
 # litData `constants.py`; torch's numbers name most types twice.
+_TORCH: Final = ("uint8", "int32", "int32", "int64", "int64", "uint16")
+_NUMPY: Final = ("int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _DTYPES: Final = {
-    "no_header_tensor": {11: "uint8", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 20: "uint16"},
-    "no_header_numpy": {2: "int32", 3: "int64", 4: "uint8", 5: "uint16", 6: "uint32", 7: "uint64"},
+    "no_header_tensor": dict(zip(("11", "15", "16", "17", "18", "20"), _TORCH, strict=True)),
+    "no_header_numpy": dict(zip("234567", _NUMPY, strict=True)),
 }
 
 
@@ -42,8 +44,7 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
     path = file.path.with_name("index.json")
     if not (file.path.name.startswith("chunk-") and file.path.suffix == ".bin" and path.is_file()):
         return None
-    status = path.stat()
-    config, num_tokens = _read_index(path, status.st_mtime_ns, status.st_size)
+    config, num_tokens = read_index(path)
     if file.path.name not in num_tokens:
         raise file.unreadable(f"is not among the chunks that {path.name} lists", "move it away")
     tokens = _dtype(file, config, flat=num_tokens[file.path.name] is not None)
@@ -80,8 +81,7 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
 def dtype_name(data_format: list[str]) -> str | None:
     """Return the dtype of items that are one array of integers each, None for other items."""
     serializer, _, number = ",".join(data_format).partition(":")
-    is_known = serializer in _DTYPES and number.isdecimal()
-    return _DTYPES[serializer].get(int(number)) if is_known else None
+    return _DTYPES.get(serializer, {}).get(number)
 
 
 def _dtype(file: OpenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype:
@@ -104,18 +104,30 @@ def _dtype(file: OpenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype:
     return TOKEN_DTYPES[found]
 
 
+def read_index(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config and the number of tokens of each chunk, None where items are not flat arrays.
+
+    Raises:
+        UnreadableCorpus: the file is no index of litData.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise unreadable(path, f"cannot be read: {error.strerror}") from error
+    return _read_index(path, status.st_mtime_ns, status.st_size)
+
+
 # Cached, because each of a folder's chunks asks for the same index, which grows with their number.
 @lru_cache(maxsize=4)
 def _read_index(path: Path, mtime_ns: int, size_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config and the number of tokens of each chunk, None where items are not flat arrays."""
     try:
-        index = json.loads(path.read_bytes())
+        index = parse_json(read_regular(path))
         config, chunks = index["config"], {each["filename"]: each["dim"] for each in index["chunks"]}
         if wrong := [dim for dim in chunks.values() if not (dim is None or type(dim) is int)]:
-            raise ValueError(f"a chunk's dim is {wrong[0]!r}")
+            raise ValueError(f"a chunk's dim is {wrong[0]!r:.100}")
         config["data_format"] = [str(each) for each in config["data_format"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise unreadable(path, f"is no index of litData: {error!r}", COPY_AGAIN) from error
+        raise unreadable(path, f"is no index of litData: {error!r:.300}", COPY_AGAIN) from error
     return config, chunks
 
 

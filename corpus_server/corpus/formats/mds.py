@@ -11,11 +11,10 @@ all samples lie one after another and are mapped. Any other shard is converted b
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import struct
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
@@ -29,17 +28,26 @@ from corpus_server.corpus.formats.layout import (
     build_text,
     counted_layout,
 )
+from corpus_server.user_files import parse_json
 
 _MAX_CONFIG_BYTES: Final = 1 << 20
 _TOKEN_COLUMNS: Final = ("tokens", "input_ids")
-_ENCODING: Final = re.compile(r"ndarray:(\w+):(\d+(?:,\d+)*)")  # dtype, shape of a sample
+_ENCODING: Final = re.compile(r"ndarray:(\w+):([0-9]{1,9}(?:,[0-9]{1,9})*)")  # dtype, shape of a sample
+
+
+class Column(NamedTuple):
+    """A column of the samples of a shard."""
+
+    name: str
+    encoding: str
+    size: int | None  # bytes in each sample; None if each sample says it
 
 
 def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     if file.path.suffix != ".mds":
         return None
-    num_samples, data_offset, config = _read_header(file)
-    encodings = dict(zip(config["column_names"], config["column_encodings"], strict=True))
+    num_samples, data_offset, found = _read_header(file)
+    encodings = {column.name: column.encoding for column in found}
     columns = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
     match = _ENCODING.fullmatch(next(iter(encodings.values())))
     reason = None
@@ -70,23 +78,32 @@ def _remedy(file: OpenFile, encodings: dict[str, str]) -> str:
     return build_ids(file.path.parent, column)
 
 
-def _read_header(file: OpenFile) -> tuple[int, int, dict[str, Any]]:
-    """Return the number of samples, the byte at which the first one begins, and the config."""
+def _read_header(file: OpenFile) -> tuple[int, int, list[Column]]:
+    """Return the number of samples, the byte at which the first one begins, and the columns."""
     try:
         (num_samples,) = struct.unpack("<I", file.head(4))
         header_bytes = 4 + 4 * (num_samples + 1)
         (first,) = struct.unpack("<I", file.head(8)[4:])
         if not header_bytes < first <= min(file.size_bytes, header_bytes + _MAX_CONFIG_BYTES):
             raise ValueError(f"{num_samples} samples beginning at byte {first} do not fit")
-        config = json.loads(file.read(header_bytes, first - header_bytes))
-        names, encodings = config["column_names"], config["column_encodings"]
-        if not names or len(names) != len(encodings):
-            raise ValueError("its config names no columns")
-        if not all(isinstance(each, str) for each in (*names, *encodings)):
-            raise ValueError("its config names columns or encodings by something else than text")
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+        return num_samples, first, read_columns(file.read(header_bytes, first - header_bytes))
+    except (struct.error, ValueError) as error:
         raise file.unreadable(f"its MDS header is damaged: {error}", COPY_AGAIN) from error
-    return num_samples, first, config
+
+
+def read_columns(config: bytes) -> list[Column]:
+    """Return the columns that a shard's config names, at least one; raise ValueError if it is damaged."""
+    try:
+        found = parse_json(config)
+        names, encodings = found["column_names"], found["column_encodings"]
+        columns = [Column(*each) for each in zip(names, encodings, found["column_sizes"], strict=True)]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its config is damaged: {error!r:.100}") from error
+    if not columns or not all(isinstance(text, str) for each in columns for text in each[:2]):
+        raise ValueError("its config does not name its columns")
+    if not all(each.size is None or (type(each.size) is int and each.size >= 0) for each in columns):
+        raise ValueError("its config gives a column a size that is no number")
+    return columns
 
 
 FORMAT: Final = Format(read=_read)

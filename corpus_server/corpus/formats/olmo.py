@@ -23,6 +23,7 @@ from corpus_server.corpus.files import OpenFile, unreadable
 from corpus_server.corpus.formats.ends import CHUNK_ENDS
 from corpus_server.corpus.formats.layout import COPY_AGAIN, Ends, Format, ShardLayout, TokenDtype
 from corpus_server.corpus.formats.raw import headerless_layout
+from corpus_server.user_files import open_regular
 
 
 def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
@@ -39,7 +40,7 @@ def _read_ends(path: Path, num_tokens: int) -> Iterator[Ends]:
     """Yield the document ends in pieces; refuse rows that do not cover the tokens one after another."""
     previous = 0
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as text:
+        with open_regular(path) as file, gzip.open(file, "rt", encoding="utf-8", newline="") as text:
             rows = csv.reader(text)
             while piece := [(int(row[0]), int(row[1])) for row in islice(rows, CHUNK_ENDS)]:
                 starts, ends = np.array(piece, np.int64).T

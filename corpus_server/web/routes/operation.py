@@ -17,7 +17,7 @@ from corpus_server.answers.response import NO_STORE, json_response
 from corpus_server.errors import CorpusServerError, Forbidden, NotReady, Unauthorized
 from corpus_server.web.responses import Events, refused, sent
 from corpus_server.web.routes.shared import CallHere, read_route
-from corpus_server.web.schemas import EVENTS, LiveAnswer, LiveQuery
+from corpus_server.web.schemas import EVENTS, LiveQuery
 
 router = APIRouter(tags=["operation"])
 
@@ -38,6 +38,8 @@ async def readiness(call: CallHere) -> AsgiResponse:
     if failure is not None:
         return refused(call.request.scope, NotReady(failure))
     ready: dict[str, object] = {"status": "ready"}
+    if call.service.access.failure:  # whose text names the file
+        ready["warning"] = "the file of tokens cannot be taken up; the tokens read before are in force"
     if call.service.access.num_tokens is None:  # else strangers would learn the names
         ready["corpora"] = list(call.service.catalog.corpora)
     return sent(json_response(ready, NO_STORE))
@@ -90,7 +92,7 @@ async def prometheus(call: CallHere) -> AsgiResponse:
     return AsgiResponse(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@read_route(router, "/v1/live", response_model=LiveAnswer, responses=EVENTS)
+@read_route(router, "/v1/live", response_model=live.Live, responses=EVENTS)
 async def last_hour(call: CallHere, query: Annotated[LiveQuery, Query()]) -> AsgiResponse:
     """Return what all worker processes counted in the last hour, and how each rank is doing."""
     if query.follow == "true":

@@ -7,17 +7,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from corpus_client import CorpusIterableDataset, CorpusLoader
+from tests.client.cuda.conftest import Accelerator
 from tests.client.reference_server import ReferenceServer
 
-pytestmark = [
-    pytest.mark.needs_cuda,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stored_batches_are_pinned_and_widened_on_the_device(
-    server: ReferenceServer, num_workers: int
+    server: ReferenceServer, accelerator: Accelerator, num_workers: int
 ) -> None:
     options = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
     with CorpusLoader(server.url, **options, device="cpu", num_steps=7) as loader:
@@ -26,6 +24,6 @@ def test_stored_batches_are_pinned_and_widened_on_the_device(
     found = []
     for batch in DataLoader(dataset, batch_size=None, num_workers=num_workers, pin_memory=True):
         assert batch.inputs.is_pinned()
-        found.append(batch.to("cuda", dtype=torch.int64, non_blocking=True))
-    assert {batch.inputs.device.type for batch in found} == {"cuda"}
+        found.append(batch.to(accelerator.name, dtype=torch.int64, non_blocking=True))
+    assert {batch.inputs.device.type for batch in found} == {accelerator.name}
     assert [(batch.step, batch.tokens.tolist()) for batch in found] == expected

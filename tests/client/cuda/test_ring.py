@@ -1,308 +1,278 @@
-"""Pinned slots and staging buffers on a real device: nothing is reused too early, nothing grows."""
+"""Page-locked slots and staging buffers: nothing is reused too early, nothing grows, nothing is left."""
 
 from __future__ import annotations
 
 import gc
-import math
 import mmap
+import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from itertools import count
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from corpus_client import CorpusLoader, Staging, errors
-from corpus_client.plan.schedule import StepRange
-from corpus_client.staging import ring
-from corpus_client.staging.pipeline import Pipeline
-from corpus_client.staging.ring import GROUP_BYTES, NUM_BUFFERS, DeviceRing
-from corpus_client.staging.slots import RingSize, allocate_ring
-from scripts.gpu_lib.soak import mismatches
+from corpus_client import CorpusLoader
+from corpus_client.staging.ring import GROUP_BYTES, NUM_BUFFERS, transfer_stream
+from tests.client.cuda.conftest import Accelerator
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
-from tests.client.reference_server import ReferenceServer
-from tests.client.staging.counting import STEPS, CountingFiller
 
-pytestmark = pytest.mark.needs_cuda
 MakeLoader = Callable[..., CorpusLoader]
-MOST_CYCLES = 200_000  # about a tenth of a millisecond
+
+NUM_STEPS = int(os.environ.get("CORPUS_DEVICE_STEPS", "150"))
+"""Of each exact run; the long form has 10,000."""
+
+CHUNK = 50
+"""Batches that are kept on the device, and compared together: within a chunk nothing waits for the device."""
+
+DELAY = 2e-4
+"""Seconds; the simulated device delays each operation by up to this, and a GPU is kept busy for it."""
 
 
-def cuda() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device())
+def num_wrong(
+    loader: CorpusLoader,
+    corpus: ReferenceCorpus,
+    accelerator: Accelerator,
+    num_steps: int,
+    *,
+    late_copy: float = DELAY,
+    late_read: float = DELAY,
+) -> int:
+    """Take batches and return how many are not the plan's.
+
+    Each is copied on the device and dropped; the copies are compared when `CHUNK` of them were queued.
+    late_copy, late_read: seconds at most for which a stream is busy before a batch is copied, and read.
+    """
+    draw, wrong = random.Random(0), 0
+    runtime = accelerator.runtime
+    copying = transfer_stream(runtime, torch.device(accelerator.name, runtime.current_device()))
+    for first in range(0, num_steps, CHUNK):
+        kept = []
+        for _ in range(min(CHUNK, num_steps - first)):
+            with runtime.stream(copying):
+                accelerator.sleep(draw.random() * late_copy)
+            batch = next(loader)
+            accelerator.sleep(draw.random() * late_read)
+            kept.append((batch.step, batch.inputs.clone(), batch.targets.clone()))
+        for step, inputs, targets in kept:
+            expected = tokens_of_step(corpus, loader.plan, step)
+            found = np.concatenate([inputs.cpu().numpy(), targets[:, -1:].cpu().numpy()], axis=1)
+            wrong += not np.array_equal(found, expected)
+    return wrong
 
 
-class SlowRing(DeviceRing):
-    """Each copy begins late: the transfer stream is kept busy for a random time before it."""
-
-    def __init__(self, seed: int, most_cycles: int, group_bytes: int = GROUP_BYTES) -> None:
-        super().__init__(cuda(), torch.cuda, group_bytes=group_bytes)
-        self._draw = random.Random(seed)
-        self._most_cycles = most_cycles
-
-    def upload(self, stored: torch.Tensor) -> Any:
-        with torch.cuda.stream(self.stream):
-            torch.cuda._sleep(self._draw.randrange(self._most_cycles))
-        return super().upload(stored)
-
-
-def pipeline_on(device: DeviceRing, *, rows: int = 2, num_slots: int = 3, steps: int = 4) -> Pipeline:
-    batch_bytes = rows * 3 * 4
-    size = RingSize(num_slots=num_slots, steps_per_slot=steps, batch_bytes=batch_bytes)
-    fetched = replace(
-        STEPS,
-        start_step=0,
-        step_ranges=(StepRange(start_step=0, stop_step=None, shape=(rows, 3)),),
-        slot_bytes=steps * batch_bytes,
-    )
-    ring = allocate_ring(size, device.pin)
-    assert all(slot.storage.is_pinned() for slot in ring.slots)
-    return Pipeline(WideFiller(), ring.slots, device, fetched)
-
-
-class WideFiller(CountingFiller):
-    """Step n is full of n, whatever its rows."""
-
-    def finish(self, ticket: range, view: memoryview) -> None:
-        size = math.prod(self.shapes.pop(ticket.start))
-        tokens = torch.frombuffer(view, dtype=torch.int32)[: size * len(ticket)].view(len(ticket), size)
-        for row, step in zip(tokens.numpy(), ticket, strict=True):
-            row[:] = step
-
-
-@contextmanager
-def closed(pipeline: Pipeline) -> Iterator[Pipeline]:
-    try:
-        yield pipeline
-    finally:
-        assert pipeline.close()
-
-
-def batches_of(pipeline: Pipeline, dtype: torch.dtype | None = torch.int64) -> Iterator[torch.Tensor]:
-    """Inputs of the steps in order, each full of its number."""
-    for expected in count():
-        step, (inputs, _) = pipeline.take(partial(pipeline._device.make, dtype))
-        assert step == expected
-        yield inputs
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, None])
-@pytest.mark.parametrize("group_bytes", [0, 1 << 20])
-@pytest.mark.parametrize("num_slots", [2, 3, 8])
-def test_ten_thousand_steps_with_random_delays_are_exact(
-    num_slots: int, group_bytes: int, dtype: torch.dtype | None
+@pytest.mark.parametrize("options", [{"dtype": torch.int64}, {"dtype": None}, {"trace_steps": 20}], ids=str)
+@pytest.mark.parametrize("prefetch_bytes", [1 << 13, 3 << 12, 1 << 16])
+def test_every_batch_is_exact_and_memory_is_constant(
+    make_loader: MakeLoader,
+    corpus: ReferenceCorpus,
+    accelerator: Accelerator,
+    prefetch_bytes: int,
+    options: dict[str, Any],
 ) -> None:
-    """Delays before copies and before reads; every batch is compared on the device, none waited for."""
-    device = SlowRing(num_slots, MOST_CYCLES, group_bytes)
-    draw = random.Random(0)
-
-    def late() -> None:
-        if draw.random() < 0.2:
-            torch.cuda._sleep(draw.randrange(MOST_CYCLES))
-
-    with closed(pipeline_on(device, num_slots=num_slots)) as pipeline:
-        # As stored is int32 here, which can be compared on the device.
-        wrong = mismatches(batches_of(pipeline, dtype), range(10_000), late, cuda())
-    assert wrong.item() == 0
+    """Random delays before each copy and each read, few and many slots; traced batches are copied singly."""
+    loader = make_loader(
+        device=accelerator.name, order="shuffle", prefetch_bytes=prefetch_bytes, in_flight=1, **options
+    )
+    assert num_wrong(loader, corpus, accelerator, 2 * CHUNK) == 0
+    settled = accelerator.runtime.memory_allocated(), accelerator.runtime.memory_reserved()
+    assert num_wrong(loader, corpus, accelerator, NUM_STEPS) == 0
+    assert (accelerator.runtime.memory_allocated(), accelerator.runtime.memory_reserved()) == settled
 
 
-def test_the_same_check_notices_slots_that_are_reused_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring._Copy, "done", lambda _: True)
-    device = SlowRing(0, 20_000_000)
-    with closed(pipeline_on(device, num_slots=2)) as pipeline:
-        wrong = mismatches(batches_of(pipeline), range(200), lambda: None, cuda())
-    assert wrong.item() > 0
+def slots_freed_early(patch: pytest.MonkeyPatch, accelerator: Accelerator) -> None:
+    """Each event says at once that it has passed, so a slot is refilled before it was copied from."""
+    real = accelerator.runtime.Event
+    kind = type(real())
+    names = () if accelerator.name == "cuda" else (accelerator.name,)
+    early = type("Early", (kind,), {"query": lambda _: True})
+    patch.setattr(accelerator.runtime, "Event", lambda **options: early(*names, **options))
 
 
-def test_the_same_check_notices_buffers_that_are_reused_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transfer stream does not wait for the consumer, who is slow."""
-    device = SlowRing(0, 1000)
-    pipeline = pipeline_on(device, num_slots=8)
-    for buffer in device._buffers:
-        monkeypatch.setattr(buffer, "consumed", _Unrecorded())
-    with closed(pipeline):
-        sleep = lambda: torch.cuda._sleep(2_000_000)  # noqa: E731
-        wrong = mismatches(_late(batches_of(pipeline), sleep), range(200), lambda: None, cuda())
-    assert wrong.item() > 0
+def buffers_refilled_early(patch: pytest.MonkeyPatch, accelerator: Accelerator) -> None:
+    """The transfer stream waits for nothing, so a staging buffer is refilled while it is read."""
+    without_waits(patch, accelerator, lambda stream: stream.stream_id != 0)
 
 
-class _Unrecorded(torch.cuda.Event):
-    def record(self, stream: Any = None) -> None:
-        """Forget it."""
+def copies_not_awaited(patch: pytest.MonkeyPatch, accelerator: Accelerator) -> None:
+    """The loop's stream waits for nothing, so a batch is read before its copy has come."""
+    without_waits(patch, accelerator, lambda stream: stream.stream_id == 0)
 
 
-def _late(batches: Iterator[torch.Tensor], sleep: Callable[[], None]) -> Iterator[torch.Tensor]:
-    """The widening of each batch is queued behind a long kernel."""
-    while True:
-        sleep()
-        yield next(batches)
+def without_waits(patch: pytest.MonkeyPatch, accelerator: Accelerator, which: Callable[[Any], bool]) -> None:
+    wait = accelerator.runtime.Stream.wait_event
+
+    def changed(stream: Any, event: Any) -> None:
+        if not which(stream):
+            wait(stream, event)
+
+    patch.setattr(accelerator.runtime.Stream, "wait_event", changed)
 
 
-def test_a_dropped_batch_is_not_reused_before_its_last_reader() -> None:
-    """The reader is queued behind a long kernel, and the batch is dropped at once."""
-    device = SlowRing(1, 1000)
-    sums = []
-    with closed(pipeline_on(device, rows=4096)) as pipeline:
-        for step, inputs in zip(range(300), batches_of(pipeline), strict=False):
-            torch.cuda._sleep(1_000_000)
-            sums.append((step, inputs.sum()))
-            del inputs
-    assert [int(total.item()) for _, total in sums] == [step * 4096 * 2 for step, _ in sums]
+@pytest.mark.parametrize(
+    ("broken", "delays"),
+    [
+        (slots_freed_early, {"late_copy": 0.02}),
+        (buffers_refilled_early, {"late_read": 0.01}),
+        (copies_not_awaited, {"late_copy": 0.002}),
+    ],
+)
+def test_the_same_check_notices_a_broken_order(
+    make_loader: MakeLoader,
+    corpus: ReferenceCorpus,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: Callable[..., None],
+    delays: dict[str, float],
+) -> None:
+    broken(monkeypatch, accelerator)
+    loader = make_loader(device=accelerator.name, order="shuffle", prefetch_bytes=1 << 13, in_flight=1)
+    wrong = num_wrong(loader, corpus, accelerator, 150, **delays)
+    print(broken.__name__, wrong)
+    assert wrong > 0
 
 
-def test_batches_read_on_two_streams_are_exact() -> None:
-    device = SlowRing(4, MOST_CYCLES)
-    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
-    sums = []
-    with closed(pipeline_on(device, rows=64, num_slots=8)) as pipeline:
-        for number in range(1000):
-            with torch.cuda.stream(streams[number % 2]):
-                torch.cuda._sleep(100_000 * (number % 2))
-                step, (inputs, _) = pipeline.take(partial(device.make, torch.int64))
-                sums.append((step, inputs.sum()))
-    torch.cuda.synchronize()
-    assert [int(total.item()) for _, total in sums] == [step * 64 * 2 for step, _ in sums]
+def test_a_dropped_batch_is_not_reused_before_its_last_reader(
+    make_loader: MakeLoader, corpus: ReferenceCorpus, accelerator: Accelerator
+) -> None:
+    """The loop runs far ahead of the device: each batch is read late, and dropped at once."""
+    loader = make_loader(device=accelerator.name, order="shuffle", prefetch_bytes=1 << 14)
+    assert num_wrong(loader, corpus, accelerator, 100, late_read=2e-3) == 0
 
 
-@pytest.mark.parametrize("keep", [0, 3])
-def test_device_memory_does_not_grow(keep: int) -> None:
-    """Also where the loop is far ahead of the device, as with replayed graphs: nothing waits for a stream."""
-    device = SlowRing(2, 10_000)
-    kept: list[torch.Tensor] = []
-    reserved: dict[int, int] = {}
-    with closed(pipeline_on(device, rows=4096)) as pipeline:
-        for number, inputs in zip(range(5001), batches_of(pipeline), strict=False):
-            torch.cuda._sleep(100_000)
-            kept = [*kept, inputs][-keep:] if keep else []
-            if number in (100, 5000):
-                reserved[number] = torch.cuda.memory_stats()["reserved_bytes.all.current"]
-    assert reserved[5000] == reserved[100]
+def test_batches_read_on_two_streams_are_exact(
+    make_loader: MakeLoader, corpus: ReferenceCorpus, accelerator: Accelerator
+) -> None:
+    runtime = accelerator.runtime
+    streams = [runtime.current_stream(), runtime.Stream()]
+    loader = make_loader(device=accelerator.name, num_steps=60)
+    kept = []
+    for number in range(60):
+        with runtime.stream(streams[number % 2]):
+            accelerator.sleep(1e-3 * (number % 2))
+            batch = next(loader)
+            kept.append((batch.step, batch.inputs.clone()))
+    runtime.synchronize()
+    for step, inputs in kept:
+        assert inputs.cpu().tolist() == tokens_of_step(corpus, loader.plan, step)[:, :-1].tolist()
 
 
-def test_staging_buffers_are_all_that_the_loader_keeps_on_the_device(make_loader: MakeLoader) -> None:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    loader = make_loader(device="cuda")
+def test_several_loaders_in_a_process_do_not_disturb_each_other(
+    make_loader: MakeLoader,
+    corpus: ReferenceCorpus,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their copies share one stream: torch has a pool of 32."""
+    made: list[Any] = []
+    real = accelerator.runtime.Stream
+    monkeypatch.setattr(accelerator.runtime, "Stream", lambda *a, **k: made.append(real(*a, **k)) or made[-1])
+    loaders = [
+        make_loader(device=accelerator.name, seed=seed, order="shuffle", prefetch_bytes=1 << 14)
+        for seed in range(5)
+    ]
+    taken = [(loader, next(loader)) for _ in range(20) for loader in loaders]
+    assert len(made) <= 1
+    for loader, batch in taken:
+        expected = tokens_of_step(corpus, loader.plan, batch.step)
+        assert np.array_equal(batch.tokens.cpu().numpy(), expected)
+
+
+def test_staging_buffers_are_all_that_the_loader_keeps_on_the_device(
+    make_loader: MakeLoader, accelerator: Accelerator
+) -> None:
+    runtime = accelerator.runtime
+    runtime.synchronize()
+    before = runtime.memory_allocated()
+    loader = make_loader(device=accelerator.name)
     for _ in range(100):
         next(loader)
     assert loader.stats().device_bytes == NUM_BUFFERS * GROUP_BYTES
-    assert torch.cuda.memory_allocated() - before == loader.stats().device_bytes
+    assert runtime.memory_allocated() - before == loader.stats().device_bytes
     loader.close()
-    assert torch.cuda.memory_allocated() == before
+    assert runtime.memory_allocated() == before
 
 
-def test_loaders_share_one_transfer_stream(make_loader: MakeLoader) -> None:
-    streams = {make_loader(device="cuda")._device.stream.cuda_stream for _ in range(40)}
-    assert len(streams) == 1
+class Registered:
+    """Notes which memory is page-locked by the runtime: bytes by address."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, accelerator: Accelerator) -> None:
+        self.now: dict[int, int] = {}
+        self._real = accelerator.runtime.cudart()
+        face = SimpleNamespace(cudaHostRegister=self._lock, cudaHostUnregister=self._unlock)
+        patch.setattr(accelerator.runtime, "cudart", lambda: face)
+
+    def _lock(self, address: int, num_bytes: int, flags: int) -> Any:
+        self.now[address] = num_bytes
+        return self._real.cudaHostRegister(address, num_bytes, flags)
+
+    def _unlock(self, address: int) -> Any:
+        del self.now[address]
+        return self._real.cudaHostUnregister(address)
 
 
-def test_slots_are_page_locked_to_the_byte(make_loader: MakeLoader) -> None:
-    loader = make_loader(device="cuda", prefetch_bytes=300_000)
+def test_slots_are_page_locked_to_the_byte_until_the_last_of_them_is_dropped(
+    make_loader: MakeLoader, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered = Registered(monkeypatch, accelerator)
+    loader = make_loader(device=accelerator.name, prefetch_bytes=300_000)
     next(loader)
     stats = loader.stats()
-    assert 0 < stats.pinned_bytes == stats.ring_bytes <= 300_000
-    assert loader._ring is not None
-    for slot in loader._ring.slots:
-        assert slot.storage.is_pinned()
-        assert slot.storage.data_ptr() % mmap.PAGESIZE == 0
-
-
-def test_memory_can_be_locked_again_after_it_was_unlocked() -> None:
-    device = DeviceRing(torch.device("cuda", 0), torch.cuda)
-    assert device.pin is not None
-    memory = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
-    storage = torch.frombuffer(memory, dtype=torch.uint8)
-    for _ in range(3):
-        assert not storage.is_pinned()
-        unpin = device.pin(memory.ctypes.data, memory.nbytes)
-        assert storage.is_pinned()
-        unpin()
-    assert not storage.is_pinned()
-
-
-def test_ring_is_unlocked_when_its_last_slot_is_dropped(
-    make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unlocked = []
-    register = DeviceRing._register
-
-    def noted(self: DeviceRing, address: int, num_bytes: int) -> Callable[[], None]:
-        unpin = register(self, address, num_bytes)
-        return lambda: (unpin(), unlocked.append(address))[1]
-
-    monkeypatch.setattr(DeviceRing, "_register", noted)
-    loader = make_loader(device="cuda")
-    next(loader)
-    assert loader._ring is not None
-    slot = loader._ring.slots[0]
-    address = slot.storage.data_ptr()
+    assert 0 < stats.pinned_bytes == stats.slot_bytes <= 300_000
+    ((address, num_bytes),) = registered.now.items()
+    assert num_bytes == stats.slot_bytes
+    assert address % mmap.PAGESIZE == 0
     loader.close()
     gc.collect()
-    assert unlocked == []
-    del slot
-    gc.collect()
-    assert unlocked == [address]
+    assert registered.now == {}
 
 
-def test_too_much_to_lock_is_a_clear_error() -> None:
-    device = DeviceRing(torch.device("cuda", 0), torch.cuda)
-    assert device.pin is not None
-    with pytest.raises(errors.PinningFailed, match="could not be page-locked"):
-        device.pin(mmap.PAGESIZE, 1 << 40)  # an address that nothing is mapped at
-    assert torch.ones(3, device="cuda").sum().item() == 3  # the failure does not show up again
+def test_memory_that_cannot_be_registered_is_pinned_by_torch(
+    make_loader: MakeLoader,
+    corpus: ReferenceCorpus,
+    accelerator: Accelerator,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = SimpleNamespace(cudaHostRegister=lambda *_: 1)
+    monkeypatch.setattr(accelerator.runtime, "cudart", lambda: refused)
+    loader = make_loader(device=accelerator.name, order="shuffle", prefetch_bytes=1 << 15)
+    assert num_wrong(loader, corpus, accelerator, 100) == 0
+    assert loader.stats().pinned_bytes == loader.stats().slot_bytes
+    assert "cudaHostRegister of 32,768 bytes failed with error 1" in caplog.text
+    assert torch.ones(3, device=accelerator.name).sum().item() == 3
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
-def test_loaders_dropped_with_copies_under_way_leave_nothing(server: ReferenceServer, num_steps: int) -> None:
-    reserved = 0
-    for number in range(30):
-        loader = CorpusLoader(
-            server.url,
-            corpus="web",
-            seq_len=16,
-            global_batch_size=12,
-            device="cuda",
-            staging=Staging(prefetch_bytes=1 << 16),
-        )
+def test_loaders_dropped_with_copies_under_way_leave_nothing(
+    make_loader: MakeLoader, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    registered = Registered(monkeypatch, accelerator)
+    runtime, reserved = accelerator.runtime, 0
+    for number in range(8):
+        loader = make_loader(device=accelerator.name, prefetch_bytes=1 << 16)
+        make_loader.made.clear()  # type: ignore[attr-defined]
         for _ in range(num_steps):
             next(loader)
         del loader
         gc.collect()
-        if number == 5:
-            reserved = torch.cuda.memory_reserved()
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_reserved() <= reserved
-
-
-def test_several_loaders_in_a_process_do_not_disturb_each_other(
-    make_loader: MakeLoader, corpus: ReferenceCorpus
-) -> None:
-    train = make_loader(device="cuda", order="shuffle", prefetch_bytes=1 << 14)
-    evaluation = make_loader(device="cuda", seed=1, order="shuffle", prefetch_bytes=1 << 14)
-    taken = []
-    for number in range(200):
-        loader = evaluation if number % 3 == 0 else train
-        batch = next(loader)
-        torch.cuda._sleep(20_000)
-        taken.append((loader.plan, batch.step, batch.tokens))
-    for plan, step, tokens in taken:
-        assert tokens.cpu().numpy().tolist() == tokens_of_step(corpus, plan, step).tolist()
+        if number == 3:
+            reserved = runtime.memory_reserved()
+    runtime.synchronize()
+    assert runtime.memory_reserved() <= reserved
+    assert registered.now == {}
 
 
 def test_batches_go_to_the_device_that_is_meant(
-    make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
+    make_loader: MakeLoader, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = torch.cuda.device_count() - 1
-    assert next(make_loader(device=f"cuda:{last}")).tokens.device == torch.device("cuda", last)
+    name, last = accelerator.name, accelerator.runtime.device_count() - 1
+    wanted = torch.device(name, last)
+    assert next(make_loader(device=f"{name}:{last}")).tokens.device == wanted
     monkeypatch.setenv("LOCAL_RANK", str(last))
-    assert next(make_loader(device="cuda")).tokens.device == torch.device("cuda", last)
+    assert next(make_loader(device=name)).tokens.device == wanted
     monkeypatch.delenv("LOCAL_RANK")
-    with torch.cuda.device(last):
-        assert next(make_loader(device="cuda")).tokens.device == torch.device("cuda", last)
-    with pytest.raises(errors.InvalidArgument, match="device must be cuda:0 to"):
-        make_loader(device=f"cuda:{last + 1}")
+    with accelerator.runtime.device(last):
+        assert next(make_loader(device=name)).tokens.device == wanted

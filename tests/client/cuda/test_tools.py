@@ -91,8 +91,8 @@ def test_memory_is_of_the_kind_that_it_says(kind: Any, pinned: bool) -> None:
 def test_registered_memory_is_sent_without_waiting_and_is_right() -> None:
     memory = host_memory("registered", SIZE, torch.device("cuda"))
     assert torch.equal(memory.to("cuda", non_blocking=True).cpu(), memory)
-    check = host.check_transfers(torch.device("cuda"))
-    assert "registered" in check.found
+    assert "registered" in host.check_transfers(torch.device("cuda")).found
+    assert "4 MiB were page-locked" in host.check_pinning(4 << 20, torch.device("cuda")).found
 
 
 @pytest.mark.parametrize("name", ["pageable", *LOCKED, "dataloader"])

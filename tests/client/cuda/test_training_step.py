@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from corpus_client import CorpusLoader, errors
+from tests.client.cuda.conftest import Accelerator
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 
-pytestmark = pytest.mark.needs_cuda
 MakeLoader = Callable[..., CorpusLoader]
 
 
@@ -29,6 +29,7 @@ def expected_score(corpus: ReferenceCorpus, loader: CorpusLoader, step: int) -> 
     return (tokens * np.arange(1, tokens.shape[1] + 1)).sum(axis=1).tolist()
 
 
+@pytest.mark.needs_cuda
 def test_captured_step_reads_tensors_that_the_loader_fills(
     make_loader: MakeLoader, corpus: ReferenceCorpus
 ) -> None:
@@ -48,15 +49,16 @@ def test_captured_step_reads_tensors_that_the_loader_fills(
         time.sleep(0.2)  # the fetcher goes on meanwhile
     results = []
     for _ in range(299):
-        step = loader.next_into(inputs, targets)
+        batch = loader.next_into(inputs, targets)
         graph.replay()
-        results.append((step, result.clone()))
+        results.append((batch.step, result.clone()))
     places = np.arange(1, 17)
     for step, found in results:
         tokens = tokens_of_step(corpus, loader.plan, step).astype(np.int64)
         assert found.tolist() == ((tokens[:, :-1] + tokens[:, 1:]) * places).sum(axis=1).tolist()
 
 
+@pytest.mark.needs_cuda
 def test_batch_asked_for_during_a_capture_is_refused_and_the_capture_goes_on(
     make_loader: MakeLoader, corpus: ReferenceCorpus
 ) -> None:
@@ -75,6 +77,7 @@ def test_batch_asked_for_during_a_capture_is_refused_and_the_capture_goes_on(
     assert result.tolist() == expected_score(corpus, loader, 1)
 
 
+@pytest.mark.needs_cuda
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_step_gets_the_same_tokens(
@@ -89,12 +92,14 @@ def test_compiled_step_gets_the_same_tokens(
         assert compiled(batch.tokens).tolist() == expected_score(corpus, loader, batch.step)
 
 
-def test_copies_are_measured_on_the_device(make_loader: MakeLoader, tmp_path: Path) -> None:
-    loader = make_loader(device="cuda", trace_steps=50, num_steps=100)
+def test_copies_are_measured_on_the_device(
+    make_loader: MakeLoader, accelerator: Accelerator, tmp_path: Path
+) -> None:
+    loader = make_loader(device=accelerator.name, trace_steps=50, num_steps=100)
     started = time.perf_counter()
     for _ in loader:
-        torch.cuda._sleep(100_000)
-    torch.cuda.synchronize()
+        accelerator.sleep(1e-4)
+    accelerator.runtime.synchronize()
     ended = time.perf_counter()
     stats = loader.stats()
     assert 0 < stats.transfer_seconds < ended - started
@@ -108,20 +113,9 @@ def test_copies_are_measured_on_the_device(make_loader: MakeLoader, tmp_path: Pa
         assert (event["ts"] + event["dur"]) / 1e6 < ended + 0.01
 
 
+@pytest.mark.needs_cuda
 def test_ranges_for_nsight_are_accepted(make_loader: MakeLoader, corpus: ReferenceCorpus) -> None:
     loader = make_loader(device="cuda", nvtx=True, num_steps=20)
     for batch in loader:
         expected = tokens_of_step(corpus, loader.plan, batch.step)
         assert np.array_equal(batch.tokens.cpu().numpy(), expected)
-
-
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_nothing_in_the_way_of_a_batch_waits_for_the_device(make_loader: MakeLoader) -> None:
-    loader = make_loader(device="cuda", num_steps=50)
-    next(loader)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(40):
-            next(loader)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from corpus_client import CorpusIterableDataset, errors
-from corpus_client.yielded import Batch
+from corpus_client.batch import Batch
 from tests.client.integrations.ranks import PLAN, QUICK, needs, on_ranks, rows_of
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer

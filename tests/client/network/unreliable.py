@@ -23,7 +23,7 @@ from corpus_client.observe.attribution import Stopwatch
 from corpus_client.observe.trace import Tracer
 from corpus_client.plan.requests import StepRequests
 from corpus_client.plan.schedule import StepRange
-from corpus_client.staging.fetcher import FetchRange, Filled, SlotQueues, fetch
+from corpus_client.staging.fetcher import FetchRange, FilledSlot, SlotQueues, fetch
 from corpus_client.staging.slots import Slot
 from tests.client.network.simulation import PORT, START_SECONDS, Socket, World, simulated
 
@@ -365,7 +365,7 @@ class Run:
         first, *others = self.world.peers
         return [first, *(each for each in others if self.healed or self.world.random.random() < 0.5)]
 
-    def _take(self, filled: Filled) -> None:
+    def _take(self, filled: FilledSlot) -> None:
         """Check a slot as the training loop would use it."""
         assert filled.start_step == self.step, f"step {filled.start_step} came for {self.step}"
         got = bytes(filled.slot.view[: filled.num_steps * STEP_BYTES])

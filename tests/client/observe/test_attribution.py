@@ -12,13 +12,14 @@ import pytest
 from corpus_client import CorpusLoader
 from corpus_client.observe import attribution
 from corpus_client.observe.attribution import FetchSeconds, LoaderStats, Meter, Phase, Stopwatch, WaitSeconds
-from corpus_client.staging.device import Device
+from corpus_client.staging import pinning
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import DeviceRing
-from corpus_client.staging.slots import Pin, Ring, RingSize, Slot, allocate_ring
+from corpus_client.staging.slots import Slot, SlotSizes
+from corpus_client.staging.stager import Stager
 from tests.client.fake_gpu import FakeGpu
 from tests.client.reference_server import Fault, ReferenceServer
-from tests.client.staging.counting import BATCH_BYTES, CPU, STEPS, CountingFiller, batches_of
+from tests.client.staging.counting import BATCH_BYTES, CPU, STEPS, CountingSource, batches_of, new_slots
 
 MakeLoader = Callable[..., CorpusLoader]
 CAUSES = [field.name for field in dataclasses.fields(WaitSeconds)]
@@ -133,7 +134,7 @@ def test_nothing_was_done_yet() -> None:
     assert (stats.tokens_per_second, stats.wait_share, stats.fill, stats.wait.cause) == (0.0, 0.0, 0.0, "")
 
 
-class SlowFiller(CountingFiller):
+class SlowFiller(CountingSource):
     """Spends its time in one phase."""
 
     def __init__(self, meter: Meter, phase: Phase, server_seconds: float) -> None:
@@ -151,8 +152,8 @@ class SlowFiller(CountingFiller):
 
 @pytest.fixture
 def slots() -> Iterator[tuple[Slot, ...]]:
-    size = RingSize(num_slots=3, steps_per_slot=4, batch_bytes=BATCH_BYTES)
-    return allocate_ring(size).slots
+    size = SlotSizes(num_slots=3, steps_per_slot=4, batch_bytes=BATCH_BYTES)
+    return new_slots(size)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_training_loop_waits_for_what_the_fetcher_does(
     slots: tuple[Slot, ...], phase: Phase, server_seconds: float, cause: str
 ) -> None:
     meter = Meter()
-    filler, device = SlowFiller(meter, phase, server_seconds), Device(CPU)
+    filler, device = SlowFiller(meter, phase, server_seconds), Stager(CPU)
     pipeline = Pipeline(filler, slots, device, replace(STEPS, end_step=17), meter)
     assert len(list(batches_of(pipeline))) == 12
     pipeline.close()
@@ -186,7 +187,7 @@ def test_waiting_for_a_slot_that_is_being_copied_is_waiting_for_the_transfer(
     meter = Meter()
     with FakeGpu(0, (1, *[0] * 9)) as gpu:
         device = DeviceRing(CPU, gpu)
-        pipeline = Pipeline(CountingFiller(), slots, device, replace(STEPS, end_step=60), meter)
+        pipeline = Pipeline(CountingSource(), slots, device, replace(STEPS, end_step=60), meter)
         assert len(list(batches_of(pipeline))) == 55
         pipeline.close()
     assert meter.stats(copies_on_host=device.copies_on_host).wait.cause == "transfer"
@@ -200,7 +201,7 @@ def test_loader_tells_where_its_time_went(make_loader: MakeLoader) -> None:
     stats = loader.stats()
     assert stats.num_slots >= 2
     assert 0 <= stats.ready_slots <= stats.num_slots
-    assert 0 < stats.ring_bytes <= 1 << 15
+    assert 0 < stats.slot_bytes <= 1 << 15
     assert stats.pinned_bytes == 0
     assert stats.tokens_per_second == stats.num_tokens / stats.seconds
     assert 0 < stats.wait_seconds <= stats.seconds
@@ -226,15 +227,9 @@ def test_waiting_for_a_busy_server_is_a_retry(make_loader: MakeLoader, server: R
 
 def test_slots_are_allocated_once(make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Going back, and going on after an error, need no new memory; another batch size does."""
-    from corpus_client import loader as module
-
-    allocated = []
-
-    def allocate(size: RingSize, pin: Pin | None) -> Ring:
-        allocated.append(size)
-        return allocate_ring(size, pin)
-
-    monkeypatch.setattr(module, "allocate_ring", allocate)
+    allocated: list[int] = []
+    pageable = pinning.pageable
+    monkeypatch.setattr(pinning, "pageable", lambda size: allocated.append(size) or pageable(size))
     loader = make_loader()
     for _ in range(3):
         assert next(loader).step == 0

@@ -216,7 +216,7 @@ def test_larger_batches_get_larger_slots(make_loader: MakeLoader) -> None:
     loader.extend({"mixture": {"web": 1.0}, "global_batch_size": 480})
     taken += take(loader, 3)
     after = loader.stats()
-    assert (before.num_slots, after.num_slots, after.ring_bytes) == (4, 2, before.ring_bytes)
+    assert (before.num_slots, after.num_slots, after.slot_bytes) == (4, 2, before.slot_bytes)
     expect(taken, loader.plan, 0)
 
 

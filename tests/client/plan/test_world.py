@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from corpus_client import CorpusLoader, Network, errors
-from corpus_client.plan.world import Found, Placement, mesh_rank
+from corpus_client.plan.world import Placement, RankPart, mesh_rank
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
 
@@ -39,8 +39,8 @@ SHAPE = (2, 2, 3, 2, 2)
 HERE = FakeMesh(NAMES, SHAPE, (1, 1, 2, 0, 1))
 
 
-def place(rank: int, world_size: int, context: tuple[int, int] = (0, 1)) -> Found:
-    return Found(rank, world_size, context)
+def place(rank: int, world_size: int, context: tuple[int, int] = (0, 1)) -> RankPart:
+    return RankPart(rank, world_size, context)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def place(rank: int, world_size: int, context: tuple[int, int] = (0, 1)) -> Foun
         ({"mesh": HERE, "data_dims": ["dp_shard"], "context_parallel": (1, 2)}, place(2, 3, (1, 2))),
     ],
 )
-def test_place_is_read_from_whatever_says_it(arguments: dict[str, Any], expected: Found) -> None:
+def test_place_is_read_from_whatever_says_it(arguments: dict[str, Any], expected: RankPart) -> None:
     assert Placement(**arguments).find() == expected
 
 

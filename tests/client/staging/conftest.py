@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from corpus_client.observe.attribution import Meter
-from corpus_client.staging.device import Device
 from corpus_client.staging.fetcher import FetchRange
 from corpus_client.staging.pipeline import Pipeline
-from corpus_client.staging.slots import RingSize, allocate_ring
+from corpus_client.staging.slots import SlotSizes, cut_slots
+from corpus_client.staging.stager import Stager
 from tests.client.staging.counting import (
     BATCH_BYTES,
     CPU,
     STEPS,
-    CountingFiller,
+    CountingSource,
     MakePipeline,
     fetchers,
 )
@@ -28,15 +28,16 @@ def make_pipeline() -> Iterator[MakePipeline]:
     made: list[weakref.ref[Pipeline]] = []
 
     def make(
-        filler: Any = None,
-        device: Device | None = None,
+        source: Any = None,
+        stager: Stager | None = None,
         steps: FetchRange = STEPS,
         num_slots: int = 3,
         meter: Meter | None = None,
     ) -> Pipeline:
-        size = RingSize(num_slots=num_slots, steps_per_slot=4, batch_bytes=BATCH_BYTES)
-        slots = allocate_ring(size).slots
-        pipeline = Pipeline(filler or CountingFiller(), slots, device or Device(CPU), steps, meter)
+        size = SlotSizes(num_slots=num_slots, steps_per_slot=4, batch_bytes=BATCH_BYTES)
+        stager = stager or Stager(CPU)
+        slots = cut_slots(stager.host_memory(size.num_bytes), size)
+        pipeline = Pipeline(source or CountingSource(), slots, stager, steps, meter)
         made.append(weakref.ref(pipeline))
         return pipeline
 

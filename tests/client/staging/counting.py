@@ -15,7 +15,9 @@ from corpus_client import Batch, errors
 from corpus_client.network.pool import Stopped
 from corpus_client.plan.schedule import StepRange
 from corpus_client.staging.fetcher import FetchRange
+from corpus_client.staging.pinning import pageable
 from corpus_client.staging.pipeline import Pipeline
+from corpus_client.staging.slots import Slot, SlotSizes, cut_slots
 
 BATCH_BYTES = 24
 
@@ -35,14 +37,14 @@ STEPS = FetchRange(
 
 def batches_of(pipeline: Pipeline, dtype: torch.dtype | None = torch.int64) -> Iterator[Batch]:
     """To the end."""
-    make = partial(pipeline._device.make, dtype)
+    make = partial(pipeline._stager.make, dtype)
     with contextlib.suppress(StopIteration):
         while True:
             step, views = pipeline.take(make)
             yield Batch(views, step)
 
 
-class CountingFiller:
+class CountingSource:
     """Fills every token of step n with n; checks that it is closed, and used by one thread."""
 
     def __init__(self, fail_at: int | None = None, block_at: int | None = None) -> None:
@@ -71,6 +73,11 @@ class CountingFiller:
 
     def close(self) -> None:
         self.closed.set()
+
+
+def new_slots(size: SlotSizes) -> tuple[Slot, ...]:
+    """Slots in pageable memory."""
+    return cut_slots(pageable(size.num_bytes), size)
 
 
 MakePipeline = Callable[..., Pipeline]

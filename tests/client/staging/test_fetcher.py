@@ -12,7 +12,7 @@ from corpus_client.plan.schedule import StepRange
 from corpus_client.staging.fetcher import FetchRange
 from tests.client.staging.counting import (
     STEPS,
-    CountingFiller,
+    CountingSource,
     MakePipeline,
     batches_of,
 )
@@ -104,7 +104,7 @@ def test_the_largest_batch_is_of_any_range() -> None:
 def test_as_many_requests_are_on_the_wire_as_were_chosen(make_pipeline: MakePipeline, in_flight: int) -> None:
     on_wire = most = 0
 
-    class Counted(CountingFiller):
+    class Counted(CountingSource):
         def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> range:
             nonlocal on_wire, most
             on_wire += 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from corpus_client.staging.device import HostMemory
+from corpus_client.staging.stager import HostMemory
 
 
 def test_memory_that_nobody_holds_is_used_again() -> None:

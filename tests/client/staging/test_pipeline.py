@@ -18,19 +18,20 @@ from hypothesis import strategies as st
 
 from corpus_client.observe.attribution import Meter
 from corpus_client.observe.trace import Tracer
-from corpus_client.staging.device import Views
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import NUM_BUFFERS, DeviceRing, _Copy
-from corpus_client.staging.slots import RingSize, allocate_ring
+from corpus_client.staging.slots import SlotSizes
+from corpus_client.staging.stager import Views
 from tests.client import fake_gpu
 from tests.client.fake_gpu import FakeGpu
 from tests.client.staging.counting import (
     BATCH_BYTES,
     CPU,
     STEPS,
-    CountingFiller,
+    CountingSource,
     MakePipeline,
     batches_of,
+    new_slots,
     take,
 )
 
@@ -56,13 +57,13 @@ def wrong_steps(
     num_streams: int = 1,
 ) -> list[int]:
     """Steps of which the training step, run when the device comes to it, reads other tokens."""
-    size = RingSize(num_slots=num_slots, steps_per_slot=4, batch_bytes=BATCH_BYTES)
+    size = SlotSizes(num_slots=num_slots, steps_per_slot=4, batch_bytes=BATCH_BYTES)
     streams = [gpu.consumer, *(fake_gpu.Stream(gpu, f"consumer {n}") for n in range(1, num_streams))]
     seen: list[tuple[int, set[int]]] = []
     with gpu:
         device = DeviceRing(CPU, gpu, group_bytes=group_bytes)
         make = partial(device.make, dtype)
-        pipeline = Pipeline(CountingFiller(), allocate_ring(size).slots, device, STEPS)
+        pipeline = Pipeline(CountingSource(), new_slots(size), device, STEPS)
         try:
             for expected in range(5, 5 + num_steps):
                 with gpu.stream(streams[expected % num_streams]):
@@ -157,7 +158,7 @@ def test_small_batches_of_a_slot_travel_together(make_pipeline: MakePipeline) ->
     """The first batch comes alone, as its request did; then slots of 2 and 4 batches, in groups of 3."""
     with FakeGpu() as gpu:
         device = DeviceRing(CPU, gpu, group_bytes=3 * BATCH_BYTES)
-        pipeline = make_pipeline(device=device, num_slots=2)
+        pipeline = make_pipeline(stager=device, num_slots=2)
         uploads = []
         for _ in range(11):
             take(pipeline)
@@ -171,7 +172,7 @@ def test_nothing_grows_over_thousands_of_steps(make_pipeline: MakePipeline, grou
     live: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
     with FakeGpu(0, (1, 3, 2)) as gpu:
         device = DeviceRing(CPU, gpu, group_bytes=group_bytes)
-        pipeline = make_pipeline(device=device, meter=Meter(Tracer(20)))
+        pipeline = make_pipeline(stager=device, meter=Meter(Tracer(20)))
         gc.collect()
         tracemalloc.start()
         try:
@@ -197,7 +198,7 @@ def test_two_slots_keep_the_fetcher_busy(make_pipeline: MakePipeline) -> None:
     with FakeGpu() as gpu:
         device = DeviceRing(CPU, gpu)
         gpu.held.add("copy")
-        pipeline = make_pipeline(device=device, steps=replace(STEPS, slot_bytes=BATCH_BYTES), num_slots=2)
+        pipeline = make_pipeline(stager=device, steps=replace(STEPS, slot_bytes=BATCH_BYTES), num_slots=2)
         take(pipeline)
         assert device._num_uploads == 1
         gpu.held.clear()
@@ -212,7 +213,7 @@ def test_a_slot_for_each_buffer_is_put_on_its_way_and_one_is_left(
         device = DeviceRing(CPU, gpu)
         gpu.held.add("copy")
         steps = replace(STEPS, slot_bytes=BATCH_BYTES)
-        pipeline = make_pipeline(device=device, steps=steps, num_slots=num_slots)
+        pipeline = make_pipeline(stager=device, steps=steps, num_slots=num_slots)
         deadline = time.monotonic() + 20
         while pipeline.queues.num_ready < num_slots:
             assert time.monotonic() < deadline

@@ -22,13 +22,14 @@ from corpus_client import errors
 from corpus_client.network.pool import Stopped
 from corpus_client.observe.attribution import Meter, Stopwatch
 from corpus_client.staging import fetcher
-from corpus_client.staging.fetcher import Filled, SlotQueues, fetch
-from corpus_client.staging.slots import RingSize, allocate_ring
+from corpus_client.staging.fetcher import FilledSlot, SlotQueues, fetch
+from corpus_client.staging.slots import SlotSizes
 from tests.client.staging.counting import (
     STEPS,
-    CountingFiller,
+    CountingSource,
     MakePipeline,
     fetchers,
+    new_slots,
     take,
 )
 
@@ -38,7 +39,7 @@ ROOT = Path(__file__).parents[3]
 def test_error_comes_after_what_was_filled_before_it_with_its_traceback(
     make_pipeline: MakePipeline,
 ) -> None:
-    filler = CountingFiller(fail_at=12)
+    filler = CountingSource(fail_at=12)
     pipeline = make_pipeline(filler)
     assert [step for step, _ in take(pipeline, 7)] == list(range(5, 12))
     with pytest.raises(errors.ServerError) as caught:
@@ -50,7 +51,7 @@ def test_error_comes_after_what_was_filled_before_it_with_its_traceback(
         take(pipeline)
 
 
-class Failing(CountingFiller):
+class Failing(CountingSource):
     """Fails by an error of the operating system or of Python, a little later than it is waited for."""
 
     def __init__(self, error: Exception) -> None:
@@ -81,8 +82,8 @@ def test_an_error_that_is_not_the_clients_own_is_told_and_wakes_the_loop(make_pi
 def test_waiting_for_a_free_slot_is_idle() -> None:
     entered: list[str] = []
     stopwatch = cast("Stopwatch", SimpleNamespace(enter=entered.append))
-    slots = allocate_ring(RingSize(num_slots=2, steps_per_slot=1, batch_bytes=24)).slots
-    queues = SlotQueues(slots, CountingFiller(), stopwatch)
+    slots = new_slots(SlotSizes(num_slots=2, steps_per_slot=1, batch_bytes=24))
+    queues = SlotQueues(slots, CountingSource(), stopwatch)
     first, second = queues.take_free(wait=True), queues.take_free(wait=False)
     assert {id(first), id(second)} == {id(slot) for slot in slots}
     assert queues.take_free(wait=False) is None
@@ -105,8 +106,8 @@ def test_waiting_for_a_free_slot_is_idle() -> None:
 def test_a_fetcher_that_has_ended_is_idle_and_has_closed_its_filler() -> None:
     entered: list[str] = []
     stopwatch = cast("Stopwatch", SimpleNamespace(enter=entered.append))
-    slots = allocate_ring(RingSize(num_slots=4, steps_per_slot=4, batch_bytes=24)).slots
-    queues = SlotQueues(slots, filler := CountingFiller(), stopwatch)
+    slots = new_slots(SlotSizes(num_slots=4, steps_per_slot=4, batch_bytes=24))
+    queues = SlotQueues(slots, filler := CountingSource(), stopwatch)
     fetch(queues, replace(STEPS, end_step=13), Meter().tracer)
     assert (entered, filler.closed.is_set()) == (["idle"], True)
     filled = [each for _ in range(4) if (each := queues.take_ready()) is not None]
@@ -117,10 +118,10 @@ def test_a_fetcher_that_has_ended_is_idle_and_has_closed_its_filler() -> None:
 
 
 def test_filled_slots_are_handed_over_in_order() -> None:
-    (slot, _) = slots = allocate_ring(RingSize(num_slots=2, steps_per_slot=1, batch_bytes=24)).slots
-    queues = SlotQueues(slots, CountingFiller(), cast("Stopwatch", SimpleNamespace(enter=lambda phase: None)))
+    (slot, _) = slots = new_slots(SlotSizes(num_slots=2, steps_per_slot=1, batch_bytes=24))
+    queues = SlotQueues(slots, CountingSource(), cast("Stopwatch", SimpleNamespace(enter=lambda phase: None)))
     assert (queues.num_ready, queues.take_ready(), queues.await_ready(0.0)) == (0, None, False)
-    filled = [Filled(slot, step, 1, (2, 3)) for step in (7, 8)]
+    filled = [FilledSlot(slot, step, 1, (2, 3)) for step in (7, 8)]
     assert [(each.groups, each.num_uploaded) for each in filled] == [([], 0)] * 2
     giving = threading.Timer(0.05, queues.put_ready, filled[:1])
     giving.start()
@@ -139,7 +140,7 @@ def test_filled_slots_are_handed_over_in_order() -> None:
 
 @pytest.mark.parametrize("where", ["awaiting an answer", "all slots full", "finished", "failed"])
 def test_close_ends_the_thread_wherever_it_is(make_pipeline: MakePipeline, where: str) -> None:
-    filler = CountingFiller(
+    filler = CountingSource(
         block_at=5 if where == "awaiting an answer" else None, fail_at=5 if where == "failed" else None
     )
     end = 6 if where == "finished" else None
@@ -161,7 +162,7 @@ def test_a_thread_that_does_not_end_keeps_its_slots(
     monkeypatch.setattr(fetcher, "JOIN_SECONDS", 0.05)
     released = threading.Event()
 
-    class Stuck(CountingFiller):
+    class Stuck(CountingSource):
         def finish(self, ticket: range, view: memoryview) -> None:
             released.wait(60)
             raise Stopped
@@ -178,13 +179,13 @@ def test_close_waits_for_the_device_after_the_thread(make_pipeline: MakePipeline
     """Afterwards nothing reads a slot, and nothing will be copied from one."""
     pipeline = make_pipeline()
     take(pipeline)
-    drain = pipeline._device.drain = Mock(side_effect=lambda: fetchers() and pytest.fail("too early"))
+    drain = pipeline._stager.drain = Mock(side_effect=lambda: fetchers() and pytest.fail("too early"))
     assert pipeline.close()
     drain.assert_called_once_with()
 
 
 def test_close_wakes_a_waiting_training_loop(make_pipeline: MakePipeline) -> None:
-    pipeline = make_pipeline(CountingFiller(block_at=5))
+    pipeline = make_pipeline(CountingSource(block_at=5))
     closing = threading.Timer(0.1, pipeline.close)
     closing.start()
     with pytest.raises(errors.LoaderClosed, match="closed while a batch was awaited"):
@@ -203,7 +204,7 @@ def test_dropped_pipeline_leaves_no_thread(make_pipeline: MakePipeline) -> None:
 
 def test_failed_and_dropped_pipeline_is_collected(make_pipeline: MakePipeline) -> None:
     """The error's traceback must not keep the pipeline, and its slots, alive."""
-    pipeline = make_pipeline(CountingFiller(fail_at=5))
+    pipeline = make_pipeline(CountingSource(fail_at=5))
     with pytest.raises(errors.ServerError):
         take(pipeline)
     reference = weakref.ref(pipeline)
@@ -216,9 +217,9 @@ def test_in_a_forked_child_neither_the_thread_nor_the_device_is_touched(
     make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connections are the parent's, and CUDA cannot be called there."""
-    pipeline = make_pipeline(filler := CountingFiller())
+    pipeline = make_pipeline(filler := CountingSource())
     take(pipeline)
-    drain = pipeline._device.drain = Mock()
+    drain = pipeline._stager.drain = Mock()
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
         assert not pipeline.close()
@@ -232,14 +233,14 @@ def test_interpreter_ends_with_an_open_loader() -> None:
     code = """
 import sys
 sys.path.insert(0, ".")
-from corpus_client.staging.device import Device
+from corpus_client.staging.stager import Stager
 from corpus_client.staging.pipeline import Pipeline
-from tests.client.staging.counting import CPU, STEPS, CountingFiller, take
-from corpus_client.staging.slots import RingSize, allocate_ring
-from corpus_client.staging.device import Views
-size = RingSize(num_slots=3, steps_per_slot=4, batch_bytes=24)
-slots = allocate_ring(size).slots
-pipeline = Pipeline(CountingFiller(block_at=20), slots, Device(CPU), STEPS)
+from tests.client.staging.counting import CPU, STEPS, CountingSource, new_slots, take
+from corpus_client.staging.slots import SlotSizes
+from corpus_client.staging.stager import Views
+size = SlotSizes(num_slots=3, steps_per_slot=4, batch_bytes=24)
+slots = new_slots(size)
+pipeline = Pipeline(CountingSource(block_at=20), slots, Stager(CPU), STEPS)
 print(take(pipeline)[0][0])
 """
     started = time.monotonic()

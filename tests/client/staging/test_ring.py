@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import resource
 import time
 import weakref
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ import pytest
 import torch
 
 from corpus_client import Batch, errors
-from corpus_client.staging.device import Group, shifted
 from corpus_client.staging.ring import NUM_BUFFERS, DeviceRing, transfer_stream
+from corpus_client.staging.stager import Group, shifted
 from tests.client.fake_gpu import FakeGpu, Stream
 
 CPU = torch.device("cpu")
@@ -383,25 +382,6 @@ def test_draining_after_a_device_error_does_not_hide_it(
     ring.close()
 
 
-def test_memory_is_locked_and_unlocked_on_the_loaders_own_device(gpu: FakeGpu) -> None:
-    """Without the guard the process's first device would be asked, and get a context."""
-    device = torch.device("cuda", 3)
-    ring = DeviceRing(device, gpu)
-    gpu.calls.clear()
-    assert ring.pin is not None
-    ring.pin(4096, 8192)()
-    assert gpu.calls == ["register 8192 1 ['cuda:3']", "unregister ['cuda:3']"]
-    assert DeviceRing(CPU, gpu).pin is None
-
-
-def test_slots_are_unlocked_behind_the_last_copy(gpu: FakeGpu) -> None:
-    ring = open_ring(gpu)
-    unpin = ring._register(4096, 8192)
-    group = ring.upload(STORED)
-    unpin()
-    assert group.done()
-
-
 def test_streams_are_entered_on_the_loaders_own_device(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaving a stream makes the device current that was so before: it must not be the first of all."""
     entered: list[list[str]] = []
@@ -414,31 +394,3 @@ def test_streams_are_entered_on_the_loaders_own_device(gpu: FakeGpu, monkeypatch
     monkeypatch.setattr(FakeGpu, "stream", noted)
     open_ring(gpu).upload(STORED)
     assert entered == [["cpu"], ["cpu"]]
-
-
-@pytest.mark.parametrize(("soft", "limit"), [(65_536, "65,536 bytes"), (resource.RLIM_INFINITY, "unlimited")])
-def test_refusal_to_lock_says_how_much_and_what_to_do(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, soft: int, limit: str
-) -> None:
-    """The runtime reports its failure once more, at the next launch: that must not be the training step's."""
-    launched: list[tuple[str, list[str]]] = []
-
-    def fail(size: int, *, device: torch.device) -> None:
-        assert size > 0  # of nothing nothing is launched
-        launched.append((str(device), list(gpu.devices)))
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr("corpus_client.staging.ring.torch.ones", fail)
-    monkeypatch.setattr("corpus_client.staging.ring.host_memory_bytes", lambda: 123_456)
-    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_MEMLOCK: (soft, 1 << 40)}.__getitem__)
-    device = torch.device("cuda", 3)
-    DeviceRing(device, gpu)._register(4096, 8192)
-    assert launched == []
-    gpu.error_code = 2
-    with pytest.raises(errors.PinningFailed) as caught:
-        DeviceRing(device, gpu)._register(4096, 8192)
-    assert launched == [("cuda:3", ["cuda:3"])]
-    assert str(caught.value) == (
-        "8,192 bytes for the slots could not be page-locked (CUDA error 2); this process may use 123,456 "
-        f"bytes of memory, and `ulimit -l` is {limit}; lower prefetch_bytes, or raise these limits"
-    )

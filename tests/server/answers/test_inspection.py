@@ -229,7 +229,7 @@ def test_no_more_is_shown_than_a_text_may_have(
 ) -> None:
     for limit in (fits, fits - 1):
         gate = Admission(replace(service.settings, max_text_tokens=limit), service.access)
-        monkeypatch.setattr(service, "gate", gate)
+        monkeypatch.setattr(service, "admission", gate)
         if limit == fits:
             assert made(ask(service, plan_id)).status == 200
         else:

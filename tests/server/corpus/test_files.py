@@ -145,8 +145,8 @@ def test_a_file_that_is_forgotten_is_closed(tmp_path: Path) -> None:
     [
         ("missing", "cannot be opened: No such file or directory"),
         ("null\0byte", "cannot be opened: embedded null byte"),
-        ("", "expected a regular file, found another kind"),
-        ("pipe", "expected a regular file, found another kind"),
+        ("", "cannot be opened: expected a regular file, found a folder"),
+        ("pipe", "cannot be opened: expected a regular file, found a named pipe"),
         ("stale", "cannot be opened: Stale file handle"),
     ],
 )

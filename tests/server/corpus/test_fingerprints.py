@@ -209,7 +209,7 @@ def test_a_sidecar_that_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableCorpus) as caught:
         open_corpus(path, name="a")
     assert caught.value.detail.startswith(
-        f"{sidecar_path(spec(path))}: the recorded hashes cannot be read: [Errno 21] Is a directory"
+        f"{sidecar_path(spec(path))}: the recorded hashes cannot be read: expected a regular file"
     )
     assert caught.value.remedy == "delete the file or record them again"
 

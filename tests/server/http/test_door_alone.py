@@ -10,14 +10,14 @@ from typing import Any
 from unittest.mock import ANY, Mock, patch
 
 import pytest
+from corpus_server.http.ahead import MAX_BYTES, Ahead, Budget
 
-from corpus_server.admission.admission import MAX_URL_BYTES
+from corpus_server.admission.checks import MAX_URL_BYTES
 from corpus_server.admission.request import MAX_HEAD_BYTES
 from corpus_server.answers.access_log import Answered
 from corpus_server.answers.response import ClientLeft
 from corpus_server.errors import HeadTooLarge, Overloaded, ReadFailed, RequestTimeout, UrlTooLong
 from corpus_server.http import connection as door_module
-from corpus_server.http.ahead import MAX_BYTES, Ahead, Budget
 from corpus_server.http.connection import MAX_WAITING_BYTES, Door, State, too_large, too_slow
 from corpus_server.http.lingering import Leaving
 from corpus_server.http.ordinary import OrdinaryProtocol

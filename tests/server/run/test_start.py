@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from corpus_server.user_files import MAX_BYTES
 from tests.corpora import some_tokens, write_raw
-from tests.serving import command, environment
+from tests.serving import RunningServer, command, environment
 
 
 def start(folder: Path, *arguments: str | Path, prelude: str = "") -> subprocess.CompletedProcess[str]:
@@ -46,7 +49,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "no-corpus": ([], "no corpus to serve"),
     "missing-corpus": (["missing"], "missing"),
     "missing-corpus-of-the-file": (["--config", "none.toml"], "missing"),
-    "missing-tokens": (["web.bin", "--tokens", "absent.toml"], "cannot read tokens from"),
+    "missing-tokens": (["web.bin", "--tokens", "absent.toml"], "absent.toml: cannot be read: No such file"),
     "broken-tokens": (["web.bin", "--tokens", "tokens.toml"], "sha256 must be 64"),
     "missing-key": (
         ["web.bin", "--tls-certificate", "cert.pem", "--tls-key", "absent.pem"],
@@ -87,15 +90,64 @@ def test_a_port_that_is_taken(folder: Path) -> None:
         check(start(folder, "web.bin", "--port", str(port)), f"port {port}: Address already in use")
 
 
-def test_workers_that_are_killed_while_they_start_end_the_server(folder: Path) -> None:
-    """As the kernel does where memory is short; the failure was: a server that tried for ever."""
-    module = folder / "killed.py"
-    module.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    prelude = (
-        f"import sys; sys.path.append({str(folder)!r}); "
-        "import corpus_server.run.supervisor as s; s.WORKER_MODULE = 'killed'; s.MAX_BACK_OFF_SECONDS = 0.1"
+@pytest.fixture
+def killed(folder: Path) -> str:
+    """Python that makes every worker of a server die while it starts."""
+    (folder / "killed.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    return (
+        f"import sys; sys.path.append({str(folder)!r}); import corpus_server.run.supervisor as s; "
+        "s.MAX_BACK_OFF_SECONDS = 0.1; import corpus_server.run.process as p; p.WORKER_MODULE = 'killed'"
     )
 
-    ended = start(folder, "web.bin", "--workers", "2", prelude=prelude)
-    check(ended, "5 workers in a row were killed while starting; the last: worker")
+
+def test_workers_that_are_killed_while_they_start_end_the_server(folder: Path, killed: str) -> None:
+    """As the kernel does where memory is short; the failure was: a server that tried for ever."""
+    ended = start(folder, "web.bin", "--workers", "2", prelude=killed)
+    check(ended, "5 workers in a row did not start; the last: worker")
     assert ended.stderr.count("SIGKILL") < 9
+
+
+@pytest.mark.parametrize(
+    ("executable", "said"),
+    [("/absent/python", "cannot start a worker: "), ("/bin/sh" + "x" * 300, "cannot start a worker: ")],
+)
+def test_a_worker_that_can_never_start_ends_the_server(folder: Path, executable: str, said: str) -> None:
+    ended = start(folder, "web.bin", prelude=f"import sys; sys.executable = {executable!r}")
+    check(ended, said)
+
+
+def test_a_thousand_corpora_start(folder: Path) -> None:
+    """Catalogue row 40: more settings than one environment variable holds."""
+    names = [f"corpus-with-a-rather-long-name-{number:04}" for number in range(1024)]
+    with RunningServer(dict.fromkeys(names, folder / "web.bin"), folder, workers=2) as server:
+        assert server.get("/readyz").json()["corpora"] == names
+        batch = server.get("/v1/batches", corpus=names[-1], seq_len=8, batch_size=4, step=0)
+        assert batch.status == 200
+
+
+MISTAKES = {
+    "pipe": "",
+    "device": "",
+    "deep": "a = " + "[" * 10_000,
+    "long": "port = " + "9" * 5000,
+    "huge": "#" * (MAX_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+@pytest.mark.parametrize("option", ["--config", "--tokens"])
+def test_a_file_that_is_none_is_refused_at_once(folder: Path, option: str, kind: str) -> None:
+    """Catalogue row 43."""
+    path = folder / "named.toml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/zero")
+    else:
+        path.write_text(MISTAKES[kind])
+    began = time.monotonic()
+    ended = start(folder, "web.bin", option, str(path))
+    check(ended, "cannot read " if option == "--config" else "cannot be read: ")
+    assert str(path) in ended.stderr
+    assert len(ended.stderr) < 1000
+    assert time.monotonic() - began < 30

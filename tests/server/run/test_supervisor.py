@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from corpus_server.run.common import BEAT
-from corpus_server.run.supervisor import _Worker
+from corpus_server.run.process import WorkerProcess
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
 from tests.serving import RunningServer, ask, command, environment
@@ -167,7 +167,7 @@ def test_a_worker_that_hangs_while_it_starts_is_replaced(web: dict[str, Path], t
 
 def test_a_beat_that_comes_together_with_a_timeout_is_heard() -> None:
     """Both are due in one turn of the loop. A beat that were lost then would be lost every second."""
-    worker = object.__new__(_Worker)
+    worker = object.__new__(WorkerProcess)
     worker._channel, theirs = socket.socketpair()
     worker._channel.setblocking(False)
     worker.kill = lambda: None  # type: ignore[method-assign]
@@ -212,7 +212,7 @@ def stubborn_clients(server: RunningServer) -> Iterator[None]:
         yield
 
 
-HANGING = "import corpus_server.run.supervisor as s; s.WORKER_MODULE = 'tests.server.run.hanging_worker'"
+HANGING = "import corpus_server.run.process as s; s.WORKER_MODULE = 'tests.server.run.hanging_worker'"
 
 
 @pytest.mark.parametrize(
@@ -269,6 +269,22 @@ def test_an_answer_in_flight_completes_at_sigterm(large: dict[str, Path], tmp_pa
         os.kill(server.pid, signal.SIGTERM)
         time.sleep(1)
         assert len(response.read()) == 40_000_000
+        assert server.stop() == 0
+
+
+def test_whatever_ends_a_worker_it_gets_a_successor(web: dict[str, Path], tmp_path: Path) -> None:
+    """Signals that Python has no name for; metrics that another release wrote, or that nobody can read."""
+    ends = {signal.SIGRTMIN + 1: "{}", signal.SIGKILL: '{"corpus_x": [[[], [1.0]]]}', signal.SIGABRT: "["}
+    with RunningServer(web, tmp_path) as server:
+        for number, (end, counted) in enumerate(ends.items()):
+            pid = server.worker_pid
+            folder = server.state_dir / "metrics" / str(server.pid)
+            (folder / "999999999.json").write_text(counted)  # as of a worker that has ended
+            os.kill(pid, end)
+            wait_until(lambda: server.log().count(" is ready") == 2 + number, server.log())  # noqa: B023
+        for name in ("signal 35", "SIGKILL", "SIGABRT"):
+            assert f"ended with {name}" in server.log()
+        assert "is not added up" not in server.log()
         assert server.stop() == 0
 
 
@@ -360,7 +376,10 @@ def test_a_full_state_folder_costs_no_worker(web: dict[str, Path], tmp_path: Pat
             with contextlib.suppress(OSError), (state / "filler").open("wb", buffering=0) as filler:
                 while filler.write(b"x" * 4096):
                     pass
-            wait_until(lambda: "cannot be told to other workers" in server.log(), "nobody met the full disk")
+            wait_until(
+                lambda: "sharing counts with other workers failed: No space left" in server.log(),
+                "nobody met the full disk",
+            )
             assert [server.get("/metrics").status for _ in range(6)] == [200] * 6
             kill(server.worker_pids()[0])
             wait_until(lambda: "ended with SIGKILL" in server.log(), "no worker ended")

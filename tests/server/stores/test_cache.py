@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 
 from corpus_server.errors import CacheFull, UnreadableCorpus
 from corpus_server.stores.cache import PLANNED_SECONDS, Cache
+from tests.corpora import open_descriptors
 from tests.serving import environment
 
 
@@ -247,3 +250,25 @@ def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UnreadableCorpus, match="cannot be used"):
         Cache(tmp_path / "file" / "cache", 1000)
+
+
+@pytest.mark.timeout(20)
+def test_without_descriptors_a_shard_cannot_be_opened_and_nobody_waits(cache: Cache) -> None:
+    """Not a shard that was removed a moment ago, for which the cache looks again."""
+    fill(cache, "a", 10)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 8, limits[1]))
+    try:
+        held: list[int] = []
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        with pytest.raises(UnreadableCorpus, match=r"Too many open files.*ulimit -n"):
+            cache.open("a")
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    opened = cache.open("a")
+    assert opened is not None
+    opened.close()

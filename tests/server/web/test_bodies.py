@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from corpus_server.admission.admission import MAX_BODY_BYTES as MAX_PLAN_BYTES
+from corpus_server.admission.checks import MAX_BODY_BYTES as MAX_PLAN_BYTES
 from tests.conftest import ServedCorpus
 from tests.reference import one_source
 from tests.serving import RunningServer, ask, check_problem, host_and_port
@@ -166,13 +166,13 @@ def test_a_long_url_and_a_million_parameters_are_refused(alone: RunningServer, g
 def test_heads_are_counted_one_by_one(alone: RunningServer) -> None:
     """Many small ones in a row on a connection, and one of nearly the limit in small parts, are fine."""
     with socket.create_connection(host_and_port(alone.url), timeout=20) as connection:
-        request = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Filler: " + b"f" * 1000 + b"\r\n\r\n"
+        request = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Source: " + b"f" * 1000 + b"\r\n\r\n"
         for _ in range(10):
             connection.sendall(request * 20)
             received = b""
             while received.count(b"HTTP/1.1 200 ") < 20 or not received.endswith(b"}"):
                 received += connection.recv(65536)
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Filler: ")
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Source: ")
         for _ in range(6):
             connection.sendall(b"f" * 10_000)
             time.sleep(0.01)

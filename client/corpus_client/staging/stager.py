@@ -1,4 +1,4 @@
-"""What the pipeline asks of a device, and how host memory does it.
+"""Put batches where the training loop wants them: what the pipeline asks for, and how host memory does it.
 
     slot (host) --copy as stored--> staging buffer (device) --widen--> inputs, targets
 
@@ -22,7 +22,7 @@ import torch
 
 from corpus_client import errors
 from corpus_client.plan.world import WHOLE
-from corpus_client.staging.slots import Pin
+from corpus_client.staging import pinning
 
 T = TypeVar("T")
 
@@ -103,11 +103,11 @@ class Group:
     unread: views of the batches that were not read yet.
     """
 
-    def __init__(self, device: Device, stored: torch.Tensor) -> None:
+    def __init__(self, stager: Stager, stored: torch.Tensor) -> None:
         self.next_step = -1
-        self._device = device
-        self._timed = device.timed
-        self.unread = deque(shifted(stored, device.context))
+        self._stager = stager
+        self._timed = stager.timed
+        self.unread = deque(shifted(stored, stager.context))
         self._interval: tuple[float, float] | None = None
 
     def read_next(self, use: Callable[[Views], T]) -> T:
@@ -119,7 +119,7 @@ class Group:
         made = use(self.unread[0])
         if self._timed:
             self._interval = started, time.perf_counter()
-            self._device.copy_seconds += self._interval[1] - started
+            self._stager.copy_seconds += self._interval[1] - started
         self.unread.popleft()
         return made
 
@@ -132,7 +132,7 @@ class Group:
         return self._interval
 
 
-class Device:
+class Stager:
     """A place for batches, used by one thread: host memory, or an accelerator without streams (mps).
 
     Here the slot itself is the staging buffer; `DeviceRing` has buffers of its own.
@@ -143,7 +143,6 @@ class Device:
         timed: measure copies, and stalls of the consumer's stream.
     """
 
-    pin: Pin | None = None  # what page-locks the slots; None: they stay pageable
     num_buffers = 1  # how many groups may be uploaded and not yet read to the end
     num_bytes = 0  # of the staging buffers
     copies_on_host = True  # whether this CPU copies, rather than ask a device to
@@ -161,6 +160,10 @@ class Device:
 
     def check_not_capturing(self) -> None:
         """Raise `InvalidArgument` while batches cannot be moved."""
+
+    def host_memory(self, num_bytes: int) -> torch.Tensor:
+        """Return `(num_bytes,) uint8` of page-aligned host memory for the slots."""
+        return pinning.pageable(num_bytes)
 
     def prepare(self, batch_bytes: int) -> None:
         """Allocate staging buffers for batches of at most this size, as stored."""

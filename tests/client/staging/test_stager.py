@@ -12,9 +12,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from corpus_client import Batch, errors
-from corpus_client.staging.device import STORED_DTYPES, Device, shifted
-from corpus_client.staging.opening import find_device, open_device
+from corpus_client.staging.opening import find_device, open_stager
 from corpus_client.staging.ring import DeviceRing
+from corpus_client.staging.stager import STORED_DTYPES, Stager, shifted
 from tests.client.fake_gpu import FakeGpu
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ EDGES = {
 
 def read(stored: torch.Tensor, dtype: torch.dtype | None) -> list[Batch]:
     """All batches of a group, on the CPU."""
-    device = open_device(CPU)
+    device = open_stager(CPU)
     group = device.upload(stored)
     return [Batch(group.read_next(partial(device.make, dtype))) for _ in stored]
 
@@ -63,7 +63,7 @@ def test_as_stored_is_a_view_of_the_slot() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, None])
 def test_a_context_rank_gets_its_slice_and_the_whole_rows(dtype: torch.dtype | None) -> None:
     stored = torch.arange(10).to(torch.uint16).view(1, 2, 5)
-    device = open_device(CPU, context=(1, 2))
+    device = open_stager(CPU, context=(1, 2))
     batch = Batch(device.upload(stored).read_next(partial(device.make, dtype)))
     assert batch.inputs.tolist() == [[2, 3], [7, 8]]
     assert batch.targets.tolist() == [[3, 4], [8, 9]]
@@ -76,8 +76,8 @@ def test_a_context_rank_gets_its_slice_and_the_whole_rows(dtype: torch.dtype | N
 @pytest.mark.parametrize("timed", [False, True])
 def test_host_memory_is_its_own_staging_buffer(timed: bool) -> None:
     """Batches of a slot are uploaded together, but where copies are measured each goes alone."""
-    device = open_device(CPU, timed=True) if timed else open_device(CPU)
-    assert (device.location, device.context, device.timed, device.pin) == (CPU, (0, 1), timed, None)
+    device = open_stager(CPU, timed=True) if timed else open_stager(CPU)
+    assert (device.location, device.context, device.timed) == (CPU, (0, 1), timed)
     assert (device.num_buffers, device.num_bytes, device.copies_on_host) == (1, 0, True)
     assert device.group_bytes == (0 if timed else sys.maxsize)
     assert device.seconds() == (0.0, 0.0)
@@ -112,7 +112,7 @@ META = torch.device("meta")
 @pytest.mark.parametrize("dtype", [torch.int64, None])
 def test_an_accelerator_without_streams_gets_copies(dtype: torch.dtype | None) -> None:
     """As stored, too: it cannot read the slot."""
-    device = Device(META)
+    device = Stager(META)
     assert (device.timed, device.context) == (False, (0, 1))
     stored = torch.arange(6).to(torch.uint16).view(1, 2, 3)
     made = device.upload(stored).read_next(partial(device.make, dtype))
@@ -138,7 +138,7 @@ class Copies(TorchFunctionMode):
 
 def test_an_accelerator_is_given_tokens_of_the_type_that_its_tensors_have() -> None:
     """Some have no unsigned types."""
-    device = Device(META)
+    device = Stager(META)
     stored = torch.arange(6).to(torch.uint16).view(1, 2, 3)
     inputs, targets = torch.zeros(2, 2, 2, dtype=torch.int32, device=META)
     with Copies() as copies:
@@ -159,7 +159,7 @@ def test_an_accelerator_is_given_tokens_of_the_type_that_its_tensors_have() -> N
 def test_tensors_that_do_not_fit_are_refused_and_none_is_written_to(
     name: str, wrong: torch.Tensor, got: str
 ) -> None:
-    device = open_device(CPU)
+    device = open_stager(CPU)
     group = device.upload(torch.arange(1, 7).to(torch.uint16).view(1, 2, 3))
     fitting = torch.zeros(2, 2, dtype=torch.int64)
     into = {"inputs": fitting, "targets": fitting, name: wrong}
@@ -178,7 +178,7 @@ def test_other_devices_are_refused(named: str | torch.device, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch, "accelerator", None)
     with pytest.raises(errors.InvalidArgument) as caught:
-        open_device(named)
+        open_stager(named)
     assert str(caught.value) == (
         f"device must be 'cpu' or an accelerator that torch sees here, got '{named}'; the one it sees "
         "is 'cpu'"
@@ -213,9 +213,9 @@ def test_an_accelerator_without_streams_copies_as_the_cpu_does(monkeypatch: pyte
     monkeypatch.setattr(torch.mps, "device_count", lambda: 2)
     assert find_device("mps", {}) == torch.device("mps", 0)
     assert find_device("mps", {"LOCAL_RANK": "1"}) == torch.device("mps", 1)
-    device = open_device("mps:1", context=(1, 2), timed=True)
+    device = open_stager("mps:1", context=(1, 2), timed=True)
     found = (type(device), device.location, device.context, device.timed)
-    assert found == (Device, torch.device("mps", 1), (1, 2), True)
+    assert found == (Stager, torch.device("mps", 1), (1, 2), True)
 
 
 @pytest.mark.parametrize("timed", [False, True])
@@ -223,7 +223,7 @@ def test_an_accelerator_with_streams_gets_a_ring(monkeypatch: pytest.MonkeyPatch
     gpu: Any = FakeGpu()
     gpu.device_count, gpu.current_device = lambda: 2, lambda: 0
     monkeypatch.setattr(torch, "xpu", gpu)
-    ring = open_device("xpu:1", context=(1, 2), timed=True) if timed else open_device("xpu:1", context=(1, 2))
+    ring = open_stager("xpu:1", context=(1, 2), timed=True) if timed else open_stager("xpu:1", context=(1, 2))
     assert isinstance(ring, DeviceRing)
     found = (ring.location, ring.runtime, ring.context, ring.timed)
     assert found == (torch.device("xpu", 1), gpu, (1, 2), timed)
@@ -236,7 +236,7 @@ def test_group_is_read_in_order_and_then_free() -> None:
         [4, 5, 6, 7],
         [8, 9, 10, 11],
     ]
-    group = open_device(CPU).upload(stored)
+    group = open_stager(CPU).upload(stored)
     for _ in stored:
         assert not group.done()
         group.read_next(len)
@@ -245,7 +245,7 @@ def test_group_is_read_in_order_and_then_free() -> None:
 
 def test_copies_are_timed_only_when_asked_for() -> None:
     stored = torch.ones(1, 64, 1025, dtype=torch.uint16)
-    plain, timed = (open_device(CPU, timed=timed) for timed in (False, True))
+    plain, timed = (open_stager(CPU, timed=timed) for timed in (False, True))
     for device in (plain, timed):
         group = device.upload(stored)
         group.read_next(len)

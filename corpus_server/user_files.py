@@ -1,0 +1,100 @@
+"""Read files that a person names: tokens, indexes, tokenizers, configuration, access tokens.
+
+Such a path may lead to a named pipe, whose reader waits for a writer, to a device without an end, or to
+gigabytes. Such a text may be nested 10,000 deep or hold a number of 5,000 digits. Readers get an OSError
+or a ValueError at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 16 * 2**20
+"""Bytes of a configuration of 10,000 corpora, four times over."""
+
+_TOO_DEEP = "its tables and lists are nested too deeply"
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def open_fd(path: Path) -> tuple[int, os.stat_result]:
+    """Open a regular file for reading; return its descriptor and status. Never waits for a writer.
+
+    Raises:
+        OSError: there is no such file, it may not be read, or it is no regular file.
+    """
+    try:
+        # A named pipe would block without O_NONBLOCK, which regular files ignore.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except ValueError as error:  # a NUL in the path
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            found = _KINDS.get(stat.S_IFMT(status.st_mode), "another kind")
+            raise OSError(errno.EINVAL, f"expected a regular file, found {found}", str(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, status
+
+
+def open_regular(path: Path) -> io.FileIO:
+    """Open a regular file as `open_fd` does; unbuffered."""
+    return io.FileIO(open_fd(path)[0])
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file; raises as `open_regular` does."""
+    with open_regular(path) as file:
+        return file.readall()
+
+
+def read_small_file(path: Path, *, max_bytes: int = MAX_BYTES) -> tuple[str, os.stat_result]:
+    """Return the text of a regular file, and its state before it was read.
+
+    Raises:
+        OSError: see `open_fd`; or the file is too large, or changed meanwhile.
+        UnicodeDecodeError: it is no UTF-8.
+    """
+    fd, about = open_fd(path)
+    with io.FileIO(fd) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"expected at most {max_bytes} bytes, found more", str(path))
+    if len(content) != about.st_size:
+        raise OSError(errno.EAGAIN, "the file changed while it was read", str(path))
+    return content.decode("utf-8"), about
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text says; raise ValueError for whatever cannot be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return what a TOML text says; raise ValueError for whatever cannot be read."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a file could not be read or parsed, in one short line without the path and the number."""
+    return f"{getattr(error, 'strerror', None) or error}"[:300]

@@ -1,0 +1,49 @@
+"""An accelerator for each test: the simulated one in every run, and a GPU where there is one."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from tests.simulated_device import backend
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """name: of the device; runtime: `torch.cuda`, or what has its names."""
+
+    name: str
+    runtime: Any
+
+    def sleep(self, seconds: float) -> None:
+        """Keep the current stream busy; return at once."""
+        if self.name == "cuda":
+            torch.cuda._sleep(int(seconds * 2e9))
+        else:
+            self.runtime.sleep(seconds)
+
+    def refuse_waits(self, refuse: bool) -> None:
+        """Make an operation that waits for the device an error."""
+        if self.name == "cuda":
+            torch.cuda.set_sync_debug_mode("error" if refuse else "default")
+        else:
+            self.runtime.library.refuse_waits(refuse)
+
+
+@pytest.fixture(params=["simulated", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
+def accelerator(request: pytest.FixtureRequest) -> Iterator[Accelerator]:
+    """Yield the accelerator; the simulated one delays each operation by up to 0.2 ms."""
+    if request.param == "cuda":
+        yield Accelerator("cuda", torch.cuda)
+        return
+    if torch.cuda.is_available():
+        pytest.skip("torch knows one accelerator at a time; CUDA_VISIBLE_DEVICES= hides the GPU")
+    if not backend.can_be_built():
+        pytest.skip(f"no compiler {backend.COMPILER} for the simulated accelerator")
+    with backend.present(seed=zlib.crc32(request.node.name.encode()), delay=2e-4) as runtime:
+        yield Accelerator(backend.NAME, runtime)

@@ -1,0 +1,167 @@
+"""Build and load the simulated accelerator of device.cpp; `torch.simulated` has the names of `torch.cuda`.
+
+Loading it cannot be undone in a process, so its devices exist only within `present()`: elsewhere torch finds
+none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+NAME = "simulated"
+SOURCE = Path(__file__).with_name("device.cpp")
+COMPILER = os.environ.get("CXX", "g++")
+
+
+def can_be_built() -> bool:
+    """Whether a C++ compiler is installed."""
+    return shutil.which(COMPILER) is not None
+
+
+def build() -> Path:
+    """Return the library, kept by torch's version and the source; compiling it takes 10 to 60 s."""
+    from torch.utils import cpp_extension
+
+    version = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "corpus-tests")
+    library = cache / f"simulated-device-{version}.so"
+    cache.mkdir(parents=True, exist_ok=True)
+    with Path(cache, "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes begin at once
+        if not library.exists():
+            partial = library.with_suffix(".partial")
+            folders = [f"-I{path}" for path in cpp_extension.include_paths()]
+            folders += [f"-L{path}" for path in cpp_extension.library_paths()]
+            options = ["-std=c++20", "-O0", "-w", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={_abi()}"]
+            command = [COMPILER, *options, "-o", partial, SOURCE, *folders, "-ltorch", "-ltorch_cpu", "-lc10"]
+            subprocess.run(command, check=True)
+            partial.replace(library)
+    return library
+
+
+def _abi() -> int:
+    return int(torch.compiled_with_cxx11_abi())
+
+
+@functools.cache
+def load() -> types.ModuleType:
+    """Return the module `torch.simulated`, made once."""
+    torch.utils.rename_privateuse1_backend(NAME)
+    library = ctypes.CDLL(str(build()))
+    library.register_hooks()
+    for bytes_of in (library.allocated_bytes, library.reserved_bytes):
+        bytes_of.restype = ctypes.c_int64
+    module = _runtime(library)
+    torch._register_device_module(NAME, module)
+    return module
+
+
+@contextlib.contextmanager
+def present(*, seed: int = 0, delay: float = 0.0) -> Iterator[Any]:
+    """Let torch find the devices; yield `torch.simulated`. Operations begin up to `delay` seconds late."""
+    module = load()
+    module.library.set_delay(int(delay * 1e6), ctypes.c_uint64(seed))
+    module.library.set_available(True)
+    try:
+        yield module
+    finally:
+        module.library.set_delay(0, ctypes.c_uint64(0))
+        for index in range(module.device_count()):
+            module.synchronize(index)
+        module.library.set_available(False)
+
+
+def _runtime(library: Any) -> types.ModuleType:
+    def found(device: Any = None) -> torch.device:
+        if isinstance(device, int):
+            return torch.device(NAME, device)
+        device = torch.device(NAME if device is None else device)
+        return device if device.index is not None else torch.device(NAME, current_device())
+
+    def current_device() -> int:
+        return int(torch.accelerator.current_device_index())
+
+    class Device(contextlib.ContextDecorator):
+        def __init__(self, device: Any) -> None:
+            self.index = found(device).index
+
+        def __enter__(self) -> None:
+            self.before = current_device()
+            torch.accelerator.set_device_index(self.index)
+
+        def __exit__(self, *_: object) -> None:
+            torch.accelerator.set_device_index(self.before)
+
+    @contextlib.contextmanager
+    def stream(entered: torch.Stream) -> Iterator[None]:
+        with Device(entered.device):
+            before = torch.accelerator.current_stream(entered.device)
+            torch.accelerator.set_stream(entered)
+            try:
+                yield
+            finally:
+                torch.accelerator.set_stream(before)
+
+    class Stream(torch.Stream):
+        """A class of Python's, so that tests may replace its methods, as those of `torch.cuda.Stream`."""
+
+        def __new__(cls, device: Any = None, priority: int = 0, **known: int) -> Stream:
+            return (
+                super().__new__(cls, **known)
+                if known
+                else super().__new__(cls, found(device), priority=priority)
+            )
+
+        def wait_event(self, event: torch.Event) -> None:
+            super().wait_event(event)
+
+    def current_stream(device: Any = None) -> Stream:
+        now = torch.accelerator.current_stream(found(device))
+        return Stream(stream_id=now.stream_id, device_index=now.device_index, device_type=now.device_type)
+
+    def page_lock(address: int, num_bytes: int, flags: int) -> int:
+        return int(library.page_lock(ctypes.c_size_t(address), ctypes.c_size_t(num_bytes)))
+
+    def page_unlock(address: int) -> int:
+        return int(library.page_unlock(ctypes.c_size_t(address)))
+
+    module = types.ModuleType(f"torch.{NAME}")
+    runtime = types.SimpleNamespace(cudaHostRegister=page_lock, cudaHostUnregister=page_unlock)
+    names = {
+        "library": library,
+        "device": Device,
+        "stream": stream,
+        "Stream": Stream,
+        "Event": functools.partial(torch.Event, NAME),
+        "current_device": current_device,
+        "current_stream": current_stream,
+        "device_count": lambda: int(library.num_devices()),
+        "is_available": lambda: library.num_devices() > 0,
+        "set_device": lambda device: torch.accelerator.set_device_index(found(device).index),
+        "synchronize": lambda device=None: torch.accelerator.synchronize(found(device)),
+        "is_current_stream_capturing": lambda: False,
+        "cudart": lambda: runtime,
+        "memory_allocated": lambda device=None: library.allocated_bytes(found(device).index),
+        "memory_reserved": lambda device=None: library.reserved_bytes(found(device).index),
+        "sleep": lambda seconds: library.sleep_on_stream(ctypes.c_int64(int(seconds * 1e6))),
+        "get_device_name": lambda device=None: "simulated accelerator",
+        # What torch itself asks of a backend, as in `torch.manual_seed`.
+        "_is_in_bad_fork": lambda: False,
+        "manual_seed_all": lambda seed: None,
+    }
+    for name, value in names.items():
+        setattr(module, name, value)
+    return module

@@ -1,0 +1,197 @@
+"""The simulated accelerator is as late, and as strict, as a real one."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.simulated_device import backend
+
+pytestmark = pytest.mark.skipif(not backend.can_be_built(), reason=f"no compiler {backend.COMPILER}")
+
+LATE = 0.1
+"""Seconds, long beside everything that does not wait."""
+
+
+@pytest.fixture
+def device() -> Iterator[Any]:
+    with backend.present() as module:
+        yield module
+
+
+def seconds(operation: Any) -> float:
+    began = time.perf_counter()
+    operation()
+    return time.perf_counter() - began
+
+
+def test_torch_finds_it_only_where_it_is_present() -> None:
+    with backend.present() as module:
+        assert torch.accelerator.is_available()
+        assert module.device_count() == torch.accelerator.device_count() == 2
+    assert not torch.accelerator.is_available()
+    with pytest.raises(RuntimeError, match="no accelerator is available"):
+        torch.ones(1).pin_memory()
+
+
+def test_what_torch_computes_there_is_what_the_cpu_computes(device: Any) -> None:
+    values = torch.arange(12.0).view(3, 4)
+    there = values.to("simulated")
+    assert torch.equal((there * 2 + 1).sum(dim=1).cpu(), (values * 2 + 1).sum(dim=1))
+    there[1:, ::2] = 7
+    assert there.cpu()[1:, ::2].eq(7).all()
+    assert there.t().contiguous().to(torch.int32).tolist()[0] == [0, 7, 7]
+    weight = torch.ones(4, device="simulated", requires_grad=True)
+    (there[0] * weight).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0, 1, 2, 3]
+
+
+def test_the_host_cannot_read_device_memory(device: Any) -> None:
+    there = torch.ones(4, device="simulated")
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # pytest's handler would print the crash
+        ctypes.string_at(there.data_ptr(), 4)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
+
+
+def test_only_copies_from_page_locked_memory_return_at_once(device: Any) -> None:
+    pageable = torch.arange(1000)
+    pinned = pageable.pin_memory()
+    there = torch.zeros(1000, dtype=torch.int64, device="simulated")
+    for source, non_blocking, waits in ((pinned, True, False), (pinned, False, True), (pageable, True, True)):
+        there.zero_()
+        device.sleep(LATE)
+        took = seconds(lambda s=source, n=non_blocking: there.copy_(s, non_blocking=n))
+        assert (took > LATE / 2) == waits
+        assert there.cpu().equal(pageable)
+    device.library.refuse_waits(True)
+    try:
+        there.copy_(pinned, non_blocking=True)
+        with pytest.raises(RuntimeError, match="synchronizing operation"):
+            there.cpu()
+    finally:
+        device.library.refuse_waits(False)
+
+
+def test_a_copy_reads_its_source_when_its_turn_comes(device: Any) -> None:
+    """So a slot that is refilled too early shows."""
+    pinned = torch.zeros(10).pin_memory()
+    device.sleep(LATE)
+    there = pinned.to("simulated", non_blocking=True)
+    pinned.fill_(5)
+    assert there.tolist() == [5] * 10
+
+
+def test_streams_wait_for_events_alone(device: Any) -> None:
+    side = device.Stream()
+    there = torch.zeros(10, device="simulated")
+    device.synchronize()
+    ones = torch.ones(10).pin_memory()
+    written = device.Event()
+    with device.stream(side):
+        device.sleep(LATE)
+        there.copy_(ones, non_blocking=True)
+        written.record(side)
+    assert there.tolist() == [0] * 10  # read on the current stream, which does not wait
+    assert not written.query()
+    device.current_stream().wait_event(written)
+    assert there.tolist() == [1] * 10
+    assert written.query()
+
+
+def test_waiting_means_the_recording_before_the_wait(device: Any) -> None:
+    side, event = device.Stream(), device.Event()
+    event.record(side)
+    device.current_stream().wait_event(event)
+    with device.stream(side):
+        device.sleep(LATE)
+    event.record(side)  # again, and late
+    assert seconds(device.current_stream().synchronize) < LATE / 2
+    assert not event.query()
+    assert seconds(event.synchronize) > LATE / 2
+
+
+def test_events_measure_time(device: Any) -> None:
+    before, after = device.Event(enable_timing=True), device.Event(enable_timing=True)
+    before.record()
+    device.sleep(LATE)
+    after.record()
+    after.synchronize()
+    assert LATE * 1e3 <= before.elapsed_time(after) < LATE * 1e4
+
+
+def test_a_freed_block_goes_back_to_its_stream_at_once(device: Any) -> None:
+    side = device.Stream()
+    allocated = device.memory_allocated()
+    first = torch.empty(5000, dtype=torch.uint8, device="simulated")
+    assert device.memory_allocated() == allocated + 8192
+    address = first.data_ptr()
+    device.sleep(LATE)
+    del first  # the stream is still busy
+    assert device.memory_allocated() == allocated
+    with device.stream(side):
+        assert torch.empty(5000, dtype=torch.uint8, device="simulated").data_ptr() != address
+    assert torch.empty(5000, dtype=torch.uint8, device="simulated").data_ptr() == address
+
+
+def test_page_locked_memory_is_known_by_address(device: Any) -> None:
+    memory = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    runtime = device.cudart()
+    assert not tensor.is_pinned()
+    assert runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 1) == 0
+    assert runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 1) == 712  # already registered
+    assert tensor.is_pinned()
+    assert tensor[40_000:].is_pinned()
+    assert runtime.cudaHostUnregister(memory.ctypes.data) == 0
+    assert runtime.cudaHostUnregister(memory.ctypes.data) == 713
+    assert not tensor.is_pinned()
+    assert runtime.cudaHostRegister(mmap.PAGESIZE, 1 << 40, 1) == 1  # nothing is mapped there
+
+
+def test_page_locked_memory_of_torch_outlives_the_copies_from_it(device: Any) -> None:
+    pinned = torch.full((100_000,), 3).pin_memory()
+    device.sleep(LATE)
+    there = pinned.to("simulated", non_blocking=True)
+    del pinned
+    torch.full((100_000,), 4).pin_memory()
+    assert there.cpu().eq(3).all()
+
+
+def test_each_thread_and_each_device_has_its_current_stream(device: Any) -> None:
+    side = device.Stream()
+    found: list[Any] = []
+    with device.stream(side):
+        thread = threading.Thread(target=lambda: found.append(device.current_stream()))
+        thread.start()
+        thread.join()
+        assert device.current_stream() == side
+        assert device.current_stream(1) != side
+    assert found == [device.current_stream()]
+    with device.device(1):
+        assert torch.empty(1, device="simulated").device.index == 1
+        assert device.current_device() == 1
+    assert device.current_device() == 0
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+def test_every_operation_is_late_by_a_random_time(delay: float) -> None:
+    with backend.present(seed=1, delay=delay) as device:
+        there = torch.empty(4, device="simulated")
+        pinned = torch.ones(4).pin_memory()
+        for _ in range(20):
+            there.copy_(pinned, non_blocking=True)
+        assert (seconds(device.synchronize) > 0.1) == (delay > 0)
