@@ -17,7 +17,7 @@ from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.orders.order import Table
 from corpus_server.plan.windows import Windows
 from corpus_server.read.gather import Gatherer
-from corpus_server.stores import StagedFile
+from corpus_server.stores import is_staged
 
 _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 8_000, 1_500, 128
 """Memory of the Python objects of a plan, of each of its stages, and of a shard in a `ShardList`, as
@@ -54,7 +54,7 @@ class ShardList:
             (name, shard) for name, corpus in self.corpora.items() for shard in corpus.shards
         ]
         files = [shard.file for _, shard in self.shards]
-        self.staged = tuple(file if isinstance(file, StagedFile) else None for file in files)
+        self.staged = tuple(file if is_staged(file) else None for file in files)
         self.is_staged = any(self.staged)
         self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
@@ -127,6 +127,7 @@ class BoundPlan:
                     "steps_per_epoch": sampler.steps_per_epoch(name),
                     "fingerprint": self.plan.fingerprints[name],
                     "eot": self.corpora[name].eot,
+                    **_vocabulary(self.corpora[name]),
                 }
                 for name, num_windows in zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
             },
@@ -156,3 +157,12 @@ class BoundPlan:
         """
         described = json.dumps(self.describe(), separators=(",", ":"))
         return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json},{described[1:]}'.encode()
+
+
+def _vocabulary(corpus: Corpus) -> dict[str, int | None]:
+    """Return what a model's embedding has to hold: the tokenizer's size, and the largest id of a sample."""
+    tokenizer, sampled = corpus.tokenizer, corpus.sampled_ids
+    return {
+        "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
+        "largest_id": None if sampled is None else sampled.largest,
+    }
