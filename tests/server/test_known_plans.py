@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from corpus_server.admission.access import Caller
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter, InvalidPlan, UnknownCorpus, UnknownPlan
+from corpus_server.errors import Forbidden, InvalidParameter, InvalidPlan, UnknownCorpus, UnknownPlan
 from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan import BoundedShuffle, Plan
 from corpus_server.plan_store import PlanStore
@@ -134,6 +137,52 @@ def test_memory_is_bounded_in_bytes_too(catalog: Catalog, store: PlanStore) -> N
     assert all(known.in_memory(each) is None for each in ids)
     known.keep_document(document(0, 1000))
     assert known.in_memory(large) is None
+
+
+def test_the_shards_of_plans_count_once_and_are_shared(tmp_path: Path, store: PlanStore) -> None:
+    """Plans over one corpus of many shards differ by their seeds alone: each takes a few kB more."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(400):
+        write_raw(folder / f"{number}.bin", some_tokens(20))
+    with Catalog.open([CorpusSpec(name="web", path=folder)]) as catalog:
+        known = KnownPlans(catalog, store)
+        first = known.spelled(ONE)
+        tracemalloc.start()
+        try:
+            others = [known.spelled({**ONE, "seed": seed}) for seed in range(1, 51)]
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert taken < sum(each.num_bytes for each in others) < 50 * 20_000
+        shared = sum(each.num_bytes for each in first.shared)
+        assert shared > 400 * 128
+        longer = {**ONE, "seq_len": 9}
+        small = KnownPlans(catalog, store, max_bytes=shared + 3 * first.num_bytes)
+        ids = [small.spelled(each).plan.id for each in (ONE, {**ONE, "seed": 1}, longer)]
+        assert [small.in_memory(each) is not None for each in ids] == [False, True, True]
+
+
+@pytest.mark.parametrize("way", ["id", "spelled", "posted"])
+def test_who_may_not_read_a_corpus_learns_nothing_of_it(
+    catalog: Catalog, store: PlanStore, tmp_path: Path, way: str
+) -> None:
+    """Not its fingerprint either, which the refusal of a plan that does not fit would tell."""
+    stranger = Caller(name="stranger", scopes=("read:other",))
+    known = KnownPlans(catalog, store)
+    if way == "spelled":
+        ask = partial(known.spelled, {**ONE, "seq_len": 10_000}, stranger)
+    elif way == "posted":
+        fingerprinted = {**one_source("web", 8, 4), "fingerprints": {"web": "sampled-0"}}
+        ask = partial(known.keep_document, json.dumps(fingerprinted).encode(), stranger)
+    else:
+        kept = known.keep_document(document(3)).plan
+        write_raw(tmp_path / "changed.bin", some_tokens(4000))
+        changed = Catalog.open([CorpusSpec(name="web", path=tmp_path / "changed.bin")])
+        ask = partial(KnownPlans(changed, store).by_id, kept.id, stranger)
+    with pytest.raises(Forbidden) as caught:
+        ask()
+    assert "fingerprint" not in caught.value.detail
 
 
 def test_a_large_plan_is_bound_once_and_one_at_a_time(

@@ -52,11 +52,19 @@ async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> Asg
 
 @read_route(router, "/v1/plans", response_model=PlansAnswer)
 async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiResponse:
-    """List the plans that were posted to this server, last seen first: at most `limit`, and at most 8 MiB."""
+    """List the plans that were posted to this server and whose corpora the caller may read, last seen first.
+
+    At most `limit`, and at most 8 MiB.
+    """
 
     def list_them() -> Response:
         newest = call.service.store.newest(query.limit, max_bytes=MAX_LIST_BYTES)
-        plans = [{"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen} for plan, seen in newest]
+        may_read = call.head.caller.may_read  # a plan tells the fingerprints of its corpora
+        plans = [
+            {"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen}
+            for plan, seen in newest
+            if all(map(may_read, plan.sources))
+        ]
         return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})
 
     return sent(await call.run(list_them))
