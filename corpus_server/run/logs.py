@@ -1,7 +1,7 @@
 """The log of a process: standard library's records, written by structlog.
 
-Rooms log with `logging`; fields come in `extra`. Here is decided how a line looks: text for people, or one
-JSON object. No line holds a stack trace, which would show paths of the host, unless the level is debug.
+The layers log with `logging`; fields come in `extra`. This module decides how a line looks: text for people,
+or one JSON object. No line holds a stack trace, which would show paths of the host, unless the level is debug.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def log_to_stderr(settings: Settings) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=about,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _escape, last],
         )
     )
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
@@ -60,6 +60,21 @@ def _without_trace(logger: WrappedLogger, method: str, event: EventDict) -> Even
         event["unexpected"] = type(error).__name__
         event["at"] = _place(error.__traceback__)
     return event
+
+
+def _escape(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Escape what cannot be printed: names of files may hold line ends, and commands to a terminal."""
+    return {
+        key: escaped(value) if isinstance(value, str) and key != "exception" else value
+        for key, value in event.items()
+    }
+
+
+def escaped(text: str) -> str:
+    """Return a text with escapes for everything that cannot be printed, undecodable bytes too."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _place(trace: TracebackType | None) -> str:
