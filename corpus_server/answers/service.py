@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from corpus_server import metrics
@@ -70,18 +69,16 @@ class Service:
         self.store = store
         self.readers = Registry()
         self.prefetcher = Prefetcher(
-            self.readers, settings.read_ahead_bytes, on_asked=partial(metrics.add, "corpus_read_ahead_bytes")
+            self.readers, settings.read_ahead_bytes, on_asked=metrics.READ_AHEAD_BYTES.add
         )
-        self.stager = Stager(
-            self.readers, catalog.cache, on_bytes=partial(metrics.add, "corpus_staged_bytes")
-        )
+        self.stager = Stager(self.readers, catalog.cache, on_bytes=metrics.STAGED_BYTES.add)
         self.requests = Requests(settings.access_log)
-        metrics.pull_ranks(self.readers.counts)
-        metrics.pull("corpus_stale_tokens", lambda: bool(self.access.failure))
-        metrics.pull("corpus_bytes_in_flight", lambda: self.admission.num_bytes)
+        metrics.RANKS.pull_series(self.readers.counts)
+        metrics.STALE_TOKENS.pull(lambda: bool(self.access.failure))
+        metrics.BYTES_IN_FLIGHT.pull(lambda: self.admission.num_bytes)
         if (cache := catalog.cache) is not None:
-            metrics.pull("corpus_staged_shards", lambda: self.stager.num_staged)
-            metrics.pull("corpus_evicted_shards", lambda: cache.num_evicted)
+            metrics.STAGED_SHARDS.pull(lambda: self.stager.num_staged)
+            metrics.EVICTED_SHARDS.pull(lambda: cache.num_evicted)
         self.gather_threads = HotThreads(settings.gather_threads, "gather")
         self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "control")
         # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.
@@ -197,7 +194,7 @@ class Service:
         self.admission.check_shards(sum(file.size_bytes for file in wanted))
         deadline = time.monotonic() + WAIT_SECONDS
         while wanted and (waiting := self.stager.want(wanted, deadline)) is not None:
-            metrics.add("corpus_staging_waits")
+            metrics.STAGING_WAITS.add()
             yield waiting
             waiting.result()
 

@@ -146,8 +146,6 @@ class Stager(Closing):
             None if all are mapped; else what is done when they are on this machine. It fails with NotStaged
             at the deadline, or with the reason why one of them cannot be staged.
         """
-        if self._stopping.is_set():
-            raise _shutting_down()
         files = set(files)
         missing = {file for file in files if not (file.attach() and _is_good(file))}
         now = time.monotonic()
@@ -155,6 +153,8 @@ class Stager(Closing):
             self._asked_at.update(dict.fromkeys(files, now))
             if not missing:
                 return None
+            if self._stopping.is_set():  # nobody would end its waiting
+                raise _shutting_down()
             self._planned.note_absent(missing)
             future = self._waiting.add(files, missing, deadline)
             for file in list(missing):  # a copy: `finish` takes what has failed out of the set
@@ -167,12 +167,15 @@ class Stager(Closing):
     # -- the stager's thread
 
     def _run(self) -> None:
+        logged = ""
         while not self._stopping.is_set():
             try:
                 self._turn()
-            except BaseException:  # noqa: BLE001 - requests wait for this thread
+            except BaseException as error:  # noqa: BLE001 - requests wait for this thread
                 with contextlib.suppress(BaseException):  # no memory even for the log
-                    _log.exception("staging failed")
+                    if repr(error) != logged:  # a disk that is gone fails once a second
+                        _log.exception("staging failed")
+                    logged = repr(error)
                 self._stopping.wait(_TICK_SECONDS)
 
     def _turn(self) -> None:

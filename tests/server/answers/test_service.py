@@ -131,7 +131,7 @@ def test_a_process_is_prepared_for_serving(tmp_path: Path, read_ahead_bytes: int
         assert opened.call_args.kwargs["reads_ahead"] is reads_ahead
         assert service.draining is False
         service.admission.admit(RequestHead("GET", b"/", {})).charge(17)
-        assert metrics._pulled["corpus_bytes_in_flight"]() == 17
+        assert metrics.BYTES_IN_FLIGHT.numbers() == {(): [17]}
     for threads in (service.gather_threads, service.ahead_thread):  # they end with the process
         with pytest.raises(RuntimeError):
             threads.submit(int)

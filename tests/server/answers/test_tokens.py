@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from corpus_server import metrics
 from corpus_server.admission.access import Caller
 from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import RequestHead
@@ -549,13 +550,13 @@ def test_a_shard_that_does_not_come_fails_the_response(
     files = [shard.file for shard in service.catalog.corpus("far").shards]
     with (
         patch.object(service.stager, "want", side_effect=[failed, None]),
-        patch("corpus_server.metrics.add") as add,
+        patch.object(metrics.STAGING_WAITS, "add") as add,
     ):
         work = service.staged(files)
         assert next(work) is failed
         with pytest.raises(CacheFull):
             next(work)
-    add.assert_called_once_with("corpus_staging_waits")
+    add.assert_called_once_with()
 
 
 def test_an_order_that_the_cache_cannot_hold_is_refused_before_anything_comes(

@@ -140,17 +140,6 @@ def test_readers_share_the_budget_and_a_quarter_is_the_most(
     assert {disk.steps_of(bound) for bound in plans} == {1 + steps}
 
 
-def test_readers_take_turns(catalog: Catalog) -> None:
-    """While one wants a thousand steps, another gets its windows."""
-    first, second = bind(catalog), bind(catalog, seed=1)
-    with Disk(4 * 1000 * STEP_BYTES) as disk:
-        disk.ask(second)
-        wait_until(lambda: disk.asked[second])
-        disk.ask(first)
-        wait_until(lambda: disk.asked[first])
-        assert disk.steps_of(second) < 1000
-
-
 def test_what_groups_take_of_the_budget_others_do_not_get(
     catalog: Catalog, bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,15 +225,6 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "prefetch")
     answered.set()
     wait_until(lambda: num_threads() == before)
-
-
-def test_closing_ends_the_thread_while_it_works(bound: BoundPlan) -> None:
-    before = num_threads()
-    with Disk(2**40) as disk:
-        assert num_threads() == before + 1
-        disk.ask(bound)
-        disk.prefetcher.close()
-    assert num_threads() == before
 
 
 @pytest.mark.parametrize(

@@ -97,13 +97,6 @@ def test_the_next_requests_extend_it_half_a_share_at_a_time_without_asking_twice
     assert stretches <= 60 / (HORIZON // 2)
 
 
-def test_a_reader_that_went_faster_than_the_disk_is_caught_up_with(bound: BoundPlan) -> None:
-    rank = Rank(bound)
-    for step in range(0, 32, 4):
-        rank.ask(step, 4)
-    assert rank.asked(32, 4) == list(range(32, 36 + HORIZON))
-
-
 @pytest.mark.parametrize("to", [500, 112, 89, 0], ids=["far", "just beyond", "back", "to the start"])
 def test_after_a_jump_it_begins_anew(bound: BoundPlan, to: int) -> None:
     rank = Rank(bound)
