@@ -20,7 +20,7 @@ from corpus_server.cli.explore import explore, stats
 from corpus_server.cli.merge import merge
 from corpus_server.cli.serve import serve
 from corpus_server.cli.token import token
-from corpus_server.errors import CorpusServerError
+from corpus_server.errors import CorpusServerError, printable
 
 __all__ = ["app", "main"]
 
@@ -41,7 +41,7 @@ def main() -> None:
         app()
     except CorpusServerError as error:
         remedy = f" ({error.remedy})" if error.remedy and error.remedy not in error.detail else ""
-        errors.print(f"[bold red]error:[/] {escape(error.detail + remedy)}", soft_wrap=True)
+        errors.print(f"[bold red]error:[/] {escape(printable(error.detail + remedy))}", soft_wrap=True)
         sys.exit(MISTAKE)
 
 

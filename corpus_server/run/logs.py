@@ -1,7 +1,7 @@
 """The log of a process: standard library's records, written by structlog.
 
 The layers log with `logging`; fields come in `extra`. This module decides how a line looks: text for people,
-or one JSON object. No line holds a stack trace, which would show paths of the host, unless the level is debug.
+or one JSON object. Unless the level is debug, no line holds a stack trace: it would show paths of the host.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import TracebackType
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from corpus_server.errors import printable
 from corpus_server.settings import Settings
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  # compared with the names of code
@@ -65,16 +66,9 @@ def _without_trace(logger: WrappedLogger, method: str, event: EventDict) -> Even
 def _escape(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     """Escape what cannot be printed: names of files may hold line ends, and commands to a terminal."""
     return {
-        key: escaped(value) if isinstance(value, str) and key != "exception" else value
+        key: printable(value) if isinstance(value, str) and key != "exception" else value
         for key, value in event.items()
     }
-
-
-def escaped(text: str) -> str:
-    """Return a text with escapes for everything that cannot be printed, undecodable bytes too."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _place(trace: TracebackType | None) -> str:
