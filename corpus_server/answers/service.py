@@ -22,7 +22,7 @@ from corpus_server.answers.response import ClientLeft, Slices
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import TokenFile
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.known_plans import KnownPlans, Spelling
 from corpus_server.plan_store import PlanStore
@@ -32,7 +32,7 @@ from corpus_server.readers.prefetch import Prefetcher
 from corpus_server.readers.registry import Registry
 from corpus_server.readers.staging import WAIT_SECONDS, Stager
 from corpus_server.settings import Settings
-from corpus_server.stores import StagedFile
+from corpus_server.stores import is_staged
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class Service:
         try:
             for corpus in self.catalog.corpora.values():
                 for shard in corpus.shards:
-                    if not isinstance(shard.file, StagedFile):  # a copy that changed is staged anew
+                    if shard.file.is_local:  # a copy that changed is staged anew
                         shard.check_unchanged()
             self.store.check_writable()
         except CorpusServerError as error:
@@ -183,14 +183,14 @@ class Service:
             )
         return self.plan(query.plan, caller)
 
-    def staged(self, files: Iterable[OpenFile]) -> Slices[None]:
+    def staged(self, files: Iterable[TokenFile]) -> Slices[None]:
         """Wait until the files of shards are on this machine; local ones are.
 
         Raises:
             AnswerTooLarge: the cache does not hold them together.
             NotStaged, StoreFailed, CacheFull, CorpusChanged: they are not, and why.
         """
-        wanted = {file for file in files if isinstance(file, StagedFile)}
+        wanted = {file for file in files if is_staged(file)}
         self.admission.check_shards(sum(file.size_bytes for file in wanted))
         deadline = time.monotonic() + WAIT_SECONDS
         while wanted and (waiting := self.stager.want(wanted, deadline)) is not None:

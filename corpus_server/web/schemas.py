@@ -34,7 +34,8 @@ class LiveQuery(QueryParameters):
 class ShardAnswer(BaseModel):
     """One shard of a corpus."""
 
-    name: str
+    name: Annotated[str, Field(description="Of its file; `:NUMBER` behind it if the file holds several.")]
+    file: Annotated[str, Field(description="The file, below the corpus's folder.")]
     format: str
     num_tokens: int
     dtype: str
@@ -75,6 +76,8 @@ class SourceAnswer(BaseModel):
     ]
     fingerprint: str
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
+    vocab_size: Annotated[int | None, Field(description="Of the corpus's tokenizer; null if it has none.")]
+    largest_id: Annotated[int | None, Field(description="Largest token id of a sample of the corpus.")]
 
 
 class StageAnswer(BaseModel):

@@ -11,8 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from corpus_client import Batch, CorpusLoader, get_batch
-from corpus_client.staging.stager import STORED_DTYPES
 from corpus_client.staging.opening import open_stager
+from corpus_client.staging.stager import STORED_DTYPES
 from tests.client.conftest import make_corpus
 from tests.client.cuda.conftest import Accelerator
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
@@ -122,7 +122,7 @@ def test_only_the_borders_of_documents_wait_for_the_device() -> None:
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        _ = batch.positions, batch.document_ids, batch.loss_mask
+        _ = batch.position_ids, batch.document_ids, batch.loss_mask
         with pytest.raises(RuntimeError, match="synchroniz"):
             _ = batch.cu_seqlens
     finally:

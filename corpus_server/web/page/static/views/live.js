@@ -86,9 +86,8 @@ function silence(seconds) {
   return seconds < 120 ? `${number(Math.round(seconds))} s ago` : `${number(Math.round(seconds / 60))} min ago`;
 }
 
-// Who reads the table by keyboard, or has scrolled it, stays where they are.
-function replaceRanks(shown) {
-  const holder = $("#ranks");
+// Who reads a table by keyboard, or has scrolled it, stays where they are.
+function replace(holder, shown) {
   const regions = () => [...holder.querySelectorAll(".scroll")];
   const places = regions().map((each) => [each.scrollTop, each.scrollLeft]);
   const focus = [...holder.querySelectorAll("a, .scroll")].indexOf(document.activeElement);
@@ -104,8 +103,8 @@ function show(live, isFirst) {
   for (const { title, lines: its, in_seconds: inSeconds } of drawn(live)) {
     charts[title].update(x, its.map(({ column }) => (inSeconds ? samples[column].map(milliseconds) : samples[column])));
   }
-  $("#corpora").replaceChildren(...corpora(live));
-  replaceRanks(ranks(live));
+  replace($("#corpora"), corpora(live));
+  replace($("#ranks"), ranks(live));
 }
 
 function state(text, isLive) {
