@@ -201,3 +201,10 @@ class UrlTooLong(CorpusServerError, slug="url-too-long", status=414):
 
 class HeadTooLarge(CorpusServerError, slug="head-too-large", status=431):
     """The request's head exceeds the limit."""
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes for what cannot be printed: line ends, commands to a terminal, bytes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
