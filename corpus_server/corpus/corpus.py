@@ -6,6 +6,7 @@ import resource
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from corpus_server.corpus.files import LOCAL_FILES, Closing, Files, unreadable
 from corpus_server.corpus.fingerprints import check_fingerprints
 from corpus_server.corpus.formats import DocumentIndex, TokenDtype, data_path, token_dtype
+from corpus_server.corpus.sample import SampledIds, sample_ids
 from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus.shards import Shard, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
@@ -91,6 +93,25 @@ class Corpus(Closing):
             )
             on_error.pop_all()
         return corpus
+
+    @cached_property
+    def sampled_ids(self) -> SampledIds | None:
+        """The smallest and the largest token id of a sample; None for an empty corpus."""
+        return sample_ids(self.shards)
+
+    def vocabulary_warning(self) -> str | None:
+        """Say which sampled id the tokenizer cannot have made; None if there is none."""
+        if (ids := self.sampled_ids) is None or self.tokenizer is None:
+            return None
+        size = self.tokenizer.vocab_size
+        strange = ids.smallest if ids.smallest < 0 else ids.largest
+        if 0 <= strange < size:
+            return None
+        return (
+            f"corpus {self.name!r} holds token {strange}, but the ids of its tokenizer "
+            f"({self.tokenizer_name}) are below {size}: is it the right tokenizer, and {self.dtype.name} the "
+            "right dtype?"
+        )
 
     def close(self) -> None:
         """Unmap and close all shards."""

@@ -76,6 +76,8 @@ class SourceAnswer(BaseModel):
     ]
     fingerprint: str
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
+    vocab_size: Annotated[int | None, Field(description="Of the corpus's tokenizer; null if it has none.")]
+    largest_id: Annotated[int | None, Field(description="Largest token id of a sample of the corpus.")]
 
 
 class StageAnswer(BaseModel):

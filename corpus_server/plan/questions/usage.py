@@ -25,7 +25,7 @@ class SourceUsage:
     tokens: int
     """Inputs: of each row the `seq_len` of its stage."""
     epochs: float | None
-    """Passes over the source, `tokens` over those of all its windows; null for order random."""
+    """Passes over the source, by its tokens; null if the order has no epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +82,6 @@ def _by_name(sampler: Sampler, given: list[list[int]]) -> dict[str, SourceUsage]
     plan, sizes = sampler.plan, sampler.num_windows.tolist()
     used = {}
     for name, num_windows, rows, size in zip(plan.sources, *given, sizes, strict=True):
-        epochs = None if plan.order == "random" else num_windows / size
+        epochs = num_windows / size if plan.order.has_epochs else None
         used[name] = SourceUsage(rows=rows, tokens=num_windows * plan.seq_len, epochs=epochs)
     return used
