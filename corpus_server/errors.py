@@ -58,6 +58,13 @@ class InvalidParameter(CorpusServerError, slug="invalid-parameter", status=422):
 class InvalidPlan(CorpusServerError, slug="invalid-plan", status=422):
     """A plan document contradicts itself or the corpora it names."""
 
+    def renamed(self, before: str, after: str) -> Self:
+        """Return the same error about a field that has a more precise name."""
+        parameter = self.parameter and self.parameter.replace(before, after)
+        detail = self.detail.replace(before, after, 1)
+        fields = {"received": self.received, "accepted": self.accepted, "remedy": self.remedy}
+        return type(self)(detail, parameter=parameter, **fields)  # type: ignore[arg-type]
+
 
 class AnswerTooLarge(CorpusServerError, slug="answer-too-large", status=422):
     """The answer would exceed the server's limit.
