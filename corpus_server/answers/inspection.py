@@ -20,8 +20,9 @@ from corpus_server.answers.tokens import plan_headers, staged_rows
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan.document import MAX_GLOBAL_BATCH_SIZE, MAX_SEED
+from corpus_server.plan.document import MAX_SEED
 from corpus_server.plan.questions.diff import changed_fields, compare_slices
+from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
 from corpus_server.read import wire
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
 from corpus_server.read.spans import Span, decode_known, spans

@@ -4,7 +4,7 @@
     requests                   are here
     page cache     dropped     read         being read
 
-So the disk reads large pieces in sequence, and training at random in memory. A source needs room for three
+So the disk reads large chunks in sequence, and training at random in memory. A source needs room for three
 groups: while requests cross the border of two groups, the first is kept and the third is begun.
 
 Only what this plan brought in is dropped, and only if no other plan that is being read uses the corpus. Each
@@ -22,19 +22,18 @@ import numpy as np
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import Shard
-from corpus_server.plan import BoundedShuffle
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.readahead import read_ahead
 
 # Tokens of one turn, 4 MiB of uint16: large enough for a disk's sequential rate, and read in some ms, so that
 # other readers wait little.
-_PIECE_TOKENS = 2 << 20
+_CHUNK_TOKENS = 2 << 20
 
 # The kernel reads no more of a range than the larger of the disk's read_ahead_kb, 128 by default, and its
 # max_sectors_kb.
 _RANGE_BYTES = 128 << 10
 
-_SAMPLES = 8  # tokens of a piece; if all are resident, the piece is left alone
+_SAMPLES = 8  # tokens of a chunk; if all are resident, the chunk is left alone
 
 # A look at where requests are costs up to 1 ms with a mixture, so it is not done for each request.
 _LOOK_SECONDS = 0.01
@@ -43,7 +42,7 @@ _LOOK_SECONDS = 0.01
 # come out of order.
 _KEPT_REQUESTS = 64
 
-Piece = tuple[int, int, int]  # shard number, tokens [start, stop)
+Extent = tuple[int, int, int]  # shard number, tokens [start, stop)
 
 
 @dataclass(slots=True)
@@ -52,13 +51,13 @@ class _Block:
 
     Args:
         extent: all of it.
-        left: its pieces that are to be read.
-        read: its pieces that were read from disk for this group.
+        unread: its chunks that are to be read.
+        read: its chunks that were read from disk for this group.
     """
 
-    extent: Piece
-    left: deque[Piece]
-    read: list[Piece]
+    extent: Extent
+    unread: deque[Extent]
+    read: list[Extent]
 
 
 _Group = list[_Block]
@@ -92,7 +91,7 @@ class Groups:
         self._latest_before: dict[int, int] = {}  # by source, the latest request before that group
         self._groups: dict[tuple[int, int], _Group] = {}  # by source and number
         self._dropped: dict[tuple[int, int], _Group] = {}  # at the latest change of groups
-        self._leaving: deque[_Block] = deque()  # to be dropped
+        self._to_drop: deque[_Block] = deque()  # to be dropped
         self._others: Collection[Corpus] = ()
 
     def note(self, step: int, now: float) -> bool:
@@ -129,48 +128,48 @@ class Groups:
         self._others = others
         left = {key: self._groups.pop(key) for key in sorted(self._groups.keys() - set(wanted))}
         if left:
-            self._drop(self._leaving)
+            self._drop(self._to_drop)
             again = [group for key, group in self._dropped.items() if key not in wanted]
-            self._leaving = deque(block for group in (*again, *left.values()) for block in group)
+            self._to_drop = deque(block for group in (*again, *left.values()) for block in group)
             self._dropped = left
         for key in wanted:
             if key not in self._groups:
                 extents = sampler.group_extents(*key)
-                self._groups[key] = [_Block(extent, deque(_pieces(extent)), []) for extent in extents]
+                self._groups[key] = [_Block(extent, deque(_chunks(extent)), []) for extent in extents]
 
-    def read_piece(self) -> int:
-        """Start to read the next piece that is not resident, and drop a block that was left.
+    def read_chunk(self) -> int:
+        """Start to read the next chunk that is not resident, and drop a block that was left.
 
-        Returns the bytes that are read; 0 when all is done. One block for each piece, because the disk
+        Returns the bytes that are read; 0 when all is done. One block for each chunk, because the disk
         would be idle while two whole groups are dropped.
         """
-        num_bytes = self._read_piece()
-        if self._leaving and num_bytes:
-            self._drop([self._leaving.popleft()])
-        elif self._leaving:
-            self._drop(self._leaving)
-            self._leaving.clear()
+        num_bytes = self._read_chunk()
+        if self._to_drop and num_bytes:
+            self._drop([self._to_drop.popleft()])
+        elif self._to_drop:
+            self._drop(self._to_drop)
+            self._to_drop.clear()
         return num_bytes
 
-    def _read_piece(self) -> int:
+    def _read_chunk(self) -> int:
         # The groups that requests are in come before the next ones.
         for _, group in sorted(self._groups.items(), key=lambda item: item[0][1] - self._at[item[0][0]]):
             for block in group:
-                while block.left:
-                    piece = block.left.popleft()
-                    shard = self.bound.shards[piece[0]][1]
-                    if _is_resident(shard, *piece[1:]):
+                while block.unread:
+                    chunk = block.unread.popleft()
+                    shard = self.bound.shards[chunk[0]][1]
+                    if _is_resident(shard, *chunk[1:]):
                         continue
-                    _start_reading(shard, *piece[1:])
-                    block.read.append(piece)
-                    return (piece[2] - piece[1]) * shard.dtype.itemsize
+                    _start_reading(shard, *chunk[1:])
+                    block.read.append(chunk)
+                    return (chunk[2] - chunk[1]) * shard.dtype.itemsize
         return 0
 
     def drop_all(self, others: Collection[Corpus]) -> None:
         """Drop what was read, because nobody asks any more."""
         self._others = others
         groups = (*self._dropped.values(), *self._groups.values())
-        self._drop([*self._leaving, *(block for group in groups for block in group)])
+        self._drop([*self._to_drop, *(block for group in groups for block in group)])
         self._groups.clear()
 
     def _drop(self, blocks: Iterable[_Block]) -> None:
@@ -180,29 +179,30 @@ class Groups:
                 continue
             # Another process may have read any part of the block, and can drop only what this one released.
             shard.release(*block.extent[1:])
-            for piece in block.read:
-                shard.drop(*piece[1:])
+            for chunk in block.read:
+                shard.drop(*chunk[1:])
 
 
 def group_bytes(bound: BoundPlan) -> int:
     """Return the page cache that reading ahead takes: three groups of each source, or all of it."""
-    order, plan = bound.plan.order, bound.plan
-    assert isinstance(order, BoundedShuffle)
+    plan, groups = bound.plan, bound.sampler.groups
+    assert groups is not None
     assert plan.stride is not None
-    windows = 3 * order.block_windows * order.group_blocks
     total = 0
-    for name, num_windows in zip(plan.sources, bound.sampler.num_windows.tolist(), strict=True):
-        tokens = min(windows, num_windows) * plan.stride + plan.seq_len
+    for source, (name, num_windows) in enumerate(
+        zip(plan.sources, bound.sampler.num_windows.tolist(), strict=True)
+    ):
+        tokens = min(3 * groups.largest(source), num_windows) * plan.stride + plan.seq_len
         corpus = bound.corpora[name]
         total += min(tokens * corpus.dtype.itemsize, sum(shard.data_bytes for shard in corpus.shards))
     return total
 
 
-def _pieces(extent: Piece) -> Iterator[Piece]:
+def _chunks(extent: Extent) -> Iterator[Extent]:
     """Cut an extent of a shard."""
     shard, start, stop = extent
-    for first in range(start, stop, _PIECE_TOKENS):
-        yield shard, first, min(first + _PIECE_TOKENS, stop)
+    for first in range(start, stop, _CHUNK_TOKENS):
+        yield shard, first, min(first + _CHUNK_TOKENS, stop)
 
 
 def _start_reading(shard: Shard, start: int, stop: int) -> None:

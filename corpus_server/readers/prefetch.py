@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.plan import MegatronSampler
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.groups import Groups, group_bytes
 from corpus_server.readers.registry import Registry, StepsRequest
@@ -98,7 +97,7 @@ class Prefetcher:
         Rows of pieces are not prefetched: a response asks for all of its own at once.
         """
         bound, groups = request.bound, None
-        if isinstance(bound.sampler, MegatronSampler):
+        if not bound.sampler.rows.is_window:
             return None
         with self._changed:
             self._num_readers += 1
@@ -184,13 +183,13 @@ class Prefetcher:
         for begin in range(0, len(turn.windows), _CALL_WINDOWS):
             if self._closed or work.step >= after:
                 break
-            part = turn.windows[begin : begin + _CALL_WINDOWS]
-            gatherer.read_ahead(part, turn.length)
-            self._on_asked(len(part) * turn.length * work.bound.dtype.itemsize)
+            windows = turn.windows[begin : begin + _CALL_WINDOWS]
+            gatherer.read_ahead(windows, turn.length)
+            self._on_asked(len(windows) * turn.length * work.bound.dtype.itemsize)
         return True
 
     def _turn_of_groups(self, groups: Groups) -> bool:
-        """Read one piece of a group, and drop the groups that were left; return whether to go on."""
+        """Read one chunk of a group, and drop the groups that were left; return whether to go on."""
         num_bytes = group_bytes(groups.bound) if groups.num_bytes is None else groups.num_bytes
         with self._changed:
             groups.num_bytes = num_bytes
@@ -199,7 +198,7 @@ class Prefetcher:
             steps = groups.take_steps(time.monotonic())
         if steps:
             groups.look(steps, self._others(groups))
-        num_bytes = groups.read_piece()
+        num_bytes = groups.read_chunk()
         self._on_asked(num_bytes)
         return num_bytes > 0
 

@@ -18,7 +18,7 @@ from corpus_server.readers.prepared import Prepared, next_steps
 from corpus_server.readers.registry import StepsRequest
 from corpus_server.stores import StagedFile
 
-_PART_WINDOWS = 16384  # located at once, in some ms
+_MAX_LOCATED = 16384  # located at once, in some ms
 _MAX_WINDOWS = 2**22  # planned for one rank
 _REQUESTS_BACK = 4
 
@@ -26,7 +26,7 @@ Uses = dict[StagedFile, int]
 """Shards of some steps, first used first -> the step after the last one that reads it."""
 
 
-class Part(NamedTuple):
+class LocatedSteps(NamedTuple):
     """Steps that were located at once: `of` which they continue, and the windows of each."""
 
     of: Prepared
@@ -61,7 +61,7 @@ class RankShards:
         self.has_jumped_back = self.has_ended = False
         self.rests_until = 0.0
         self._rank, self._world_size = request.rank, request.world_size
-        self._part_windows = _PART_WINDOWS  # to plan at once; fewer where the shards of more do not fit
+        self._max_located = _MAX_LOCATED  # to plan at once; fewer where the shards of more do not fit
         self._wake_at = 0  # the step from which to look further ahead
 
     def note(self, request: StepsRequest) -> bool:
@@ -80,17 +80,17 @@ class RankShards:
         self._wake_at = self.step + 1 + (self.prepared.next - self.step) // 16
         return self.prepared.cost_from(self.step) < _MAX_WINDOWS
 
-    def locate(self) -> Part:
+    def locate(self) -> LocatedSteps:
         """Return the next steps and their shards. Steps that the rank does not have count as empty ones."""
         prepared, sampler = self.prepared, self.bound.sampler
         part = {"rank": self._rank, "world_size": self._world_size}
-        rows, count = next_steps(sampler, prepared.next, max_windows=self._part_windows, **part)
+        rows, count = next_steps(sampler, prepared.next, max_windows=self._max_located, **part)
         if not rows:
-            return Part(prepared, _PART_WINDOWS, 1, {})
+            return LocatedSteps(prepared, _MAX_LOCATED, 1, {})
         uses: Uses = {}
         start = self._rank * rows
-        for low in range(start, start + rows, _PART_WINDOWS):  # one range, unless a step is larger
-            chunk = range(low, min(low + _PART_WINDOWS, start + rows))
+        for low in range(start, start + rows, _MAX_LOCATED):  # one range, unless a step is larger
+            chunk = range(low, min(low + _MAX_LOCATED, start + rows))
             numbers = sampler.locate_rows(prepared.next, chunk, count=count)[..., 0].reshape(-1)
             _, first_places = np.unique(numbers, return_index=True)
             _, last_places = np.unique(numbers[::-1], return_index=True)
@@ -98,11 +98,11 @@ class RankShards:
             for place in np.argsort(first_places).tolist():
                 if (file := self.bound.staged[numbers[first_places[place]]]) is not None:
                     uses[file] = max(uses.get(file, 0), int(last_steps[place]) + 1)
-        return Part(prepared, count, rows, uses)
+        return LocatedSteps(prepared, count, rows, uses)
 
     def fit(self, *, fits: bool) -> None:
         """Locate more windows at once after those that fitted the cache, fewer after others."""
-        self._part_windows = min(_PART_WINDOWS, 2 * self._part_windows) if fits else self._part_windows // 4
+        self._max_located = min(_MAX_LOCATED, 2 * self._max_located) if fits else self._max_located // 4
 
 
 class PlannedShards:
@@ -152,26 +152,26 @@ class PlannedShards:
                 ready.append(each)
         return min(ready, key=lambda each: each.prepared.next - each.step, default=None)
 
-    def extend(self, rank: RankShards, part: Part) -> None:
+    def extend(self, rank: RankShards, steps: LocatedSteps) -> None:
         """Plan the shards of some steps if there is room; else note what they wait for."""
-        if rank.prepared is not part.of or rank.has_ended:
+        if rank.prepared is not steps.of or rank.has_ended:
             return  # requests went on while they were located
-        fits = self._has_room(part.uses)
-        if not fits and part.num_steps == 1:
-            rank.waits = set(part.uses)
+        fits = self._has_room(steps.uses)
+        if not fits and steps.num_steps == 1:
+            rank.waits = set(steps.uses)
             return
         rank.fit(fits=fits)
         if not fits:
             return
-        for file in [file for file in part.uses if file not in rank.uses]:
+        for file in [file for file in steps.uses if file not in rank.uses]:
             if file not in self._num_ranks:
                 self._num_ranks[file] = 0
                 self._num_bytes += file.size_bytes
                 self.absent[file] = None
             self._num_ranks[file] += 1
-        rank.uses.update(part.uses)
+        rank.uses.update(steps.uses)
         rank.first_end = min(rank.uses.values(), default=math.inf)
-        part.of.add(part.num_steps, part.step_windows)
+        steps.of.add(steps.num_steps, steps.step_windows)
 
     def drop_margins(self) -> None:
         """Drop the shards that only steps before the latest requests read."""

@@ -198,9 +198,9 @@ class Stager(Closing):
 
     def _plan(self, rank: RankShards) -> None:
         try:
-            part = rank.locate()  # some ms: requests need not wait for it
+            steps = rank.locate()  # some ms: requests need not wait for it
             with self._changed:
-                self._planned.extend(rank, part)
+                self._planned.extend(rank, steps)
         except BaseException:  # noqa: BLE001 - what requests ask for is staged in any case
             rank.rests_until = time.monotonic() + _REST_SECONDS
             _log.exception("planning what to stage failed for plan %s", rank.bound.plan.id)

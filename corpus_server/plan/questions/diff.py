@@ -16,12 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.document import MAX_STEP, Plan
-from corpus_server.plan.orders import MegatronOrder
+from corpus_server.plan.document import Plan
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.sampler import Sampler
+from corpus_server.plan.stage import MAX_STEP
 
 MAX_ROWS: Final = 1 << 24
 """Rows of each plan that are compared by default; takes about ten seconds."""
@@ -122,14 +122,14 @@ def compare_slices(
     equal = count_equal_steps(a, b)
     if equal is None:
         return RowComparison(equal_steps=None, compared_until=None, steps=())
-    if isinstance(a.order, MegatronOrder) or isinstance(b.order, MegatronOrder):
+    if a.order.tabled is not None or b.order.tabled is not None:
         return RowComparison(equal_steps=equal, compared_until=equal, steps=())  # its rows have no one place
     pair = _Located(a, shard_tokens), _Located(b, shard_tokens)
     largest = max(stage.global_batch_size for plan in (a, b) for stage in plan.stages)
     borders = sorted(p.skip_steps.outside_before(stage.from_step) for p in (a, b) for stage in p.stages)
     found: list[StepChange] = []
     since = pair[0].plan_step(equal)
-    if a.order != "random" and only_exclusions_differ(a, b):
+    if a.order.has_epochs and only_exclusions_differ(a, b):
         until = equal
         for plan_step, steps in suspects(pair[0].sampler, pair[1].sampler, since):
             yield

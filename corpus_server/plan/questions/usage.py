@@ -22,9 +22,7 @@ class SourceUsage:
 
     rows: int
     tokens: int  # inputs of those rows, each as long as its stage's `seq_len`
-    epochs: (
-        float | None
-    )  # passes over the source, `tokens` over those of all its windows; None for order random
+    epochs: float | None  # passes over the source, by its tokens; None if the order has no epochs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +79,6 @@ def _by_name(sampler: Sampler, given: list[list[int]]) -> dict[str, SourceUsage]
     plan, sizes = sampler.plan, sampler.num_windows.tolist()
     used = {}
     for name, num_windows, rows, size in zip(plan.sources, *given, sizes, strict=True):
-        epochs = None if plan.order == "random" else num_windows / size
+        epochs = num_windows / size if plan.order.has_epochs else None
         used[name] = SourceUsage(rows=rows, tokens=num_windows * plan.seq_len, epochs=epochs)
     return used

@@ -14,7 +14,7 @@ from corpus_server.answers.inspection import DiffQuery, RowsQuery
 from corpus_server.answers.questions import LookupQuery, ShardsQuery, StepQuery, UsageQuery
 from corpus_server.answers.response import Response, json_response
 from corpus_server.errors import RequestTimeout
-from corpus_server.web.plan_schema import PLAN_BODY
+from corpus_server.plan import Plan
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.shared import CallHere, Nothing, PlanId, read_route
 from corpus_server.web.schemas import (
@@ -36,8 +36,10 @@ MAX_LIST_BYTES = 8 * 2**20
 
 router = APIRouter(tags=["plans"])
 
+_PLAN_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": Plan.schema()}}}}
 
-@router.post("/v1/plans", response_model=PlanAnswer, openapi_extra=PLAN_BODY)
+
+@router.post("/v1/plans", response_model=PlanAnswer, openapi_extra=_PLAN_BODY)
 async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> AsgiResponse:
     """Keep the plan document in the body and describe the plan; posting it again changes nothing."""
     body = bytearray()
@@ -50,11 +52,19 @@ async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> Asg
 
 @read_route(router, "/v1/plans", response_model=PlansAnswer)
 async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiResponse:
-    """List the plans that were posted to this server, last seen first: at most `limit`, and at most 8 MiB."""
+    """List the plans that were posted to this server and whose corpora the caller may read, last seen first.
+
+    At most `limit`, and at most 8 MiB.
+    """
 
     def list_them() -> Response:
         newest = call.service.store.newest(query.limit, max_bytes=MAX_LIST_BYTES)
-        plans = [{"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen} for plan, seen in newest]
+        may_read = call.head.caller.may_read  # a plan tells the fingerprints of its corpora
+        plans = [
+            {"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen}
+            for plan, seen in newest
+            if all(map(may_read, plan.sources))
+        ]
         return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})
 
     return sent(await call.run(list_them))

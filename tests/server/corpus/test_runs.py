@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from corpus_server.corpus.shards import open_runs
 from corpus_server.corpus.verify import record, verify
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
-from tests.corpora import open_corpus, open_descriptors, some_tokens, spec
+from tests.corpora import open_corpus, open_descriptors, some_tokens, spec, write_raw
+from tests.serving import command, environment
 
 RUNS = [some_tokens(count, seed=count) for count in (1000, 0, 37, 500)]
 GAP = b"between runs "  # 13 bytes: runs are aligned in every way
@@ -157,3 +159,16 @@ def test_boundaries_of_runs_are_part_of_the_fingerprint(tmp_path: Path) -> None:
 def test_a_run_that_a_range_does_not_reach_is_an_error(folder: Path) -> None:
     with pytest.raises(InvalidParameter, match="within the 1637 tokens"):
         open_corpus(folder, token_range=(0, 1638))
+
+
+@pytest.mark.parametrize(("num_files", "code"), [(200, 0), (400, 2)])
+def test_a_token_file_takes_one_descriptor_and_the_error_names_the_limit(
+    tmp_path: Path, num_files: int, code: int
+) -> None:
+    for number in range(num_files):
+        write_raw(tmp_path / f"{number}.bin", range(10))
+    words = ["sh", "-c", 'ulimit -n 300 && exec "$@"', "sh", *command("inspect", tmp_path)]
+    ended = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ("(ulimit -n, LimitNOFILE), which is 300" in ended.stderr) == (code == 2)

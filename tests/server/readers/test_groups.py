@@ -19,7 +19,7 @@ from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Prefetcher, Registry, StepsRequest
 from corpus_server.readers import groups as groups_module
 from corpus_server.readers import registry as registry_module
-from corpus_server.readers.groups import Groups, Piece, group_bytes
+from corpus_server.readers.groups import Extent, Groups, group_bytes
 from tests.corpora import some_tokens, write_npy, write_raw
 from tests.pages import drop, resident_of
 from tests.server.readers.fakes import wait_until
@@ -55,20 +55,20 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, bound: BoundPlan) -> None:
         self.numbers = {id(shard): number for number, (_, shard) in enumerate(bound.shards)}
-        self.read: list[Piece] = []
-        self.dropped: list[Piece] = []
+        self.read: list[Extent] = []
+        self.dropped: list[Extent] = []
         self.resident = False
         monkeypatch.setattr(
-            groups_module, "_start_reading", lambda shard, *part: self.read.append(self.piece(shard, part))
+            groups_module, "_start_reading", lambda shard, *part: self.read.append(self.chunk(shard, part))
         )
-        monkeypatch.setattr(Shard, "drop", lambda shard, *part: self.dropped.append(self.piece(shard, part)))
+        monkeypatch.setattr(Shard, "drop", lambda shard, *part: self.dropped.append(self.chunk(shard, part)))
         monkeypatch.setattr(Shard, "release", lambda shard, *part: None)
         monkeypatch.setattr(Shard, "is_resident", lambda shard, token: self.resident)
 
-    def piece(self, shard: Shard, part: tuple[int, int]) -> Piece:
+    def chunk(self, shard: Shard, part: tuple[int, int]) -> Extent:
         return (self.numbers[id(shard)], *part)
 
-    def take(self) -> tuple[list[Piece], list[Piece]]:
+    def take(self) -> tuple[list[Extent], list[Extent]]:
         """Return what was read and dropped since the last call."""
         taken, self.read, self.dropped = (self.read, self.dropped), [], []
         return taken
@@ -91,12 +91,12 @@ class Asker:
         for step in steps:
             assert self.groups.note(step, self.now)
         self.groups.look(self.groups.take_steps(self.now), self.others)
-        while self.groups.read_piece():
+        while self.groups.read_chunk():
             pass
         self.now += 1
 
 
-def group(bound: BoundPlan, number: int) -> list[Piece]:
+def group(bound: BoundPlan, number: int) -> list[Extent]:
     return bound.sampler.group_extents(0, number)
 
 
@@ -124,9 +124,9 @@ def test_the_groups_of_all_sources_that_a_request_is_in_come_before_the_next_one
         assert numbers[0] > numbers[1] + 1
         now, later = (
             [
-                piece
+                chunk
                 for source in range(2)
-                for piece in bound.sampler.group_extents(source, numbers[source] + k)
+                for chunk in bound.sampler.group_extents(source, numbers[source] + k)
             ]
             for k in range(2)
         )
@@ -165,7 +165,7 @@ def test_after_a_jump_other_groups_are_read_and_the_old_ones_dropped(bound: Boun
 
 
 def test_a_group_that_was_left_is_dropped_while_the_next_one_is_read(bound: BoundPlan, disk: Disk) -> None:
-    """One block for each piece: the disk is not idle while the whole group is dropped."""
+    """One block for each chunk: the disk is not idle while the whole group is dropped."""
     asker = Asker(bound)
     asker.request(0)
     disk.take()
@@ -173,10 +173,10 @@ def test_a_group_that_was_left_is_dropped_while_the_next_one_is_read(bound: Boun
     asker.groups.look(asker.groups.take_steps(asker.now), [])
     left = group(bound, 0) + group(bound, 1)
     for number in range(1, 4):
-        assert asker.groups.read_piece() > 0
+        assert asker.groups.read_chunk() > 0
         assert len(disk.read) == number
         assert disk.dropped == left[:number]
-    while asker.groups.read_piece():
+    while asker.groups.read_chunk():
         pass
     assert disk.dropped == left
 
@@ -210,7 +210,7 @@ def test_dropping_all_leaves_the_corpora_of_other_plans(
         read, _ = disk.take()
         for _ in range(2):
             asker.groups.drop_all([bound.corpora[name] for name in names])
-        assert sorted(disk.dropped) == sorted(piece for piece in read if "ab"[piece[0]] not in names)
+        assert sorted(disk.dropped) == sorted(chunk for chunk in read if "ab"[chunk[0]] not in names)
 
 
 def test_the_groups_of_each_source_take_page_cache(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_the_groups_of_each_source_take_page_cache(tmp_path: Path) -> None:
         assert group_bytes(opened.bind(plan)) == 2 * tokens + 4 * tokens + 4 * 2001
 
 
-def test_a_block_is_read_piece_by_piece(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups_module, "_PIECE_TOKENS", 900)
+def test_a_block_is_read_chunk_by_piece(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups_module, "_CHUNK_TOKENS", 900)
     disk = Disk(monkeypatch, bound)
     Asker(bound).request(0)
     assert disk.read == [

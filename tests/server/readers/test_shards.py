@@ -178,7 +178,7 @@ def test_the_shards_of_steps_are_those_of_their_rows(
     world_size: int,
 ) -> None:
     """Each with the step after the last that reads it, first used first; local files are not staged."""
-    monkeypatch.setattr(module, "_PART_WINDOWS", part_windows)  # 4: a step is located in several ranges
+    monkeypatch.setattr(module, "_MAX_LOCATED", part_windows)  # 4: a step is located in several ranges
     bound, rows = bind(catalog, 6), 6 // world_size
     part = rank_of(bound, first, rank, world_size).locate()
     assert (part.num_steps, part.step_windows) == (max(1, part_windows // rows), rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,19 @@ def test_the_next_steps_of_a_rank_are_read_before_they_are_asked_for(
         asked_for = expected & ~before
         wait_until(lambda: resident_of(corpus)[asked_for].mean() > 0.5)
         assert not (resident_of(corpus) & ~(expected | before)).any()
+
+
+def test_no_more_is_read_ahead_than_the_budget_where_batches_grow(corpus: Path, tmp_path: Path) -> None:
+    """Of step 20, a thousand times as large as those before it, nothing: it does not fit the budget."""
+    arguments = ["--read-ahead-bytes", str(BUDGET_BYTES)]
+    with RunningServer({"web": corpus}, tmp_path, arguments=arguments) as server:
+        stages = [{"from_step": 20 * k, "global_batch_size": 1000**k, "mixture": {"web": 1}} for k in (0, 1)]
+        plan = server.post_plan({"seq_len": SEQ_LEN, "stages": stages}).json()["id"]
+        for step in range(20):
+            assert server.get("/v1/batches", plan=plan, step=step).status == 200
+        wait_until(lambda: read_ahead_bytes(server) == 20 * (SEQ_LEN + 1) * 2)
+        time.sleep(0.1)
+        assert read_ahead_bytes(server) == 20 * (SEQ_LEN + 1) * 2
 
 
 def test_turned_off_only_what_is_asked_for_is_read(corpus: Path, tmp_path: Path) -> None:
