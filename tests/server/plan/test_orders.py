@@ -134,7 +134,7 @@ def test_an_order_without_fields_is_its_name(order: type[Order]) -> None:
 
 @pytest.mark.parametrize("name", ["megatron", "reversed"])
 def test_a_query_spells_only_orders_that_it_can_say_all_of(name: str) -> None:
-    with pytest.raises(InvalidParameter, match="order must be one of shuffle, .*, got"):
+    with pytest.raises(InvalidParameter, match=r"order must be one of shuffle, .*, got"):
         inline_order(name, {})
 
 

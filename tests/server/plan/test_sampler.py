@@ -15,7 +15,7 @@ from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 from tests.arithmetic import chi_square_p_value
-from tests.plans import PLAIN_ORDERS
+from tests.plans import PLAIN_ORDERS, bounded
 from tests.reference import one_source, window_of_row
 
 
@@ -253,9 +253,7 @@ def test_a_source_goes_on_where_the_stage_before_left_it() -> None:
     assert rows.tolist() == plain.locate(0, count=7).reshape(-1, 2).tolist()
 
 
-@pytest.mark.parametrize(
-    "order", [*PLAIN_ORDERS, {"shuffle": {"block_windows": 3, "group_blocks": 2}}], ids=str
-)
+@pytest.mark.parametrize("order", [*PLAIN_ORDERS, bounded(3, 2)], ids=str)
 def test_positions_and_tokens_of_windows_are_found_again(order: object) -> None:
     """Of the second source, in several epochs; only draws with replacement have no place."""
     stage = {"global_batch_size": 4, "mixture": {"a": 1, "b": 1}}
