@@ -1,4 +1,4 @@
-"""Query parameters of the routes that answer tokens, as the door and the application both read them.
+"""Query parameters of the routes that answer tokens, as the fast path and the application read them.
 
 Numbers are decimal digits and nothing else: no sign, no `1e3`, no `true`, so that a typing error never trains
 on something else. Unknown and repeated parameters are refused for the same reason.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import field
 from itertools import accumulate, zip_longest
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.described import described
 from corpus_server.plan.document import Plan
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
@@ -32,40 +33,47 @@ _NEVER: Final = MAX_STEP + 1
 Pairs = list[list[int]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@described
 class FieldChange:
-    """One field that differs.
+    """A field in which two plans differ; null in the plan that lacks it.
 
-    Its value is None in the plan that lacks it. Of a list of ranges it has only those that the other lacks.
+    Of a list of ranges, each value has only those that the other plan lacks.
     """
 
-    field: str  # like `stages[from_step=100].mixture.web`
+    field: str
+    """Like `stages[from_step=100].mixture.web`."""
     a: Any
     b: Any
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@described
 class StepChange:
-    """One training step that differs."""
+    """A training step that differs."""
 
     step: int
-    plan_steps: tuple[int, int]  # of each plan
-    num_rows: int  # that differ, those included that only one plan has
-    rows: tuple[tuple[int, int], ...]  # of the global batch, as half-open ranges
+    plan_steps: tuple[int, int]
+    """Of each plan."""
+    num_rows: int
+    """Rows that differ, those included that only one plan has."""
+    rows: tuple[tuple[int, int], ...]
+    """Half-open ranges of the global batch."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@described
 class RowComparison:
     """Which rows differ: those of steps [equal_steps, compared_until) were compared."""
 
-    equal_steps: int | None  # first training steps that are equal by the documents alone; None: all
-    compared_until: int | None  # None if all steps are equal by the documents
-    steps: tuple[StepChange, ...]  # the first that differ, in order
+    equal_steps: int | None
+    """First steps that are equal by the documents alone; null: all."""
+    compared_until: int | None
+    """Null if all steps are equal by the documents."""
+    steps: tuple[StepChange, ...]
+    """The first that differ, in order."""
+    first_step: int | None = field(init=False, default=None)
+    """The first training step that differs; null if no compared step does."""
 
-    @property
-    def first_step(self) -> int | None:
-        """The first training step that differs, or None if no compared step does."""
-        return self.steps[0].step if self.steps else None
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first_step", self.steps[0].step if self.steps else None)
 
 
 def changed_fields(a: Plan, b: Plan) -> list[FieldChange]:

@@ -9,12 +9,14 @@ parts that hold a token of the range count; they are neighbours.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import grouped
@@ -33,16 +35,25 @@ _BLOCKS_PER_SLICE: Final = 64
 UInt64Array = NDArray[np.uint64]
 
 
-class Sighting(NamedTuple):
+@dataclass(slots=True)  # not frozen, because there may be 100,000, and making one would take twice as long
+class Sighting:
     """One row that holds what was looked for."""
 
-    epoch: int  # pass over the source
-    step: int | None  # training step; None if training skips it
-    plan_step: int  # equal to `step` before the first skip
-    row: int  # of the global batch
-    shard: int  # number over the plan's shard list
-    start: int  # first token of the row's window in its shard
-    substitute: bool  # whether the window stands in for an excluded one
+    __pydantic_config__ = DOCSTRINGS
+
+    epoch: int
+    """Pass over the source."""
+    step: int | None
+    """Training step; null if training skips it."""
+    plan_step: int
+    row: int
+    """Row of the global batch."""
+    shard: int
+    """Number in the plan's shard list."""
+    start: int
+    """First token of the row in its shard."""
+    substitute: bool
+    """Whether the window stands in for an excluded one."""
 
 
 class Sightings(NamedTuple):

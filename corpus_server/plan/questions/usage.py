@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.sampler import Sampler
 
@@ -16,13 +17,15 @@ MAX_MIXED_SKIPS: Final = 2048
 _COUNTS_PER_SLICE: Final = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@described
 class SourceUsage:
-    """What was used of one source."""
+    """Rows of one source."""
 
     rows: int
-    tokens: int  # inputs of those rows, each as long as its stage's `seq_len`
-    epochs: float | None  # passes over the source, by its tokens; None if the order has no epochs
+    tokens: int
+    """Inputs: of each row the `seq_len` of its stage."""
+    epochs: float | None
+    """Passes over the source, by its tokens; null if the order has no epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
