@@ -156,6 +156,12 @@ class CacheTooSmall(CorpusServerError, slug="cache-too-small", status=422):
     """The order of a plan needs more shards at a time than the cache holds."""
 
 
+class StateUnavailable(CorpusServerError, slug="state-unavailable", status=503):
+    """The folder of plans cannot be read or written: its disk is full, locked or fails."""
+
+    retry_after_seconds = 5
+
+
 class Unauthorized(CorpusServerError, slug="unauthorized", status=401):
     """No token came, or one that is unknown or expired.
 

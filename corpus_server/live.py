@@ -3,22 +3,37 @@
 Every 5 s one worker, whichever comes first, adds up the numbers of all and writes a sample. All of them
 answer from its file, so it does not matter which one is asked, and asking costs next to nothing.
 
-    state_dir/metrics/SUPERVISOR/live    {"answer": of `/v1/live`, "totals": [...], "ranks": {...}, ...}
+    state_dir/metrics/SUPERVISOR/live    {"at": ..., "numbers": {...}, "averages": {...}, "answer": {...}}
+
+A metric says itself where it is shown (`Curve`, `CorpusColumn`). What is made of several metrics is here.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from corpus_server import metrics
-from corpus_server.metrics import BOUNDS, RANKS, Numbers
+from corpus_server.described import described
+from corpus_server.metrics import shared
+from corpus_server.metrics.declared import (
+    BYTES_IN_FLIGHT,
+    READS,
+    REFUSALS,
+    REQUEST_SECONDS,
+    REQUESTS,
+    SENT_BYTES,
+    WORKERS,
+)
+from corpus_server.metrics.kinds import BOUNDS, METRICS, CorpusColumn, Curve, Metric
+from corpus_server.metrics.ranks import RANKS
+from corpus_server.metrics.shared import Numbers
 
 SAMPLE_SECONDS = 5.0
 """Between two samples; workers write their numbers once a second, so it may become 6."""
@@ -30,53 +45,223 @@ MAX_SHOWN_RANKS = 1024
 """Ranks in an answer: those that asked last."""
 
 AVERAGE_SECONDS = 30.0
-"""Time constant of the averages of a rank: with steps of 10 s, single samples would hop between 0 and 2."""
+"""Time constant of averages: with steps of 10 s, single samples would hop between 0 and 2."""
 
 TOKEN_ROUTES = ("/v1/batches", "/v1/indices")
 """Throughput and latency are those of training; a look at the page must not be seen in them."""
-
-COLUMNS = (
-    "unix_seconds",
-    "requests_per_second",
-    "tokens_per_second",
-    "sent_bytes_per_second",
-    "p50_seconds",
-    "p90_seconds",
-    "p99_seconds",
-    "refusals",
-    "cache_hit_share",
-    "active_requests",
-    "bytes_in_flight",
-)
-"""Of the samples. Null: nothing was answered, or read, between this sample and the one before."""
-
-_RANK_COLUMNS = ("steps_per_second", "waiting_share", "sending_share")
 
 State = dict[str, Any]
 
 _own: State = {}  # where no supervisor gave a folder
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was counted until a sample and until the one before."""
+
+    before: Numbers
+    after: Numbers
+    seconds: float
+
+    def now(self, metric: Metric, *labels: str) -> float:
+        """Return a metric's sum over its series, or over those with one of these first labels."""
+        return _sum(self.after, metric, labels)
+
+    def grown(self, metric: Metric, *labels: str) -> float:
+        """Return by how much that sum grew; what a killed worker counted in its last second is lost."""
+        return max(0.0, self.now(metric, *labels) - _sum(self.before, metric, labels))
+
+    def latency(self, share: float) -> float | None:
+        """Return a quantile of the seconds that `TOKEN_ROUTES` took."""
+        grown = [0.0] * (len(BOUNDS) + 1)
+        for numbers, sign in ((self.after, 1), (self.before, -1)):
+            for route in TOKEN_ROUTES:
+                series = numbers.get(REQUEST_SECONDS.name, {}).get((route,), [])
+                grown = [a + sign * b for a, b in zip(grown, series, strict=False)] if series else grown
+        return quantile([max(0.0, each) for each in grown], share)
+
+    def hit_share(self) -> float | None:
+        """Return which share of the reads were hits."""
+        hits, misses = self.grown(READS, "hit"), self.grown(READS, "miss")
+        return hits / (hits + misses) if hits + misses else None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A value of each sample; None: nothing was answered, or read, since the one before."""
+
+    name: str
+    help: str
+    value: Callable[[Change], float | None]
+
+
+@described
+class Line:
+    """A line of a chart."""
+
+    column: str
+    """Column of `samples`."""
+    label: str
+
+
+@described
+class Chart:
+    """A chart of the page."""
+
+    title: str
+    lines: list[Line]
+    in_seconds: bool = False
+    """Whether the values are seconds: shown as milliseconds, on a logarithmic axis."""
+
+
+@described
+class Shown:
+    """A column in the table of corpora."""
+
+    column: str
+    """Key in `values` of each corpus."""
+    title: str
+
+
+def _place(metric: Metric, place: Curve | CorpusColumn) -> str:
+    return f"{metric.stem}_per_second" if place.per_second else metric.stem
+
+
+def _curve(metric: Metric, curve: Curve) -> Column:
+    name = _place(metric, curve)
+    if metric.kind == "gauge":
+        return Column(name, metric.meaning, lambda change: change.now(metric))
+    if curve.per_second:
+        return Column(name, metric.meaning, lambda change: change.grown(metric) / change.seconds)
+    return Column(name, f"{metric.meaning}, since the sample before", lambda change: change.grown(metric))
+
+
+def _chart(metric: Metric, curve: Curve) -> Chart:
+    label = metric.stem.replace("_", " ")
+    return Chart(title=curve.title, lines=[Line(column=_place(metric, curve), label=label)])
+
+
+def _latency(name: str, share: float) -> Column:
+    about = "of batches and indices; null: none was answered"
+    return Column(f"{name}_seconds", about, lambda change: change.latency(share))
+
+
+_places = [(metric, place) for metric in METRICS.values() for place in metric.live]
+_curves = [(metric, place) for metric, place in _places if isinstance(place, Curve)]
+_by_corpus = [(metric, place) for metric, place in _places if isinstance(place, CorpusColumn)]
+
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+COLUMNS = (
+    Column(
+        "requests_per_second",
+        "of batches and indices",
+        lambda change: change.grown(REQUESTS, *TOKEN_ROUTES) / change.seconds,
+    ),
+    Column(
+        "sent_bytes_per_second", "of all routes", lambda change: change.grown(SENT_BYTES) / change.seconds
+    ),
+    *(_latency(name, share) for name, share in _QUANTILES.items()),
+    Column(
+        "cache_hit_share",
+        "of the pieces read, those that were in the page cache; null: none was read",
+        Change.hit_share,
+    ),
+    Column("bytes_in_flight", BYTES_IN_FLIGHT.meaning, lambda change: change.now(BYTES_IN_FLIGHT)),
+    *(_curve(metric, curve) for metric, curve in _curves),
+)
+CHARTS = [
+    *(_chart(metric, curve) for metric, curve in _curves),
+    Chart(
+        title="Latency, ms",
+        lines=[Line(column=f"{name}_seconds", label=name) for name in _QUANTILES],
+        in_seconds=True,
+    ),
+]
+CORPUS_COLUMNS = [Shown(column=_place(metric, place), title=place.title) for metric, place in _by_corpus]
+
+if TYPE_CHECKING:
+    Samples = dict[str, list[float | None]]
+else:
+    Samples = make_dataclass(
+        "Samples",
+        [("unix_seconds", list[float])]
+        + [(each.name, list[float | None], field(metadata={"description": each.help})) for each in COLUMNS],
+    )
+    Samples.__doc__ = "One value for each sample, oldest first. Rates are averages since the sample before."
+
+
+@described
+class Rank:
+    """A rank that asked in the last hour. Speed and shares are averages in which 30 s count most."""
+
+    rank: int
+    world_size: int
+    step: int
+    """Last training step of what it asked for last."""
+    seen_unix_seconds: float
+    """When it asked for that."""
+    steps_per_second: float
+    waiting_share: float
+    """Of the time: the server was making a response that the rank had asked for."""
+    sending_share: float
+    """Of the time: the server was sending one; the network or the reader is slow."""
+
+
+@described
+class PlanRanks:
+    """A plan and the ranks that read it."""
+
+    plan: str
+    ranks: list[Rank]
+
+
+@described
+class Corpus:
+    """A corpus that was read since the server started."""
+
+    corpus: str
+    values: dict[str, float]
+    """By the names in `corpus_columns`; what is per second is an average in which 30 s count most."""
+
+
+@described
+class Live:
+    """The last hour of all worker processes."""
+
+    unix_seconds: float
+    """Of the last sample."""
+    interval_seconds: float
+    num_workers: int
+    samples: Samples
+    charts: list[Chart]
+    """What the page draws of `samples`."""
+    refusals: dict[str, int]
+    """By problem type, since the server started."""
+    corpus_columns: list[Shown]
+    """What the page shows of `corpora`."""
+    corpora: list[Corpus]
+    plans: list[PlanRanks]
+    """The one that was read last first."""
+
+
 def publish() -> None:
     """Write this process's numbers for the others and, if it is time, a sample of all; blocks."""
-    metrics.publish()
-    folder = metrics.shared_folder()
+    shared.publish()
+    folder = shared.shared_folder()
     if folder is None or not _is_due(folder / "live"):
         return
-    with metrics.locked(folder):
+    with shared.locked(folder):
         if _is_due(path := folder / "live"):  # no other worker came first
-            before = orjson.loads(path.read_bytes()) if path.exists() else {}
-            new = path.with_suffix(".new")
-            new.write_bytes(orjson.dumps(next_state(before, metrics.totals(folder), time.time())))
-            new.replace(path)
+            state = next_state(shared.read_json(path), shared.totals(folder), time.time())
+            shared.write_whole(path, orjson.dumps(state))
 
 
 def answer() -> dict[str, Any]:
     """Return the answer of `/v1/live`: the newest sample and those of the hour before; blocks."""
-    folder = metrics.shared_folder()
+    folder = shared.shared_folder()
     if folder is None:
         if not _is_recent(_own.get("at", 0.0)):
-            _own.update(next_state(_own, metrics.own_numbers(), time.time()))
+            _own.update(orjson.loads(orjson.dumps(next_state(_own, shared.own_numbers(), time.time()))))
         return dict(_own["answer"])
     path = folder / "live"
     if not path.exists():  # within the first second of a server
@@ -91,36 +276,52 @@ def after(whole: Mapping[str, Any], unix_seconds: float) -> dict[str, Any]:
     return {**whole, "samples": {name: values[first:] for name, values in whole["samples"].items()}}
 
 
-def next_state(before: State, numbers: Numbers, now: float) -> State:
+def next_state(before: Any, numbers: Numbers, now: float) -> State:
     """Return what is known after one more sample.
 
     Args:
-        before: what this function returned last; empty for the first sample.
+        before: what this function returned last, as JSON; with anything else, the hour begins anew.
         numbers: the sums over all workers.
         now: unix seconds.
     """
-    totals = _totals(numbers)
-    seconds = max(now - before.get("at", now), 1e-3)
-    ranks = _ranks(before.get("ranks", {}), numbers, seconds, now)
-    samples: dict[str, list[float | None]] = before.get("answer", {}).get("samples") or {
-        name: [] for name in COLUMNS
-    }
-    if before:
-        # A worker that was killed takes what it counted in its last second with it.
-        grown = [max(0.0, b - a) for a, b in zip(before["totals"], totals, strict=True)]
-        row = _sample(grown, numbers, seconds, now)
-        kept = [k for k, each in enumerate(samples["unix_seconds"]) if now - (each or 0.0) < HOUR_SECONDS]
-        for name, value in zip(COLUMNS, row, strict=True):
-            samples[name] = [*(samples[name][k] for k in kept), value]
-    shown = {
-        "unix_seconds": now,
-        "interval_seconds": SAMPLE_SECONDS,
-        "num_workers": int(_number(numbers, "corpus_workers")),
-        "samples": samples,
-        "refusals": {key[0]: int(each[0]) for key, each in numbers["corpus_refusals"].items()},
-        "plans": _by_plan(ranks),
-    }
-    return {"at": now, "totals": totals, "ranks": ranks, "answer": shown}
+    try:
+        then, earlier = before["at"], shared.from_json(before["numbers"])
+        averages, samples = before["averages"], before["answer"]["samples"]
+        if list(samples) != ["unix_seconds", *(each.name for each in COLUMNS)]:
+            raise ValueError("the file is of another release")
+    except (KeyError, TypeError, ValueError):
+        then, earlier, averages, samples = now, {}, {}, {}
+    change = Change(earlier, numbers, max(now - then, 1e-3))
+    if not samples:
+        samples = {"unix_seconds": [], **{each.name: [] for each in COLUMNS}}
+    else:
+        row = [now, *(each.value(change) for each in COLUMNS)]
+        kept = [k for k, each in enumerate(samples["unix_seconds"]) if now - each < HOUR_SECONDS]
+        samples = {
+            name: [*(values[k] for k in kept), value]
+            for (name, values), value in zip(samples.items(), row, strict=True)
+        }
+    averaged: dict[str, float] = {}
+
+    def average(name: str, grown: float) -> float:
+        """Return an average per second, in which the last `AVERAGE_SECONDS` count most."""
+        weight = 1 - math.exp(-change.seconds / AVERAGE_SECONDS)
+        old = averages.get(name, 0.0)
+        averaged[name] = old + weight * (max(0.0, grown) / change.seconds - old)
+        return averaged[name]
+
+    shown = Live(
+        unix_seconds=now,
+        interval_seconds=SAMPLE_SECONDS,
+        num_workers=int(change.now(WORKERS)),
+        samples=samples,
+        charts=CHARTS,
+        refusals={kind: int(n) for (kind,), (n,) in numbers[REFUSALS.name].items() if n},
+        corpus_columns=CORPUS_COLUMNS,
+        corpora=_corpora(change, average),
+        plans=_plans(change, now, average),
+    )
+    return {"at": now, "numbers": shared.to_json(numbers), "averages": averaged, "answer": shown}
 
 
 @lru_cache(maxsize=1)
@@ -141,39 +342,9 @@ def _is_recent(unix_seconds: float) -> bool:
     return 0 <= time.time() - unix_seconds < SAMPLE_SECONDS  # below 0: the clock was set back
 
 
-def _number(numbers: Numbers, name: str, *labels: str) -> float:
-    return numbers[name].get(labels, [0.0])[0]
-
-
-def _totals(numbers: Numbers) -> list[float]:
-    """Return the counters that samples are made of; the last ones are the histogram of `TOKEN_ROUTES`."""
-
-    def total(name: str, routes: Sequence[str] = ()) -> float:
-        return sum(each[0] for key, each in numbers[name].items() if not routes or key[0] in routes)
-
-    took = [0.0] * (len(BOUNDS) + 1)
-    for route in TOKEN_ROUTES:
-        for k, each in enumerate(numbers["corpus_request_seconds"].get((route,), [])[: len(took)]):
-            took[k] += each
-    reads = [_number(numbers, "corpus_reads", kind) for kind in ("hit", "miss")]
-    tokens, sent = total("corpus_tokens"), total("corpus_sent_bytes")
-    return [total("corpus_requests", TOKEN_ROUTES), tokens, sent, total("corpus_refusals"), *reads, *took]
-
-
-def _sample(grown: Sequence[float], numbers: Numbers, seconds: float, now: float) -> list[float | None]:
-    """Return one value for each of `COLUMNS`."""
-    requests, tokens, sent, refusals, hits, misses, *took = grown
-    return [
-        now,
-        requests / seconds,
-        tokens / seconds,
-        sent / seconds,
-        *(quantile(took, share) for share in (0.5, 0.9, 0.99)),
-        refusals,
-        hits / (hits + misses) if hits + misses else None,
-        _number(numbers, "corpus_active_requests"),
-        _number(numbers, "corpus_bytes_in_flight"),
-    ]
+def _sum(numbers: Numbers, metric: Metric, labels: Sequence[str]) -> float:
+    series = numbers.get(metric.name, {})
+    return sum(each[0] for key, each in series.items() if not labels or key[0] in labels)
 
 
 def quantile(counts: Sequence[float], share: float) -> float | None:
@@ -190,43 +361,45 @@ def quantile(counts: Sequence[float], share: float) -> float | None:
     return low
 
 
-def _ranks(
-    before: Mapping[str, Sequence[float]], numbers: Numbers, seconds: float, now: float
-) -> dict[str, list[float]]:
-    """Return by `PLAN WORLD_SIZE RANK` what was counted so far, and the averages of `_RANK_COLUMNS`."""
-    newest = sorted(numbers[RANKS].items(), key=lambda each: -each[1][0])[:MAX_SHOWN_RANKS]
-    weight = 1 - math.exp(-seconds / AVERAGE_SECONDS)
-    found = {}
+def _corpora(change: Change, average: Callable[[str, float], float]) -> list[Corpus]:
+    found: dict[str, dict[str, float]] = {}
+    for metric, place in _by_corpus:
+        name = _place(metric, place)
+        for (corpus,) in change.after[metric.name]:
+            if place.per_second:
+                value = average(f"{name} {corpus}", change.grown(metric, corpus)) if change.before else 0.0
+            else:
+                value = change.now(metric, corpus)
+            found.setdefault(corpus, {})[name] = value
+    return [Corpus(corpus=name, values=values) for name, values in sorted(found.items())]
+
+
+def _plans(change: Change, now: float, average: Callable[[str, float], float]) -> list[PlanRanks]:
+    """Return the plans, the one that was asked for last first, each with its ranks in order."""
+    newest = sorted(change.after[RANKS.name].items(), key=lambda each: -each[1][0])[:MAX_SHOWN_RANKS]
+    plans: dict[str, list[Rank]] = {}
     for key, its in newest:
         if now - its[0] > HOUR_SECONDS:
             continue
-        name = " ".join(key)
-        if (last := before.get(name)) is None:
-            averages = [0.0] * len(_RANK_COLUMNS)
-        else:
-            rates = [max(0.0, b - a) / seconds for a, b in zip(last[2:5], its[2:], strict=True)]
-            averages = [old + weight * (rate - old) for old, rate in zip(last[5:], rates, strict=True)]
-        found[name] = [*its, *averages]
-    return found
-
-
-def _by_plan(ranks: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return the plans, the one that was asked for last first, each with its ranks in order."""
-    plans: dict[str, list[dict[str, Any]]] = {}
-    for name, (seen, step, _, _, _, *averages) in ranks.items():
-        plan, world_size, rank = name.split(" ")
-        speed, *shares = averages
+        last = change.before.get(RANKS.name, {}).get(key, its)
+        speed, waiting, sending = (
+            average(f"{k} {' '.join(key)}", b - a)
+            for k, (a, b) in enumerate(zip(last[2:], its[2:], strict=True))
+        )
+        plan, world_size, rank = key
         plans.setdefault(plan, []).append(
-            {
-                "rank": int(rank),
-                "world_size": int(world_size),
-                "step": int(step),
-                "seen_unix_seconds": seen,
+            Rank(
+                rank=int(rank),
+                world_size=int(world_size),
+                step=int(its[1]),
+                seen_unix_seconds=its[0],
+                steps_per_second=speed,
                 # Several connections of one rank may wait at the same time.
-                **dict(zip(_RANK_COLUMNS, (speed, *(min(1.0, each) for each in shares)), strict=True)),
-            }
+                waiting_share=min(1.0, waiting),
+                sending_share=min(1.0, sending),
+            )
         )
     return [
-        {"plan": plan, "ranks": sorted(its, key=lambda each: (each["world_size"], each["rank"]))}
+        PlanRanks(plan=plan, ranks=sorted(its, key=lambda each: (each.world_size, each.rank)))
         for plan, its in plans.items()
     ]

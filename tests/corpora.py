@@ -15,6 +15,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats import ShardLayout, data_path, read_layout, token_dtype
 from corpus_server.corpus.selection import list_shards
+from corpus_server.corpus.shards import Shard, open_runs
 from corpus_server.corpus_spec import CorpusSpec
 
 Tokens = npt.ArrayLike
@@ -32,6 +33,12 @@ def spec(path: Path | str, name: str = "c", **options: Any) -> CorpusSpec:
 def open_corpus(path: Path | str, name: str = "c", **options: Any) -> Corpus:
     """Open a corpus; the caller closes it."""
     return Corpus.open(spec(path, name, **options))
+
+
+def open_shard(path: Path, **options: Any) -> Shard:
+    """Open a token file that holds one run; see `open_runs`."""
+    (shard,) = open_runs(path, **options)
+    return shard
 
 
 def some_tokens(count: int, *, dtype: str = "uint16", vocabulary: int = 50_000, seed: int = 0) -> np.ndarray:

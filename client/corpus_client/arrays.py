@@ -18,9 +18,9 @@ import numpy.typing as npt
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Exchange
-from corpus_client.plan.document import requested_plan
-from corpus_client.plan.requests import StepRequests
-from corpus_client.plan.schedule import pieces, rank_shapes
+from corpus_client.plan.document import MAX_STEP, integer, requested_plan
+from corpus_client.plan.requests import StepRequests, receive_step
+from corpus_client.plan.schedule import pieces, rank_shapes, shape_of
 from corpus_client.plan.state import PlanLoader, make_state
 from corpus_client.plan.world import find_rank
 
@@ -108,6 +108,16 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
             self._stop()
             raise
         return batch
+
+    def peek(self, step: int) -> ArrayBatch:
+        """Return the batch of any step; the loader stays where it is."""
+        self._check_process()
+        step = integer("step", step, 0, MAX_STEP)
+        shape, (rank, world_size) = shape_of(self._step_ranges, step), self.place
+        with self._connect(plan=self._bound) as replicas:
+            tokens = receive_step(replicas, self._bound, step, shape, rank=rank, world_size=world_size)
+        dtype = np.dtype(self._bound.dtype).newbyteorder("<")
+        return ArrayBatch(step=step, tokens=np.frombuffer(tokens, dtype).reshape(shape), plan=self._bound)
 
     def _stop(self) -> None:
         requests, self._requests = self._requests, None

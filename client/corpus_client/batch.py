@@ -4,7 +4,7 @@ Nothing of the structure travels: a few torch operations find it on the batch's 
 id alone. With end-of-text id 9:
 
     inputs        5 6 9 7 8 9 4        the end-of-text token belongs to the document that it ends
-    positions     0 1 2 0 1 2 0
+    position_ids  0 1 2 0 1 2 0
     document_ids  0 0 0 1 1 1 2
     cu_seqlens    0     3     6 7
     loss_mask     1 1 0 1 1 0 1        what follows an end of text is another document's first token
@@ -52,7 +52,7 @@ class Batch(list[torch.Tensor]):
     It is a list because `accelerate` takes batches apart as lists, and torch's collate functions copy a list
     with its attributes. What they make of several batches (`step` -1) has no state and no structure.
 
-    The structure (`positions` to `loss_mask`) is computed on the device when it is first asked for, then
+    The structure (`position_ids` to `loss_mask`) is computed on the device when it is first asked for, then
     kept; it needs `eot_id`. Only `cu_seqlens` and `max_seqlen` wait for a GPU. Under context parallelism
     everything but `tokens` is this rank's contiguous slice of the sequence, and `seq_len` its length.
 
@@ -182,7 +182,7 @@ class Batch(list[torch.Tensor]):
         return self._changed(moved)
 
     @cached_property
-    def positions(self) -> torch.Tensor:
+    def position_ids(self) -> torch.Tensor:
         """`(rows, seq_len) int64`: place in the document, 0 after each end of text.
 
         A document that began before its row counts from the row's start; one that began in another

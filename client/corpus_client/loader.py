@@ -17,7 +17,16 @@ from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats, Meter
 from corpus_client.observe.trace import Tracer
 from corpus_client.plan import receipts, trainers
-from corpus_client.plan.document import OrderArgument, PlanArgument, requested_plan, successor
+from corpus_client.plan.document import (
+    MAX_STEP,
+    OrderArgument,
+    PlanArgument,
+    integer,
+    requested_plan,
+    successor,
+)
+from corpus_client.plan.requests import receive_step
+from corpus_client.plan.schedule import shape_of
 from corpus_client.plan.state import PlanLoader
 from corpus_client.plan.world import Placement
 from corpus_client.prepared import PlanOptions, PreparedPlan
@@ -25,7 +34,7 @@ from corpus_client.staging.opening import open_stager
 from corpus_client.staging.options import Staging
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.slots import cut_slots
-from corpus_client.staging.stager import Views
+from corpus_client.staging.stager import Stager, Views, holds, shifted
 
 
 class CorpusLoader(PlanLoader[Batch]):
@@ -92,6 +101,7 @@ class CorpusLoader(PlanLoader[Batch]):
         super().__init__(urls, network, num_steps)
         self._placement = placement
         place, stride = placement.find(), placement.step_stride
+        self.place = place[:2]
         options = PlanOptions(self._connect, place, stride, dtype, eot_id, ignore_index, network, staging)
         self._stager = open_stager(device, context=options.place.context, timed=staging.trace_steps > 0)
         self._make = partial(self._stager.make, dtype)
@@ -102,8 +112,8 @@ class CorpusLoader(PlanLoader[Batch]):
         self._slot_memory: torch.Tensor | None = None
         self._closed = False
         self._num_batches = self._num_tokens = 0
-        self.prepared = PreparedPlan.prepare(document, options)  # to be read only
-        self._bound = self.prepared.bound
+        self.prepared: PreparedPlan  # to be read only
+        self._use(PreparedPlan.prepare(document, options))
 
     def __next__(self) -> Batch:
         """Return the next step's batch.
@@ -123,7 +133,8 @@ class CorpusLoader(PlanLoader[Batch]):
         stream.
 
         Args:
-            inputs, targets: `(rows, seq_len)` on the loader's device, of any integer type.
+            inputs, targets: `(rows, seq_len)` on the loader's device, of an integer type that holds every
+                token of the plan's type, and `targets` the `ignore_index`, too.
 
         Returns:
             The batch, whose `inputs` and `targets` are these tensors.
@@ -132,7 +143,37 @@ class CorpusLoader(PlanLoader[Batch]):
             InvalidArgument: the tensors do not fit the batch, which remains the next one.
             StopIteration: the last step was yielded; and what `next` raises.
         """
+        ignore_index = self.prepared.options.ignore_index
+        if ignore_index is not None and not holds(targets.dtype, ignore_index):
+            raise errors.InvalidArgument(
+                f"targets must hold ignore_index={ignore_index}, got {targets.dtype}"
+            )
         return self._take(partial(self._stager.fill, inputs, targets))
+
+    def peek(self, step: int) -> Batch:
+        """Return the batch of any step, on the device; the loader stays where it is, and may be closed.
+
+        By a connection of its own, and a copy that blocks: to look at batches, not to train on them.
+        """
+        self._check_process()
+        bound, place = self._bound, self.prepared.options.place
+        step = integer("step", step, 0, MAX_STEP)
+        shape, dtype = shape_of(self.prepared.steps.step_ranges, step), self.prepared.steps.dtype
+        with self._connect(plan=bound) as replicas:
+            tokens = receive_step(replicas, bound, step, shape, rank=place.rank, world_size=place.world_size)
+        stored = torch.frombuffer(tokens, dtype=dtype).view(1, *shape)
+        (views,) = shifted(stored, place.context)
+        make = Stager(self._stager.location, context=place.context).make
+        return self._batch_of(step, make(self.prepared.options.dtype, views))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the training loop stands still for a batch right now.
+
+        A signal handler that finds it True may raise (`KeyboardInterrupt`, `SystemExit`): `next` ends with
+        that, the step is not lost, and `state_dict` is that of the batches yielded.
+        """
+        return self._pipeline is not None and self._pipeline.waiting
 
     def _take(self, make: Callable[[Views], Views]) -> Batch:
         """Return the next step's batch, of what `make` makes of its views."""
@@ -142,9 +183,7 @@ class CorpusLoader(PlanLoader[Batch]):
         options = self.prepared.options
         try:
             step, tensors = pipeline.take(make)
-            batch = Batch(tensors, step, self._origin)
-            if options.ignore_index is not None:
-                batch.targets.masked_fill_(~batch.loss_mask, options.ignore_index)
+            batch = self._batch_of(step, tensors)
             self._num_batches += 1
             self._num_tokens += tensors[0].numel()
             self._step, self._used = step + options.step_stride, True
@@ -156,6 +195,17 @@ class CorpusLoader(PlanLoader[Batch]):
             self._stop()
             raise
         return batch
+
+    def _batch_of(self, step: int, tensors: Views) -> Batch:
+        batch = Batch(tensors, step, self._origin)
+        if (ignore_index := self.prepared.options.ignore_index) is not None:
+            batch.targets.masked_fill_(~batch.loss_mask, ignore_index)
+        return batch
+
+    def _use(self, prepared: PreparedPlan) -> None:
+        self.prepared, self._bound = prepared, prepared.bound
+        options = prepared.options
+        self._origin = Origin(self._bound, options.step_stride, prepared.eot_id, options.place.context)
 
     def extend(self, stage: Mapping[str, Any]) -> str:
         """Go on by a plan that has one stage more, from the next step on.
@@ -183,7 +233,7 @@ class CorpusLoader(PlanLoader[Batch]):
             prepared = PreparedPlan.prepare(grown, self.prepared.options)
             receipts.check_history(replicas, old, prepared.bound, step)
         self._stop()
-        self.prepared, self._bound = prepared, prepared.bound
+        self._use(prepared)
         return self.plan_id
 
     def stats(self) -> LoaderStats:
@@ -224,6 +274,9 @@ class CorpusLoader(PlanLoader[Batch]):
         self._slot_memory = None
         self._stager.close()
 
+    def _describe_device(self) -> str:
+        return f", device {self._stager.location}"
+
     def _check_thread(self) -> None:
         super()._check_thread()
         self._check_open()
@@ -243,8 +296,6 @@ class CorpusLoader(PlanLoader[Batch]):
             self._slot_memory = None  # it goes before the new one comes
             self._slot_memory = self._stager.host_memory(sizes.num_bytes)
             self._pinned = self._slot_memory.is_pinned()  # torch's word: registering may do less than asked
-        options = self.prepared.options
-        self._origin = Origin(self._bound, options.step_stride, self.prepared.eot_id, options.place.context)
         self._pipeline = self.prepared.start(
             cut_slots(self._slot_memory, sizes), self._stager, self._meter, self._step, self._end_step
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +84,7 @@ def get_batch(
     The tutorial function from which this one comes returned `x` alone; this one returns `(x, y)`, inputs and
     targets, as nanoGPT's does.
 
-    Torch's global generator decides: for local data it draws the starts, with the same calls as
+    Torch's global generator of the CPU decides: for local data it draws the starts, with the same calls as
     `torch.randint(len(data) - sequence_length, (batch_size,))`; for a remote corpus it draws the step of
     the server's `random` order. A CUDA device is reached through page-locked memory, without blocking.
 
@@ -114,13 +115,18 @@ def get_batch(
             f"data must hold at least sequence_length + 1 = {sequence_length + 1} tokens, got {len(data)}"
         )
     device = torch.device(device)
-    stored = torch.empty(batch_size, sequence_length + 1, dtype=dtype, pin_memory=device.type == "cuda")
+    # Every call names its device: `torch.set_default_device` would send host memory and draws elsewhere.
+    on_host = partial(torch.empty, batch_size, sequence_length + 1, dtype=dtype, device="cpu")
+    try:
+        stored = on_host(pin_memory=device.type != "cpu")
+    except RuntimeError:  # an accelerator without pinned memory
+        stored = on_host()
     if isinstance(data, RemoteCorpus):
-        step = int(torch.randint(RANDOM_STEPS, ()))
+        step = int(torch.randint(RANDOM_STEPS, (), device="cpu"))
         view = memoryview(stored.view(torch.uint8).numpy().data).cast("B")
         data.draw_into(view, batch_size=batch_size, seq_len=sequence_length, step=step)
     else:
-        starts = torch.randint(num_starts, (batch_size,)).numpy()
+        starts = torch.randint(num_starts, (batch_size,), device="cpu").numpy()
         stored.numpy()[:] = np.lib.stride_tricks.sliding_window_view(data, sequence_length + 1)[starts]
     if device.type == "cpu":
         return widened(stored[:, :-1], torch.int64), widened(stored[:, 1:], torch.int64)

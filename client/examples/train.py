@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -213,15 +214,19 @@ def run(trainer: Trainer) -> int:
     Returns:
         The exit code: 0, or 128 + the signal that stopped the run.
     """
-    args, signals = trainer.args, catch_signals()
+    args, loaders = trainer.args, list[CorpusLoader]()
+    signals = catch_signals(loaders)
     args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         loader = stack.enter_context(trainer.open_loader(args.corpus, seed=args.seed, num_steps=args.steps))
         if args.eval_corpus:  # a wrong name shows now, and not at the first evaluation
             eval_loader = stack.enter_context(trainer.open_eval_loader())
+            loaders.append(eval_loader)
         if args.checkpoint.exists():
             trainer.restore(loader)
             trainer.say(f"going on from {args.checkpoint} at step {loader.step:,}")
+        stack.enter_context(save_if_waiting(trainer, loader))
+        loaders.append(loader)
         first_step, started, stopped = loader.step, time.perf_counter(), False
         log = Log(trainer, loader)
         for batch in loader:
@@ -294,17 +299,35 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def catch_signals() -> list[int]:
-    """Ctrl-C and SIGTERM are put here, to stop after a whole step with a checkpoint; a second Ctrl-C ends."""
+def catch_signals(loaders: list[CorpusLoader]) -> list[int]:
+    """Ctrl-C and SIGTERM are put here, to stop after a whole step with a checkpoint; a second Ctrl-C ends.
+
+    A loop that waits for a server stops at once: the step may never come. loaders: empty until they are made.
+    """
     caught: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         caught.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if not loaders or any(loader.waiting for loader in loaders):
+            raise SystemExit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, note)
     return caught
+
+
+@contextlib.contextmanager
+def save_if_waiting(trainer: Trainer, loader: CorpusLoader) -> Iterator[None]:
+    """Save a checkpoint when a signal ends the wait for a batch: every batch yielded was trained on."""
+    first_step = loader.step
+    try:
+        yield
+    except SystemExit:
+        if loader.step > first_step:
+            trainer.save(loader.state_dict())
+        trainer.say(f"stopped while waiting: the next step is {loader.step:,}")
+        raise
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

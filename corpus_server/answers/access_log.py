@@ -70,7 +70,7 @@ class Requests:
         if answered.stages:
             metrics.count_stages(answered.stages)
         if answered.problem_type:
-            metrics.add("corpus_refusals", 1, answered.problem_type)
+            metrics.REFUSALS.add(1, answered.problem_type)
         if tracing.is_on():
             _trace(answered)
         is_notable = answered.seconds > SLOW_SECONDS or not (200 <= status < 300 or status == 304)

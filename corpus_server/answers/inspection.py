@@ -26,7 +26,6 @@ from corpus_server.read import wire
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
 from corpus_server.read.spans import Span, decode_known, spans
 from corpus_server.read.text import check_available
-from corpus_server.stores import StagedFile
 
 BLOCK_TOKENS = 4096
 """Tokens of a block of a sample, read at once. Blocks are spread evenly over the corpus."""
@@ -280,7 +279,7 @@ def _blocks(
         stop = min(start + BLOCK_TOKENS + more, corpus.num_tokens)
         pieces = corpus.locate_range(start, stop - start)
         files = [corpus.shards[number].file for number, _, _ in pieces]
-        if not any(isinstance(file, StagedFile) and not file.is_cached for file in files):
+        if all(file.is_cached for file in files):
             yield start, _read(service, corpus, start, stop)
 
 

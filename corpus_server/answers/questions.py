@@ -19,7 +19,6 @@ from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.usage import usage_slices
 from corpus_server.read import wire
 from corpus_server.read.reading import WindowReading, hash_slices, num_bytes
-from corpus_server.stores import StagedFile
 
 MAX_RECEIPT_BYTES = 2**30
 """Bytes of a global batch whose receipt is made: half a second of reading from the page cache. A batch of 64
@@ -116,7 +115,7 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
                 "size_bytes": shard.size_bytes,
                 "first_step": int(first_step[number]),
                 "num_rows": int(num_rows[number]),
-                "is_local": not isinstance(shard.file, StagedFile) or shard.file.is_cached,
+                "is_local": shard.file.is_cached,
             }
         )
     total = sum(bound.shards[number][1].size_bytes for number in used.tolist())

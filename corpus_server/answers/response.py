@@ -13,12 +13,12 @@ import orjson
 import xxhash
 from pydantic import ValidationError
 
-from corpus_server import metrics
 from corpus_server.admission.request import REQUEST_ID, RequestHead
 from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized
 from corpus_server.read import wire
 from corpus_server.read.bound_plan import Source
 from corpus_server.read.reading import PIECE_BYTES, Reading, hash_slices, num_bytes, read_pieces
+from corpus_server.readers import Reader
 
 Buffer = bytes | memoryview
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Response:
         check_unchanged: raises CorpusChanged if a file that was read has changed since: a response that
             was kept for a while must not be sent then.
         source, num_tokens: whose tokens the body holds, and how many.
-        part: which steps of which rank it is about.
+        reader, num_steps: whose steps of a plan the body holds, or says where they lie, and how many.
         problem_type: of a problem document.
     """
 
@@ -59,7 +59,8 @@ class Response:
     check_unchanged: Callable[[], None] = lambda: None
     source: Source | None = None
     num_tokens: int = 0
-    part: metrics.Part | None = None
+    reader: Reader | None = None
+    num_steps: int = 0
     problem_type: str = ""
 
     @classmethod

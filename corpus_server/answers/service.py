@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sqlite3
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from corpus_server import metrics
@@ -24,16 +22,17 @@ from corpus_server.answers.response import ClientLeft, Slices
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import TokenFile
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.known_plans import KnownPlans, Spelling
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
 from corpus_server.readers.prefetch import Prefetcher
+from corpus_server.readers.registry import Registry
 from corpus_server.readers.staging import WAIT_SECONDS, Stager
 from corpus_server.settings import Settings
-from corpus_server.stores import StagedFile
+from corpus_server.stores import is_staged
 
 T = TypeVar("T")
 
@@ -54,6 +53,7 @@ class Service:
         plans: the plans that this process knows.
         gate: decides whether a request may be answered.
         requests: is told what became of each.
+        readers: which rank is at which step.
         stager: brings shards of object stores to this machine.
         prefetcher: reads ahead for clients that go step by step.
         gather_threads: touch the maps and may wait for the disk; the event loop's thread never does.
@@ -67,16 +67,18 @@ class Service:
         self.admission = Admission(settings, self.access)
         self.plans = KnownPlans(catalog, store)
         self.store = store
+        self.readers = Registry()
         self.prefetcher = Prefetcher(
-            settings.read_ahead_bytes, on_asked=partial(metrics.add, "corpus_read_ahead_bytes")
+            self.readers, settings.read_ahead_bytes, on_asked=metrics.READ_AHEAD_BYTES.add
         )
-        self.stager = Stager(catalog.cache, on_bytes=partial(metrics.add, "corpus_staged_bytes"))
+        self.stager = Stager(self.readers, catalog.cache, on_bytes=metrics.STAGED_BYTES.add)
         self.requests = Requests(settings.access_log)
-        metrics.pull("corpus_stale_tokens", lambda: bool(self.access.failure))
-        metrics.pull("corpus_bytes_in_flight", lambda: self.admission.num_bytes)
+        metrics.RANKS.pull_series(self.readers.counts)
+        metrics.STALE_TOKENS.pull(lambda: bool(self.access.failure))
+        metrics.BYTES_IN_FLIGHT.pull(lambda: self.admission.num_bytes)
         if (cache := catalog.cache) is not None:
-            metrics.pull("corpus_staged_shards", lambda: self.stager.num_staged)
-            metrics.pull("corpus_evicted_shards", lambda: cache.num_evicted)
+            metrics.STAGED_SHARDS.pull(lambda: self.stager.num_staged)
+            metrics.EVICTED_SHARDS.pull(lambda: cache.num_evicted)
         self.gather_threads = HotThreads(settings.gather_threads, "gather")
         self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "control")
         # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.
@@ -129,13 +131,11 @@ class Service:
         try:
             for corpus in self.catalog.corpora.values():
                 for shard in corpus.shards:
-                    if not isinstance(shard.file, StagedFile):  # a copy that changed is staged anew
+                    if shard.file.is_local:  # a copy that changed is staged anew
                         shard.check_unchanged()
             self.store.check_writable()
         except CorpusServerError as error:
             return error.detail
-        except sqlite3.Error as error:
-            return f"plans cannot be kept: {error}"  # the folder is the operator's business, not the caller's
         return None
 
     def corpus(self, name: str, caller: Caller) -> Corpus:
@@ -183,18 +183,18 @@ class Service:
             )
         return self.plan(query.plan, caller)
 
-    def staged(self, files: Iterable[OpenFile]) -> Slices[None]:
+    def staged(self, files: Iterable[TokenFile]) -> Slices[None]:
         """Wait until the files of shards are on this machine; local ones are.
 
         Raises:
             AnswerTooLarge: the cache does not hold them together.
             NotStaged, StoreFailed, CacheFull, CorpusChanged: they are not, and why.
         """
-        wanted = {file for file in files if isinstance(file, StagedFile)}
+        wanted = {file for file in files if is_staged(file)}
         self.admission.check_shards(sum(file.size_bytes for file in wanted))
         deadline = time.monotonic() + WAIT_SECONDS
         while wanted and (waiting := self.stager.want(wanted, deadline)) is not None:
-            metrics.add("corpus_staging_waits")
+            metrics.STAGING_WAITS.add()
             yield waiting
             waiting.result()
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.queries import BatchesQuery, FormatQuery, StepsQuery
 from corpus_server.answers.response import (
@@ -29,6 +28,7 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.read import text, wire
 from corpus_server.read.bound_plan import BoundPlan, Source
 from corpus_server.read.reading import RangeReading, Reading, WindowReading, num_bytes, read_arrays
+from corpus_server.readers import Reader, StepsRequest
 
 
 def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
@@ -47,15 +47,9 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     request.charge(num_bytes(reading))
-    service.prefetcher.note(
-        bound,
-        step=query.step,
-        count=query.count,
-        rows=reading.shape[1],
-        rank=query.rank,
-        world_size=query.world_size,
-    )
-    yield from _staged(service, bound, query, reading)
+    service.stager.check_order(bound)
+    reader = _note(service, bound, query, reading)
+    yield from staged_rows(service, bound, reading)
     if chosen == "json":
         fields = {**_step_fields(bound, query), "dtype": bound.dtype.name}
         response = yield from _json_tokens(reading, fields, headers)
@@ -65,7 +59,7 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
         response = yield from array_response(reading, headers, chosen, query.checksum, request)
     response.source = bound.source_at(bound.sampler.timeline.plan_step(query.step))
     response.num_tokens = reading.num_units * reading.unit_tokens
-    response.part = _part(bound, query)
+    response.reader, response.num_steps = reader, query.count
     return response
 
 
@@ -90,6 +84,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     request.charge(reading.num_units * 16)
+    reader = _note(service, bound, query, reading, reads_tokens=False)
     located = np.empty((reading.num_units, 2), dtype="<i8")
     first = 0
     for group in reading.locations():
@@ -103,7 +98,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
         response = json_response(fields, headers)
     else:
         response = yield from array_response(_InMemory(located), headers, chosen, query.checksum, request)
-    response.part = _part(bound, query)
+    response.reader, response.num_steps = reader, query.count
     return response
 
 
@@ -203,18 +198,31 @@ def _windows(bound: BoundPlan, query: StepsQuery) -> WindowReading:
     return WindowReading(bound, step=query.step, count=query.count, rank=query.rank, rows=rows)
 
 
-def _staged(service: Service, bound: BoundPlan, query: StepsQuery, reading: WindowReading) -> Slices[None]:
-    """Wait until the shards of some steps are on this machine, and have those of the next steps staged."""
-    if not any(bound.staged):
-        return
-    part = {"rank": query.rank, "world_size": query.world_size}
-    service.stager.note(bound, step=query.step, count=query.count, **part)
-    yield from staged_rows(service, bound, reading)
+def _note(
+    service: Service,
+    bound: BoundPlan,
+    query: StepsQuery,
+    reading: WindowReading,
+    *,
+    reads_tokens: bool = True,
+) -> Reader | None:
+    """Note a request, so that its next steps are prefetched or staged; return the rank that asks."""
+    return service.readers.note(
+        StepsRequest(
+            bound=bound,
+            step=query.step,
+            count=query.count,
+            rows=reading.shape[1],
+            rank=query.rank,
+            world_size=query.world_size,
+            reads_tokens=reads_tokens,
+        )
+    )
 
 
 def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> Slices[None]:
     """Wait until the shards that rows read are on this machine."""
-    if not any(bound.staged):
+    if not bound.is_staged:
         return
     service.stager.check_order(bound)
     numbers: set[int] = set()
@@ -255,11 +263,6 @@ def _batches_as_text(
         lines.append(text.decode(bound.corpora[name], tokens.tolist()))
         yield None
     return text_response("\n".join(lines) + "\n", headers)
-
-
-def _part(bound: BoundPlan, query: StepsQuery) -> metrics.Part:
-    last_step = query.step + query.count - 1
-    return metrics.Part(bound.plan.id, query.world_size, query.rank, last_step, query.count)
 
 
 def _step_headers(

@@ -22,7 +22,7 @@ from corpus_server.corpus.formats.documents import documents_path
 from corpus_server.corpus.formats.layout import Ends
 from corpus_server.corpus.index import write_ends
 from corpus_server.corpus.publish import publishing
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.shards import open_runs
 
 _PIECE: Final = 1 << 20  # tokens, or documents, that are in memory at a time
 
@@ -92,9 +92,10 @@ def write_shards(
         else:
             report(stop - start)
         if not documents_path(path).exists():
-            with Shard.open(path) as shard, publishing(documents_path(path)) as file:
+            (shard,) = open_runs(path)
+            with shard, publishing(documents_path(path)) as file:
                 base = np.uint64(start)
-                write_ends(shard, eot, (ends - base for ends in documents.ends(start, stop)), file)
+                write_ends([shard], eot, (ends - base for ends in documents.ends(start, stop)), file)
         start = stop
 
 

@@ -5,8 +5,10 @@ Exit codes: 0 done, 1 the corpus is damaged, 2 wrong arguments or configuration.
 
 from __future__ import annotations
 
+import io
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.markup import escape
@@ -36,13 +38,26 @@ app.add_typer(plans.app)
 
 
 def main() -> None:
-    """Run the command line; an error that users can mend is one line on standard error and exit code 2."""
+    """Run the command line; an error that users can fix is one line on standard error and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # else a full disk would be met after the last line of this function
     except CorpusServerError as error:
         remedy = f" ({error.remedy})" if error.remedy and error.remedy not in error.detail else ""
-        errors.print(f"[bold red]error:[/] {escape(error.detail + remedy)}", soft_wrap=True)
-        sys.exit(MISTAKE)
+        _end_with(error.detail + remedy)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would flush once more
+        _end_with(str(error))
+
+
+def _end_with(message: str) -> NoReturn:
+    errors.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    sys.exit(MISTAKE)
 
 
 def _version(wanted: bool) -> None:

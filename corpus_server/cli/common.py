@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.sample import vocabulary_warning
 from corpus_server.corpus_spec import CorpusSpec
 
 DAMAGED = 1
@@ -36,7 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 
 def warn_of_strange_ids(corpus: Corpus) -> None:
     """Print a warning if a sample of the corpus holds ids that its tokenizer does not have."""
-    if (warning := vocabulary_warning(corpus)) is not None:
+    if (warning := corpus.vocabulary_warning()) is not None:
         errors.print(f"[bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
 
 

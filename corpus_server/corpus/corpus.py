@@ -6,6 +6,7 @@ import resource
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from corpus_server.corpus.files import LOCAL_FILES, Closing, Files, unreadable
 from corpus_server.corpus.fingerprints import check_fingerprints
 from corpus_server.corpus.formats import DocumentIndex, TokenDtype, data_path, token_dtype
+from corpus_server.corpus.sample import SampledIds, sample_ids
 from corpus_server.corpus.selection import list_shards
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.shards import Shard, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnknownDocument
@@ -91,6 +93,25 @@ class Corpus(Closing):
             )
             on_error.pop_all()
         return corpus
+
+    @cached_property
+    def sampled_ids(self) -> SampledIds | None:
+        """The smallest and the largest token id of a sample; None for an empty corpus."""
+        return sample_ids(self.shards)
+
+    def vocabulary_warning(self) -> str | None:
+        """Say which sampled id the tokenizer cannot have made; None if there is none."""
+        if (ids := self.sampled_ids) is None or self.tokenizer is None:
+            return None
+        size = self.tokenizer.vocab_size
+        strange = ids.smallest if ids.smallest < 0 else ids.largest
+        if 0 <= strange < size:
+            return None
+        return (
+            f"corpus {self.name!r} holds token {strange}, but the ids of its tokenizer "
+            f"({self.tokenizer_name}) are below {size}: is it the right tokenizer, and {self.dtype.name} the "
+            "right dtype?"
+        )
 
     def close(self) -> None:
         """Unmap and close all shards."""
@@ -201,26 +222,24 @@ def open_shards(
 ) -> list[Shard]:
     """Open every shard of a corpus.
 
-    `opened` closes the shards, also those opened before an error; `sidecars` as in `Shard.open`.
+    `opened` closes the shards, also those opened before an error; `sidecars` as in `open_runs`.
     """
     dtype = None if spec.dtype is None else token_dtype(spec.dtype)
     listed = list_shards(spec)
     files.prepare([file.path for file in listed])
     _allow_open_files()
     in_folder = data_path(spec.path).is_dir()
-    shards = [
-        opened.enter_context(
-            Shard.open(
-                file.path,
-                name=file.name,
-                dtype=dtype,
-                in_folder=in_folder,
-                sidecar=sidecars,
-                open_file=files.open,
-            )
+    shards: list[Shard] = []
+    for file in listed:
+        runs = open_runs(
+            file.path,
+            name=file.name,
+            dtype=dtype,
+            in_folder=in_folder,
+            sidecar=sidecars,
+            open_file=files.open,
         )
-        for file in listed
-    ]
+        shards += map(opened.enter_context, runs)
     return shards if spec.token_range is None else cut_shards(shards, spec.token_range)
 
 
@@ -246,8 +265,8 @@ def cut_shards(shards: Sequence[Shard], token_range: tuple[int, int]) -> list[Sh
 def _allow_open_files() -> None:
     """Raise the soft limit of open files to the hard one, as Go programs do at start.
 
-    A shard takes up to three descriptors (its own, the map's duplicate, the index). The usual soft
-    limit of 1,024 exists for programs that use select(2).
+    A token file takes up to two descriptors: its own, and that of its document index. The usual soft limit of
+    1,024 exists for programs that use select(2).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)

@@ -15,9 +15,10 @@ import mmap
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 import numpy as np
 
@@ -26,10 +27,8 @@ from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from corpus_server.user_files import open_fd
 
 _REOPEN: Final = "check the file with corpus-server verify, then restart the server to serve it as it is now"
-_OPEN_REMEDIES: Final = {
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.EACCES: "give the server's user the right to read it",
-}
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000  # addresses only, no memory
 
 
 class Closing:
@@ -46,31 +45,24 @@ class Closing:
         self.close()
 
 
-class OpenFile(Closing):
-    """A regular file, open for reading until `close`.
+class TokenFile(Closing):
+    """A file of a corpus, on this machine or in an object store: its bytes can be read, and mapped.
 
     Attributes:
         path, size_bytes: at opening.
         name: in errors; the file's name unless set.
-        fd: descriptor, -1 when closed.
+        is_local: it lies on this machine, and is always mapped.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = path.name
-        self.fd = -1
-        self._guarded: guard.GuardedRange | None = None
-        try:
-            self.fd, status = open_fd(path)
-        except OSError as error:
-            remedy = _OPEN_REMEDIES.get(error.errno or 0)
-            raise unreadable(path, f"cannot be opened: {error.strerror}", remedy) from error
-        self.size_bytes = status.st_size
-        self._opened = status
-        self._change: str | None = None  # what `check_unchanged` found first
+    path: Path
+    name: str
+    size_bytes: int
+    is_local: ClassVar = True
 
-    def __del__(self) -> None:
-        self.close()
+    @property
+    def is_cached(self) -> bool:
+        """Whether the whole file is on this machine."""
+        return True
 
     def unreadable(self, what: str, remedy: str) -> UnreadableCorpus:
         """Return the error for this file."""
@@ -84,12 +76,66 @@ class OpenFile(Closing):
         """Return exactly `count` bytes from byte `offset`, which lie inside the size at opening.
 
         Raises:
-            CorpusChanged: the file has become shorter.
-            ReadFailed: the disk did not deliver.
+            CorpusChanged: the file is not what was opened.
+            ReadFailed: the disk, or the store, did not deliver.
         """
         buffer = bytearray(count)
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from byte `offset`, as `read` does."""
+        raise NotImplementedError
+
+    def map(self) -> mmap.mmap:
+        """Return the addresses of the whole file, which must not be empty; readable while `held`.
+
+        The file's owner keeps the map; the last view of it unmaps.
+        """
+        raise NotImplementedError
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keep the map readable while tokens are copied from it; a local file always is."""
+        return contextlib.nullcontext()
+
+    def is_resident(self, offset: int) -> bool:
+        """Tell whether the page cache holds the byte at `offset`; False if the system cannot tell."""
+        raise NotImplementedError
+
+    def drop(self, offset: int, count: int) -> None:
+        """Take whole pages of bytes [offset, offset + count) out of the page cache; never fails."""
+        raise NotImplementedError
+
+    def check_unchanged(self) -> None:
+        """Raise CorpusChanged or ReadFailed if bytes copied from the file or its map may be wrong."""
+        raise NotImplementedError
+
+
+class OpenFile(TokenFile):
+    """A regular file on this machine, open for reading until `close`.
+
+    It takes one descriptor, mapped or not.
+
+    Attributes:
+        fd: descriptor, -1 when closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.fd = -1
+        self._guarded: guard.GuardedRange | None = None
+        try:
+            self.fd, status = open_fd(path)
+        except OSError as error:
+            what = f"cannot be opened: {error.strerror}"
+            raise unreadable(path, what, _open_remedy(error.errno)) from error
+        self.size_bytes = status.st_size
+        self._opened = status
+        self._change: str | None = None  # what `check_unchanged` found first
+
+    def __del__(self) -> None:
+        self.close()
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from byte `offset`, as `read` does; releases the GIL while the disk works."""
@@ -110,26 +156,14 @@ class OpenFile(Closing):
             done += count
 
     def map(self) -> mmap.mmap:
-        """Return a read-only map of the whole file, which must not be empty, and guard it until `close`.
-
-        The file's owner keeps the map; the last view of it unmaps.
-        """
-        try:
-            mapped = mmap.mmap(self.fd, self.size_bytes, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # ValueError: the file is shorter now
-            raise self.unreadable(
-                f"cannot be mapped: {error}",
-                "check that the file is not being written, and the limits ulimit -v and vm.max_map_count",
-            ) from error
-        # Without this hint, a cold read of one window reads megabytes ahead.
-        mapped.madvise(mmap.MADV_RANDOM)
+        """Return a read-only map of the whole file, and guard it until `close`."""
+        if self._status().st_size < self.size_bytes:
+            what = "cannot be mapped: it is shorter than when it was opened"
+            raise self.unreadable(what, "check that it is not being written")
+        mapped = reserve(self.path, self.size_bytes)
+        map_over(self.path, address_of(mapped), self.size_bytes, self.fd)
         self._guarded = guard.guard(address_of(mapped), self.size_bytes)
         return mapped
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the map readable while tokens are copied from it; a local file always is."""
-        yield
 
     def is_resident(self, offset: int) -> bool:
         """Tell whether the page cache holds the byte at `offset`; False if the system cannot tell.
@@ -221,7 +255,7 @@ class Files(Protocol):
     def prepare(self, paths: Sequence[Path]) -> None:
         """Note which files will be opened."""
 
-    def open(self, path: Path) -> OpenFile:
+    def open(self, path: Path) -> TokenFile:
         """Open a token file."""
 
 
@@ -229,11 +263,55 @@ class _LocalFiles:
     def prepare(self, paths: Sequence[Path]) -> None:
         pass
 
-    def open(self, path: Path) -> OpenFile:
+    def open(self, path: Path) -> TokenFile:
         return OpenFile(path)
 
 
 LOCAL_FILES: Final[Files] = _LocalFiles()
+
+
+def reserve(path: Path, num_bytes: int) -> mmap.mmap:
+    """Reserve addresses for the map of a file; reading them before `map_over` ends the process.
+
+    Python's own map of a file would duplicate the descriptor, and so halve the number of shards.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    try:
+        return mmap.mmap(-1, num_bytes, flags=flags, prot=0)
+    except OSError as error:
+        raise _unmappable(path, error.errno or 0) from error
+
+
+def map_over(path: Path, address: int, num_bytes: int, fd: int) -> None:
+    """Map a file over addresses that were reserved; nothing but the reservation if `fd` is -1."""
+    flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    protection = mmap.PROT_READ if fd >= 0 else 0
+    if _libc().mmap(address, num_bytes, protection, flags | _MAP_FIXED, fd, 0) != address:
+        raise _unmappable(path, ctypes.get_errno())
+    if fd >= 0:
+        # Without this hint, a cold read of one window reads megabytes ahead.
+        _libc().madvise(address, num_bytes, mmap.MADV_RANDOM)
+
+
+def _open_remedy(code: int | None) -> str | None:
+    """Return what to do about a file that cannot be opened."""
+    if code == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"raise the limit of open files (ulimit -n, LimitNOFILE), which is {limit}: each token file "
+            "takes one, and one more if it has a document index"
+        )
+    if code == errno.ENFILE:
+        return "raise the system's limit of open files (sysctl fs.file-max)"
+    return "give the server's user the right to read it" if code == errno.EACCES else None
+
+
+def _unmappable(path: Path, code: int) -> UnreadableCorpus:
+    remedy = (
+        "each token file takes one map: raise vm.max_map_count (sysctl), and look at the limit of addresses "
+        "(ulimit -v)"
+    )
+    return unreadable(path, f"cannot be mapped: {os.strerror(code)}", remedy)
 
 
 def _num_blocks_asked() -> int:
@@ -250,14 +328,16 @@ def advise(tokens: np.ndarray[tuple[int], np.dtype[Any]], advice: int) -> None:
     """Call `madvise` for the pages of a view of a map; a hint, so an error is ignored."""
     address = tokens.ctypes.data
     first = address - address % mmap.PAGESIZE
-    _madvise()(first, address + tokens.nbytes - first, advice)
+    _libc().madvise(first, address + tokens.nbytes - first, advice)
 
 
 @functools.cache
-def _madvise() -> Callable[[int, int, int], int]:
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return madvise
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc
 
 
 def unreadable(path: Path, what: str, remedy: str | None = None) -> UnreadableCorpus:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -28,7 +29,7 @@ from corpus_server.corpus.formats.documents import (
 from corpus_server.corpus.formats.layout import Ends
 from corpus_server.corpus.progress import ByteCounter, Progress
 from corpus_server.corpus.publish import publishing, remove_stale
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.shards import Shard, content_digest, open_sidecar
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 
@@ -42,7 +43,7 @@ _READ_ONLY_REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class IndexedShard:
-    """What `index` did for one shard.
+    """What `index` did for one token file.
 
     It has `written` the sidecar, or `kept` one that was right already. A shard whose format has its `own`
     index needs none.
@@ -102,23 +103,26 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
                 "the id of the end-of-text token is missing", parameter="eot", remedy=remedy
             )
         counter = ByteCounter(sum(shard.data_bytes for shard in shards if shard.documents is None), progress)
-        done = tuple(_index_shard(shard, eot, counter, force=force) for shard in shards)
+        files = [list(runs) for _, runs in groupby(shards, key=lambda shard: shard.file)]
+        done = tuple(_index_file(runs, eot, counter, force=force) for runs in files)
         return Indexed(eot, done, sum(shard.num_tokens for shard in shards), counter.bytes_read)
 
 
-def _index_shard(shard: Shard, eot: int | None, counter: ByteCounter, *, force: bool) -> IndexedShard:
-    if shard.documents is not None:
-        return IndexedShard(shard.name, "own", None, shard.documents.num_documents, None)
-    sidecar = documents_path(shard.path)
-    header = None if force else _right_header(shard, eot)
+def _index_file(runs: list[Shard], eot: int | None, counter: ByteCounter, *, force: bool) -> IndexedShard:
+    name, last = runs[0].file.name, runs[-1]
+    if runs[0].documents is not None:
+        num_documents = sum(run.documents.num_documents for run in runs if run.documents is not None)
+        return IndexedShard(name, "own", None, num_documents, None)
+    sidecar = documents_path(last.path)
+    header = None if force else _right_header(runs, eot)
     kept = header is not None
     try:
         if header is None:
             with publishing(sidecar) as file:
-                header = write_ends(shard, eot, _find_ends(shard, eot, counter), file)
+                header = write_ends(runs, eot, _find_ends(runs, eot, counter), file)
         else:
             remove_stale(sidecar)
-            counter.add(shard.data_bytes, read=False)
+            counter.add(sum(run.data_bytes for run in runs), read=False)
     except OSError as error:
         what = f"the document ends cannot be written: {error.strerror}"
         remedy = "make room, then run it again: shards that are done stay done"
@@ -127,15 +131,15 @@ def _index_shard(shard: Shard, eot: int | None, counter: ByteCounter, *, force: 
         elif isinstance(error, BlockingIOError):
             remedy = "wait until it is done"
         raise unreadable(sidecar, what, remedy) from error
-    unfinished = shard.num_tokens > 0 and int(shard.tokens[-1]) != eot
+    unfinished = header.num_tokens > 0 and int(np.concatenate([run.tokens[-1:] for run in runs])[-1]) != eot
     num_found = None if eot is None else header.num_documents - unfinished
-    return IndexedShard(shard.name, "kept" if kept else "written", sidecar, header.num_documents, num_found)
+    return IndexedShard(name, "kept" if kept else "written", sidecar, header.num_documents, num_found)
 
 
-def _right_header(shard: Shard, eot: int | None) -> DocumentsHeader | None:
-    """Return the header of the shard's sidecar if it is undamaged and for this content and id."""
+def _right_header(runs: Sequence[Shard], eot: int | None) -> DocumentsHeader | None:
+    """Return the header of the file's sidecar if it is undamaged and for this content and id."""
     try:
-        documents = shard.open_sidecar()
+        documents = open_sidecar(runs)
     except UnreadableCorpus:
         return None
     if documents is None:
@@ -145,12 +149,15 @@ def _right_header(shard: Shard, eot: int | None) -> DocumentsHeader | None:
         return documents.header if is_right else None
 
 
-def write_ends(shard: Shard, eot: int | None, ends: Iterable[Ends], file: BinaryIO) -> DocumentsHeader:
-    """Write the sidecar of a shard to `file`; the header last, when the counts are known.
+def write_ends(
+    runs: Sequence[Shard], eot: int | None, ends: Iterable[Ends], file: BinaryIO
+) -> DocumentsHeader:
+    """Write the sidecar of a token file to `file`; the header last, when the counts are known.
 
     Args:
+        runs: all of the token file; ends count over their tokens, one run after another.
         eot: None if the ends were listed, and not found by an end-of-text token.
-        ends: where documents end, in order, in pieces; the last document ends with the shard in any case.
+        ends: where documents end, in order, in pieces; the last document ends with the last run in any case.
     """
     file.write(bytes(HEADER_BYTES))
     checksum, num_documents, last_end = xxhash.xxh3_64(), 0, 0
@@ -165,26 +172,29 @@ def write_ends(shard: Shard, eot: int | None, ends: Iterable[Ends], file: Binary
 
     for piece in ends:
         write(piece)
-    if last_end != shard.num_tokens:
-        write(np.array([shard.num_tokens]))
-    digests = shard.content_digest(), checksum.intdigest()
-    header = DocumentsHeader(eot, shard.num_tokens, num_documents, shard.dtype, *digests)
+    if last_end != (num_tokens := sum(run.num_tokens for run in runs)):
+        write(np.array([num_tokens]))
+    digests = content_digest(runs), checksum.intdigest()
+    header = DocumentsHeader(eot, num_tokens, num_documents, runs[0].dtype, *digests)
     file.seek(0)
     file.write(header.pack())
-    shard.check_unchanged()
+    runs[0].check_unchanged()
     return header
 
 
-def _find_ends(shard: Shard, eot: int | None, counter: ByteCounter) -> Iterator[Ends]:
+def _find_ends(runs: Sequence[Shard], eot: int | None, counter: ByteCounter) -> Iterator[Ends]:
     """Yield where documents end, piece by piece; without `eot`, where a side file says so."""
     if eot is None:
-        yield from shard.listed_ends() if shard.listed_ends is not None else ()
-        counter.add(shard.data_bytes, read=False)
+        listed = runs[0].listed_ends
+        yield from listed() if listed is not None else ()
+        counter.add(sum(run.data_bytes for run in runs), read=False)
         return
-    itemsize = shard.dtype.itemsize
-    buffer = memoryview(bytearray(min(_PIECE_TOKENS, shard.num_tokens) * itemsize))
-    for first in range(0, shard.num_tokens, _PIECE_TOKENS):
-        piece = buffer[: (shard.num_tokens - first) * itemsize]
-        shard.read_data_into(first * itemsize, piece)
-        yield np.flatnonzero(np.frombuffer(piece, shard.dtype) == eot) + (first + 1)
-        counter.add(len(piece))
+    itemsize, base = runs[0].dtype.itemsize, 0
+    buffer = memoryview(bytearray(min(_PIECE_TOKENS, max(run.num_tokens for run in runs)) * itemsize))
+    for run in runs:
+        for first in range(0, run.num_tokens, _PIECE_TOKENS):
+            piece = buffer[: (run.num_tokens - first) * itemsize]
+            run.read_data_into(first * itemsize, piece)
+            yield np.flatnonzero(np.frombuffer(piece, run.dtype) == eot) + (base + first + 1)
+            counter.add(len(piece))
+        base += run.num_tokens

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.fingerprints import SAMPLES_PER_CORPUS, sample_blocks
 from corpus_server.corpus.shards import Shard
 
@@ -34,19 +33,3 @@ def sample_ids(shards: Sequence[Shard]) -> SampledIds | None:
         return None
     sizes, smallest, largest = zip(*found, strict=True)
     return SampledIds(sum(sizes), min(smallest), max(largest))
-
-
-def vocabulary_warning(corpus: Corpus) -> str | None:
-    """Say which sampled id the corpus's tokenizer cannot have made; None if there is none."""
-    ids = sample_ids(corpus.shards)
-    if ids is None or corpus.tokenizer is None:
-        return None
-    size = corpus.tokenizer.vocab_size
-    strange = ids.smallest if ids.smallest < 0 else ids.largest
-    if 0 <= strange < size:
-        return None
-    return (
-        f"corpus {corpus.name!r} holds token {strange}, but the ids of its tokenizer "
-        f"({corpus.tokenizer_name}) are below {size}: is it the right tokenizer, and {corpus.dtype.name} the "
-        "right dtype?"
-    )

@@ -1,16 +1,16 @@
-"""One file of a corpus: open, checked and mapped."""
+"""The shards of a corpus: runs of tokens in files that are open, checked and mapped."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from corpus_server.corpus.files import Closing, OpenFile, advise
+from corpus_server.corpus.files import Closing, OpenFile, TokenFile, advise
 from corpus_server.corpus.fingerprints import sampled_fingerprint
 from corpus_server.corpus.formats import DocumentIndex, ShardLayout, TokenDtype, read_layout
 from corpus_server.corpus.formats.cut_documents import CutDocuments
@@ -20,72 +20,45 @@ _DIGEST_SAMPLES = 8
 
 
 class Shard(Closing):
-    """A mapped token file; use `open`.
+    """One run of tokens of a mapped file; use `open_runs`.
 
     Attributes:
-        name: name in the corpus: path relative to its folder (posix), or the file's name.
-        file: open for as long as the shard.
+        name: of the file in the corpus (its path relative to the corpus's folder, posix, or its name), with
+            `:NUMBER` behind it if the file holds several runs.
+        file: open until the last shard of it is closed; `file.name` is its name in the corpus.
         format, reason, dtype, num_tokens, data_offset, documents, listed_ends: see `ShardLayout`.
         eot: id of the end-of-text token, if the sidecar of document ends says it.
         tokens: `(num_tokens,) dtype`, read-only view of the map; empty after `close`.
         address: address of `tokens[0]`, 0 for an empty or closed shard.
     """
 
-    def __init__(self, file: OpenFile, layout: ShardLayout, name: str) -> None:
+    def __init__(
+        self,
+        file: TokenFile,
+        layout: ShardLayout,
+        number: int,
+        mapped: mmap.mmap | None,
+        open_runs: set[Shard],
+    ) -> None:
         self.file = file
-        self.name = file.name = name
+        self.name = file.name if len(layout.runs) == 1 else f"{file.name}:{number}"
         self.path: Path = file.path
         self.format: str = layout.format
         self.reason: str = layout.reason
         self.dtype: TokenDtype = layout.dtype
-        self.num_tokens: int = layout.num_tokens
-        self.data_offset: int = layout.data_offset
-        self.documents: DocumentIndex | None = layout.documents
+        self.data_offset, self.num_tokens = layout.runs[number]
+        self.documents: DocumentIndex | None = None
         self.listed_ends = layout.listed_ends
         self.eot: int | None = None
         self.size_bytes: int = file.size_bytes
-        self._map: mmap.mmap | None = None
         self.tokens: np.ndarray[tuple[int], np.dtype[Any]] = np.empty(0, self.dtype)
         self.address = 0
-        if self.num_tokens:  # an empty file cannot be mapped
-            self._map = file.map()
-            self.tokens = np.frombuffer(self._map, self.dtype, count=self.num_tokens, offset=self.data_offset)
+        if mapped is not None and self.num_tokens:
+            self.tokens = np.frombuffer(mapped, self.dtype, count=self.num_tokens, offset=self.data_offset)
             self.address = self.tokens.ctypes.data
         self.tokens.flags.writeable = False
-
-    @classmethod
-    def open(
-        cls,
-        path: Path,
-        *,
-        name: str | None = None,
-        dtype: TokenDtype | None = None,
-        in_folder: bool = False,
-        sidecar: bool = True,
-        open_file: Callable[[Path], OpenFile] = OpenFile,
-    ) -> Shard:
-        """Open, check and map a token file, in O(1) of the token count.
-
-        Args:
-            dtype: type of headerless tokens (None: uint16).
-            in_folder: the file was found in a folder; then a headerless one needs a known suffix.
-            sidecar: open the sidecar of document ends, if the format has no documents.
-            open_file: opens the token file; another one than `OpenFile` if it lies in an object store.
-
-        Raises:
-            UnreadableCorpus: the file or its sidecar is not what it should be; nothing stays open.
-        """
-        with ExitStack() as on_error:
-            file = on_error.enter_context(open_file(path))
-            layout = read_layout(file, dtype, in_folder=in_folder)
-            if layout.documents is not None:
-                on_error.enter_context(layout.documents)
-            shard = on_error.enter_context(cls(file, layout, path.name if name is None else name))
-            if sidecar and shard.documents is None:
-                shard.documents = ends = shard.open_sidecar()
-                shard.eot = None if ends is None else ends.header.eot
-            on_error.pop_all()
-        return shard
+        self._open_runs = open_runs  # of the same file; the last one that is closed closes it
+        open_runs.add(self)
 
     @property
     def data_bytes(self) -> int:
@@ -105,6 +78,7 @@ class Shard(Closing):
         """Return the shard's entry in a description."""
         return {
             "name": self.name,
+            "file": self.file.name,
             "format": self.format,
             "num_tokens": self.num_tokens,
             "dtype": self.dtype.name,
@@ -136,31 +110,79 @@ class Shard(Closing):
         itemsize = self.dtype.itemsize
         self.file.drop(self.data_offset + start * itemsize, (stop - start) * itemsize)
 
-    def content_digest(self) -> bytes:
-        """Return a digest of 32 bytes of a few blocks of the content."""
-        return bytes.fromhex(sampled_fingerprint([self], samples=_DIGEST_SAMPLES).partition("-")[2])
-
-    def open_sidecar(self) -> DocumentEnds | None:
-        """Open the sidecar of document ends beside the file; None if there is none.
-
-        Raises:
-            UnreadableCorpus: it is damaged, or was made for other content.
-        """
-        path = documents_path(self.path)
-        if not path.exists():
-            return None
-        return DocumentEnds(path, self.num_tokens, self.dtype, self.content_digest())
-
     def check_unchanged(self) -> None:
         """Raise if tokens copied from the map may be wrong, see `OpenFile.check_unchanged`."""
         self.file.check_unchanged()
 
     def close(self) -> None:
-        """Unmap and close. Views that callers hold stay valid."""
+        """Unmap; close the file with its last run. Views that callers hold stay valid."""
         self.address = 0
-        self.tokens = np.empty(0, self.dtype)
         # mmap.close() would fail while views exist; without it, the last view unmaps.
-        self._map = None
-        if self.documents is not None:
-            self.documents.close()
-        self.file.close()
+        self.tokens = np.empty(0, self.dtype)
+        self._open_runs.discard(self)
+        if not self._open_runs:
+            if self.documents is not None:
+                self.documents.close()
+            self.file.close()
+
+
+def open_runs(
+    path: Path,
+    *,
+    name: str | None = None,
+    dtype: TokenDtype | None = None,
+    in_folder: bool = False,
+    sidecar: bool = True,
+    open_file: Callable[[Path], TokenFile] = OpenFile,
+) -> list[Shard]:
+    """Open, check and map a token file, in O(1) of the token count; return its runs, most often one.
+
+    Args:
+        name: of the file in the corpus; None: the name of the file.
+        dtype: type of headerless tokens (None: uint16).
+        in_folder: the file was found in a folder; then a headerless one needs a known suffix.
+        sidecar: open the sidecar of document ends, if the format has no documents.
+        open_file: opens the token file; another one than `OpenFile` if it lies in an object store.
+
+    Raises:
+        UnreadableCorpus: the file or its sidecar is not what it should be; nothing stays open.
+    """
+    with ExitStack() as on_error:
+        file = on_error.enter_context(open_file(path))
+        file.name = path.name if name is None else name
+        layout = read_layout(file, dtype, in_folder=in_folder)
+        documents, eot = layout.documents, None
+        if documents is not None:
+            on_error.enter_context(documents)
+        mapped = file.map() if layout.num_tokens else None  # an empty file cannot be mapped
+        opened: set[Shard] = set()
+        runs = [Shard(file, layout, number, mapped, opened) for number in range(len(layout.runs))]
+        if sidecar and documents is None and (ends := open_sidecar(runs)) is not None:
+            documents, eot = on_error.enter_context(ends), ends.header.eot
+        start = 0
+        for run in runs:
+            run.eot, stop = eot, start + run.num_tokens
+            run.documents = documents
+            if documents is not None and len(runs) > 1:
+                run.documents = CutDocuments(documents, start, stop)
+            start = stop
+        on_error.pop_all()
+    return runs
+
+
+def content_digest(runs: Sequence[Shard]) -> bytes:
+    """Return a digest of 32 bytes of a few blocks of a file's tokens."""
+    return bytes.fromhex(sampled_fingerprint(runs, samples=_DIGEST_SAMPLES).partition("-")[2])
+
+
+def open_sidecar(runs: Sequence[Shard]) -> DocumentEnds | None:
+    """Open the sidecar of document ends beside a file, given all of its runs; None if there is none.
+
+    Raises:
+        UnreadableCorpus: it is damaged, or was made for other content.
+    """
+    path = documents_path(runs[0].path)
+    if not path.exists():
+        return None
+    num_tokens = sum(run.num_tokens for run in runs)
+    return DocumentEnds(path, num_tokens, runs[0].dtype, content_digest(runs))

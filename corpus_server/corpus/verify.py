@@ -28,8 +28,8 @@ from corpus_server.corpus.fingerprints import (
 )
 from corpus_server.corpus.formats import data_path, token_dtype
 from corpus_server.corpus.progress import ByteCounter, Progress
-from corpus_server.corpus.selection import ShardFile, list_shards
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.selection import list_shards
+from corpus_server.corpus.shards import Shard, open_runs
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed
 
@@ -78,7 +78,7 @@ class Verification:
 
     sidecar: Path | None
     fingerprint: str | None = None  # the full one, if it was confirmed
-    num_shards: int
+    num_shards: int = 0
     num_tokens: int = 0
     bytes_read: int = 0
     bad_blocks: list[BadBlock] = field(default_factory=list)
@@ -131,24 +131,29 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
     recorded = load_sidecar(spec)
     spec = dataclasses.replace(spec, dtype=spec.dtype or _recorded_dtype(recorded))
     accepted = None if spec.dtype is None else token_dtype(spec.dtype)
-    files = list_shards(spec)
-    found = Verification(sidecar=None if recorded is None else sidecar_path(spec), num_shards=len(files))
+    found = Verification(sidecar=None if recorded is None else sidecar_path(spec))
     in_folder = data_path(spec.path).is_dir()
     shards: list[Shard] = []
+    names: list[str] = []
     with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
-        for file in files:
+        for file in list_shards(spec):
             try:
-                shard = Shard.open(file.path, name=file.name, dtype=accepted, in_folder=in_folder)
-                shards.append(opened.enter_context(shard))
+                runs = open_runs(file.path, name=file.name, dtype=accepted, in_folder=in_folder)
+                shards += map(opened.enter_context, runs)
+                names += [run.name for run in runs]
             except CorpusServerError as error:
                 found.add_problem(file.name, error.detail)
+                names += _recorded_names(file.name, recorded)
         if spec.token_range is not None and found.ok:  # without all shards, nobody knows where the range is
             shards = cut_shards(shards, spec.token_range)
-            files = [ShardFile(shard.name, shard.path) for shard in shards]
-        expected = _expected(files, recorded, found)
+            names = [shard.name for shard in shards]
+        found.num_shards = len(names)
+        expected = _expected(names, recorded, found)
         counter = ByteCounter(sum(shard.data_bytes for shard in shards), progress)
         for shard in shards:
             _verify_shard(shard, expected.get(shard.name), pool, counter, found)
+        for shard in {shard.file: shard for shard in shards}.values():  # runs of a file share its index
+            _verify_documents(shard, found)
         if recorded is not None and found.ok:
             if sampled_fingerprint(shards) == recorded.sampled:
                 found.fingerprint = recorded.full
@@ -205,13 +210,18 @@ def _recorded_dtype(recorded: RecordedHashes | None) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
+def _recorded_names(name: str, recorded: RecordedHashes | None) -> list[str]:
+    """Return the names of the shards that a file, which cannot be opened now, held when it was recorded."""
+    shards = [] if recorded is None else [shard.name for shard in recorded.shards]
+    return [each for each in shards if each.startswith(f"{name}:")] or [name]
+
+
 def _expected(
-    files: Sequence[ShardFile], recorded: RecordedHashes | None, found: Verification
+    names: Sequence[str], recorded: RecordedHashes | None, found: Verification
 ) -> dict[str, ShardHashes]:
-    """Return the hashes recorded for each file: by position, or by name if the number of files changed."""
+    """Return the hashes recorded for each shard: by position, or by name if their number changed."""
     if recorded is None:
         return {}
-    names = [file.name for file in files]
     if len(names) == len(recorded.shards):
         return dict(zip(names, recorded.shards, strict=True))
     by_name = {hashes.name: hashes for hashes in recorded.shards}
@@ -248,9 +258,15 @@ def _verify_shard(
             BadBlock(shard=shard.name, block=block, start=start, stop=stop, reason=reason)
         )
     try:
+        shard.check_unchanged()
+    except (ReadFailed, CorpusChanged) as error:
+        found.add_problem(shard.name, error.detail)
+
+
+def _verify_documents(shard: Shard, found: Verification) -> None:
+    try:
         problem = None if shard.documents is None else shard.documents.find_problem()
         if problem is not None:
             found.add_problem(shard.name, problem)
-        shard.check_unchanged()
     except (ReadFailed, CorpusChanged) as error:
         found.add_problem(shard.name, error.detail)

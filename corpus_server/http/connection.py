@@ -19,7 +19,7 @@ from enum import Enum
 from itertools import chain
 from typing import Any, Protocol, cast
 
-from corpus_server.admission.admission import MAX_URL_BYTES
+from corpus_server.admission.checks import MAX_URL_BYTES
 from corpus_server.admission.request import (
     MAX_HEAD_BYTES,
     RequestHead,
@@ -204,7 +204,7 @@ class Door(asyncio.Protocol):
         self._ends = not request.keep_alive or gate.closing
         try:
             request.caller = gate.check(request)
-            slot = gate.admit(request.caller, self.transport)
+            slot = gate.admit(request, self.transport)
             request.charge = slot.charge
         except CorpusServerError as error:
             self._refuse(error, request)

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pydantic import ValidationError
 
 from corpus_server import metrics
-from corpus_server.admission.admission import Slot
+from corpus_server.admission.load import Slot
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import tokens
 from corpus_server.answers.access_log import Answered
@@ -168,9 +168,9 @@ class Exchange:
         seconds = time.monotonic() - self.began
         if self.done and response.source is not None:
             metrics.count_tokens(response.source, response.num_tokens)
-        if self.done and response.part is not None:
+        if self.done and response.reader is not None:
             making = self._wait_seconds + self._make_seconds
-            metrics.count_part(response.part, making_seconds=making, sending_seconds=seconds - making)
+            response.reader.sent(response.num_steps, making_seconds=making, sending_seconds=seconds - making)
         gather = self._make_seconds - self._locate_seconds
         stages = (self._wait_seconds, self._locate_seconds, gather, self._send_seconds)
         answered = Answered(

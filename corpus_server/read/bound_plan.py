@@ -15,7 +15,7 @@ from corpus_server.errors import InvalidPlan
 from corpus_server.plan import MegatronSampler, Plan, Sampler
 from corpus_server.plan.megatron import Table
 from corpus_server.read.gather import Gatherer
-from corpus_server.stores import StagedFile
+from corpus_server.stores import is_staged
 
 _PLAN_BYTES, _STAGE_BYTES = 8_000, 1_500
 """Memory of the Python objects of a plan and of each of its stages, as tracemalloc counts them."""
@@ -47,6 +47,7 @@ class BoundPlan:
         gatherer: windows to tokens; its shard numbers are the sampler's.
         shards: the plan's shard list: (corpus name, shard).
         staged: the file of each shard that lies in an object store, None for local ones.
+        is_staged: whether there is such a shard.
         dtype: of the answers, the widest of the sources.
         num_bytes: memory that the plan takes, approximately.
     """
@@ -65,11 +66,12 @@ class BoundPlan:
             (name, shard) for name, corpus in self.corpora.items() for shard in corpus.shards
         ]
         files = [shard.file for _, shard in self.shards]
-        self.staged = tuple(file if isinstance(file, StagedFile) else None for file in files)
+        self.staged = tuple(file if is_staged(file) else None for file in files)
+        self.is_staged = any(self.staged)
         shard_tokens = {name: [shard.num_tokens for shard in c.shards] for name, c in self.corpora.items()}
         if table is None:
             self.sampler = Sampler(plan, shard_tokens)
-        elif any(self.staged):
+        elif self.is_staged:
             raise InvalidPlan(
                 "order megatron reads pieces of shards anywhere for each row, and corpora in an object store "
                 "are fetched shard by shard; serve a local copy, or use a bounded shuffle",
@@ -101,6 +103,7 @@ class BoundPlan:
                     "steps_per_epoch": sampler.steps_per_epoch(name),
                     "fingerprint": self.plan.fingerprints[name],
                     "eot": self.corpora[name].eot,
+                    **_vocabulary(self.corpora[name]),
                 }
                 for name, num_windows in zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
             },
@@ -130,3 +133,12 @@ class BoundPlan:
         """
         described = json.dumps(self.describe(), separators=(",", ":"))
         return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json},{described[1:]}'.encode()
+
+
+def _vocabulary(corpus: Corpus) -> dict[str, int | None]:
+    """Return what a model's embedding has to hold: the tokenizer's size, and the largest id of a sample."""
+    tokenizer, sampled = corpus.tokenizer, corpus.sampled_ids
+    return {
+        "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
+        "largest_id": None if sampled is None else sampled.largest,
+    }

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from corpus_server.corpus.shards import Shard
 from corpus_server.read.readahead import num_major_faults, read_ahead
 from corpus_server.read.timing import OF_THREAD
-from corpus_server.stores import StagedFile
 
 # bytes; NumPy's limit. Maps lie within 2^47 bytes, so only windows of more than 65,536 tokens get
 # there. They are so large that copying them one by one costs nothing extra.
@@ -52,7 +51,7 @@ class Gatherer:
         self.reads_ahead = reads_ahead
         self.cold = False
         self.num_faults = 0
-        self._staged = {n for n, shard in enumerate(shards) if isinstance(shard.file, StagedFile)}
+        self._staged = {n for n, shard in enumerate(shards) if not shard.file.is_local}
         self._num_tokens = np.array([shard.num_tokens for shard in shards], dtype=np.int64)
         # A selection keeps a shard number for each window: one byte is enough up to 255 shards.
         self._shard_type = np.min_scalar_type(len(shards))

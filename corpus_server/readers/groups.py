@@ -4,7 +4,7 @@
     requests                   are here
     page cache     dropped     read         being read
 
-So the disk reads large pieces in sequence, and training at random in memory. A source needs room for three
+So the disk reads large chunks in sequence, and training at random in memory. A source needs room for three
 groups: while requests cross the border of two groups, the first is kept and the third is begun.
 
 Only what this plan brought in is dropped, and only if no other plan that is being read uses the corpus. Each
@@ -14,7 +14,7 @@ group is dropped again one group later, when the other processes have left it, t
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,13 +28,13 @@ from corpus_server.read.readahead import read_ahead
 
 # Tokens of one turn, 4 MiB of uint16: large enough for a disk's sequential rate, and read in some ms, so that
 # other readers wait little.
-_PIECE_TOKENS = 2 << 20
+_CHUNK_TOKENS = 2 << 20
 
 # The kernel reads no more of a range than the larger of the disk's read_ahead_kb, 128 by default, and its
 # max_sectors_kb.
 _RANGE_BYTES = 128 << 10
 
-_SAMPLES = 8  # tokens of a piece; if all are resident, the piece is left alone
+_SAMPLES = 8  # tokens of a chunk; if all are resident, the chunk is left alone
 
 # A look at where requests are costs up to 1 ms with a mixture, so it is not done for each request.
 _LOOK_SECONDS = 0.01
@@ -43,9 +43,7 @@ _LOOK_SECONDS = 0.01
 # come out of order.
 _KEPT_REQUESTS = 64
 
-_IDLE_SECONDS = 60.0  # then its pages are dropped
-
-Piece = tuple[int, int, int]  # shard number, tokens [start, stop)
+Extent = tuple[int, int, int]  # shard number, tokens [start, stop)
 
 
 @dataclass(slots=True)
@@ -54,31 +52,38 @@ class _Block:
 
     Args:
         extent: all of it.
-        left: its pieces that are to be read.
-        read: its pieces that were read from disk for this group.
+        unread: its chunks that are to be read.
+        read: its chunks that were read from disk for this group.
     """
 
-    extent: Piece
-    left: deque[Piece]
-    read: list[Piece]
+    extent: Extent
+    unread: deque[Extent]
+    read: list[Extent]
 
 
 _Group = list[_Block]
 
 
-class GroupReader:
+class Groups:
     """The groups of one plan in the page cache.
 
-    `look`, `read_piece` and `drop_all` may block and belong to one thread; the rest is under a lock.
+    `note` and `take_steps` are under a lock; the rest may block and belongs to one thread.
 
     Args:
         bound: a plan of a bounded shuffle.
+
+    Attributes:
+        num_readers: of the plan; when there is none any more, `drop_all`.
+        num_bytes: see `group_bytes`; None until the thread has added it up, which takes ms with many shards.
+        admitted_bytes: of the budget for prefetching; 0 if the groups do not fit.
+        rests_until: after a failure, the monotonic time before which requests cause no turn.
     """
 
     def __init__(self, bound: BoundPlan) -> None:
         self.bound = bound
-        self.num_bytes = group_bytes(bound)
-        self.seen_seconds = 0.0
+        self.num_readers = self.admitted_bytes = 0
+        self.num_bytes: int | None = None
+        self.is_refusal_logged, self.rests_until = False, 0.0
         # Of requests since the latest look; bounded, because the thread that looks may hang in a read.
         self._steps: deque[int] = deque(maxlen=_KEPT_REQUESTS)
         self._num_requests = 0
@@ -86,21 +91,15 @@ class GroupReader:
         self._at: dict[int, int] = {}  # by source, the number of the group that requests are in
         self._latest_before: dict[int, int] = {}  # by source, the latest request before that group
         self._groups: dict[tuple[int, int], _Group] = {}  # by source and number
-        self._is_reading = False
         self._dropped: dict[tuple[int, int], _Group] = {}  # at the latest change of groups
-        self._leaving: deque[_Block] = deque()  # to be dropped
+        self._to_drop: deque[_Block] = deque()  # to be dropped
         self._others: Collection[Corpus] = ()
 
-    def note(self, step: int, now: float) -> None:
-        """Note a request; does not block."""
+    def note(self, step: int, now: float) -> bool:
+        """Note a request; return whether it is time to look where requests are."""
         self._steps.append(step)
         self._num_requests += 1
-        self.seen_seconds = now
-
-    def has_work(self, now: float) -> bool:
-        """Tell whether it is time to look at requests, or a piece is to be read."""
-        is_due = bool(self._steps) and now >= self._looked_seconds + _LOOK_SECONDS
-        return is_due or self._is_reading
+        return now >= self._looked_seconds + _LOOK_SECONDS
 
     def take_steps(self, now: float) -> list[int]:
         """Return the steps that were noted since the latest look, if it is time for another one."""
@@ -109,10 +108,6 @@ class GroupReader:
         steps, self._looked_seconds = list(self._steps), now
         self._steps.clear()
         return steps
-
-    def give_up(self) -> None:
-        """Read nothing until the next request."""
-        self._is_reading = False
 
     def look(self, steps: Sequence[int], others: Collection[Corpus]) -> None:
         """Find out which groups requests for these steps are in, and which were left.
@@ -134,50 +129,48 @@ class GroupReader:
         self._others = others
         left = {key: self._groups.pop(key) for key in sorted(self._groups.keys() - set(wanted))}
         if left:
-            self._drop(self._leaving)
+            self._drop(self._to_drop)
             again = [group for key, group in self._dropped.items() if key not in wanted]
-            self._leaving = deque(block for group in (*again, *left.values()) for block in group)
+            self._to_drop = deque(block for group in (*again, *left.values()) for block in group)
             self._dropped = left
         for key in wanted:
             if key not in self._groups:
                 extents = sampler.group_extents(*key)
-                self._groups[key] = [_Block(extent, deque(_pieces(extent)), []) for extent in extents]
-        self._is_reading = True
+                self._groups[key] = [_Block(extent, deque(_chunks(extent)), []) for extent in extents]
 
-    def read_piece(self) -> int:
-        """Start to read the next piece that is not resident, and drop a block that was left.
+    def read_chunk(self) -> int:
+        """Start to read the next chunk that is not resident, and drop a block that was left.
 
-        Returns the bytes that are read; 0 when all is done. One block for each piece, because the disk
+        Returns the bytes that are read; 0 when all is done. One block for each chunk, because the disk
         would be idle while two whole groups are dropped.
         """
-        num_bytes = self._read_piece()
-        if self._leaving and num_bytes:
-            self._drop([self._leaving.popleft()])
-        elif self._leaving:
-            self._drop(self._leaving)
-            self._leaving.clear()
-        self._is_reading = num_bytes > 0
+        num_bytes = self._read_chunk()
+        if self._to_drop and num_bytes:
+            self._drop([self._to_drop.popleft()])
+        elif self._to_drop:
+            self._drop(self._to_drop)
+            self._to_drop.clear()
         return num_bytes
 
-    def _read_piece(self) -> int:
+    def _read_chunk(self) -> int:
         # The groups that requests are in come before the next ones.
         for _, group in sorted(self._groups.items(), key=lambda item: item[0][1] - self._at[item[0][0]]):
             for block in group:
-                while block.left:
-                    piece = block.left.popleft()
-                    shard = self.bound.shards[piece[0]][1]
-                    if _is_resident(shard, *piece[1:]):
+                while block.unread:
+                    chunk = block.unread.popleft()
+                    shard = self.bound.shards[chunk[0]][1]
+                    if _is_resident(shard, *chunk[1:]):
                         continue
-                    _start_reading(shard, *piece[1:])
-                    block.read.append(piece)
-                    return (piece[2] - piece[1]) * shard.dtype.itemsize
+                    _start_reading(shard, *chunk[1:])
+                    block.read.append(chunk)
+                    return (chunk[2] - chunk[1]) * shard.dtype.itemsize
         return 0
 
     def drop_all(self, others: Collection[Corpus]) -> None:
         """Drop what was read, because nobody asks any more."""
         self._others = others
         groups = (*self._dropped.values(), *self._groups.values())
-        self._drop([*self._leaving, *(block for group in groups for block in group)])
+        self._drop([*self._to_drop, *(block for group in groups for block in group)])
         self._groups.clear()
 
     def _drop(self, blocks: Iterable[_Block]) -> None:
@@ -187,67 +180,8 @@ class GroupReader:
                 continue
             # Another process may have read any part of the block, and can drop only what this one released.
             shard.release(*block.extent[1:])
-            for piece in block.read:
-                shard.drop(*piece[1:])
-
-
-class GroupReaders:
-    """The plans of bounded shuffles that are being read; not safe to use from several threads.
-
-    Args:
-        budget_bytes: page cache for the groups of all plans together.
-    """
-
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
-        self._readers: OrderedDict[str, GroupReader] = OrderedDict()  # by plan, longest idle first
-        self._idle: list[GroupReader] = []
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the budget that are taken."""
-        return sum(reader.num_bytes for reader in self._readers.values())
-
-    def note(self, bound: BoundPlan, step: int, now: float) -> bool:
-        """Note a request; return whether groups are read ahead: not if there are none, or too large ones."""
-        while self._readers and now - next(iter(self._readers.values())).seen_seconds > _IDLE_SECONDS:
-            self._idle.append(self._readers.popitem(last=False)[1])
-        if bound.sampler.groups is None:
-            return False
-        reader = self._readers.get(bound.plan.id)
-        if reader is None or reader.bound is not bound:
-            if reader is not None:
-                self._idle.append(self._readers.pop(bound.plan.id))
-            reader = GroupReader(bound)
-            if self.num_bytes + reader.num_bytes > self._budget_bytes:
-                return False
-            self._readers[bound.plan.id] = reader
-        self._readers.move_to_end(bound.plan.id)
-        reader.note(step, now)
-        return True
-
-    def next(self, now: float) -> GroupReader | None:
-        """Return a reader that has work; None if there is none."""
-        return next((reader for reader in self._readers.values() if reader.has_work(now)), None)
-
-    def next_idle(self) -> GroupReader | None:
-        """Return a reader whose pages nobody needs any more, once."""
-        return self._idle.pop() if self._idle else None
-
-    def bounds(self) -> list[BoundPlan]:
-        """Return the plans that are being read."""
-        return [reader.bound for reader in self._readers.values()]
-
-    def refusal(self, bound: BoundPlan) -> str:
-        """Say why the groups of a plan are not read ahead, and what to do."""
-        order, needed, taken = bound.plan.order, group_bytes(bound), self.num_bytes
-        return (
-            f"plan {bound.plan.id}: reading ahead its groups ({order} windows) takes {needed:,} bytes of "
-            "page cache, three groups of each source; "
-            f"read_ahead_bytes is {self._budget_bytes:,}, of which other plans take "
-            f"{taken:,}; its windows are read one by one instead, at the rate of random reads; set "
-            f"read_ahead_bytes to at least {taken + needed:,}, or choose smaller groups"
-        )
+            for chunk in block.read:
+                shard.drop(*chunk[1:])
 
 
 def group_bytes(bound: BoundPlan) -> int:
@@ -264,11 +198,11 @@ def group_bytes(bound: BoundPlan) -> int:
     return total
 
 
-def _pieces(extent: Piece) -> Iterator[Piece]:
+def _chunks(extent: Extent) -> Iterator[Extent]:
     """Cut an extent of a shard."""
     shard, start, stop = extent
-    for first in range(start, stop, _PIECE_TOKENS):
-        yield shard, first, min(first + _PIECE_TOKENS, stop)
+    for first in range(start, stop, _CHUNK_TOKENS):
+        yield shard, first, min(first + _CHUNK_TOKENS, stop)
 
 
 def _start_reading(shard: Shard, start: int, stop: int) -> None:

@@ -7,17 +7,25 @@ a page that is in memory or being read is not read twice. A bounded shuffle is r
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.plan import MegatronSampler
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers.groups import GroupReader, GroupReaders
-from corpus_server.readers.windows import Reader, Readers
+from corpus_server.readers.groups import Groups, group_bytes
+from corpus_server.readers.registry import Registry, StepsRequest
+from corpus_server.readers.windows import Windows
+
+# No reader gets more than this part of the budget, even alone. A quarter of the default budget is half a
+# second of a fast disk; pages prefetched for a reader that goes away are wasted.
+_MIN_SHARES = 4
 
 # Windows in one call to the kernel. The call blocks while the disk's queue (commonly 256 requests) is
 # full; between two calls the thread checks whether the windows are still of use.
@@ -25,9 +33,9 @@ _CALL_WINDOWS = 256
 
 _SAMPLE_WINDOWS = 64  # a corpus of which 5 % are not resident passes for warm once in 27 times
 
-_JOIN_SECONDS = 2.0  # a call takes some ms; a longer wait means a disk that hangs, perhaps for ever
+_REST_SECONDS = 10.0  # after a failure, so that a plan that always fails neither fills the log nor a core
 
-_Work = tuple[Callable[[Any], None], Reader | GroupReader]
+_JOIN_SECONDS = 2.0  # a call takes some ms; a longer wait means a disk that hangs, perhaps for ever
 
 _log = logging.getLogger("corpus_server")
 
@@ -36,24 +44,35 @@ class Prefetcher:
     """Prefetches for all readers of a process; owns a thread. Safe to use from several threads.
 
     Args:
-        budget_bytes: see `Readers`; with 0 nothing is prefetched.
+        budget_bytes: page cache that is filled beyond the requests, for all readers together. Groups of
+            bounded shuffles come first. Of the rest, readers get equal shares, a quarter at most; one whose
+            share is less than one of its steps gets none. With 0 nothing is prefetched.
         on_asked: called by the thread with the bytes of windows that it asked the kernel for.
     """
 
     def __init__(
-        self, budget_bytes: int, *, on_asked: Callable[[int], object] = lambda num_bytes: None
+        self,
+        registry: Registry,
+        budget_bytes: int,
+        *,
+        on_asked: Callable[[int], object] = lambda num_bytes: None,
     ) -> None:
+        self._registry = registry
+        self._budget_bytes = budget_bytes
         self._on_asked = on_asked
-        self._readers = Readers(budget_bytes)
-        self._groups = GroupReaders(budget_bytes)
-        self._refused: set[str] = set()  # plans whose groups are too large, once that was logged
-        self._changed = threading.Condition()  # guards the readers
+        self._changed = threading.Condition()  # guards everything below
         self._closed = False
+        # Whose turn it is, and what is done then.
+        self._queue: OrderedDict[Windows | Groups, Callable[[Any], bool]] = OrderedDict()
+        self._groups: dict[BoundPlan, Groups] = {}
+        self._group_bytes = 0  # of the budget, taken by groups
+        self._num_readers = self._num_grouped = 0  # the second: those whose groups are read ahead
         self._thread: threading.Thread | None = None
         if budget_bytes:
             # A daemon: the interpreter ends without it if it hangs in a read.
             self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
             self._thread.start()
+            registry.add_subscriber(self)
 
     def close(self) -> None:
         """Stop the thread, waiting for at most 2 s; idempotent.
@@ -73,92 +92,149 @@ class Prefetcher:
                     _JOIN_SECONDS,
                 )
 
-    def note(self, bound: BoundPlan, *, step: int, count: int, rows: int, rank: int, world_size: int) -> None:
-        """Note a request before its windows are gathered, see `Readers.note`. Does not wait for the disk.
+    def begin(self, request: StepsRequest) -> Windows | None:
+        """Prefetch for a new reader.
 
         Rows of pieces are not prefetched: a response asks for all of its own at once.
         """
-        if self._thread is None or isinstance(bound.sampler, MegatronSampler):
-            return
+        bound, groups = request.bound, None
+        if isinstance(bound.sampler, MegatronSampler):
+            return None
         with self._changed:
-            now = time.monotonic()
-            if not self._groups.note(bound, step, now):
-                self._readers.reserved_bytes = self._groups.num_bytes
-                self._readers.note(
-                    bound, step=step, count=count, rows=rows, rank=rank, world_size=world_size, now=now
-                )
-            if self._readers.has_work() or self._groups.next(now) is not None:
-                self._changed.notify()
+            self._num_readers += 1
+            if bound.sampler.groups is not None:
+                groups = self._groups.setdefault(bound, Groups(bound))
+                groups.num_readers += 1
+                self._num_grouped += groups.admitted_bytes > 0
+            return Windows(request, groups)
+
+    def note(self, work: Windows, request: StepsRequest) -> None:
+        """Note a request: prefetch the groups of its plan if they fit the budget, else its next windows."""
+        now = time.monotonic()
+        with self._changed:
+            groups = work.groups
+            if work.has_ended:
+                return
+            if groups is not None and (groups.num_bytes is None or self._admit(groups, groups.num_bytes)):
+                if groups.note(request.step, now):
+                    self._enqueue(self._turn_of_groups, groups, now)
+                return
+            rest_bytes = max(0, self._budget_bytes - self._group_bytes)
+            share_bytes = rest_bytes // max(_MIN_SHARES, self._num_readers - self._num_grouped)
+            if work.note(request, share_bytes):
+                self._enqueue(self._turn_of_windows, work, now)
+
+    def end(self, work: Windows) -> None:
+        """Prefetch nothing more for a reader; groups that nobody reads any more are dropped."""
+        with self._changed:
+            work.has_ended = True
+            self._num_readers -= 1
+            if (groups := work.groups) is None:
+                return
+            groups.num_readers -= 1
+            self._num_grouped -= groups.admitted_bytes > 0
+            if not groups.num_readers:
+                del self._groups[groups.bound]
+                self._group_bytes -= groups.admitted_bytes
+                self._enqueue(self._drop, groups, math.inf)
+
+    def _admit(self, groups: Groups, num_bytes: int) -> bool:
+        """Tell whether groups are read ahead: if they fit the budget."""
+        if not groups.admitted_bytes and self._group_bytes + num_bytes <= self._budget_bytes:
+            groups.admitted_bytes = num_bytes
+            self._group_bytes += num_bytes
+            self._num_grouped += groups.num_readers
+        return groups.admitted_bytes > 0
+
+    def _enqueue(self, turn: Callable[[Any], bool], work: Windows | Groups, now: float) -> None:
+        if now >= work.rests_until:
+            self._queue[work] = turn
+            self._changed.notify()
 
     def _run(self) -> None:
-        """Run the thread: one turn of a reader and one piece of a group after another."""
-        while (work := self._next()) is not None:
-            for serve, reader in work:
-                try:
-                    serve(reader)
-                except Exception:  # noqa: BLE001 - no response depends on prefetching
-                    _log.exception("reading ahead failed for plan %s", reader.bound.plan.id)
+        """Run the thread: one turn after another, of each reader and plan that has work."""
+        while True:
+            work = None
+            try:
+                with self._changed:
+                    while not self._queue and not self._closed:
+                        self._changed.wait()
+                    if self._closed:
+                        return
+                    work, turn = self._queue.popitem(last=False)
+                if turn(work):
                     with self._changed:
-                        reader.give_up()
+                        self._queue.setdefault(work, turn)
+            except BaseException:  # noqa: BLE001 - no response depends on prefetching
+                self._rest(work)
 
-    def _next(self) -> list[_Work] | None:
-        """Wait for readers that want a turn; None when closed."""
+    def _turn_of_windows(self, work: Windows) -> bool:
+        """Prefetch some steps of a reader, unless their windows are resident; return whether to go on."""
+        gatherer = work.bound.gatherer
+        if work.has_ended or (turn := work.next_turn()) is None:
+            return False
+        spread = max(1, -(-len(turn.windows) // _SAMPLE_WINDOWS))
+        is_warm = turn.samples and gatherer.are_resident(turn.windows[::spread])
         with self._changed:
-            while not self._closed:
-                work: list[_Work] = []
-                if (reader := self._readers.next()) is not None:
-                    work.append((self._serve, reader))
-                if (group := self._groups.next(time.monotonic())) is not None:
-                    work.append((self._serve_group, group))
-                if (group := self._groups.next_idle()) is not None:
-                    work.append((self._drop, group))
-                if work:
-                    return work
-                self._changed.wait()
-        return None
+            after = turn.after
+            if not work.finish(turn, is_warm=is_warm):
+                return not is_warm
+        if work.groups is not None:
+            self._log_refusal(work.groups)
+        for begin in range(0, len(turn.windows), _CALL_WINDOWS):
+            if self._closed or work.step >= after:
+                break
+            windows = turn.windows[begin : begin + _CALL_WINDOWS]
+            gatherer.read_ahead(windows, turn.length)
+            self._on_asked(len(windows) * turn.length * work.bound.dtype.itemsize)
+        return True
 
-    def _serve_group(self, reader: GroupReader) -> None:
-        """Read one piece of a group, and drop the groups that were left."""
+    def _turn_of_groups(self, groups: Groups) -> bool:
+        """Read one chunk of a group, and drop the groups that were left; return whether to go on."""
+        num_bytes = group_bytes(groups.bound) if groups.num_bytes is None else groups.num_bytes
         with self._changed:
-            steps = reader.take_steps(time.monotonic())
+            groups.num_bytes = num_bytes
+            if not groups.num_readers or not self._admit(groups, num_bytes):
+                return False
+            steps = groups.take_steps(time.monotonic())
         if steps:
-            reader.look(steps, self._others(reader))
-        self._on_asked(reader.read_piece())
+            groups.look(steps, self._others(groups))
+        num_bytes = groups.read_chunk()
+        self._on_asked(num_bytes)
+        return num_bytes > 0
 
-    def _drop(self, reader: GroupReader) -> None:
-        reader.drop_all(self._others(reader))
+    def _drop(self, groups: Groups) -> bool:
+        groups.drop_all(self._others(groups))
+        return False
 
-    def _others(self, reader: GroupReader) -> list[Corpus]:
+    def _others(self, groups: Groups) -> list[Corpus]:
         """Return the corpora of the other plans that are being read."""
-        with self._changed:
-            bounds = [*self._readers.bounds(), *self._groups.bounds()]
-        return [corpus for each in bounds if each is not reader.bound for corpus in each.corpora.values()]
+        others = (each for each in self._registry.bounds() if each is not groups.bound)
+        return [corpus for each in others for corpus in each.corpora.values()]
 
-    def _serve(self, reader: Reader) -> None:
-        """Prefetch one turn of a reader, unless its windows are resident."""
+    def _rest(self, work: Windows | Groups | None) -> None:
+        """Log an error, and do nothing for a while for what it came from."""
+        with contextlib.suppress(BaseException):  # no memory even for the log
+            plan = "" if work is None else f" for plan {work.bound.plan.id}"
+            _log.exception("prefetching failed%s", plan)
+        if work is None:
+            time.sleep(_JOIN_SECONDS / 2)
+            return
         with self._changed:
-            turn = reader.next_turn()
-        locations, after = turn.locate()
-        windows = locations.reshape(-1, 2)
-        gatherer, length = reader.bound.gatherer, reader.bound.sampler.seq_len(turn.first) + 1
-        spread = max(1, -(-len(windows) // _SAMPLE_WINDOWS))
-        warm = turn.samples and len(windows) > 0 and gatherer.are_resident(windows[::spread])
-        with self._changed:
-            refusal = None if warm else self._refusal(reader.bound)
-            if not reader.finish(turn, after, warm=warm):
-                return
-        if refusal is not None:
-            _log.warning(refusal)
-        for begin in range(0, len(windows), _CALL_WINDOWS):
-            if self._closed or reader.step >= after:
-                return
-            part = windows[begin : begin + _CALL_WINDOWS]
-            gatherer.read_ahead(part, length)
-            self._on_asked(len(part) * length * reader.bound.dtype.itemsize)
+            work.rests_until = time.monotonic() + _REST_SECONDS
+            if self._queue.get(work) != self._drop:  # a request came meanwhile
+                self._queue.pop(work, None)
 
-    def _refusal(self, bound: BoundPlan) -> str | None:
-        """Return, once, why a plan of a bounded shuffle on disk is read window by window."""
-        if bound.sampler.groups is None or bound.plan.id in self._refused:
-            return None
-        self._refused.add(bound.plan.id)
-        return self._groups.refusal(bound)
+    def _log_refusal(self, groups: Groups) -> None:
+        """Say, once, why a plan of a bounded shuffle on disk is read window by window."""
+        bound, needed, taken = groups.bound, groups.num_bytes or 0, self._group_bytes
+        if groups.is_refusal_logged:
+            return
+        groups.is_refusal_logged = True
+        _log.warning(
+            f"plan {bound.plan.id}: reading ahead its groups ({bound.plan.order} windows) takes {needed:,} "
+            "bytes of page cache, three groups of each source; "
+            f"read_ahead_bytes is {self._budget_bytes:,}, of which other plans take {taken:,}; its windows "
+            "are read one by one instead, at the rate of random reads; "
+            f"set read_ahead_bytes to at least {taken + needed:,}, or choose smaller groups"
+        )

@@ -1,11 +1,12 @@
 """Bring shards of object stores to this machine before they are asked for.
 
-One thread plans which shards come next (`planned_shards`) and has them fetched, first those that requests
+One thread plans which shards come next (`shards`) and has them fetched, first those that requests
 wait for (`waiting`). A request waits for a few seconds, without a thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -14,16 +15,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from weakref import WeakSet
 
 from corpus_server.corpus.files import Closing
 from corpus_server.errors import CacheFull, CorpusServerError, NotStaged
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers.shards import PlannedShards
+from corpus_server.readers.registry import Registry, StepsRequest
+from corpus_server.readers.shards import PlannedShards, RankShards
 from corpus_server.readers.waiting import WaitingRequests
 from corpus_server.readers.working_set import check_working_set
 from corpus_server.stores import Cache, StagedFile
-from corpus_server.stores.download import RANGES_AT_ONCE, Stopped
+from corpus_server.stores.download import RANGES_AT_ONCE
 
 WAIT_SECONDS = 3.0
 """A request waits for its shards for so long; then the client is told when to come again."""
@@ -33,6 +36,7 @@ _TICK_SECONDS = 1.0
 _RECENT_SECONDS = 2.0  # a shard asked for so lately may be read by a response under way
 _SYNC_SECONDS = 5.0  # a shard is flushed to disk by then; sooner, it would take a third of the rate of others
 _LAST_RETRY_SECONDS = 30.0
+_REST_SECONDS = 10.0  # for a rank whose planning failed
 _LOOK_SECONDS = 0.1  # whether another process has staged a shard, or the cache has room by now
 _USUAL_RATE = 100e6  # bytes per second, until some have come
 _MAX_RETRY_AFTER_SECONDS = 60
@@ -66,8 +70,13 @@ class Stager(Closing):
     """
 
     def __init__(
-        self, cache: Cache | None, *, on_bytes: Callable[[int], object] = lambda num_bytes: None
+        self,
+        registry: Registry,
+        cache: Cache | None,
+        *,
+        on_bytes: Callable[[int], object] = lambda num_bytes: None,
     ) -> None:
+        self._registry = registry
         self._limit_bytes = 0 if cache is None else cache.limit_bytes
         self._on_bytes = on_bytes
         self.num_staged = 0
@@ -91,30 +100,42 @@ class Stager(Closing):
         # A daemon: the interpreter ends without it if it hangs on the cache's disk.
         self._thread = threading.Thread(target=self._run, name="stager", daemon=True)
         self._thread.start()
+        registry.add_subscriber(self)
 
     def close(self) -> None:
         """Stop staging; idempotent. Requests that wait get NotStaged."""
         if self._stopping.is_set():
             return
         self._stopping.set()
-        error = NotStaged("the server is shutting down", retry_after_seconds=1)
         with self._changed:
-            self._waiting.expire(math.inf, lambda missing: error)
+            self._waiting.expire(math.inf, lambda missing: _shutting_down())
             self._changed.notify_all()
         self._thread.join(_TICK_SECONDS * 2)
         for threads in (self._shards, self._ranges, self._syncs):
             threads.shutdown(cancel_futures=True)
 
-    def note(self, bound: BoundPlan, *, step: int, count: int, rank: int, world_size: int) -> None:
-        """Note a request of a rank, so that the shards of its next steps are staged. Does not wait."""
+    def begin(self, request: StepsRequest) -> RankShards | None:
+        """Stage the shards of the next steps of a new reader."""
+        if not request.bound.is_staged:
+            return None
         with self._changed:
-            part = {"rank": rank, "world_size": world_size}
-            if self._planned.note(bound, step=step, count=count, now=time.monotonic(), **part):
+            rank = RankShards(request)
+            self._planned.add(rank)
+            return rank
+
+    def note(self, work: RankShards, request: StepsRequest) -> None:
+        """Note a request: the shards of the steps after it are staged."""
+        with self._changed:
+            if work.note(request):
                 self._changed.notify()
+
+    def end(self, work: RankShards) -> None:
+        """Let go of the shards that only this reader would have read."""
+        work.has_ended = True  # the thread lets go
 
     def check_order(self, bound: BoundPlan) -> None:
         """Raise CacheTooSmall if the order of a plan needs more shards at a time than the cache holds."""
-        if bound not in self._checked:
+        if bound.is_staged and bound not in self._checked:
             check_working_set(bound, self._limit_bytes)
             self._checked.add(bound)
 
@@ -132,7 +153,9 @@ class Stager(Closing):
             self._asked_at.update(dict.fromkeys(files, now))
             if not missing:
                 return None
-            self._planned.present -= missing
+            if self._stopping.is_set():  # nobody would end its waiting
+                raise _shutting_down()
+            self._planned.note_absent(missing)
             future = self._waiting.add(files, missing, deadline)
             for file in list(missing):  # a copy: `finish` takes what has failed out of the set
                 failure = self._failures.get(file)
@@ -144,50 +167,61 @@ class Stager(Closing):
     # -- the stager's thread
 
     def _run(self) -> None:
+        logged = ""
         while not self._stopping.is_set():
             try:
                 self._turn()
-            except Exception:  # noqa: BLE001 - the thread must outlive a plan that fails
-                _log.exception("planning what to stage failed")
-                time.sleep(_TICK_SECONDS)
+            except BaseException as error:  # noqa: BLE001 - requests wait for this thread
+                with contextlib.suppress(BaseException):  # no memory even for the log
+                    if repr(error) != logged:  # a disk that is gone fails once a second
+                        _log.exception("staging failed")
+                    logged = repr(error)
+                self._stopping.wait(_TICK_SECONDS)
 
     def _turn(self) -> None:
         """Plan some of the next steps of one rank; if there is nothing to plan, wait for something to do."""
         with self._changed:
-            follower = self._planned.next_follower()
-            if follower is None:
-                self._start_staging()
-                now = time.monotonic()
+            now = time.monotonic()
+            self._waiting.expire(now, self._too_late)
+            self._start_staging(now)
+            rank = self._planned.next_rank(now)
+            if rank is None:
                 retries = [each.retry_at for each in self._failures.values() if each.retry_at > now]
                 wake_at = min([self._tick_at, self._waiting.first_deadline(), *retries])
                 if wake_at > now:
                     self._changed.wait(wake_at - now)
-                self._waiting.expire(time.monotonic(), self._too_late)
-        if follower is not None:
-            first = follower.next
-            after, until = follower.locate(first)  # some ms: requests need not wait for it
-            with self._changed:
-                self._planned.extend(follower, first, after, until)
-                self._start_staging()
+        if rank is not None:
+            self._plan(rank)
         if time.monotonic() >= self._tick_at:
             self._tick_at = time.monotonic() + _TICK_SECONDS
             self._tick()
 
-    def _start_staging(self) -> None:
+    def _plan(self, rank: RankShards) -> None:
+        try:
+            steps = rank.locate()  # some ms: requests need not wait for it
+            with self._changed:
+                self._planned.extend(rank, steps)
+        except BaseException:  # noqa: BLE001 - what requests ask for is staged in any case
+            rank.rests_until = time.monotonic() + _REST_SECONDS
+            _log.exception("planning what to stage failed for plan %s", rank.bound.plan.id)
+
+    def _start_staging(self, now: float) -> None:
         """Give the threads the shards that come next: first those that requests wait for."""
-        now = time.monotonic()
-        waited = self._waiting.missing()
-        for file in dict.fromkeys([*waited, *self._planned.files()]):
+        waited = dict.fromkeys(self._waiting.missing())
+        for file in chain(waited, self._planned.absent):
             if len(self._running) >= _SHARDS_AT_ONCE or self._stopping.is_set():
                 return
             failure = self._failures.get(file)
-            is_later = failure is not None and failure.retry_at > now
-            if file in self._running or file in self._planned.present or is_later:
+            if file in self._running or (failure is not None and failure.retry_at > now):
                 continue
             if not self._running:
                 self._received = (0, now)
             self._running.add(file)
-            self._shards.submit(self._stage, file, urgent=file in waited)
+            try:
+                self._shards.submit(self._stage, file, urgent=file in waited)
+            except BaseException as error:  # noqa: BLE001 - no thread can be started, or no memory is left
+                self._finished(file, _unforeseen(file, error))
+                return
 
     def _too_late(self, missing: Collection[StagedFile]) -> CorpusServerError:
         """Return what a request is told that has waited long enough."""
@@ -207,15 +241,15 @@ class Stager(Closing):
         )
 
     def _tick(self) -> None:
-        """Keep what is planned, let go of what is not, and forget ranks that are silent."""
+        """Keep what is planned, and let go of what is not."""
+        self._registry.end_idle()
         with self._changed:
-            self._planned.forget_idle(time.monotonic())
             planned = self._planned.files()
-        gone = {file for file in planned if not file.is_cached}
+        gone = [file for file in planned if not file.is_cached]
         for file in planned:
             file.touch()
         with self._changed:
-            self._planned.present -= gone
+            self._planned.note_absent(gone)
             until = time.monotonic() - (_SYNC_SECONDS if self._running else 0.0)
             while self._unsynced and self._unsynced[0][1] <= until:
                 self._syncs.submit(self._unsynced.popleft()[0].sync)
@@ -227,11 +261,11 @@ class Stager(Closing):
         idle_seconds = 0.0 if urgent else _RECENT_SECONDS
         with self._changed:
             if urgent:
-                self._planned.forget_margins()
-            wanted = self._waiting.files().union(self._planned.files())
+                self._planned.drop_margins()
+            wanted = self._waiting.files()
             idle = [file for file, asked in self._asked_at.items() if now - asked > idle_seconds]
             for file in idle:
-                if file not in wanted and file.detach():
+                if file not in wanted and file not in self._planned and file.detach():
                     del self._asked_at[file]
 
     # -- the threads of shards
@@ -248,15 +282,19 @@ class Stager(Closing):
             error = failed
         except BlockingIOError:
             is_busy = True
-        except (Stopped, RuntimeError):  # RuntimeError: the threads of ranges are gone
-            return
-        except Exception as failed:  # noqa: BLE001 - reported to whoever waits
-            _log.exception("staging %s failed", file.name)
-            error = CorpusServerError(f"staging {file.name} failed: {failed}")
+        except BaseException as failed:  # noqa: BLE001 - reported to whoever waits
+            if self._stopping.is_set():  # told to stop, or the threads of ranges are gone
+                return
+            error = _unforeseen(file, failed)
         self._finished(file, error, is_busy=is_busy, is_new=is_new)
 
     def _finished(
-        self, file: StagedFile, error: CorpusServerError | None, *, is_busy: bool, is_new: bool
+        self,
+        file: StagedFile,
+        error: CorpusServerError | None,
+        *,
+        is_busy: bool = False,
+        is_new: bool = False,
     ) -> None:
         with self._changed:
             self._running.discard(file)
@@ -274,7 +312,7 @@ class Stager(Closing):
                 _log.warning("%s was not staged: %s", file.name, error.detail)
             else:
                 self._failures.pop(file, None)
-                self._planned.add_present(file)
+                self._planned.absent.pop(file, None)
                 self._waiting.finish(file, None)
             self._changed.notify()
 
@@ -295,3 +333,12 @@ def _is_good(file: StagedFile) -> bool:
             file.discard()
         return False
     return True
+
+
+def _unforeseen(file: StagedFile, failed: BaseException) -> CorpusServerError:
+    _log.error("staging %s failed", file.name, exc_info=failed)
+    return CorpusServerError(f"staging {file.name} failed: {failed}")
+
+
+def _shutting_down() -> NotStaged:
+    return NotStaged("the server is shutting down", retry_after_seconds=1)

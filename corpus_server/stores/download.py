@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
-    """Digests that `corpus-server verify --record` made of a shard's blocks."""
+    """Digests that `corpus-server verify --record` made of the blocks of a run of tokens."""
 
     data_offset: int
     data_bytes: int
@@ -48,7 +48,7 @@ def stage(
     fetchers: ThreadPoolExecutor,
     stopping: threading.Event,
     *,
-    recorded: Recorded | None = None,
+    recorded: Sequence[Recorded] = (),
     urgent: bool = False,
     on_bytes: Callable[[int], object] = lambda num_bytes: None,
 ) -> None:
@@ -79,10 +79,10 @@ def stage(
             _write(fd, start, store.read(what, start, stop))
             on_bytes(stop - start)
 
-        md5 = what.md5 if recorded is None else None
+        md5 = None if recorded else what.md5
         _fetch_all(fd, range(0, what.size_bytes, RANGE_BYTES), fetch, fetchers, what, md5)
-        if recorded is not None:
-            _check_recorded(fd, what, recorded)
+        for run in recorded:
+            _check_recorded(fd, what, run)
 
 
 def _fetch_all(

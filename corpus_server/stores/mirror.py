@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.files import Closing, OpenFile
+from corpus_server.corpus.files import Closing, TokenFile
 from corpus_server.corpus.fingerprints import load_sidecar
 from corpus_server.corpus.formats import is_side_file
 from corpus_server.corpus.tokenizers import FILE_NAMES
@@ -32,7 +32,7 @@ from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.stores.cache import Cache
 from corpus_server.stores.download import RANGE_BYTES, Recorded
 from corpus_server.stores.objects import Store, StoreObject, check_versions
-from corpus_server.stores.staged import StagedFile
+from corpus_server.stores.staged import StagedFile, is_staged
 
 _THREADS: Final = 32  # requests at a time while a corpus is opened; each waits for the network
 
@@ -88,7 +88,7 @@ class Mirror(Closing):
             ) from error
         self.spec = replace(spec, path=self._root / self._rest, store=None)
 
-    def open(self, path: Path) -> OpenFile:
+    def open(self, path: Path) -> TokenFile:
         """Open a token file of the folder."""
         return self._files.pop(path, None) or self._staged(path)
 
@@ -111,12 +111,14 @@ class Mirror(Closing):
         hashes = load_sidecar(self.spec)
         recorded = (None,) * len(corpus.shards) if hashes is None else hashes.shards
         for shard, its in zip(corpus.shards, recorded, strict=True):
-            assert isinstance(shard.file, StagedFile)
-            shard.file.forget_ends()
-            if its is not None:  # checked when the shard is staged
-                shard.file.recorded = Recorded(
-                    data_offset=shard.data_offset, data_bytes=shard.data_bytes, digests=its.digests
-                )
+            if is_staged(shard.file):
+                shard.file.forget_ends()
+                if its is not None:  # checked when the file is staged
+                    shard.file.recorded.append(
+                        Recorded(
+                            data_offset=shard.data_offset, data_bytes=shard.data_bytes, digests=its.digests
+                        )
+                    )
         return corpus
 
     def close(self) -> None:

@@ -11,20 +11,18 @@ local files. Reading the reservation ends the process rather than giving a wrong
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, TypeGuard
 
 from corpus_server.corpus import guard
-from corpus_server.corpus.files import OpenFile, address_of
-from corpus_server.errors import NotStaged, ReadFailed
+from corpus_server.corpus.files import OpenFile, TokenFile, address_of, map_over, reserve
+from corpus_server.errors import CorpusServerError, NotStaged, ReadFailed
 from corpus_server.stores.cache import Cache
 from corpus_server.stores.download import Recorded, stage
 from corpus_server.stores.objects import Store, StoreObject
@@ -33,11 +31,8 @@ END_BYTES: Final = 16 << 10
 """Read at both ends of a file before it is opened: the longest header, and the samples of a fingerprint of 32
 shards or more. So opening costs two requests a shard, in parallel."""
 
-_MAP_FIXED: Final = 0x10
-_MAP_NORESERVE: Final = 0x4000  # addresses only, no memory
 
-
-class StagedFile(OpenFile):
+class StagedFile(TokenFile):
     """A file in an object store; `attach`, `detach` and `held` may be called from any thread.
 
     Args:
@@ -45,17 +40,18 @@ class StagedFile(OpenFile):
         what: the version that is served.
 
     Attributes:
-        recorded: what to check when it is staged.
+        recorded: what to check when it is staged, for each run of tokens.
     """
+
+    is_local: ClassVar = False
 
     def __init__(self, path: Path, store: Store, what: StoreObject, cache: Cache) -> None:
         self.path = path
         self.name = path.name
-        self.fd = -1
         self.size_bytes = what.size_bytes
         self.store = store
         self.what = what
-        self.recorded: Recorded | None = None
+        self.recorded: list[Recorded] = []
         self._cache = cache
         self._ends: list[tuple[int, bytes]] = []
         self._reserved: mmap.mmap | None = None
@@ -91,9 +87,8 @@ class StagedFile(OpenFile):
 
     def map(self) -> mmap.mmap:
         """Reserve the addresses of a map."""
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         # Kept until `close`: whatever was mapped at these addresses afterwards would be overwritten.
-        self._reserved = mmap.mmap(-1, self.size_bytes, flags=flags, prot=0)
+        self._reserved = reserve(self.path, self.size_bytes)
         self._address = address_of(self._reserved)
         return self._reserved
 
@@ -117,8 +112,11 @@ class StagedFile(OpenFile):
                 return False
             local.name = self.name
             if self._address:  # an empty shard has no map
-                flags = mmap.MAP_SHARED | _MAP_FIXED
-                _map_over(self._address, self.size_bytes, mmap.PROT_READ, flags, local.fd)
+                try:
+                    map_over(self.path, self._address, self.size_bytes, local.fd)
+                except CorpusServerError:
+                    local.close()
+                    raise
                 self._guarded = guard.guard(self._address, self.size_bytes)
             self._local = local
             return True
@@ -224,8 +222,7 @@ class StagedFile(OpenFile):
         assert self._local is not None
         if self._guarded is not None:
             guard.release(self._guarded)
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
-            _map_over(self._address, self.size_bytes, 0, flags, -1)
+            map_over(self.path, self._address, self.size_bytes, -1)
         self._guarded = None
         self._local.close()
         self._local = None
@@ -249,22 +246,6 @@ class StagedFile(OpenFile):
                 local.close()
 
 
-def _map_over(address: int, num_bytes: int, protection: int, flags: int, fd: int) -> None:
-    """Map a file, or nothing, over addresses that are ours."""
-    if _libc().mmap(address, num_bytes, protection, flags, fd, 0) != address:
-        code = ctypes.get_errno()
-        raise ReadFailed(
-            f"a staged shard cannot be mapped (errno {code})",
-            remedy="check the limits ulimit -v and vm.max_map_count",
-        )
-    if fd >= 0:
-        _libc().madvise(address, num_bytes, mmap.MADV_RANDOM)  # see `OpenFile.map`
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return libc
+def is_staged(file: TokenFile) -> TypeGuard[StagedFile]:
+    """Tell whether a file must be staged before its tokens can be read."""
+    return not file.is_local

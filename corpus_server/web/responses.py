@@ -69,7 +69,7 @@ class Made(AsgiResponse):
         """
         began = time.perf_counter()
         service, transport = self._service, scope.get("state", {}).get(TRANSPORT)
-        slot = service.admission.admit(self._head.caller, transport)
+        slot = service.admission.admit(self._head, transport)
         self._head.charge = slot.charge
         try:
             response = await service.run_slices(self._work, self._request.is_disconnected)
@@ -83,9 +83,9 @@ class Made(AsgiResponse):
                 making += await self._send_body(response, send)
                 if response.source is not None and scope["method"] != "HEAD":
                     metrics.count_tokens(response.source, response.num_tokens)
-                if response.part is not None and scope["method"] != "HEAD":
+                if response.reader is not None and scope["method"] != "HEAD":
                     sending = time.perf_counter() - began - making
-                    metrics.count_part(response.part, making_seconds=making, sending_seconds=sending)
+                    response.reader.sent(response.num_steps, making_seconds=making, sending_seconds=sending)
             except CorpusServerError as error:
                 if transport is None:
                     raise

@@ -34,7 +34,8 @@ class LiveQuery(QueryParameters):
 class ShardAnswer(BaseModel):
     """One shard of a corpus."""
 
-    name: str
+    name: Annotated[str, Field(description="Of its file; `:NUMBER` behind it if the file holds several.")]
+    file: Annotated[str, Field(description="The file, below the corpus's folder.")]
     format: str
     num_tokens: int
     dtype: str
@@ -75,6 +76,8 @@ class SourceAnswer(BaseModel):
     ]
     fingerprint: str
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
+    vocab_size: Annotated[int | None, Field(description="Of the corpus's tokenizer; null if it has none.")]
+    largest_id: Annotated[int | None, Field(description="Largest token id of a sample of the corpus.")]
 
 
 class StageAnswer(BaseModel):
@@ -344,60 +347,6 @@ class PlansAnswer(BaseModel):
 
     num_plans: Annotated[int, Field(description="Plans that the server keeps; the list may hold fewer.")]
     plans: list[PlanItem]
-
-
-class SamplesAnswer(BaseModel):
-    """Columns: one value for each sample, oldest first. Rates are averages since the sample before."""
-
-    unix_seconds: list[float]
-    requests_per_second: Annotated[list[float], Field(description="Of batches and indices.")]
-    tokens_per_second: list[float]
-    sent_bytes_per_second: Annotated[list[float], Field(description="Of all routes.")]
-    p50_seconds: Annotated[
-        list[float | None], Field(description="Of batches and indices; null: none was answered.")
-    ]
-    p90_seconds: list[float | None]
-    p99_seconds: list[float | None]
-    refusals: Annotated[list[float], Field(description="Problem documents sent since the sample before.")]
-    cache_hit_share: Annotated[
-        list[float | None], Field(description="Of the pieces read, those that were in the page cache.")
-    ]
-    active_requests: list[float]
-    bytes_in_flight: list[float]
-
-
-class RankAnswer(BaseModel):
-    """A rank that asked in the last hour. Speed and shares are averages in which 30 s count most."""
-
-    rank: int
-    world_size: int
-    step: Annotated[int, Field(description="Last training step of what it asked for last.")]
-    seen_unix_seconds: Annotated[float, Field(description="When it asked for that.")]
-    steps_per_second: float
-    waiting_share: Annotated[
-        float, Field(description="Of the time: the server was making an answer that the rank had asked for.")
-    ]
-    sending_share: Annotated[
-        float, Field(description="Of the time: it was sending one; the network or the reader is slow.")
-    ]
-
-
-class LivePlanAnswer(BaseModel):
-    """A plan and the ranks that read it."""
-
-    plan: str
-    ranks: list[RankAnswer]
-
-
-class LiveAnswer(BaseModel):
-    """The last hour of all worker processes."""
-
-    unix_seconds: Annotated[float, Field(description="Of the last sample.")]
-    interval_seconds: float
-    num_workers: int
-    samples: SamplesAnswer
-    refusals: Annotated[dict[str, int], Field(description="By problem type, since the server started.")]
-    plans: Annotated[list[LivePlanAnswer], Field(description="The one that was read last first.")]
 
 
 class Problem(BaseModel):

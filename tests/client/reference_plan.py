@@ -40,6 +40,7 @@ class ReferenceCorpus:
         return [
             {
                 "name": f"{number:05}.bin",
+                "file": f"{number:05}.bin",
                 "format": "raw",
                 "num_tokens": len(shard),
                 "dtype": shard.dtype.name,

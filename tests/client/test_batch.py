@@ -42,7 +42,7 @@ def test_torchs_collate_functions_take_it(batch: Batch) -> None:
     converted = default_convert(batch)
     assert isinstance(converted, Batch)
     assert converted.step == 3
-    assert torch.equal(converted.positions, batch.positions)
+    assert torch.equal(converted.position_ids, batch.position_ids)
     stacked = default_collate([batch, batch])
     assert [tuple(tensor.shape) for tensor in stacked] == [(2, 12, 16), (2, 12, 16)]
     assert torch.equal(batch.inputs, stacked[0][1])
@@ -90,7 +90,7 @@ def test_masked_slices_keep_the_structure_of_the_whole_sequence(make_loader: Mak
     parts = [
         next(make_loader(eot_id=eot_id, ignore_index=-1, context_parallel=(rank, 4))) for rank in range(4)
     ]
-    for name in ("inputs", "targets", "positions", "document_ids", "loss_mask"):
+    for name in ("inputs", "targets", "position_ids", "document_ids", "loss_mask"):
         joined = torch.cat([getattr(part.to("cpu"), name) for part in parts], dim=1)
         assert torch.equal(joined, getattr(whole, name)), name
     assert whole.targets[2, 3] == -1
@@ -101,4 +101,4 @@ def test_a_slice_without_its_rows_does_not_guess_its_positions(make_loader: Make
     batch = loader.next_into(*torch.zeros((2, 12, 4), dtype=torch.int64))
     assert batch.loss_mask.shape == (12, 4)
     with pytest.raises(errors.InvalidArgument, match=r"take the batch by next\(loader\)"):
-        _ = batch.positions
+        _ = batch.position_ids

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from corpus_client import Batch, CorpusLoader, errors
+from corpus_client import ArrayLoader, Batch, CorpusLoader, RemoteCorpus, errors, get_batch
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import DeviceRing
 from tests.client.conftest import make_corpus
@@ -152,7 +154,7 @@ def test_next_into_fills_tensors_of_the_caller(make_loader: MakeLoader, corpus: 
     loader = make_loader()
     inputs, targets = torch.empty((12, 16), dtype=torch.int32), torch.empty((12, 16), dtype=torch.int64)
     for step in range(5):
-        with pytest.raises(errors.InvalidArgument, match=r"shape \(12, 16\) on cpu, got .* \(12, 15\)"):
+        with pytest.raises(errors.InvalidArgument, match=r"shape \(12, 16\) on cpu .*, got .* \(12, 15\)"):
             loader.next_into(inputs[:, 1:], targets)
         batch = loader.next_into(inputs, targets)
         expected = tokens_of_step(corpus, loader.plan, step)
@@ -183,3 +185,84 @@ def test_the_end_of_text_is_taken_from_the_server(
     assert torch.equal(next(make_loader()).loss_mask, by_hand.loss_mask)
     other = make_loader(eot_id=eot_id + 1)
     assert torch.equal(next(other).loss_mask, by_hand.inputs != eot_id + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, None])
+def test_the_batch_of_any_step_can_be_looked_at(
+    make_loader: MakeLoader, corpus: ReferenceCorpus, dtype: torch.dtype | None
+) -> None:
+    """The loader stays where it is; ArrayLoader has the same."""
+    loader = make_loader(rank=1, world_size=2, dtype=dtype, order="shuffle")
+    next(loader)
+    for step in (0, 1, 777):
+        batch = loader.peek(step)
+        expected = tokens_of_step(corpus, loader.plan, step)[6:]
+        assert (batch.step, loader.step) == (step, 1)
+        assert np.array_equal(batch.tokens.numpy(), expected)
+    with ArrayLoader(loader._connect.args[0], plan=loader.plan, rank=1, world_size=2) as arrays:
+        assert np.array_equal(arrays.peek(777).tokens, expected)
+        assert arrays.step == 0
+    assert next(loader).step == 1
+
+
+def test_targets_that_cannot_hold_the_ignored_index_are_refused(make_loader: MakeLoader) -> None:
+    loader = make_loader(eot_id=5, ignore_index=-100)
+    inputs, targets = torch.zeros(2, 12, 16, dtype=torch.uint16)
+    with pytest.raises(errors.InvalidArgument, match="targets must hold ignore_index=-100"):
+        loader.next_into(inputs, targets)
+
+
+def test_a_default_device_of_torch_changes_nothing(make_loader: MakeLoader) -> None:
+    expected = next(make_loader())
+    torch.set_default_device("meta")
+    try:
+        batch = next(make_loader(eot_id=5, ignore_index=-100))
+        x, _ = get_batch(np.arange(100, dtype=np.uint16), 4, 8)
+        with closing(RemoteCorpus(make_loader()._connect.args[0], "web")) as remote:
+            y, _ = get_batch(remote, 4, 8)
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(batch.inputs, expected.inputs)
+    assert (x.device.type, y.device.type, y.shape) == ("cpu", "cpu", (4, 8))
+
+
+def test_a_loader_prints_its_plan_step_rank_and_device(make_loader: MakeLoader) -> None:
+    loader = make_loader(num_steps=9, rank=1, world_size=2)
+    next(loader)
+    assert repr(loader) == (
+        f"CorpusLoader(plan {loader.plan_id[:12]} of web, step 1 of 9, rank 1 of 2, device cpu)"
+    )
+
+
+def test_epochs_are_no_passes(make_loader: MakeLoader) -> None:
+    """Trainers call `set_epoch(0)` on whatever has it; another epoch would be a pass over the same steps."""
+    loader = make_loader(num_steps=3)
+    loader.set_epoch(0)
+    assert len(list(loader)) == 3
+    with pytest.raises(errors.InvalidArgument, match="epoch must be 0, got 1: a loader yields the steps"):
+        loader.set_epoch(1)
+    with pytest.raises(errors.RunComplete, match="num_steps counts the steps of all of them"):
+        iter(loader)
+
+
+def test_the_vocabulary_is_known_of_tokenizer_and_sample(
+    make_loader: MakeLoader, server: ReferenceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make_loader().vocab_size is None  # a server that tells neither
+    make_loader().check_vocab_size(1)
+    describe = ReferenceServer.describe_plan
+    told: dict[str, int] = {"largest_id": 999}
+
+    def describe_plan(self: ReferenceServer, plan: dict[str, Any]) -> dict[str, Any]:
+        described = describe(self, plan)
+        described["sources"]["web"] |= told
+        return described
+
+    monkeypatch.setattr(ReferenceServer, "describe_plan", describe_plan)
+    assert make_loader().vocab_size == 1000
+    told["vocab_size"] = 50257
+    loader = make_loader()
+    assert loader.vocab_size == 50257
+    loader.check_vocab_size(1000)  # a tokenizer may hold ids that no corpus uses
+    with pytest.raises(errors.InvalidArgument, match=r"vocab_size must be above 999, .* got 999"):
+        loader.check_vocab_size(999)

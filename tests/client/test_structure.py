@@ -24,7 +24,7 @@ def by_hand(rows: list[list[int]], eot_id: int, context: tuple[int, int] = (0, 1
     width = (len(rows[0]) - 1) // size
     mine = range(rank * width, (rank + 1) * width)
     found: dict[str, Any] = {
-        name: [] for name in ("inputs", "targets", "positions", "document_ids", "loss_mask")
+        name: [] for name in ("inputs", "targets", "position_ids", "document_ids", "loss_mask")
     }
     borders, num_tokens = [0], 0
     for row in rows:
@@ -37,7 +37,7 @@ def by_hand(rows: list[list[int]], eot_id: int, context: tuple[int, int] = (0, 1
                 num_tokens += 1
                 lines["inputs"].append(token)
                 lines["targets"].append(row[column + 1])
-                lines["positions"].append(position)
+                lines["position_ids"].append(position)
                 lines["document_ids"].append(document)
                 lines["loss_mask"].append(token != eot_id)
             position += 1
@@ -53,7 +53,7 @@ def by_hand(rows: list[list[int]], eot_id: int, context: tuple[int, int] = (0, 1
 
 def structure_of(batch: Batch) -> dict[str, Any]:
     """Everything that a batch says, as lists."""
-    names = ("inputs", "targets", "positions", "document_ids", "loss_mask", "cu_seqlens")
+    names = ("inputs", "targets", "position_ids", "document_ids", "loss_mask", "cu_seqlens")
     found: dict[str, Any] = {name: getattr(batch, name).cpu().numpy().tolist() for name in names}
     return {**found, "max_seqlen": batch.max_seqlen}
 
@@ -67,10 +67,10 @@ def check(tokens: np.ndarray, eot_id: int, context: tuple[int, int], dtype: torc
     stored = torch.from_numpy(tokens).to(dtype).to(device)
     batch = make_batch(stored, eot_id, context)
     assert structure_of(batch) == by_hand(tokens.tolist(), eot_id, context)
-    assert batch.positions.dtype == torch.int64
+    assert batch.position_ids.dtype == torch.int64
     assert batch.document_ids.dtype == batch.cu_seqlens.dtype == torch.int32
     assert batch.loss_mask.dtype == torch.bool
-    for name in ("positions", "document_ids", "cu_seqlens", "loss_mask"):
+    for name in ("position_ids", "document_ids", "cu_seqlens", "loss_mask"):
         assert getattr(batch, name).device == stored.device
         assert getattr(batch, name) is getattr(batch, name)
 
@@ -102,7 +102,7 @@ def test_structure_is_what_a_plain_loop_finds(
 
 def test_the_example_of_the_documentation() -> None:
     batch = make_batch(torch.tensor([[5, 6, 9, 7, 8, 9, 4, 1]]), 9)
-    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 2, 0]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 0]]
     assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1, 1, 2]]
     assert batch.cu_seqlens.tolist() == [0, 3, 6, 7]
     assert batch.max_seqlen == 3
@@ -113,12 +113,12 @@ def test_the_slices_of_all_context_ranks_are_the_sequence() -> None:
     tokens = torch.randint(0, 4, (3, 13))
     whole = make_batch(tokens, 0)
     parts = [make_batch(tokens, 0, (rank, 4)) for rank in range(4)]
-    for name in ("inputs", "targets", "positions", "document_ids", "loss_mask"):
+    for name in ("inputs", "targets", "position_ids", "document_ids", "loss_mask"):
         joined = torch.cat([getattr(part, name) for part in parts], dim=1)
         assert torch.equal(joined, getattr(whole, name)), name
 
 
-@pytest.mark.parametrize("name", ["positions", "document_ids", "cu_seqlens", "max_seqlen", "loss_mask"])
+@pytest.mark.parametrize("name", ["position_ids", "document_ids", "cu_seqlens", "max_seqlen", "loss_mask"])
 def test_without_the_end_of_text_id_nothing_is_guessed(name: str) -> None:
     batch = make_batch(torch.zeros((2, 5), dtype=torch.int64), None)
     with pytest.raises(errors.InvalidArgument, match="pass eot_id= to CorpusLoader"):

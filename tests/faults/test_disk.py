@@ -70,19 +70,30 @@ def test_reads_that_fail_are_refused_and_never_tokens(
 
 
 def test_plans_on_a_full_disk_are_refused_and_old_ones_are_served(disk: FailingDisk, tmp_path: Path) -> None:
-    good = write_raw(tmp_path / "good.bin", np.arange(4000))
+    """Catalogue row 38: it is said to the client, at /readyz and in the log, and ends by itself."""
+    good = write_raw(tmp_path / "web.bin", np.arange(4000))
     server = RunningServer({"web": good}, tmp_path)
     server.state_dir = disk.path / "state"
     with server:
         old = plan(server)
         disk.fail("enospc")
-        document = {"seq_len": 32, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}]}
-        answer = server.post_plan(document)
-        assert answer.status >= 500
-        check_problem(answer, answer.status, answer.json()["type"])
+        for seed in range(1, 4):
+            document = {
+                "seq_len": 32,
+                "seed": seed,
+                "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}],
+            }
+            answer = server.post_plan(document)
+            problem = check_problem(answer, 503, "state-unavailable")
+            assert answer.headers["Retry-After"] == "5"
+            assert str(tmp_path) not in problem["detail"]
+            check_problem(server.get("/readyz"), 503, "not-ready")
         assert server.get(f"/v1/batches?plan={old}&step=3").status == 200
+        assert plan(server) == old
         disk.fail("")
         assert server.post_plan(document).status == 200
+        assert server.get("/readyz").status == 200
+        assert "Traceback" not in server.log()
 
 
 @pytest.mark.parametrize("how", ["eio", "enospc"])

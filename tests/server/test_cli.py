@@ -355,3 +355,23 @@ def test_output_to_a_closed_pipe_is_no_traceback(corpora: dict[str, ServedCorpus
     os.close(writer)
     assert ended.returncode != 0
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("inspect",), ("inspect", "--json"), ("verify",), ("stats",)], ids=" ".join
+)
+def test_names_that_are_no_text_are_shown_and_a_full_output_is_one_line(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "c").mkdir()
+    write_raw(tmp_path / "c" / os.fsdecode(b"\xff.bin"), some_tokens(50))
+    said = run(*arguments, tmp_path / "c")
+    assert (said.returncode, said.stderr) == (0, "")
+    if arguments[0] == "inspect":
+        assert r"\udcff.bin" in said.stdout
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            command(*arguments, tmp_path / "c"), stdout=full, stderr=subprocess.PIPE, text=True,
+            env=environment(), check=False, timeout=60,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (2, "error: [Errno 28] No space left on device\n")

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "corpus_server"
 
 FLOORS = (
     {"errors", "user_files", "__init__"},
-    {"extras", "corpus_spec", "daemon_thread"},
+    {"described", "extras", "corpus_spec", "daemon_thread", "plan_database"},
     {"settings", "plan", "corpus"},
     {"stores", "admission"},
     {"read", "building"},

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 import pytest
 
-from corpus_server import live, metrics
-from corpus_server.metrics import BOUNDS, RANKS, Numbers, Part
+from corpus_server import live
+from corpus_server.metrics.kinds import BOUNDS, SHARED
+from corpus_server.metrics.shared import Numbers, add_up
 
 PLAN = "a" * 64
 
@@ -17,18 +19,24 @@ def counted(
     *, requests: float = 0, ranks: Mapping[tuple[str, str, str], list[float]] | None = None, **more: float
 ) -> Numbers:
     """Return numbers of workers that answered requests of 2 ms."""
-    numbers: Numbers = {name: {} for name in (*metrics.FAMILIES, RANKS)}
+    numbers: Numbers = {name: {} for name in SHARED}
     took = [0.0] * (len(BOUNDS) + 2)
     took[BOUNDS.index(0.0025)] = requests
     numbers["corpus_requests"][("/v1/batches", "200", "door")] = [requests]
     numbers["corpus_requests"][("/page/live", "200", "application")] = [1e6]  # not training
     numbers["corpus_request_seconds"][("/v1/batches",)] = took
-    numbers["corpus_tokens"][("web",)] = [requests * 1000]
-    numbers["corpus_refusals"][("overloaded",)] = [more.get("refusals", 0)]
+    numbers["corpus_tokens"] = {("web",): [requests * 900], ("code",): [requests * 100]}
+    numbers["corpus_refusals"] = {("overloaded",): [more.get("refusals", 0)], ("forbidden",): [0]}
     numbers["corpus_reads"] = {("hit",): [more.get("hits", 0)], ("miss",): [more.get("misses", 0)]}
     numbers["corpus_workers"][()] = [2]
-    numbers[RANKS] = dict(ranks or {})
+    numbers["ranks"] = dict(ranks or {})
     return numbers
+
+
+def advance(state: Any, numbers: Numbers, now: float) -> dict[str, Any]:
+    """Return the next state as the workers' file holds it."""
+    after: dict[str, Any] = orjson.loads(orjson.dumps(live.next_state(state, numbers, now)))
+    return after
 
 
 def last(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,9 +44,9 @@ def last(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_a_sample_is_what_was_counted_since_the_one_before() -> None:
-    state = live.next_state({}, counted(requests=100, refusals=2), 1000.0)
+    state = advance({}, counted(requests=100, refusals=2), 1000.0)
     assert state["answer"]["samples"]["unix_seconds"] == []
-    state = live.next_state(state, counted(requests=150, refusals=3, hits=30, misses=10), 1005.0)
+    state = advance(state, counted(requests=150, refusals=3, hits=30, misses=10), 1005.0)
     sample = last(state)
     assert (sample["requests_per_second"], sample["tokens_per_second"]) == (10.0, 10_000.0)
     assert (sample["refusals"], sample["cache_hit_share"]) == (1, 0.75)
@@ -48,16 +56,16 @@ def test_a_sample_is_what_was_counted_since_the_one_before() -> None:
 
 
 def test_nothing_answered_is_null_and_not_zero() -> None:
-    state = live.next_state(live.next_state({}, counted(), 0.0), counted(), 5.0)
+    state = advance(advance({}, counted(), 0.0), counted(), 5.0)
     assert [last(state)[name] for name in ("p50_seconds", "p99_seconds", "cache_hit_share")] == [None] * 3
     assert last(state)["tokens_per_second"] == 0
 
 
 def test_a_worker_that_was_killed_makes_no_rate_negative() -> None:
     ranks = {(PLAN, "1", "0"): [5.0, 7.0, 8.0, 1.0, 1.0]}
-    state = live.next_state({}, counted(requests=100, ranks=ranks), 0.0)
+    state = advance({}, counted(requests=100, ranks=ranks), 0.0)
     lost = {(PLAN, "1", "0"): [6.0, 8.0, 7.0, 0.5, 0.5]}
-    state = live.next_state(state, counted(requests=90, ranks=lost), 5.0)
+    state = advance(state, counted(requests=90, ranks=lost), 5.0)
     assert last(state)["requests_per_second"] == 0
     (rank,) = state["answer"]["plans"][0]["ranks"]
     assert rank["steps_per_second"] == rank["waiting_share"] == 0
@@ -85,7 +93,7 @@ def test_the_shares_of_a_rank_come_near_to_what_it_does() -> None:
     for k in range(60):
         now = 5.0 * k
         ranks = {(PLAN, "8", "3"): [now, 10.0 * k, 10.0 * k, 2.0 * k, 0.5 * k]}
-        state = live.next_state(state, counted(ranks=ranks), now)
+        state = advance(state, counted(ranks=ranks), now)
     (plan,) = state["answer"]["plans"]
     (rank,) = plan["ranks"]
     assert plan["plan"] == PLAN
@@ -102,61 +110,59 @@ def test_samples_and_ranks_are_kept_for_an_hour_and_no_more_than_are_shown(
     ranks = {(PLAN, "8", str(k)): [10.0 * k, 1.0, 1.0, 0.0, 0.0] for k in range(5)}
     state: live.State = {}
     for now in range(0, 8000, 500):
-        state = live.next_state(state, counted(ranks=ranks), float(now))
+        state = advance(state, counted(ranks=ranks), float(now))
         shown = state["answer"]["plans"]
         if now <= 3600:
             assert [rank["rank"] for rank in shown[0]["ranks"]] == [2, 3, 4]
-    assert shown == [] == list(state["ranks"])
+    assert shown == []
+    assert not any(PLAN in name for name in state["averages"])
     assert state["answer"]["samples"]["unix_seconds"] == [4000.0 + 500 * k for k in range(8)]
 
 
 def test_a_follower_gets_only_what_is_new() -> None:
     state: live.State = {}
     for now in (0.0, 5.0, 10.0, 15.0):
-        state = live.next_state(state, counted(requests=now), now)
+        state = advance(state, counted(requests=now), now)
     whole = state["answer"]
     assert live.after(whole, 0.0) == whole
     assert live.after(whole, 10.0)["samples"]["unix_seconds"] == [15.0]
     assert {len(each) for each in live.after(whole, 15.0)["samples"].values()} == {0}
 
 
-def test_a_process_tells_a_bounded_number_of_ranks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.75
-    monkeypatch.setitem(metrics._numbers, RANKS, {})
-    monkeypatch.setattr(metrics, "MAX_RANKS", 2)
-    monkeypatch.setattr(metrics.time, "time", lambda: now)
-
-    def count(rank: int, step: int) -> None:
-        metrics.count_part(Part(PLAN, 8, rank, step, 1), making_seconds=0.5, sending_seconds=0.25)
-
-    def known() -> dict[int, list[float]]:
-        return {int(key[2]): list(its) for key, its in metrics._numbers[RANKS].items()}
-
-    for rank in (0, 1, 2, 0):
-        count(rank, step=7)
-    assert known() == {1: [100.0, 7, 1, 0.5, 0.25], 0: [100.0, 7, 2, 1.0, 0.5]}
-    now += metrics.PLAN_IDLE_SECONDS - 1
-    count(0, step=8)
-    now += 2
-    count(2, step=9)  # takes the place of rank 1, which is silent
-    assert list(known()) == [0, 2]
+def test_the_table_of_corpora_has_the_columns_that_metrics_declare() -> None:
+    """Averages of what each corpus gave, in which half a minute counts most."""
+    state: Any = None
+    for k in range(60):
+        state = advance(state, counted(requests=50 * k), 5.0 * k)
+    answer = state["answer"]
+    assert {"column": "tokens_per_second", "title": "tokens/s"} in answer["corpus_columns"]
+    speeds = {each["corpus"]: each["values"]["tokens_per_second"] for each in answer["corpora"]}
+    assert speeds == {"code": pytest.approx(1000, rel=0.01), "web": pytest.approx(9000, rel=0.01)}
+    named = {line["column"] for chart in answer["charts"] for line in chart["lines"]}
+    assert (
+        {"tokens_per_second", "p99_seconds", "refusals", "active_requests"} <= named <= set(answer["samples"])
+    )
 
 
-@pytest.mark.parametrize("slow_first", [True, False])
-def test_the_step_asked_for_last_counts_whichever_ended_last(
-    slow_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rank has step 6 and asks for 7 before the process that sent 6 counts it."""
-    monkeypatch.setitem(metrics._numbers, RANKS, {})
-    monkeypatch.setattr(metrics.time, "time", lambda: 100.0)
-    asked = [(6, 0.5), (7, 0.25)]  # step, and for how many seconds it was under way
-    for step, seconds in asked if slow_first else reversed(asked):
-        metrics.count_part(Part(PLAN, 8, 3, step, 1), making_seconds=0.0, sending_seconds=seconds)
-    assert list(metrics._numbers[RANKS].values()) == [[99.75, 7, 2, 0.0, 0.75]]
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        None,
+        [],
+        {"at": 5.0},
+        {"at": 5.0, "numbers": {"corpus_tokens": 7}, "averages": {}, "answer": {"samples": {}}},
+        {"at": "5", "numbers": {}, "averages": {}, "answer": {"samples": {"unix_seconds": [1.0]}}},
+    ],
+    ids=str,
+)
+def test_the_hour_begins_anew_where_the_file_of_it_is_damaged_or_of_another_release(damaged: Any) -> None:
+    state = advance(advance(damaged, counted(requests=5), 10.0), counted(requests=10), 15.0)
+    assert state["answer"]["samples"]["unix_seconds"] == [15.0]
+    assert state["answer"]["samples"]["requests_per_second"] == [1.0]
 
 
 def test_a_rank_that_moved_to_another_worker_is_one_rank() -> None:
     key = (PLAN, "1", "0")
     before, after = [10.0, 7.0, 8.0, 1.0, 0.5], [20.0, 3.0, 4.0, 0.25, 0.5]
-    total = metrics._sum([counted(ranks={key: after}), counted(ranks={key: before})])
-    assert total[RANKS] == {key: [20.0, 3.0, 12.0, 1.25, 1.0]}
+    total = add_up([counted(ranks={key: after}), counted(ranks={key: before})])
+    assert total["ranks"] == {key: [20.0, 3.0, 12.0, 1.25, 1.0]}

@@ -59,13 +59,15 @@ class MegatronLoader:
                 "--global-batch-size, at each iteration (--rampup-batch-size needs a plan with such stages)"
             )
         shape, device = part.inputs.shape, part.inputs.device
-        positions = part.positions if self._args.reset_position_ids else torch.arange(shape[1], device=device)
+        position_ids = (
+            part.position_ids if self._args.reset_position_ids else torch.arange(shape[1], device=device)
+        )
         mask = part.loss_mask.float() if self._args.eod_mask_loss else torch.ones(shape, device=device)
         return {
             "tokens": part.inputs,
             "labels": part.targets,
             "loss_mask": mask,
-            "position_ids": positions.expand(shape).contiguous(),
+            "position_ids": position_ids.expand(shape).contiguous(),
         }
 
     def save_state(self) -> dict[str, Any]:

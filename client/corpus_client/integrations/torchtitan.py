@@ -74,7 +74,7 @@ class CorpusDataLoader(BaseDataLoader):  # type: ignore[misc]
         for part in self._micro:
             inputs = {"input": part.inputs}
             if self._has_eot:
-                inputs["positions"] = part.positions
+                inputs["positions"] = part.position_ids
             yield inputs, part.targets
 
     def state_dict(self) -> dict[str, Any]:

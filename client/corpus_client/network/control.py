@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -24,10 +24,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardDescription:
-    """One shard of a plan's corpora: `name` is a posix path in the corpus folder, `data_offset` a byte."""
+    """One shard of a plan's corpora: `file` is a posix path in the corpus folder, `data_offset` its byte."""
 
     corpus: str
     name: str
+    file: str
     num_tokens: int
     dtype: str
     data_offset: int
@@ -54,6 +55,8 @@ class BoundPlan:
     stages: tuple[StageDescription, ...]
     eot_id: int | None  # that the server knows of every source; None if it does not, or they differ
     num_steps: int | None = None  # training steps of the plan; None: it has no end
+    vocab_size: int | None = None  # of the largest tokenizer among the sources; None: the server knows none
+    largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
 
 
 class ControlPlane:
@@ -99,7 +102,8 @@ class ControlPlane:
             ) from error
         answer = self._json("POST", "/v1/plans", body=plan)
         try:
-            eot_ids = {source.get("eot") for source in answer["sources"].values()}
+            sources = answer["sources"].values()
+            eot_ids = {source.get("eot") for source in sources}
             return BoundPlan(
                 plan_id=str(answer["id"]),
                 document=dict(answer["plan"]),
@@ -108,6 +112,8 @@ class ControlPlane:
                 stages=_described(StageDescription, answer["stages"]),
                 eot_id=eot_ids.pop() if len(eot_ids) == 1 else None,
                 num_steps=answer["num_steps"],
+                vocab_size=_largest(source.get("vocab_size") for source in sources),
+                largest_id=_largest(source.get("largest_id") for source in sources),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise errors.AnswerCorrupt(
@@ -213,6 +219,10 @@ class ControlPlane:
 def _described(kind: type[T], found: list[dict[str, Any]]) -> tuple[T, ...]:
     """Return the descriptions in an answer, which may have more fields than this client knows."""
     return tuple(kind(**{each.name: given[each.name] for each in fields(kind)}) for given in found)  # type: ignore[arg-type]
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -31,6 +31,9 @@ LOOKUP_SECONDS = 30.0
 LOOKUP_TRIES = 3
 """A second apart, while the name service does not answer at all."""
 
+TELL_FIRST_SECONDS, TELL_SECONDS = 1.0, 10.0
+"""After which, and then how often, the log says that a request waits for a server."""
+
 log = logging.getLogger("corpus_client")
 
 
@@ -69,6 +72,7 @@ class Pool:
         self._num_background = 0
         self._last_error: Exception | None = None
         self._last_failure = "nothing came in time"
+        self._told_at = 0.0  # when the log said last that a request waits
         for endpoint in [Endpoint.parse(url, network) for url in dict.fromkeys(urls)]:
             if endpoint.address is None:
                 self._names.append(_Name(endpoint))
@@ -130,17 +134,32 @@ class Pool:
                     self.run(self._open, replica, replica.opening)
             return min(found, key=lambda each: each[0].cost(now), default=None)
 
-    def acquire(self, deadline: float, *, idle: bool, resting: bool) -> tuple[Replica, Connection] | None:
+    def acquire(
+        self, deadline: float, *, idle: bool, since: float | None = None
+    ) -> tuple[Replica, Connection] | None:
         """Wait for what `ready` returns; None: the deadline passed.
 
-        resting: wait also while all servers are left alone after failures.
+        since: when the request began to wait; then wait also while all servers are left alone after failures.
         """
         with self.changed:
             while (found := self.ready(idle=idle)) is None and time.monotonic() < deadline:
-                if not resting and not self._num_background:
+                if since is None and not self._num_background:
                     break
-                self.wait(deadline)
+                self.wait(deadline, self.tell_waiting(since, deadline) if since is not None else 0.0)
             return found
+
+    def tell_waiting(self, since: float, deadline: float) -> float:
+        """Let the log say now and then that a request waits, and for how long at most; return when next."""
+        now = time.monotonic()
+        due = self._told_at + TELL_SECONDS if self._told_at > since else since + TELL_FIRST_SECONDS
+        if now < due:
+            return due
+        self._told_at = now
+        log.warning(
+            "no answer for %.0f s, waiting up to %.0f s in all (deadline_seconds); last: %s",
+            *(now - since, deadline - since, self._last_failure),
+        )
+        return now + TELL_SECONDS
 
     def wait(self, deadline: float, next_at: float = 0.0) -> None:
         """Wait for a change, the end of a back-off or one of these times; the lock is held."""

@@ -139,7 +139,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         exchange = Exchange(request=request)
         self.stopwatch.enter("send")
         deadline = time.monotonic() + self.network.connect_seconds
-        found = self._pool.acquire(deadline, idle=False, resting=False)
+        found = self._pool.acquire(deadline, idle=False)
         if found is not None:
             exchange.attempts += self._send(request, *found)
         return exchange
@@ -163,7 +163,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         for tries in itertools.count():
             while not attempts:
                 self.stopwatch.enter("retry" if tries else "send")
-                found = self._pool.acquire(deadline, idle=True, resting=True)
+                found = self._pool.acquire(deadline, idle=True, since=started)
                 if found is None:
                     raise self._pool.deadline_exceeded(self.network.deadline_seconds)
                 attempts += self._send(request, *found)
@@ -287,7 +287,8 @@ class Replicas(AbstractContextManager["Replicas"]):
     def _ask(self, question: Callable[[ControlPlane], T], seconds: float) -> tuple[Replica, T]:
         """Ask one replica after another in the background, the next after a failure or half a second."""
         pool = self._pool
-        deadline = time.monotonic() + seconds
+        started = time.monotonic()
+        deadline = started + seconds
         asked: set[Replica] = set()
         answers: deque[tuple[Replica, T | Exception]] = deque()
 
@@ -325,4 +326,5 @@ class Replicas(AbstractContextManager["Replicas"]):
                     next_at = now + min(ASK_SECONDS, seconds / 4)
                 if now >= deadline:
                     raise pool.deadline_exceeded(seconds)
-                pool.wait(deadline, next_at)
+                next_told = pool.tell_waiting(started, deadline)
+                pool.wait(deadline, min(next_at, next_told) if next_at > now else next_told)

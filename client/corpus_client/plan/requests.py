@@ -44,3 +44,14 @@ class StepRequests:
     def close(self) -> None:
         """Close all connections."""
         self._replicas.close()
+
+
+def receive_step(
+    replicas: Replicas, plan: BoundPlan, step: int, shape: tuple[int, int], *, rank: int, world_size: int
+) -> bytearray:
+    """Ask for one training step; return the tokens of a rank, of this shape, as stored in C order."""
+    requests = StepRequests(replicas, plan, rank=rank, world_size=world_size)
+    exchange = requests.begin(step, 1, shape)
+    tokens = bytearray(exchange.request.num_bytes)
+    requests.finish(exchange, memoryview(tokens))
+    return tokens

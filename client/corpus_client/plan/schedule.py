@@ -68,6 +68,14 @@ def rank_shapes(
     )
 
 
+def shape_of(step_ranges: Sequence[StepRange], step: int) -> tuple[int, int]:
+    """Return the shape of a step's batch; refuse a step that the plan does not have."""
+    for each in step_ranges:
+        if each.start_step <= step and (each.stop_step is None or step < each.stop_step):
+            return each.shape
+    raise errors.InvalidArgument(f"step must be in [0, {step_ranges[-1].stop_step}), got {step}")
+
+
 def pieces(
     step_ranges: Sequence[StepRange],
     start_step: int,

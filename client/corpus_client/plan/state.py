@@ -101,6 +101,7 @@ class PlanLoader(Generic[B]):
     """A place in a plan, used by one thread at a time. A loader sets `_bound`, makes batches, can `_stop`."""
 
     _bound: BoundPlan
+    place: tuple[int, int]  # rank and world size
 
     def __init__(self, urls: str | Sequence[str], network: Network, num_steps: int | None) -> None:
         self._connect = partial(Replicas, urls, network)
@@ -117,13 +118,27 @@ class PlanLoader(Generic[B]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        end = "" if self._end_step is None else f" of {self._end_step}"
+        stages = self._bound.document["stages"]
+        sources = ", ".join(sorted({name for stage in stages for name in stage["mixture"]}))
+        rank, world_size = self.place
+        return (
+            f"{type(self).__name__}(plan {self.plan_id[:12]} of {sources}, step {self._step}{end}, "
+            f"rank {rank} of {world_size}{self._describe_device()})"
+        )
+
+    def _describe_device(self) -> str:
+        return ""
+
     def __iter__(self) -> Iterator[B]:
         """Return an iterator that goes on with step `step`; `RunComplete` if the last one was yielded."""
         if self._used and self._end_step is not None and self._step >= self._end_step:
             # A new pass would repeat the data in silence.
             raise errors.RunComplete(
                 f"all steps before num_steps={self._end_step} were yielded; to go over them again call "
-                "loader.seek(0), for more steps make a loader with a larger num_steps"
+                "loader.seek(0), for more steps make a loader with a larger num_steps; epochs are no passes: "
+                "num_steps counts the steps of all of them"
             )
         # Not the loader itself: a loop that takes the first batch with `next` iterates over its iterator.
         return iter(self.__next__, None)
@@ -151,6 +166,39 @@ class PlanLoader(Generic[B]):
     def plan_id(self) -> str:
         """64 hex digits that stand for plan and corpora."""
         return self._bound.plan_id
+
+    @property
+    def vocab_size(self) -> int | None:
+        """A vocabulary that holds every token of the plan, as far as the server knows: a model's default.
+
+        The size of the sources' largest tokenizer; one more than the largest token id of a sample, where that
+        is larger or no source has a tokenizer. None if the server knows neither.
+        """
+        largest = self._bound.largest_id
+        known = [self._bound.vocab_size, None if largest is None else largest + 1]
+        return max((size for size in known if size is not None), default=None)
+
+    def check_vocab_size(self, vocab_size: int) -> None:
+        """Raise `InvalidArgument` if tokens of the plan do not fit a model of this vocabulary.
+
+        Compared with the largest id of a sample: a tokenizer may hold ids that no corpus uses. Torch says
+        `IndexError`, and on a GPU it ends the process by a device-side assert.
+        """
+        largest = self._bound.largest_id
+        if largest is not None and vocab_size <= largest:
+            raise errors.InvalidArgument(
+                f"vocab_size must be above {largest}, the largest token id that the server saw in a sample "
+                f"of the plan's corpora, got {vocab_size}; loader.vocab_size is {self.vocab_size}"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Refuse every epoch but 0: steps go on over the epochs of the plan, each in an order of its own."""
+        if integer("epoch", epoch, 0, MAX_STEP):
+            raise errors.InvalidArgument(
+                f"epoch must be 0, got {epoch}: a loader yields the steps of the whole run in one pass, and "
+                "every epoch of the corpus has an order of its own already; leave set_epoch out, let "
+                "num_steps count all epochs, or take a CorpusIterableDataset, which has passes"
+            )
 
     def seek(self, step: int) -> None:
         """Go to a training step, which the next batch will have. Another thread may iterate from then on."""
@@ -217,11 +265,7 @@ class PlanLoader(Generic[B]):
 
         Two threads in `__next__` would deliver a step twice. A thread that has ended may be followed.
         """
-        if os.getpid() != self._pid:
-            raise errors.ForkedLoader(
-                "a loader was used in a forked process, where its thread and sockets do not exist; "
-                "make it there (it prefetches by itself; if it must be a DataLoader: CorpusIterableDataset)"
-            )
+        self._check_process()
         thread = threading.current_thread()
         if self._thread is thread:
             return
@@ -233,3 +277,10 @@ class PlanLoader(Generic[B]):
                     f"loader for each thread, or hand it over by loader.seek(loader.step) in {owner.name!r}"
                 )
             self._thread = thread
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise errors.ForkedLoader(
+                "a loader was used in a forked process, where its thread and sockets do not exist; "
+                "make it there (it prefetches by itself; if it must be a DataLoader: CorpusIterableDataset)"
+            )

@@ -49,8 +49,8 @@ def check_dealt_out(source: Any, world_size: int) -> None:
 def _reads(dataset: Any, source: Any) -> bool:
     """Whether a dataset is `source`, or a DataLoader is just reading from it what leads to `source`.
 
-    Its iterator is a generator, which runs just now, or it holds the loader. A loop that was left early has no
-    iterator any more; inside a loop's body the generator does not run.
+    Its iterator is a generator, which runs just now, or it holds the loader. A loop that was left early has
+    no iterator any more; inside a loop's body the generator does not run.
     """
     from torch.utils.data._utils import fetch  # late: `ArrayLoader` works without torch
 

@@ -72,12 +72,12 @@ def _local_path(local_root: LocalRoot, described: ShardDescription) -> Path:
             )
         local_root = local_root[described.corpus]
     root = Path(local_root)
-    if root.is_file() and root.name == described.name:
+    if root.is_file() and root.name == described.file:
         return root
     # The name comes from a server. Links in the folder are the user's own, as in the cache of a model hub.
-    name = PurePosixPath(described.name)
+    name = PurePosixPath(described.file)
     if name.is_absolute() or ".." in name.parts:
-        raise errors.LocalCopyMismatch(f"shard name {described.name!r} leads out of {root}")
+        raise errors.LocalCopyMismatch(f"shard file {described.file!r} leads out of {root}")
     return root / name
 
 

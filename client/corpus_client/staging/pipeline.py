@@ -47,6 +47,7 @@ class Pipeline:
         self._most_uploaded = max(1, min(stager.num_buffers, len(slots) - 1))
         self._uploaded: deque[Group] = deque()  # groups with batches that are not read yet
         self._uploading: FilledSlot | None = None
+        self.waiting = False  # whether the training loop stands still here
         self._in_use: deque[FilledSlot] = deque()  # slots whose batches are uploaded, or being uploaded
         self.queues = SlotQueues(slots, source, meter.fetcher)
         self.queues.thread = threading.Thread(
@@ -109,11 +110,13 @@ class Pipeline:
 
     def _await_filled(self) -> FilledSlot | None:
         before = self._meter.fetcher.reading()
+        self.waiting = True
         try:
             # The fetcher may itself wait for a slot, and only this thread sees that a copy is done.
             while not self.queues.await_ready(TRANSFER_POLL_SECONDS if self._in_use else None):
                 self._reclaim()
         finally:
+            self.waiting = False
             self._meter.waited(before)
         filled = self.queues.take_ready()
         if filled is None:

@@ -42,6 +42,14 @@ STORED_DTYPES: dict[str, torch.dtype] = {
 """Tensor types of stored tokens, by NumPy name; int64 is sent where shards are uint32 and int32."""
 
 
+def holds(dtype: torch.dtype, value: int) -> bool:
+    """Return whether a type is one of integers (bool is not), and has this value."""
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return False
+    span = torch.iinfo(dtype)
+    return span.min <= value <= span.max
+
+
 def shifted(stored: torch.Tensor, context: tuple[int, int] = WHOLE) -> list[Views]:
     """Return inputs and targets of each batch of a group, as views of its tokens.
 
@@ -65,7 +73,7 @@ def widened(
     NumPy copies it, on this thread: torch would wake its OpenMP threads, whose spinning takes the
     cores from the fetcher and from the model.
     """
-    tokens = empty(stored.shape, dtype=dtype)
+    tokens = empty(stored.shape, dtype=dtype, device="cpu")
     np.copyto(tokens.numpy(), stored.numpy(), casting="unsafe")
     return tokens
 
@@ -80,7 +88,7 @@ class HostMemory:
     def __init__(self) -> None:
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE_BLOCKS)
 
-    def empty(self, shape: Sequence[int], *, dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, shape: Sequence[int], *, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
         """Return a tensor; its memory is used again once neither it nor a view of it is left."""
         num_bytes = math.prod(shape) * dtype.itemsize
         while self._free:
@@ -193,13 +201,16 @@ class Stager:
             into.copy_(widened(source, into.dtype))  # some accelerators have no unsigned types
 
     def fill(self, inputs: torch.Tensor, targets: torch.Tensor, views: Views) -> Views:
-        """Copy a batch into the caller's tensors, of any integer type and any strides; return these."""
+        """Copy a batch into the caller's tensors, of any strides, whose type holds every token."""
         into = {"inputs": inputs, "targets": targets}
         for (name, tensor), view in zip(into.items(), views[:2], strict=True):
-            if tensor.shape != view.shape or tensor.device != self.location or tensor.is_floating_point():
+            stored = torch.iinfo(view.dtype)
+            fits = holds(tensor.dtype, stored.min) and holds(tensor.dtype, stored.max)
+            if tensor.shape != view.shape or tensor.device != self.location or not fits:
                 raise errors.InvalidArgument(
-                    f"{name} must be an integer tensor of shape {tuple(view.shape)} on {self.location}, "
-                    f"got {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+                    f"{name} must be an integer tensor of shape {tuple(view.shape)} on {self.location} that "
+                    f"holds every {view.dtype}, got {tensor.dtype} of shape {tuple(tensor.shape)} on "
+                    f"{tensor.device}"
                 )
         self.copy(views[0], inputs)
         self.copy(views[1], targets)

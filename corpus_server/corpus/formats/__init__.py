@@ -3,6 +3,7 @@
 from corpus_server.corpus.formats.layout import (
     TOKEN_DTYPES,
     DocumentIndex,
+    Run,
     ShardLayout,
     TokenDtype,
     token_dtype,
@@ -20,6 +21,7 @@ __all__ = [
     "FORMATS",
     "TOKEN_DTYPES",
     "DocumentIndex",
+    "Run",
     "ShardLayout",
     "TokenDtype",
     "check_folder",

@@ -1,4 +1,4 @@
-"""The documents of a part of a shard."""
+"""The documents of a part of a shard, or of one run of a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CutDocuments(DocumentIndex):
         numbers = range(whole.num_documents)
         self._first = bisect_right(numbers, start, key=lambda number: whole.document_range(number)[1])
         end = bisect_left(numbers, stop, key=lambda number: whole.document_range(number)[0])
-        self.num_documents = end - self._first
+        self.num_documents = end - self._first if start < stop else 0  # an empty run is inside a document
 
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of document `number` in [0, num_documents)."""

@@ -14,13 +14,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from corpus_server.corpus.files import OpenFile, unreadable
+from corpus_server.corpus.files import OpenFile, TokenFile, unreadable
 from corpus_server.corpus.formats.ends import CumulativeEnds
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     COPY_AGAIN,
     TOKEN_DTYPES,
     Format,
+    Run,
     ShardLayout,
     TokenDtype,
 )
@@ -30,7 +31,7 @@ _END_BYTES: Final = 8
 _MAX_METADATA_BYTES: Final = 64 << 10
 
 
-def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     if file.path.suffix != ".ds":
         return None
     metadata = file.path.with_name(file.path.name + ".metadata")
@@ -69,8 +70,7 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
         format="datatrove",
         reason=reason,
         dtype=dtype,
-        data_offset=0,
-        num_tokens=num_tokens,
+        runs=(Run(0, num_tokens),),
         documents=documents,
     )
 
@@ -83,7 +83,7 @@ def _last_end(index: OpenFile) -> int:
     return int.from_bytes(index.read(index.size_bytes - _END_BYTES, _END_BYTES), "little") if count else 0
 
 
-def _read_metadata(path: Path, data: OpenFile) -> TokenDtype:
+def _read_metadata(path: Path, data: TokenFile) -> TokenDtype:
     """Return the dtype that the metadata says; refuse it if it counts other tokens than the file holds."""
     with OpenFile(path) as file:
         lines = file.head(_MAX_METADATA_BYTES).decode("utf-8", "replace").splitlines()

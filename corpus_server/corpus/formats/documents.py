@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import xxhash
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import OpenFile, TokenFile
 from corpus_server.corpus.formats.ends import CHUNK_ENDS, CumulativeEnds
 from corpus_server.corpus.formats.layout import TOKEN_DTYPES, Format, TokenDtype
 
@@ -67,7 +67,7 @@ class DocumentsHeader(NamedTuple):
         return fields + xxhash.xxh3_64_intdigest(fields).to_bytes(8, "little")
 
     @classmethod
-    def unpack(cls, file: OpenFile) -> DocumentsHeader:
+    def unpack(cls, file: TokenFile) -> DocumentsHeader:
         """Read and check the header of an open sidecar."""
         head = file.head(HEADER_BYTES)
         if not head.startswith(_MAGIC):

@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import TokenFile
 from corpus_server.corpus.formats.layout import DocumentIndex, Ends
 from corpus_server.errors import ReadFailed
 
@@ -28,7 +28,7 @@ class CumulativeEnds(DocumentIndex):
 
     def __init__(
         self,
-        file: OpenFile,
+        file: TokenFile,
         *,
         at: int,
         num_documents: int,

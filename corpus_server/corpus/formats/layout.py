@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.corpus.files import Closing, OpenFile
+from corpus_server.corpus.files import Closing, TokenFile
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 
 TokenDtype = np.dtype[Any]
@@ -35,7 +35,7 @@ Ends = NDArray[np.integer[Any]]
 class DocumentIndex(Closing):
     """Document boundaries of one shard, in an open file. Entries are read one by one."""
 
-    file: OpenFile
+    file: TokenFile
     num_documents: int
 
     def document_range(self, number: int) -> tuple[int, int]:
@@ -58,18 +58,35 @@ class DocumentIndex(Closing):
         self.file.close()
 
 
+class Run(NamedTuple):
+    """Tokens that lie one after another in a file: a shard of the corpus."""
+
+    data_offset: int  # byte at which its token 0 begins
+    num_tokens: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardLayout:
-    """Where the tokens of one file lie."""
+    """Where the tokens of one file lie: in one run, or in several with other bytes between them."""
 
     format: str  # its name, as descriptions show it
     reason: str  # how it was recognised: `inspect` shows it
     dtype: TokenDtype
-    data_offset: int  # byte at which token 0 begins
-    num_tokens: int
-    documents: DocumentIndex | None = None  # if the format has them; whoever gets the layout closes them
+    runs: tuple[Run, ...]  # in the order of the corpus, at least one; no window crosses from one to the next
+    # If the format has them, over the tokens of all runs; whoever gets the layout closes them.
+    documents: DocumentIndex | None = None
     # Document ends in a side file that must be read whole: `corpus-server index` copies them to its sidecar.
     listed_ends: Callable[[], Iterator[Ends]] | None = None
+
+    @property
+    def data_offset(self) -> int:
+        """Byte at which the first run begins."""
+        return self.runs[0].data_offset
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all runs."""
+        return sum(run.num_tokens for run in self.runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +105,7 @@ class Format:
             lacks its counterpart.
     """
 
-    read: Callable[[OpenFile, TokenDtype | None, bool], ShardLayout | None]
+    read: Callable[[TokenFile, TokenDtype | None, bool], ShardLayout | None]
     side_files: Mapping[str, str] = field(default_factory=dict)
     find_data: Callable[[Path], Path | None] = lambda path: None
     check_folder: Callable[[Collection[Path], bool], None] = lambda paths, dtype_given: None
@@ -107,7 +124,7 @@ def token_dtype(value: object) -> TokenDtype:
 
 
 def counted_layout(
-    file: OpenFile, *, name: str, reason: str, dtype: TokenDtype, data_offset: int, num_tokens: int
+    file: TokenFile, *, name: str, reason: str, dtype: TokenDtype, data_offset: int, num_tokens: int
 ) -> ShardLayout:
     """Return the layout of a file whose header counts its tokens; refuse a file of another size."""
     if num_tokens >= _MAX_TOKENS:  # too many digits cannot even be shown
@@ -120,12 +137,10 @@ def counted_layout(
             f" ({file.size_bytes} bytes, expected {expected_bytes})",
             COPY_AGAIN,
         )
-    return ShardLayout(
-        format=name, reason=reason, dtype=dtype, data_offset=data_offset, num_tokens=num_tokens
-    )
+    return ShardLayout(format=name, reason=reason, dtype=dtype, runs=(Run(data_offset, num_tokens),))
 
 
-def not_served(file: OpenFile, what: str, remedy: str) -> UnreadableCorpus:
+def not_served(file: TokenFile, what: str, remedy: str) -> UnreadableCorpus:
     """Return the error for a file of a known kind that holds no tokens in a served form."""
     return file.unreadable(f"is {what}, which is not served", remedy)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import TokenFile
 from corpus_server.corpus.formats.layout import (
     COPY_AGAIN,
     TOKEN_DTYPES,
@@ -36,7 +36,7 @@ _NOT_TOKENS: Final = {
 }
 
 
-def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     head = file.head(12)
     magic = int.from_bytes(head[:4], "little")
     if magic in _NOT_TOKENS:

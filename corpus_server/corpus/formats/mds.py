@@ -16,7 +16,7 @@ import re
 import struct
 from typing import Final, NamedTuple
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import TokenFile
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     COPY_AGAIN,
@@ -43,7 +43,7 @@ class Column(NamedTuple):
     size: int | None  # bytes in each sample; None if each sample says it
 
 
-def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     if file.path.suffix != ".mds":
         return None
     num_samples, data_offset, found = _read_header(file)
@@ -68,7 +68,7 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
     )
 
 
-def _remedy(file: OpenFile, encodings: dict[str, str]) -> str:
+def _remedy(file: TokenFile, encodings: dict[str, str]) -> str:
     """Return the command that makes the whole data set servable."""
     ids = [name for name, encoding in encodings.items() if encoding.startswith(("ndarray", "bytes"))]
     text = [name for name, encoding in encodings.items() if encoding == "str"]
@@ -78,7 +78,7 @@ def _remedy(file: OpenFile, encodings: dict[str, str]) -> str:
     return build_ids(file.path.parent, column)
 
 
-def _read_header(file: OpenFile) -> tuple[int, int, list[Column]]:
+def _read_header(file: TokenFile) -> tuple[int, int, list[Column]]:
     """Return the number of samples, the byte at which the first one begins, and the columns."""
     try:
         (num_samples,) = struct.unpack("<I", file.head(4))

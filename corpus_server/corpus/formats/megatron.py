@@ -26,12 +26,13 @@ from typing import Final
 
 import numpy as np
 
-from corpus_server.corpus.files import OpenFile, unreadable
+from corpus_server.corpus.files import OpenFile, TokenFile, unreadable
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     TOKEN_DTYPES,
     DocumentIndex,
     Format,
+    Run,
     ShardLayout,
     TokenDtype,
     not_served,
@@ -58,7 +59,7 @@ _CHUNK_ENTRIES: Final = 1 << 18
 Entries = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
-def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     path, index_path = file.path, file.path.with_suffix(".idx")
     if path.suffix == ".bin" and index_path.exists():
         return _read_pair(file, index_path)
@@ -75,7 +76,7 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
     return None
 
 
-def _read_pair(file: OpenFile, index_path: Path) -> ShardLayout:
+def _read_pair(file: TokenFile, index_path: Path) -> ShardLayout:
     with ExitStack() as on_error:
         index = on_error.enter_context(OpenFile(index_path))
         magic = index.head(len(_MAGIC))
@@ -91,8 +92,7 @@ def _read_pair(file: OpenFile, index_path: Path) -> ShardLayout:
         format="megatron",
         reason="an .idx of the same name beside it",
         dtype=documents.dtype,
-        data_offset=0,
-        num_tokens=documents.num_tokens,
+        runs=(Run(0, documents.num_tokens),),
         documents=documents,
     )
 
@@ -131,7 +131,7 @@ def _check_folder(paths: Collection[Path], dtype_given: bool) -> None:
 class MegatronIndex(DocumentIndex):
     """An open `.idx` file, checked in O(1) against its own size and its `.bin`."""
 
-    def __init__(self, file: OpenFile, *, data: OpenFile) -> None:
+    def __init__(self, file: TokenFile, *, data: TokenFile) -> None:
         self.file = file
         self.dtype, self.num_sequences, num_indices, self.header_bytes = _read_header(file)
         self.num_documents = num_indices - 1
@@ -210,7 +210,7 @@ class MegatronIndex(DocumentIndex):
             return self.num_tokens
         return self._pointer(number) // self.dtype.itemsize
 
-    def _check_ends(self, data: OpenFile) -> None:
+    def _check_ends(self, data: TokenFile) -> None:
         num_sequences = self.num_sequences
         first, last = int(self._indices(0, 1)[0]), int(self._indices(self.num_documents, 1)[0])
         if (first, last) != (0, num_sequences):
@@ -240,7 +240,7 @@ class MegatronIndex(DocumentIndex):
                 )
 
 
-def _read_header(file: OpenFile) -> tuple[TokenDtype, int, int, int]:
+def _read_header(file: TokenFile) -> tuple[TokenDtype, int, int, int]:
     """Return dtype, num_sequences, num_indices and the size of the header in bytes; check the file's size."""
     head = file.head(40)
     version = int.from_bytes(head[9:17], "little")

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import TokenFile
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     COPY_AGAIN,
@@ -27,7 +27,7 @@ _MAGIC: Final = b"\x93NUMPY"
 _MAX_HEADER_BYTES: Final = 10_000  # numpy's own limit, so that a hostile literal is not parsed
 
 
-def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     head = file.head(12 + _MAX_HEADER_BYTES)
     if not head.startswith(_MAGIC):
         return None  # OLMo's headerless dumps are called .npy, too: see `olmo`
@@ -59,7 +59,7 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
     )
 
 
-def _parse_header(file: OpenFile, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
+def _parse_header(file: TokenFile, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
     """Return shape, Fortran order, dtype, and the byte at which the data begins."""
     stream = io.BytesIO(head)
     try:

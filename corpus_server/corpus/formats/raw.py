@@ -10,11 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import TokenFile
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     TOKEN_DTYPES,
     Format,
+    Run,
     ShardLayout,
     TokenDtype,
 )
@@ -26,7 +27,7 @@ _SAMPLE_BYTES: Final = 4096
 _MIN_SAMPLE_BYTES: Final = 512
 
 
-def headerless_layout(file: OpenFile, dtype: TokenDtype | None, *, name: str, reason: str) -> ShardLayout:
+def headerless_layout(file: TokenFile, dtype: TokenDtype | None, *, name: str, reason: str) -> ShardLayout:
     """Return the layout of a file that holds nothing but tokens; without a dtype it is uint16.
 
     Raises:
@@ -41,10 +42,10 @@ def headerless_layout(file: OpenFile, dtype: TokenDtype | None, *, name: str, re
             f"{file.size_bytes} bytes are not a whole number of {dtype.name} tokens",
             f"say its dtype ({ACCEPTED_DTYPES}), or copy it again if the copy was interrupted",
         )
-    return ShardLayout(format=name, reason=reason, dtype=dtype, data_offset=0, num_tokens=num_tokens)
+    return ShardLayout(format=name, reason=reason, dtype=dtype, runs=(Run(0, num_tokens),))
 
 
-def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout:
+def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout:
     if in_folder and file.path.suffix not in _SUFFIXES:
         raise file.unreadable(
             "is neither a known token file nor a known side file",
@@ -53,7 +54,7 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
     return headerless_layout(file, dtype, name="raw", reason="no known header: nothing but tokens")
 
 
-def _check_guess(file: OpenFile) -> None:
+def _check_guess(file: TokenFile) -> None:
     """Refuse to read as uint16 what its first tokens show to be something else."""
     sample = file.head(_SAMPLE_BYTES)
     if len(sample) < _MIN_SAMPLE_BYTES:

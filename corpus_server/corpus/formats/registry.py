@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import TokenFile
 from corpus_server.corpus.formats import (
     datatrove,
     documents,
@@ -58,7 +58,7 @@ def side_file(path: Path) -> str | None:
     )
 
 
-def read_layout(file: OpenFile, dtype: TokenDtype | None, *, in_folder: bool = False) -> ShardLayout:
+def read_layout(file: TokenFile, dtype: TokenDtype | None, *, in_folder: bool = False) -> ShardLayout:
     """Return the layout of an open file; the arguments are those of `Format.read`.
 
     Raises:

@@ -17,7 +17,7 @@ from corpus_server.answers.response import NO_STORE, json_response
 from corpus_server.errors import CorpusServerError, Forbidden, NotReady, Unauthorized
 from corpus_server.web.responses import Events, refused, sent
 from corpus_server.web.routes.shared import CallHere, read_route
-from corpus_server.web.schemas import EVENTS, LiveAnswer, LiveQuery
+from corpus_server.web.schemas import EVENTS, LiveQuery
 
 router = APIRouter(tags=["operation"])
 
@@ -92,7 +92,7 @@ async def prometheus(call: CallHere) -> AsgiResponse:
     return AsgiResponse(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@read_route(router, "/v1/live", response_model=LiveAnswer, responses=EVENTS)
+@read_route(router, "/v1/live", response_model=live.Live, responses=EVENTS)
 async def last_hour(call: CallHere, query: Annotated[LiveQuery, Query()]) -> AsgiResponse:
     """Return what all worker processes counted in the last hour, and how each rank is doing."""
     if query.follow == "true":

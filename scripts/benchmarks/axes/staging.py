@@ -23,7 +23,7 @@ import numpy as np
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.readers.staging import Stager
+from corpus_server.readers import Registry, Stager
 from corpus_server.stores import StagedFile
 from corpus_server.stores.download import RANGE_BYTES, RANGES_AT_ONCE
 from scripts.benchmarks import disk
@@ -71,7 +71,7 @@ def measure(options: Options) -> Report:
 def _stage(bucket: str, target: Path) -> float:
     with Catalog.open([CorpusSpec.parse(f"web=s3://{bucket}")], cache_dir=target) as catalog:
         files = {each.file for each in catalog.corpus("web").shards if isinstance(each.file, StagedFile)}
-        with Stager(catalog.cache) as stager:
+        with Stager(Registry(), catalog.cache) as stager:
             _warm_memory(each.size_bytes for each in files)
             began = time.perf_counter()
             while (waiting := stager.want(files, time.monotonic() + WAIT_SECONDS)) is not None:

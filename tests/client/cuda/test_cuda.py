@@ -122,7 +122,7 @@ def test_only_the_borders_of_documents_wait_for_the_device() -> None:
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        _ = batch.positions, batch.document_ids, batch.loss_mask
+        _ = batch.position_ids, batch.document_ids, batch.loss_mask
         with pytest.raises(RuntimeError, match="synchroniz"):
             _ = batch.cu_seqlens
     finally:

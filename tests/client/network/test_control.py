@@ -74,7 +74,14 @@ def ask(question: Callable[[ControlPlane], Any], status: int = 200, **answer: An
     return ask_through(lambda request: httpx.Response(status, **answer), question)
 
 
-SHARD = {"corpus": "web", "name": "a/0.bin", "num_tokens": 5, "dtype": "uint16", "data_offset": 8}
+SHARD = {
+    "corpus": "web",
+    "name": "a/0.bin",
+    "file": "a/0.bin",
+    "num_tokens": 5,
+    "dtype": "uint16",
+    "data_offset": 8,
+}
 STAGE = {"first_step": None, "global_batch_size": 4, "seq_len": 16}
 DESCRIBED = {
     "id": PLAN,
@@ -110,7 +117,13 @@ def test_a_plan_is_what_the_server_describes(sources: dict[str, Any], eot_id: in
         dtype="uint16",
         shards=(
             ShardDescription(
-                corpus="web", name="a/0.bin", num_tokens=5, dtype="uint16", data_offset=8, size_bytes=18
+                corpus="web",
+                name="a/0.bin",
+                file="a/0.bin",
+                num_tokens=5,
+                dtype="uint16",
+                data_offset=8,
+                size_bytes=18,
             ),
         ),
         stages=(StageDescription(first_step=None, global_batch_size=4, seq_len=16),),

@@ -25,6 +25,7 @@ def shard_of(tokens: np.ndarray, path: Path, offset: int = 0) -> LocalShard:
     described = ShardDescription(
         corpus="c",
         name=path.name,
+        file=path.name,
         num_tokens=len(tokens),
         dtype=tokens.dtype.name,
         data_offset=offset,
@@ -131,7 +132,13 @@ def test_a_shard_holds_its_tokens_until_it_is_closed(tmp_path: Path, count: int)
 def test_a_file_that_is_not_the_shard_is_refused(tmp_path: Path, size: int | None, got: str) -> None:
     path = tmp_path / "a.bin"
     described = ShardDescription(
-        corpus="web", name="b.bin", num_tokens=100, dtype="uint16", data_offset=0, size_bytes=200
+        corpus="web",
+        name="b.bin",
+        file="b.bin",
+        num_tokens=100,
+        dtype="uint16",
+        data_offset=0,
+        size_bytes=200,
     )
     if size is not None:
         path.write_bytes(bytes(size))

@@ -104,7 +104,13 @@ def test_change_under_the_run_is_found(make_loader: MakeLoader, local_root: Path
 
 def described(corpus: str, name: str, num_tokens: int = 1) -> ShardDescription:
     return ShardDescription(
-        corpus=corpus, name=name, num_tokens=num_tokens, dtype="uint8", data_offset=0, size_bytes=num_tokens
+        corpus=corpus,
+        name=name,
+        file=name,
+        num_tokens=num_tokens,
+        dtype="uint8",
+        data_offset=0,
+        size_bytes=num_tokens,
     )
 
 
@@ -116,7 +122,7 @@ def plan_of(*shards: ShardDescription, order: object = "shuffle") -> BoundPlan:
 def test_shard_name_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(errors.LocalCopyMismatch) as caught:
         local.open_shards(plan_of(described("c", name)), tmp_path)
-    assert str(caught.value) == f"shard name {name!r} leads out of {tmp_path}"
+    assert str(caught.value) == f"shard file {name!r} leads out of {tmp_path}"
 
 
 def test_a_shard_may_be_a_link_to_a_file_elsewhere(tmp_path: Path) -> None:

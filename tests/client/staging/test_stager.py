@@ -148,27 +148,36 @@ def test_an_accelerator_is_given_tokens_of_the_type_that_its_tensors_have() -> N
 
 @pytest.mark.parametrize("name", ["inputs", "targets"])
 @pytest.mark.parametrize(
-    ("wrong", "got"),
+    ("stored", "wrong"),
     [
-        (torch.zeros(2, 3, dtype=torch.int64), "torch.int64 of shape (2, 3) on cpu"),
-        (torch.zeros(2, 2, dtype=torch.int32, device=META), "torch.int32 of shape (2, 2) on meta"),
-        (torch.zeros(2, 2, dtype=torch.float32), "torch.float32 of shape (2, 2) on cpu"),
+        ("uint16", torch.zeros(2, 3, dtype=torch.int64)),
+        ("uint16", torch.zeros(2, 2, dtype=torch.int32, device=META)),
+        ("uint16", torch.zeros(2, 2, dtype=torch.float32)),
+        ("uint16", torch.zeros(2, 2, dtype=torch.int8)),
+        ("uint16", torch.zeros(2, 2, dtype=torch.int16)),
+        ("uint16", torch.zeros(2, 2, dtype=torch.bool)),
+        ("uint16", torch.zeros(2, 2, dtype=torch.complex64)),
+        ("uint32", torch.zeros(2, 2, dtype=torch.int32)),
+        ("int32", torch.zeros(2, 2, dtype=torch.uint32)),
     ],
-    ids=["shape", "device", "type"],
+    ids=lambda each: each if isinstance(each, str) else f"{each.dtype} {tuple(each.shape)} {each.device}",
 )
-def test_tensors_that_do_not_fit_are_refused_and_none_is_written_to(
-    name: str, wrong: torch.Tensor, got: str
+def test_tensors_that_do_not_hold_every_token_are_refused_and_none_is_written_to(
+    name: str, stored: str, wrong: torch.Tensor
 ) -> None:
-    device = open_stager(CPU)
-    group = device.upload(torch.arange(1, 7).to(torch.uint16).view(1, 2, 3))
+    stager = open_stager(CPU)
+    group = stager.upload(torch.arange(1, 7).to(STORED_DTYPES[stored]).view(1, 2, 3))
     fitting = torch.zeros(2, 2, dtype=torch.int64)
     into = {"inputs": fitting, "targets": fitting, name: wrong}
     with pytest.raises(errors.InvalidArgument) as caught:
-        group.read_next(partial(device.fill, into["inputs"], into["targets"]))
-    assert str(caught.value) == f"{name} must be an integer tensor of shape (2, 2) on cpu, got {got}"
+        group.read_next(partial(stager.fill, into["inputs"], into["targets"]))
+    assert str(caught.value) == (
+        f"{name} must be an integer tensor of shape (2, 2) on cpu that holds every torch.{stored}, got "
+        f"{wrong.dtype} of shape {tuple(wrong.shape)} on {wrong.device}"
+    )
     assert (fitting.sum(), group.done()) == (0, False)
     inputs, targets = torch.zeros(2, 2, 2, dtype=torch.int64)
-    assert group.read_next(partial(device.fill, inputs, targets)) == (inputs, targets)
+    assert group.read_next(partial(stager.fill, inputs, targets)) == (inputs, targets)
     assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [4, 5]], [[2, 3], [5, 6]])
 
 

@@ -1,4 +1,4 @@
-"""The gate: slots, stalled readers, bodies in flight, and what a head may look like."""
+"""Admission: slots, stalled readers, bodies in flight, and what a head may look like."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.admission import admission as gate_module
+from corpus_server.admission import load as load_module
 from corpus_server.admission.access import ANYONE, Access, Caller, Limits
-from corpus_server.admission.admission import (
+from corpus_server.admission.admission import MAX_BODIES_BYTES, MAX_FOLLOWERS, MAX_ROWS, Admission
+from corpus_server.admission.checks import (
     BURST_SECONDS,
-    LOOK_SECONDS,
-    MAX_BODIES_BYTES,
+    CHECKS,
     MAX_BODY_BYTES,
-    MAX_BYTES,
-    MAX_FOLLOWERS,
-    MAX_ROWS,
     MAX_URL_BYTES,
     SMALL_BODY_BYTES,
-    SMALL_BYTES,
-    STALLED_SECONDS,
-    Admission,
-    Slot,
 )
+from corpus_server.admission.load import LOOK_SECONDS, MAX_BYTES, SMALL_BYTES, STALLED_SECONDS
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
@@ -41,6 +35,7 @@ from corpus_server.errors import (
     UrlTooLong,
 )
 from corpus_server.settings import Settings
+from tests.serving import ROOT
 from tests.tokens import Tokens
 
 
@@ -75,7 +70,7 @@ def gate() -> Admission:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(gate_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(load_module.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -88,53 +83,47 @@ def shared_gate(folder: Path, num_tokens: int) -> Admission:
     return Admission(settings, Access(tokens.path))
 
 
+def by(caller: Caller) -> RequestHead:
+    """Return a request of somebody."""
+    return RequestHead("GET", b"/v1/batches", {}, caller=caller)
+
+
 def token(name: str, **limits: int) -> Caller:
     return Caller(name, frozenset(("read:*",)), limits=Limits(**limits))
 
 
 def test_slots_are_given_up_to_the_limit_and_given_back(gate: Admission) -> None:
     assert (gate.closing, gate.num_bytes, gate.slots) == (False, 0, set())
-    slots = [gate.admit(ANYONE) for _ in range(4)]
+    slots = [gate.admit(by(ANYONE)) for _ in range(4)]
     with pytest.raises(Overloaded, match=r"^4 answers are under way in this process$"):
-        gate.admit(ANYONE)
+        gate.admit(by(ANYONE))
     slots[0].release()
     slots[0].release()
-    gate.admit(ANYONE)
+    gate.admit(by(ANYONE))
     with pytest.raises(Overloaded):
-        gate.admit(ANYONE)
+        gate.admit(by(ANYONE))
 
 
 def test_stalled_readers_keep_half_of_the_slots(gate: Admission, clock: list[float]) -> None:
     clients = [Client(1000 + k) for k in range(4)]
     for client in clients:
-        gate.admit(ANYONE, client)
+        gate.admit(by(ANYONE), client)
     for seconds in (0.0, 1.9):  # seen for the first time, and not for long enough
         clock[0] += seconds
         with pytest.raises(Overloaded):
-            gate.admit(ANYONE, Client(0))
+            gate.admit(by(ANYONE), Client(0))
     clients[3].unsent_bytes -= 1  # it is slow, but it moves
     clock[0] += 0.2
-    gate.admit(ANYONE, Client(0))
+    gate.admit(by(ANYONE), Client(0))
     assert [client.is_cut for client in clients].count(True) == 1
     with pytest.raises(Overloaded):  # two stalled ones are half of four
-        gate.admit(ANYONE, Client(0))
+        gate.admit(by(ANYONE), Client(0))
     assert not clients[3].is_cut
-
-
-def test_readers_that_keep_up_are_never_cut(gate: Admission, clock: list[float]) -> None:
-    clients = [Client(0) for _ in range(4)]
-    for client in clients:
-        gate.admit(ANYONE, client)
-    for _ in range(5):
-        clock[0] += 10.0
-        with pytest.raises(Overloaded):
-            gate.admit(ANYONE, Client(0))
-    assert not any(client.is_cut for client in clients)
 
 
 def test_bytes_are_admitted_up_to_their_limit(gate: Admission) -> None:
     """Whatever fits in part is begun: else an answer above the limit could never be had."""
-    slots = [gate.admit(ANYONE) for _ in range(4)]
+    slots = [gate.admit(by(ANYONE)) for _ in range(4)]
     large = SMALL_BYTES + 1
     slots[0].charge(MAX_BYTES - 1)
     slots[1].charge(large)
@@ -150,30 +139,16 @@ def test_bytes_are_admitted_up_to_their_limit(gate: Admission) -> None:
 
 def test_stalled_readers_keep_half_of_the_bytes(gate: Admission, clock: list[float]) -> None:
     stalled, moving = Client(1000), Client(0)
-    gate.admit(ANYONE, stalled).charge(MAX_BYTES // 2 + 1)
-    gate.admit(ANYONE, moving).charge(MAX_BYTES // 2)
+    gate.admit(by(ANYONE), stalled).charge(MAX_BYTES // 2 + 1)
+    gate.admit(by(ANYONE), moving).charge(MAX_BYTES // 2)
     for seconds in (0.0, STALLED_SECONDS):
         clock[0] += seconds
-        gate.admit(ANYONE).release()
+        gate.admit(by(ANYONE)).release()
         assert not stalled.is_cut
     clock[0] += 2 * LOOK_SECONDS
-    gate.admit(ANYONE)
+    gate.admit(by(ANYONE))
     assert (stalled.is_cut, moving.is_cut) == (True, False)
     assert gate.num_bytes == MAX_BYTES // 2
-
-
-def test_a_burst_does_not_look_for_stalled_readers_at_each_refusal(
-    gate: Admission, clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[Slot] = []
-    monkeypatch.setattr(Slot, "stalled_seconds", lambda slot, _: looks.append(slot) or 0.0)
-    for _ in range(4):
-        gate.admit(ANYONE, Client(0))
-    for seconds in (0.0, 0.0, 2 * LOOK_SECONDS, 0.0):
-        clock[0] += seconds
-        with pytest.raises(Overloaded):
-            gate.admit(ANYONE, Client(0))
-    assert len(looks) == 2 * 4
 
 
 def test_bodies_in_flight_are_bounded_together_and_one_by_one(gate: Admission) -> None:
@@ -292,13 +267,6 @@ def test_some_paths_need_no_token(tmp_path: Path, target: bytes) -> None:
     assert gate.check(RequestHead("GET", target, {})) is ANYONE
 
 
-def test_sizes_are_refused_above_their_limits(gate: Admission) -> None:
-    gate.check_size(1000, "count")
-    gate.check_text_size(10, "count")
-    gate.check_rows(MAX_ROWS // 4, 4)
-    gate.check_shards(gate._settings.cache_bytes)
-
-
 CACHE_BYTES = Settings(corpora=(CorpusSpec(name="a", path=Path("a")),)).cache_bytes
 
 
@@ -369,16 +337,16 @@ def test_one_of_several_tokens_leaves_slots_free_for_the_others(
     """Up to four times what is free then, of slots and of short answers; a single token may have all."""
     gate, one, other = shared_gate(tmp_path, num_tokens), token("token-0"), token("token-1")
     for _ in range(most):
-        gate.admit(one)
+        gate.admit(by(one))
     with pytest.raises(Overloaded, match=f"^{most} answers are under way in this process$"):
-        gate.admit(one)
+        gate.admit(by(one))
     with contextlib.ExitStack() as stack:
         for _ in range(most):
             stack.enter_context(gate.short(one))
         with pytest.raises(Overloaded, match=f"^{most} answers are under way"), gate.short(one):
             pass
         if most < 10:
-            gate.admit(other)
+            gate.admit(by(other))
             stack.enter_context(gate.short(other))
 
 
@@ -387,7 +355,7 @@ def test_one_of_several_tokens_leaves_bytes_free_for_the_others(
     tmp_path: Path, num_tokens: int, share: float
 ) -> None:
     gate, one = shared_gate(tmp_path, num_tokens), token("token-0")
-    slots = [gate.admit(one) for _ in range(4)]
+    slots = [gate.admit(by(one)) for _ in range(4)]
     most = int(MAX_BYTES * share) + 1
     slots[0].charge(most - 2)
     slots[1].charge(SMALL_BYTES + 1)
@@ -399,7 +367,7 @@ def test_one_of_several_tokens_leaves_bytes_free_for_the_others(
         slots[3].charge(SMALL_BYTES + 1)
     assert slots[3].num_bytes == 0
     if num_tokens > 1:
-        gate.admit(token("token-1")).charge(SMALL_BYTES + 1)
+        gate.admit(by(token("token-1"))).charge(SMALL_BYTES + 1)
 
 
 def test_a_token_has_limits_of_its_own(gate: Admission) -> None:
@@ -408,20 +376,20 @@ def test_a_token_has_limits_of_its_own(gate: Admission) -> None:
         ({"max_bytes": 30}, "token 'max_bytes' may have 30 bytes under way"),
     ):
         caller = token(*limits, **limits)
-        slots = [gate.admit(caller) for _ in range(2 if "max_requests" in limits else 1)]
+        slots = [gate.admit(by(caller)) for _ in range(2 if "max_requests" in limits else 1)]
         slots[0].charge(29)
         if "max_bytes" in limits:
-            slots.append(gate.admit(caller))
+            slots.append(gate.admit(by(caller)))
             slots[1].charge(1)
         with pytest.raises(TooManyRequests) as refused:
-            gate.admit(caller)
+            gate.admit(by(caller))
         assert (refused.value.detail, refused.value.retry_after_seconds) == (detail, 1)
-        gate.admit(ANYONE).release()
+        gate.admit(by(ANYONE)).release()
         slots[1].release()
-        again = gate.admit(caller)
+        again = gate.admit(by(caller))
         again.charge(1)
         with pytest.raises(TooManyRequests):
-            gate.admit(caller)
+            gate.admit(by(caller))
         again.release()
         slots[0].release()
 
@@ -430,20 +398,20 @@ def test_bytes_per_second_are_paid_for_over_time(gate: Admission, clock: list[fl
     """What was taken is within the limit after its seconds, but for one second's worth at once."""
     caller = token("slow", max_bytes_per_second=10)
     for num_bytes, seconds in ((10, 0.0), (5, 0.5), (20, 2.5)):
-        slot = gate.admit(caller)
+        slot = gate.admit(by(caller))
         slot.charge(num_bytes)
         slot.release()  # bytes that are sent have been taken all the same
         assert gate.num_bytes == 0
         if seconds:
             with pytest.raises(TooManyRequests) as refused:
-                gate.admit(caller)
+                gate.admit(by(caller))
             assert refused.value.detail == "token 'slow' may take 10 bytes per second"
             assert refused.value.retry_after_seconds == (1 if seconds == 0.5 else 2)
         clock[0] += 0.5 if seconds == 0.5 else 2.0 - BURST_SECONDS if seconds else 0.0
     clock[0] += 100.0  # nobody saves up more than that second
     for allowed in (True, False):
         with contextlib.nullcontext() if allowed else pytest.raises(TooManyRequests):
-            gate.admit(caller).charge(11)
+            gate.admit(by(caller)).charge(11)
 
 
 def test_followers_are_counted_until_they_end(gate: Admission) -> None:
@@ -461,74 +429,13 @@ def test_followers_are_counted_until_they_end(gate: Admission) -> None:
 def test_readers_that_took_nothing_for_longest_are_dropped_first(tmp_path: Path, clock: list[float]) -> None:
     gate, one = shared_gate(tmp_path, 1), token("token-0")
     clients = [Client(1000) for _ in range(10)]
-    slots = [gate.admit(one, client) for client in clients]
+    slots = [gate.admit(by(one), client) for client in clients]
     for number in (9, 2, 5, 7, 0, 3, 8, 1, 6, 4):
         slots[number].stalled_seconds(clock[0] - STALLED_SECONDS - 20 + number)
-    gate.admit(one)
+    gate.admit(by(one))
     assert [client.is_cut for client in clients] == [True] * 5 + [False] * 5
     assert gate.slots >= set(slots[5:])
     assert not gate.slots & set(slots[:5])
-
-
-HALF = MAX_BYTES // 2
-
-
-@pytest.mark.parametrize(
-    ("stalled_bytes", "moving_bytes", "dropped"),
-    [
-        pytest.param((HALF, 0), HALF, [], id="half"),
-        pytest.param((HALF, 1), HALF, [0], id="one more"),
-        pytest.param((HALF, HALF // 2), HALF, [0], id="the rest is less"),
-        pytest.param((HALF + 1, 0), HALF - 1, [0], id="exactly all"),
-        pytest.param((HALF + 1, 0), HALF - 2, [], id="not all"),
-    ],
-)
-def test_no_more_readers_are_dropped_than_hold_too_many_bytes(
-    gate: Admission, clock: list[float], stalled_bytes: tuple[int, ...], moving_bytes: int, dropped: list[int]
-) -> None:
-    clients = [Client(1000) for _ in stalled_bytes]
-    for number, (client, num_bytes) in enumerate(zip(clients, stalled_bytes, strict=True)):
-        slot = gate.admit(ANYONE, client)
-        slot.charge(num_bytes)
-        slot.stalled_seconds(clock[0] - 20 + number)
-    gate.admit(ANYONE).charge(moving_bytes)
-    gate.admit(ANYONE)
-    assert [number for number, client in enumerate(clients) if client.is_cut] == dropped
-
-
-@pytest.mark.parametrize("unsent_bytes", [0, 1, 2])
-def test_a_reader_that_was_not_looked_at_before_is_not_stalled(gate: Admission, unsent_bytes: int) -> None:
-    slot = gate.admit(ANYONE, Client(unsent_bytes))
-    assert [slot.stalled_seconds(now) for now in (90.0, 95.0)] == [0.0, 5.0 if unsent_bytes else 0.0]
-    unknown = gate.admit(ANYONE)
-    assert [unknown.stalled_seconds(now) for now in (90.0, 95.0)] == [0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("stalled_for", "is_cut"), [(STALLED_SECONDS, False), (STALLED_SECONDS + 0.01, True)]
-)
-def test_a_reader_may_take_nothing_for_a_while(
-    gate: Admission, clock: list[float], stalled_for: float, is_cut: bool
-) -> None:
-    clients = [Client(1000) for _ in range(4)]
-    slots = [gate.admit(ANYONE, client) for client in clients]
-    for slot in slots[:3]:
-        slot.stalled_seconds(clock[0] - stalled_for)
-    with contextlib.nullcontext() if is_cut else pytest.raises(Overloaded):
-        gate.admit(ANYONE)
-    assert any(client.is_cut for client in clients) == is_cut
-
-
-def test_short_answers_are_counted_apart_from_costly_ones(gate: Admission) -> None:
-    slots = [gate.admit(ANYONE) for _ in range(4)]
-    for _ in range(2):  # all are given back
-        with contextlib.ExitStack() as stack:
-            for _ in range(4):
-                stack.enter_context(gate.short(ANYONE))
-            with pytest.raises(Overloaded, match=r"^4 answers are under way"), gate.short(ANYONE):
-                pass
-    with gate.short(ANYONE):
-        assert len(slots) == 4
 
 
 def test_connections_are_counted_by_address_and_all_together(gate: Admission) -> None:
@@ -550,24 +457,6 @@ def test_connections_are_counted_by_address_and_all_together(gate: Admission) ->
     connect("10.0.0.2")
 
 
-def test_an_address_has_room_for_each_connection_that_ended(gate: Admission) -> None:
-    def connect() -> asyncio.BaseTransport:
-        transport = asyncio.BaseTransport({"peername": ("10.0.0.1", 1)})
-        gate.connect(transport)
-        return transport
-
-    for _ in range(3):
-        transports = [connect(), connect()]
-        gate.disconnect(transports.pop())
-        transports.append(connect())
-        refused = asyncio.BaseTransport({"peername": ("10.0.0.1", 1)})
-        with pytest.raises(Overloaded):
-            gate.connect(refused)
-        for transport in (*transports, refused):
-            gate.disconnect(transport)
-    assert not list(gate._connections), "addresses would fill the memory"
-
-
 @pytest.mark.parametrize(
     ("method", "target", "announced", "refused"),
     [
@@ -587,3 +476,34 @@ def test_a_body_is_refused_by_its_announced_size(
     head = RequestHead(method, target, {"content-length": str(announced)})
     with pytest.raises(BodyTooLarge) if refused else contextlib.nullcontext():
         gate.check(head)
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "refused"),
+    [
+        ("POST", {"origin": "http://elsewhere", "content-type": "text/plain"}, True),
+        ("POST", {"origin": "http://elsewhere"}, True),
+        ("POST", {"origin": "null", "content-type": "application/json; charset=utf-8"}, False),
+        ("POST", {"content-type": "text/plain"}, False),
+        ("GET", {"origin": "http://elsewhere"}, False),
+    ],
+)
+def test_a_page_of_another_site_cannot_post(
+    gate: Admission, method: str, headers: dict[str, str], refused: bool
+) -> None:
+    with pytest.raises(Forbidden) if refused else contextlib.nullcontext():
+        gate.check(RequestHead(method, b"/v1/plans", headers))
+
+
+def checks_table() -> str:
+    """Return a Markdown table of all checks for the docs, in their order."""
+    lines = ["| check | asked for each | lets pass |", "|---|---|---|"]
+    lines += [f"| {each.name} | {', '.join(each.at)} | {each.sentence} |" for each in CHECKS]
+    return "\n".join(lines) + "\n"
+
+
+def test_every_check_stands_in_the_docs() -> None:
+    """After a change of `CHECKS`, `checks_table()` gives the new table."""
+    assert checks_table() in (ROOT / "docs" / "operations.md").read_text()
+    assert len({each.name for each in CHECKS}) == len(CHECKS)
+    assert all(each.sentence.endswith(".") and each.at for each in CHECKS)

@@ -74,7 +74,7 @@ def test_a_head_has_all_headers(status: int, close: bool, first: bytes, last: by
 def test_a_response_has_no_body_unless_it_is_given_one() -> None:
     empty = Response(304, {})
     assert (empty.num_bytes, body(empty), empty.check_unchanged()) == (0, b"", None)
-    assert (empty.source, empty.num_tokens, empty.part, empty.problem_type) == (None, 0, None, "")
+    assert (empty.source, empty.num_tokens, empty.reader, empty.problem_type) == (None, 0, None, "")
 
 
 def test_a_whole_response_says_its_length() -> None:

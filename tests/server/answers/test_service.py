@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from uvicorn.server import ServerState
 
 from corpus_server import metrics
 from corpus_server.admission.access import ANYONE, Caller
+from corpus_server.admission.request import RequestHead
 from corpus_server.answers import heap
 from corpus_server.answers import service as module
 from corpus_server.answers.queries import PlanQuery
@@ -75,7 +75,7 @@ def test_threads_begin_nothing_before_the_loop_has_refused_what_came(
     monkeypatch.setattr(module, "_REFUSING_SECONDS", 2 * LONG)
 
     async def refuse_two() -> None:
-        service.admission.admit(ANYONE)
+        service.admission.admit(RequestHead("GET", b"/", {}))
         refuse(service)
         refuse(service)
         thread, begun = begin_work(service)
@@ -130,8 +130,8 @@ def test_a_process_is_prepared_for_serving(tmp_path: Path, read_ahead_bytes: int
             each.assert_called_once_with()
         assert opened.call_args.kwargs["reads_ahead"] is reads_ahead
         assert service.draining is False
-        service.admission.admit(ANYONE).charge(17)
-        assert metrics._pulled["corpus_bytes_in_flight"]() == 17
+        service.admission.admit(RequestHead("GET", b"/", {})).charge(17)
+        assert metrics.BYTES_IN_FLIGHT.numbers() == {(): [17]}
     for threads in (service.gather_threads, service.ahead_thread):  # they end with the process
         with pytest.raises(RuntimeError):
             threads.submit(int)
@@ -223,8 +223,6 @@ def test_a_process_whose_threads_all_hang_is_not_ready(
 
 
 def test_a_process_whose_files_have_changed_is_not_ready(service: Service, tmp_path: Path) -> None:
-    with patch.object(service.store, "check_writable", side_effect=sqlite3.OperationalError("disk full")):
-        assert service.why_not_ready() == "plans cannot be kept: disk full"
     (tmp_path / "web.bin").write_bytes(b"")
     said = "web.bin: 2000 bytes at opening, 0 now; a served shard must not change"
     assert service.why_not_ready() == said

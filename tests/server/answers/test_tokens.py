@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from corpus_server import metrics
 from corpus_server.admission.access import Caller
 from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import RequestHead
@@ -30,8 +31,8 @@ from corpus_server.errors import (
     InvalidParameter,
     TextUnavailable,
 )
-from corpus_server.metrics import Part
 from corpus_server.read.bound_plan import BoundPlan, Source
+from corpus_server.readers import StepsRequest
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 from tests.server.http.making import body, made
@@ -120,13 +121,15 @@ IMMUTABLE = "public, max-age=31536000, immutable"
 def test_a_batch_is_sent_with_all_that_is_said_of_it(world: World) -> None:
     """Over a step that is skipped: training step 4 is step 6 of the plan."""
     request, charges = charged()
-    with patch.object(world.service.prefetcher, "note") as note:
+    with patch.object(world.service.readers, "note", wraps=world.service.readers.note) as note:
         response = made(batches(world.service, query(world, **RANK, step="4"), request))
     right = world.batch(4, 2)[:, 3:]
     content = body(response)
     assert content == right.tobytes()
     assert charges == [len(content)]
-    assert note.call_args.kwargs == {"step": 4, "count": 2, "rows": 3, "rank": 1, "world_size": 2}
+    assert note.call_args.args == (
+        StepsRequest(bound=world.bound, step=4, count=2, rows=3, rank=1, world_size=2),
+    )
     plan_id = world.bound.plan.id
     assert response.headers == {
         "ETag": f'"{plan_id}.batches.4.2.1.2.raw"',
@@ -141,7 +144,9 @@ def test_a_batch_is_sent_with_all_that_is_said_of_it(world: World) -> None:
         "Corpus-Checksum": f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}",
     }
     assert said(response.source) == (plan_id, {"text": 0.25, "web": 0.75})
-    assert (response.num_tokens, response.part) == (60, Part(plan_id, 2, 1, 5, 2))
+    assert (response.num_tokens, response.num_steps) == (60, 2)
+    assert response.reader is not None
+    assert response.reader.last_step == 5
 
 
 @pytest.mark.parametrize(("step", "plan_step"), [(3, None), (4, 6)])
@@ -245,7 +250,8 @@ def test_indices_say_where_the_rows_lie(world: World, monkeypatch: pytest.Monkey
         "Corpus-Plan-Step": "6",
     }
     assert (response.source, response.num_tokens) == (None, 0)
-    assert response.part == Part(plan_id, 2, 1, 5, 2)
+    assert response.reader is not None
+    assert (response.num_steps, response.reader.last_step) == (2, 5)
 
 
 def test_indices_are_json_unless_another_format_is_asked_for(world: World) -> None:
@@ -271,7 +277,7 @@ def test_a_response_that_the_client_holds_is_not_made_again(
     request, charges = charged()
     request.headers = {"if-none-match": first.headers["ETag"]}
     again: Response = made(function(world.service, query(world), request))
-    assert (again.status, body(again), charges, again.part) == (304, b"", [], None)
+    assert (again.status, body(again), charges, again.reader) == (304, b"", [], None)
 
 
 def range_of(world: World, name: str, start: int, stop: int, request: RequestHead, **given: str) -> Response:
@@ -445,7 +451,7 @@ def test_a_response_has_at_most_so_many_rows(
 def test_what_has_no_such_form_is_refused(
     world: World, ask: Callable[[World], Any], error: type[CorpusServerError], fields: tuple[str, ...]
 ) -> None:
-    request_is_charged = patch.object(world.service.prefetcher, "note")
+    request_is_charged = patch.object(world.service.readers, "note")
     with request_is_charged as note, pytest.raises(error) as refused:
         made(ask(world))
     found = refused.value
@@ -515,10 +521,8 @@ def test_rows_of_a_corpus_elsewhere_wait_for_their_shards(
     service, _, tokens = far
     spelled = {"corpus": "far", "seq_len": "9", "batch_size": "4", "step": "2", "order": "sequential"}
     asked = BatchesQuery.model_validate({**spelled, "count": "2", "rank": "1", "world_size": "2"})
-    with patch.object(service.stager, "note", wraps=service.stager.note) as note:
-        response, waits = waited(batches(service, asked, GET))
+    response, waits = waited(batches(service, asked, GET))
     assert waits == 1
-    assert note.call_args.kwargs == {"step": 2, "count": 2, "rank": 1, "world_size": 2}
     starts = [(4 * step + row) * 9 for step in (2, 3) for row in (2, 3)]
     assert body(response) == b"".join(tokens[start : start + 10].tobytes() for start in starts)
     _, waits = waited(batches(service, asked, GET))
@@ -546,13 +550,13 @@ def test_a_shard_that_does_not_come_fails_the_response(
     files = [shard.file for shard in service.catalog.corpus("far").shards]
     with (
         patch.object(service.stager, "want", side_effect=[failed, None]),
-        patch("corpus_server.metrics.add") as add,
+        patch.object(metrics.STAGING_WAITS, "add") as add,
     ):
         work = service.staged(files)
         assert next(work) is failed
         with pytest.raises(CacheFull):
             next(work)
-    add.assert_called_once_with("corpus_staging_waits")
+    add.assert_called_once_with()
 
 
 def test_an_order_that_the_cache_cannot_hold_is_refused_before_anything_comes(
@@ -562,5 +566,5 @@ def test_an_order_that_the_cache_cannot_hold_is_refused_before_anything_comes(
     asked = BatchesQuery.model_validate({"corpus": "far", "seq_len": "9", "batch_size": "4", "step": "2"})
     with patch.object(service.stager, "check_order") as check:
         waited(batches(service, asked, GET))
-    check.assert_called_once_with(service.plan_of(asked, GET.caller))
+    check.assert_called_with(service.plan_of(asked, GET.caller))
     assert store.gets

@@ -57,9 +57,9 @@ def test_describes_itself(tmp_path: Path) -> None:
         "eot": None,
         "tokenizer": None,
         "shards": [
-            {"name": "a.bin", "format": "raw", "num_tokens": 2, "dtype": "uint16"}
+            {"name": "a.bin", "file": "a.bin", "format": "raw", "num_tokens": 2, "dtype": "uint16"}
             | {"data_offset": 0, "size_bytes": 4},
-            {"name": "b.npy", "format": "npy", "num_tokens": 1, "dtype": "uint32"}
+            {"name": "b.npy", "file": "b.npy", "format": "npy", "num_tokens": 1, "dtype": "uint32"}
             | {"data_offset": 128, "size_bytes": 132},
         ],
     }

@@ -251,7 +251,7 @@ TRUNCATIONS = """
 import random
 from corpus_server.errors import CorpusChanged
 from corpus_server.read.gather import Gatherer
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.shards import open_runs
 
 mapguard.install()
 original = path.read_bytes()
@@ -261,7 +261,7 @@ right = changed = 0
 wrong = []
 for trial in range(20):
     path.write_bytes(original)
-    with Shard.open(path) as shard:
+    with open_runs(path)[0] as shard:
         gatherer = Gatherer([shard])
         cut = threading.Event()
         begun = threading.Barrier(4)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corpus_server.corpus.sample import sample_ids, vocabulary_warning
+from corpus_server.corpus.sample import sample_ids
 from tests.corpora import open_corpus, write_npy, write_raw, write_sparse
 
 
@@ -22,7 +22,7 @@ def test_a_small_corpus_is_sampled_whole(tmp_path: Path) -> None:
 def test_an_empty_corpus_has_no_sample(tmp_path: Path) -> None:
     with open_corpus(write_raw(tmp_path / "a.bin", [])) as corpus:
         assert sample_ids(corpus.shards) is None
-        assert vocabulary_warning(corpus) is None
+        assert corpus.vocabulary_warning() is None
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])
@@ -57,7 +57,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_named(
 ) -> None:
     write_npy(tmp_path / "a.npy", np.array(tokens), dtype="int32")
     with open_corpus(tmp_path, tokenizer="bytes") as corpus:
-        warning = vocabulary_warning(corpus)
+        warning = corpus.vocabulary_warning()
     if strange is None:
         assert warning is None
     else:
@@ -69,4 +69,4 @@ def test_ids_that_the_tokenizer_does_not_have_are_named(
 
 def test_without_tokenizer_there_is_no_warning(tmp_path: Path) -> None:
     with open_corpus(write_raw(tmp_path / "a.bin", [65_535])) as corpus:
-        assert vocabulary_warning(corpus) is None
+        assert corpus.vocabulary_warning() is None

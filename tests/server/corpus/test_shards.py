@@ -15,10 +15,10 @@ import pytest
 
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.index import index
-from corpus_server.corpus.shards import Shard
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import (
     open_descriptors,
+    open_shard,
     rewrite_in_place,
     some_tokens,
     spec,
@@ -33,7 +33,7 @@ Writer = Callable[[Path, list[int]], Path]
 
 @pytest.mark.parametrize("write", [write_raw, write_npy, write_llmc])
 def test_tokens_are_the_ones_written(tmp_path: Path, write: Writer) -> None:
-    with Shard.open(write(tmp_path / "a.bin", [5, 6, 7])) as shard:
+    with open_shard(write(tmp_path / "a.bin", [5, 6, 7])) as shard:
         assert shard.tokens.tolist() == [5, 6, 7]
         assert shard.name == "a.bin"
         assert shard.size_bytes == shard.data_offset + shard.data_bytes
@@ -48,7 +48,7 @@ def test_tokens_are_the_ones_written(tmp_path: Path, write: Writer) -> None:
 
 @pytest.mark.parametrize("write", [write_raw, write_npy, write_llmc])
 def test_a_shard_may_hold_no_tokens(tmp_path: Path, write: Writer) -> None:
-    with Shard.open(write(tmp_path / "a.bin", [])) as shard:
+    with open_shard(write(tmp_path / "a.bin", [])) as shard:
         assert (shard.tokens.size, shard.tokens.dtype, shard.address) == (0, np.dtype("<u2"), 0)
         assert not shard.tokens.flags.writeable
         shard.check_unchanged()
@@ -57,22 +57,22 @@ def test_a_shard_may_hold_no_tokens(tmp_path: Path, write: Writer) -> None:
 def test_what_opening_is_told(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [5, 0, 7])
     index(spec(path, eot=0))
-    with Shard.open(path) as shard:
+    with open_shard(path) as shard:
         assert shard.documents is not None
         assert (shard.name, shard.eot, shard.documents.num_documents) == ("a.bin", 0, 2)
-    with Shard.open(path, name="sub/a.bin", sidecar=False) as shard:
+    with open_shard(path, name="sub/a.bin", sidecar=False) as shard:
         assert (shard.name, shard.file.name) == ("sub/a.bin", "sub/a.bin")
         assert (shard.documents, shard.eot) == (None, None)
     stray = write_raw(tmp_path / "a.dat", [5, 0, 7])
-    with Shard.open(stray, dtype=np.dtype("u1")) as shard:
+    with open_shard(stray, dtype=np.dtype("u1")) as shard:
         assert (shard.num_tokens, shard.documents, shard.eot) == (6, None, None)
     with pytest.raises(UnreadableCorpus, match="is neither a known token file nor a known side file"):
-        Shard.open(stray, in_folder=True)
+        open_shard(stray, in_folder=True)
 
 
 @pytest.mark.parametrize("write", [write_raw, write_llmc])
 def test_a_cut_shard_is_one_of_fewer_tokens(tmp_path: Path, write: Writer) -> None:
-    with Shard.open(write(tmp_path / "a.bin", [5, 6, 7, 8])) as shard:
+    with open_shard(write(tmp_path / "a.bin", [5, 6, 7, 8])) as shard:
         shard.cut(1, 3)
         assert (shard.num_tokens, shard.data_bytes, shard.tokens.tolist()) == (2, 4, [6, 7])
         assert ctypes.string_at(shard.address, 4) == shard.read_data(0, 4) == shard.tokens.tobytes()
@@ -100,7 +100,7 @@ class Noting(OpenFile):
 
 def test_tokens_are_found_in_memory_by_their_bytes(tmp_path: Path) -> None:
     path = write_llmc(tmp_path / "a.bin", range(100), dtype="uint32")
-    with Shard.open(path, open_file=Noting) as shard:
+    with open_shard(path, open_file=Noting) as shard:
         assert isinstance(shard.file, Noting)
         assert [shard.is_resident(token) for token in (0, 2, 3)] == [False, False, True]
         assert shard.file.asked == [1024, 1032, 1036]
@@ -114,7 +114,7 @@ def test_tokens_are_found_in_memory_by_their_bytes(tmp_path: Path) -> None:
 def test_pages_that_are_released_are_mapped_no_longer(tmp_path: Path) -> None:
     """Their tokens are read again when they are needed."""
     tokens = some_tokens(2**20)
-    with Shard.open(write_raw(tmp_path / "released.bin", tokens)) as shard:
+    with open_shard(write_raw(tmp_path / "released.bin", tokens)) as shard:
         assert (shard.tokens == tokens).all()
         shard.release(3, 3)
         assert _mapped_kib("released.bin") > 1536
@@ -129,7 +129,7 @@ def test_nothing_is_released_of_a_closed_shard(tmp_path: Path, monkeypatch: pyte
     """Its tokens are an empty array of the process's own memory, which would lose what it holds."""
     released: list[int] = []
     monkeypatch.setattr("corpus_server.corpus.shards.advise", lambda tokens, _: released.append(tokens.size))
-    shard = Shard.open(write_raw(tmp_path / "a.bin", [5, 6, 7]))
+    shard = open_shard(write_raw(tmp_path / "a.bin", [5, 6, 7]))
     shard.release(1, 3)
     shard.close()
     shard.release(1, 3)
@@ -147,7 +147,7 @@ def test_data_at_an_odd_offset_are_read(tmp_path: Path) -> None:
     prefix = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
     assert len(prefix) % 4
     (tmp_path / "a.npy").write_bytes(prefix + np.array([70000, 2], "<u4").tobytes())
-    with Shard.open(tmp_path / "a.npy") as shard:
+    with open_shard(tmp_path / "a.npy") as shard:
         assert shard.tokens.tolist() == [70000, 2]
         assert shard.tokens[[1, 0]].tolist() == [2, 70000]
 
@@ -193,7 +193,7 @@ def _link(path: Path) -> None:
 )
 def test_a_change_in_place_is_found(tmp_path: Path, change: Callable[[Path], None], what: str) -> None:
     path = write_raw(tmp_path / "a.bin", [5, 6, 7])
-    with Shard.open(path, name="sub/a.bin") as shard:
+    with open_shard(path, name="sub/a.bin") as shard:
         shard.check_unchanged()
         change(path)
         with pytest.raises(CorpusChanged, match=rf"^sub/a\.bin: {what}"):
@@ -203,7 +203,7 @@ def test_a_change_in_place_is_found(tmp_path: Path, change: Callable[[Path], Non
 def test_a_change_that_was_found_stays_found_when_the_file_is_deleted(tmp_path: Path) -> None:
     """A deleted file may have any ctime, and only the look before tells that it was rewritten."""
     path = write_raw(tmp_path / "a.bin", [5, 6, 7])
-    with Shard.open(path) as shard:
+    with open_shard(path) as shard:
         _rewrite(path)
         for prepare in (lambda: None, path.unlink):
             prepare()
@@ -213,7 +213,7 @@ def test_a_change_that_was_found_stays_found_when_the_file_is_deleted(tmp_path: 
 
 def test_a_file_replaced_by_rename_keeps_its_old_tokens(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [5, 6, 7])
-    with Shard.open(path) as shard:
+    with open_shard(path) as shard:
         write_raw(tmp_path / "b.bin", [1, 2, 3]).replace(path)
         shard.check_unchanged()
         assert shard.tokens.tolist() == [5, 6, 7]
@@ -223,7 +223,7 @@ def test_a_file_replaced_by_rename_keeps_its_old_tokens(tmp_path: Path) -> None:
 
 def test_reading_behind_a_truncation_is_an_error_and_no_signal(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", some_tokens(5000))
-    with Shard.open(path) as shard:
+    with open_shard(path) as shard:
         os.truncate(path, 4000)
         assert len(shard.read_data(0, 4000)) == 4000
         with pytest.raises(CorpusChanged, match=r"10000 bytes at opening, now it ends at byte 4000"):
@@ -231,7 +231,7 @@ def test_reading_behind_a_truncation_is_an_error_and_no_signal(tmp_path: Path) -
 
 
 def test_a_view_outlives_close(tmp_path: Path) -> None:
-    shard = Shard.open(write_raw(tmp_path / "a.bin", [5, 6, 7]))
+    shard = open_shard(write_raw(tmp_path / "a.bin", [5, 6, 7]))
     view = shard.tokens[1:]
     shard.close()
     assert view.tolist() == [6, 7]
@@ -241,7 +241,7 @@ def test_a_view_outlives_close(tmp_path: Path) -> None:
 def test_close_frees_map_and_descriptors_and_may_be_repeated(tmp_path: Path) -> None:
     path = write_megatron(tmp_path / "marked", [[1, 2], [3]])
     before = open_descriptors()
-    shard = Shard.open(path)
+    shard = open_shard(path)
     assert "marked.bin" in Path("/proc/self/maps").read_text()
     shard.close()
     shard.close()
@@ -255,7 +255,7 @@ def test_a_failed_opening_leaves_nothing_open(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [1], dtype="uint8")
     before = open_descriptors()
     with pytest.raises(UnreadableCorpus):
-        Shard.open(path)
+        open_shard(path)
     assert open_descriptors() == before
 
 
@@ -267,6 +267,6 @@ def test_an_index_does_not_stay_open_without_its_tokens(tmp_path: Path) -> None:
     path = write_megatron(tmp_path / "x", [[1, 2], [3]])
     before = open_descriptors()
     with pytest.raises(UnreadableCorpus, match="cannot be mapped") as caught:
-        Shard.open(path, open_file=Unmappable)
+        open_shard(path, open_file=Unmappable)
     assert open_descriptors() == before
     assert caught.tb is not None  # it would keep a file open that nobody has closed

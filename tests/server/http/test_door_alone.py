@@ -12,7 +12,7 @@ from unittest.mock import ANY, Mock, patch
 import pytest
 from corpus_server.http.ahead import MAX_BYTES, Ahead, Budget
 
-from corpus_server.admission.admission import MAX_URL_BYTES
+from corpus_server.admission.checks import MAX_URL_BYTES
 from corpus_server.admission.request import MAX_HEAD_BYTES
 from corpus_server.answers.access_log import Answered
 from corpus_server.answers.response import ClientLeft

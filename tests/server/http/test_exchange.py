@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from corpus_server import metrics
 from corpus_server.admission.access import ANYONE
-from corpus_server.admission.admission import MAX_BYTES, SMALL_BYTES
+from corpus_server.admission.load import MAX_BYTES, SMALL_BYTES
 from corpus_server.admission.request import RequestHead, parse_simple_get
 from corpus_server.answers.access_log import Answered, Requests
 from corpus_server.answers.response import ClientLeft, Response, Slices
@@ -73,7 +73,7 @@ def test_a_large_answer_is_refused_while_all_bytes_are_taken(tmp_path: Path) -> 
     settings = Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path / "state")
     most = SMALL_BYTES // 2048
     with Service.open(settings) as service:
-        others = service.admission.admit(ANYONE)
+        others = service.admission.admit(RequestHead("GET", b"/", {}))
         others.charge(MAX_BYTES)
         (refused, problem), (status, body) = asyncio.run(ask(service, (most + 1, most)))
         assert (service.admission.num_bytes, service.admission.slots) == (MAX_BYTES, {others})
@@ -102,7 +102,7 @@ def test_the_application_counts_bytes_as_the_door_does(tmp_path: Path) -> None:
     query = {"corpus": "web", "seq_len": 1023, "batch_size": SMALL_BYTES // 2048 + 1, "step": 0}
     with TestClient(app) as client:
         gate = app.app.state.service.admission
-        others = gate.admit(ANYONE)
+        others = gate.admit(RequestHead("GET", b"/", {}))
         others.charge(MAX_BYTES)
         for route in ("/v1/batches", "/v1/corpora/web/tokens"):
             asked = (
@@ -147,7 +147,7 @@ class Conversation:
         self.writer.setblocking(False)
         self.active = metrics.ACTIVE.number
         request = RequestHead("GET", target, {}, request_id="id-5")
-        self.slot = service.admission.admit(ANYONE)
+        self.slot = service.admission.admit(RequestHead("GET", b"/", {}))
         request.charge = self.slot.charge
         self.exchange = Exchange(service, request, self.slot, [(b"corpus-via", b"door")], close=close)
         self.received = b""

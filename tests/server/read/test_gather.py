@@ -27,7 +27,7 @@ from corpus_server.read import gather
 from corpus_server.read.gather import Gatherer, Selection
 from corpus_server.read.timing import total
 from corpus_server.stores import StagedFile
-from tests.corpora import some_tokens, write_llmc, write_npy, write_raw
+from tests.corpora import open_shard, some_tokens, write_llmc, write_npy, write_raw
 from tests.pages import drop, resident_of
 from tests.serving import environment
 
@@ -63,7 +63,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Shard]]:
         write_raw(folder / "8.bin", some_tokens(64, seed=8)),
     ]
     with ExitStack() as opened:
-        yield [opened.enter_context(Shard.open(path)) for path in paths]
+        yield [opened.enter_context(open_shard(path)) for path in paths]
 
 
 def naive(shards: list[Shard], locations: np.ndarray, length: int, dtype: str) -> np.ndarray:
@@ -148,7 +148,7 @@ def test_a_window_as_long_as_the_longest_reaches_over_a_large_corpus(tmp_path: P
             pytest.skip(f"this file system holds no file of 9 TB: {error}")
         file.seek(2 * num_tokens - 4)
         file.write(b"\x01\x00\x02\x00")
-    with Shard.open(path) as shard:
+    with open_shard(path) as shard:
         out = Gatherer([shard]).gather(np.array([[0, num_tokens - 2**20 - 1]]), 2**20 + 1, UINT16)
     assert (out[0, :-2] == 0).all()
     assert out[0, -2:].tolist() == [1, 2]
@@ -162,7 +162,7 @@ from corpus_server.corpus import guard as mapguard
 from corpus_server.errors import CorpusChanged
 from corpus_server.read.gather import Gatherer, Selection
 from corpus_server.corpus.files import OpenFile
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.shards import open_runs
 path, keep, start, memory, when = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 assert mapguard.install()
 
@@ -179,7 +179,7 @@ class CutAfterCheck:
             os.truncate(path, keep)
 
 armed = False
-with Shard.open(path) as shard:
+with open_runs(path)[0] as shard:
     gatherer = Gatherer([CutAfterCheck(shard)])
     locations = np.array([[0, start], [0, 0]])
     if memory == "warm":
@@ -236,7 +236,7 @@ def test_a_selection_keeps_few_bytes_of_a_window(shards: list[Shard]) -> None:
 
 def test_only_the_shards_that_are_touched_are_checked(tmp_path: Path) -> None:
     paths = [write_raw(tmp_path / f"{k}.bin", some_tokens(5000, seed=k)) for k in range(2)]
-    with Shard.open(paths[0]) as first, Shard.open(paths[1]) as second:
+    with open_shard(paths[0]) as first, open_shard(paths[1]) as second:
         gatherer = Gatherer([first, second])
         os.truncate(paths[1], 100)
         out = gatherer.gather(np.array([[0, 4990]]), 10, UINT16)
@@ -278,7 +278,7 @@ def test_a_change_during_the_copy_is_found_after_it(tmp_path: Path, change: str)
             path.write_bytes(bytes(6000))
             os.utime(path, ns=(0, 0))
 
-    with Shard.open(path) as shard:
+    with open_shard(path) as shard:
         watched = Watched(shard, change_it)
         with pytest.raises(CorpusChanged, match="5000 now" if change == "cut" else "written to since"):
             Gatherer([watched]).gather(np.array([[0, 2900]]), 100, UINT16)
@@ -292,7 +292,7 @@ def test_every_shard_touched_is_checked_once_before_and_once_after(
     tmp_path: Path, touched: list[int], num_checks: list[int]
 ) -> None:
     numbers = range(len(num_checks))
-    opened = [Shard.open(write_raw(tmp_path / f"{k}.bin", some_tokens(500, seed=k))) for k in numbers]
+    opened = [open_shard(write_raw(tmp_path / f"{k}.bin", some_tokens(500, seed=k))) for k in numbers]
     watched = [Watched(shard) for shard in opened]
     locations = np.array([[number, 5 * row] for row, number in enumerate(touched)])
     Gatherer(watched).gather(locations, 50, UINT16)
@@ -323,7 +323,7 @@ def test_a_shard_of_a_store_stays_mapped_while_it_is_copied_and_checked(
 
     seen: list[bool] = []
     copy = Selection._copy
-    with Shard.open(write_raw(tmp_path / "a.bin", some_tokens(100))) as shard:
+    with open_shard(write_raw(tmp_path / "a.bin", some_tokens(100))) as shard:
         selection = Gatherer([Watched(shard, lambda: seen.append(is_held), Staged())]).select(
             np.array([[0, 7]]), 3, UINT16
         )
@@ -347,7 +347,7 @@ def test_a_page_that_the_disk_did_not_deliver_is_an_error(
         guarded[0].num_faults += 1
 
     monkeypatch.setattr(mapguard, "guard", remember)
-    with Shard.open(write_raw(tmp_path / "a.bin", some_tokens(100))) as shard:
+    with open_shard(write_raw(tmp_path / "a.bin", some_tokens(100))) as shard:
         gatherer = Gatherer([Watched(shard, fault)])
         for _ in range(2):  # until the shard is opened anew
             with pytest.raises(ReadFailed, match=r"a\.bin: the disk did not deliver 1 pages"):
@@ -359,7 +359,7 @@ def cold(tmp_path: Path) -> Iterator[Shard]:
     """A shard of 4 MB of which nothing is in memory."""
     path = write_raw(tmp_path / "cold.bin", some_tokens(2_000_000))
     drop(path)
-    with Shard.open(path) as shard:
+    with open_shard(path) as shard:
         yield shard
 
 
@@ -463,7 +463,7 @@ def test_reading_ahead_brings_the_windows_of_all_shards(tmp_path: Path) -> None:
         write_odd_npy(tmp_path / "2.npy", some_tokens(400_000, seed=2)),
     ]
     with ExitStack() as opened:
-        shards = [opened.enter_context(Shard.open(path)) for path in paths]
+        shards = [opened.enter_context(open_shard(path)) for path in paths]
         gatherer = Gatherer(shards)
         locations = np.array([[0, 300_000], [1, 150_000], [2, 300_000], [0, 200_000]])
         for path in paths:

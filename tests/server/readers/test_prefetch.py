@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +15,20 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import BoundedShuffle, Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers import prefetch
+from corpus_server.readers import Prefetcher, Registry, StepsRequest, prefetch
+from corpus_server.readers import registry as registry_module
 from corpus_server.readers.groups import group_bytes
-from corpus_server.readers.prefetch import Prefetcher
 from tests.corpora import some_tokens, write_raw
 from tests.megatron import THREE, document, specs
 from tests.pages import drop
+from tests.server.readers.fakes import wait_until
 
 ROWS, SEQ_LEN = 16, 256
 STEP_BYTES = ROWS * (2 * (SEQ_LEN + 1) + mmap.PAGESIZE)
+STEP_WINDOW_BYTES = ROWS * 2 * (SEQ_LEN + 1)
 HORIZON = 6
 BUDGET_BYTES = 4 * HORIZON * STEP_BYTES  # a reader gets a quarter
+GROUPED = BoundedShuffle(block_windows=512, group_blocks=8)
 
 
 @pytest.fixture
@@ -37,18 +40,58 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bound(corpus: Path) -> Iterator[BoundPlan]:
-    with Catalog.open([CorpusSpec(name="web", path=corpus)]) as catalog:
-        yield catalog.bind(
-            Plan(seq_len=SEQ_LEN, stages=(Stage(global_batch_size=ROWS, mixture={"web": 1.0}),))
-        )
+def catalog(corpus: Path) -> Iterator[Catalog]:
+    with Catalog.open([CorpusSpec(name="web", path=corpus)]) as opened:
+        yield opened
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def bind(catalog: Catalog, *, rows: int = ROWS, seed: int = 0, order: object = "shuffle") -> BoundPlan:
+    """Return a plan whose windows pass for cold: the kernel may keep pages that it was asked to drop."""
+    stage = Stage(global_batch_size=rows, mixture={"web": 1.0})
+    bound = catalog.bind(Plan(seq_len=SEQ_LEN, seed=seed, order=order, stages=(stage,)))  # type: ignore[arg-type]
+    bound.gatherer.are_resident = lambda locations: False  # type: ignore[method-assign]
+    return bound
+
+
+@pytest.fixture
+def bound(catalog: Catalog) -> BoundPlan:
+    return bind(catalog)
+
+
+class Disk:
+    """A prefetcher, and the windows that it asked for."""
+
+    def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
+        self.registry = Registry()
+        self.num_bytes = 0
+        self.prefetcher = Prefetcher(self.registry, budget_bytes, on_asked=self._count)
+        self.asked: dict[BoundPlan, list[np.ndarray]] = {}
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+
+    def __enter__(self) -> Disk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.prefetcher.close()
+
+    def ask(self, bound: BoundPlan, step: int = 0, *, count: int = 1, rank: int = 0, world: int = 1) -> None:
+        if bound not in self.asked:
+            self.asked[bound], read_ahead = [], bound.gatherer.read_ahead
+
+            def record(locations: np.ndarray, length: int) -> None:
+                self.asked[bound].append(locations)
+                read_ahead(locations, length)
+
+            bound.gatherer.read_ahead = record  # type: ignore[method-assign]
+        rows = bound.sampler.check_part(step, count=count, rank=rank, world_size=world)
+        part = {"rank": rank, "world_size": world}
+        self.registry.note(StepsRequest(bound=bound, step=step, count=count, rows=rows, **part))
+
+    def steps_of(self, bound: BoundPlan) -> float:
+        """Return the windows that were asked for, in steps of one rank of one."""
+        return sum(map(len, self.asked[bound])) / ROWS
 
 
 def num_threads() -> int:
@@ -57,110 +100,108 @@ def num_threads() -> int:
 
 def test_the_windows_of_the_next_steps_are_asked_for_and_no_others(bound: BoundPlan) -> None:
     """That the kernel then reads them is tested where it is asked, in test_readahead."""
-    located: list[np.ndarray] = []
-    num_bytes: list[int] = []
-    read_ahead = bound.gatherer.read_ahead
-
-    def record(locations: np.ndarray, length: int) -> None:
-        assert length == SEQ_LEN + 1
-        located.append(locations)
-        read_ahead(locations, length)
-
-    bound.gatherer.read_ahead = record  # type: ignore[method-assign]
-    # The kernel may keep pages that it was asked to drop: a sample of them would pass for a warm corpus.
-    bound.gatherer.are_resident = lambda locations: False  # type: ignore[method-assign]
-    prefetcher = Prefetcher(BUDGET_BYTES, on_asked=num_bytes.append)
-    prefetcher.note(bound, step=3, count=1, rows=ROWS, rank=0, world_size=1)
-    wait_until(lambda: sum(num_bytes) >= (1 + HORIZON) * ROWS * (SEQ_LEN + 1) * 2)
-    prefetcher.close()
+    with Disk() as disk:
+        disk.ask(bound, 3)
+        wait_until(lambda: disk.num_bytes >= (1 + HORIZON) * STEP_WINDOW_BYTES)
     expected = bound.sampler.locate(3, count=1 + HORIZON).reshape(-1, 2)
-    assert (np.concatenate(located) == expected).all()
-    assert sum(num_bytes) == len(expected) * (SEQ_LEN + 1) * 2
-
-
-def test_what_is_resident_is_not_asked_for(bound: BoundPlan, corpus: Path) -> None:
-    corpus.read_bytes()
-    asked: list[int] = []
-    looks = threading.Semaphore(0)
-    are_resident = bound.gatherer.are_resident
-
-    def look(locations: np.ndarray) -> bool:
-        try:
-            return are_resident(locations)
-        finally:
-            looks.release()
-
-    bound.gatherer.are_resident = look  # type: ignore[method-assign]
-    prefetcher = Prefetcher(BUDGET_BYTES, on_asked=asked.append)
-    prefetcher.note(bound, step=0, count=1, rows=ROWS, rank=0, world_size=1)
-    assert looks.acquire(timeout=20)
-    for step in range(1, 100):
-        prefetcher.note(bound, step=step, count=1, rows=ROWS, rank=0, world_size=1)
-    prefetcher.close()
-    assert asked == []
-    assert not looks.acquire(blocking=False)
+    assert (np.concatenate(disk.asked[bound]) == expected).all()
+    assert disk.num_bytes == len(expected) * (SEQ_LEN + 1) * 2
 
 
 @pytest.mark.parametrize(("rows", "num_looks"), [(32, 64), (33, 33), (512, 64), (1000, 63)])
-def test_a_sample_of_the_windows_tells_whether_they_are_resident(
-    corpus: Path, rows: int, num_looks: int
+def test_what_is_resident_by_a_sample_is_not_asked_for(catalog: Catalog, rows: int, num_looks: int) -> None:
+    """At most 64 windows of a turn, evenly spread, are looked at: a look is a system call."""
+    bound, looked = bind(catalog, rows=rows), list[np.ndarray]()
+    bound.gatherer.are_resident = lambda windows: not looked.append(windows)  # type: ignore[method-assign,func-returns-value]
+    with Disk(4 * rows * (2 * (SEQ_LEN + 1) + mmap.PAGESIZE)) as disk:  # a step ahead
+        disk.ask(bound)
+        wait_until(lambda: looked)
+        time.sleep(0.05)
+        for step in range(1, 50):
+            disk.ask(bound, step)
+    assert disk.asked == {bound: []}
+    assert [len(windows) for windows in looked] == [num_looks]
+
+
+@pytest.mark.parametrize(("num_ranks", "steps"), [(1, 6), (4, 6), (8, 3)])
+def test_readers_share_the_budget_and_a_quarter_is_the_most(
+    catalog: Catalog, num_ranks: int, steps: int
 ) -> None:
-    """At most 64 of a turn, two steps or one, evenly spread: a look is a system call."""
-    looked: list[np.ndarray] = []
-    with Catalog.open([CorpusSpec(name="web", path=corpus)]) as catalog:
-        plan = Plan(seq_len=SEQ_LEN, stages=(Stage(global_batch_size=rows, mixture={"web": 1.0}),))
-        bound = catalog.bind(plan)
-
-        def look(locations: np.ndarray) -> bool:
-            looked.append(locations)
-            return True
-
-        bound.gatherer.are_resident = look  # type: ignore[method-assign]
-        prefetcher = Prefetcher(4 * rows * (2 * (SEQ_LEN + 1) + mmap.PAGESIZE))  # a step ahead
-        prefetcher.note(bound, step=0, count=1, rows=rows, rank=0, world_size=1)
-        wait_until(lambda: bool(looked))
-        prefetcher.close()
-    (windows,) = looked
-    assert len(windows) == num_looks
+    """Of bounded shuffles too large to be read by groups, as of others; each plan has one reader here."""
+    plans = [bind(catalog, seed=seed, order=(GROUPED, "shuffle")[seed % 2]) for seed in range(num_ranks)]
+    with Disk() as disk:
+        for bound in plans:
+            disk.ask(bound, 10_000)
+        time.sleep(0.1)
+        for bound in plans:
+            disk.asked[bound].clear()
+            disk.ask(bound, 20_000)
+        wait_until(lambda: all(disk.steps_of(bound) >= 1 + steps for bound in plans))
+    assert {disk.steps_of(bound) for bound in plans} == {1 + steps}
 
 
-def test_the_budget_is_shared_with_the_groups_of_bounded_shuffles(bound: BoundPlan, corpus: Path) -> None:
-    """What groups take, others do not."""
-    num_bytes: list[int] = []
-    with Catalog.open([CorpusSpec(name="web", path=corpus)]) as catalog:
-        stage = Stage(global_batch_size=ROWS, mixture={"web": 1.0})
-        order = BoundedShuffle(block_windows=512, group_blocks=8)
-        grouped = catalog.bind(Plan(seq_len=SEQ_LEN, order=order, stages=(stage,)))
-        bound.gatherer.read_ahead = (  # type: ignore[method-assign]
-            lambda locations, length: num_bytes.append(2 * locations.shape[0] * length)
-        )
-        bound.gatherer.are_resident = lambda locations: False  # type: ignore[method-assign]
-        prefetcher = Prefetcher(BUDGET_BYTES + group_bytes(grouped))
-        for each in (grouped, bound):
-            prefetcher.note(each, step=0, count=1, rows=ROWS, rank=0, world_size=1)
-        expected = (1 + HORIZON) * ROWS * (SEQ_LEN + 1) * 2
-        wait_until(lambda: sum(num_bytes) >= expected)
-        prefetcher.close()
-    assert sum(num_bytes) == expected
+def test_what_groups_take_of_the_budget_others_do_not_get(
+    catalog: Catalog, bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the plan of the groups is idle."""
+    grouped, now = bind(catalog, order=GROUPED), [0.0]
+    with Disk(BUDGET_BYTES + group_bytes(grouped)) as disk:
+        disk.ask(grouped)
+        wait_until(lambda: disk.num_bytes)
+        disk.ask(bound)
+        wait_until(lambda: disk.steps_of(bound) >= 1 + HORIZON)
+        time.sleep(0.05)
+        assert disk.steps_of(bound) == 1 + HORIZON
+        real = time.monotonic
+        monkeypatch.setattr(registry_module.time, "monotonic", lambda: real() + now[0])
+        now[0] = 61.0
+        disk.ask(bound, 5000)
+        now[0] = 0.0
+        wait_until(lambda: disk.steps_of(bound) > 2 * (1 + HORIZON))
 
 
 def test_rows_of_pieces_are_not_prefetched(tmp_path: Path) -> None:
-    asked: list[int] = []
-    with Catalog.open(specs(THREE, tmp_path)) as catalog:
-        bound = catalog.bind(Plan.from_json(document(THREE)))
-        prefetcher = Prefetcher(2**40, on_asked=asked.append)
-        prefetcher.note(bound, step=0, count=1, rows=4, rank=0, world_size=1)
-        assert not list(prefetcher._readers.bounds())
-        prefetcher.close()
-    assert asked == []
+    with Catalog.open(specs(THREE, tmp_path)) as catalog, Disk(2**40) as disk:
+        disk.ask(catalog.bind(Plan.from_json(document(THREE))))
+        time.sleep(0.05)
+    assert disk.num_bytes == 0
+
+
+def test_the_groups_of_a_plan_are_added_up_once_and_without_a_lock(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That takes ms with thousands of shards. A refusal is said once, and windows are read one by one."""
+    bound, threads = bind(catalog, order=GROUPED), list[str]()
+
+    def added_up(plan: BoundPlan) -> int:
+        threads.append(threading.current_thread().name)
+        assert disk.prefetcher._changed.acquire(timeout=1)
+        disk.prefetcher._changed.release()
+        return group_bytes(plan)
+
+    monkeypatch.setattr(prefetch, "group_bytes", added_up)
+    needed = group_bytes(bound)
+    with Disk(needed - 1) as disk:
+        for step in range(0, 2000, 20):
+            for rank in range(4):
+                disk.ask(bound, step, rank=rank, world=4)
+            time.sleep(0.001)
+        wait_until(lambda: disk.asked[bound])
+    assert threads == ["prefetch"]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == (
+        f"plan {bound.plan.id}: reading ahead its groups ({GROUPED} windows) takes {needed:,} bytes of page "
+        f"cache, three groups of each source; read_ahead_bytes is {needed - 1:,}, of which other plans take "
+        "0; its windows are read one by one instead, at the rate of random reads; set read_ahead_bytes to at "
+        f"least {needed:,}, or choose smaller groups"
+    )
 
 
 def test_without_a_budget_there_is_no_thread(bound: BoundPlan) -> None:
     before = num_threads()
-    prefetcher = Prefetcher(0)
-    prefetcher.note(bound, step=0, count=1, rows=ROWS, rank=0, world_size=1)
-    assert num_threads() == before
-    prefetcher.close()
+    with Disk(0) as disk:
+        disk.ask(bound)
+        assert num_threads() == before
 
 
 def test_closing_does_not_wait_for_a_disk_that_hangs(
@@ -176,10 +217,9 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
 
     bound.gatherer.read_ahead = hang  # type: ignore[method-assign]
     before = num_threads()
-    prefetcher = Prefetcher(BUDGET_BYTES)
-    prefetcher.note(bound, step=0, count=1, rows=ROWS, rank=0, world_size=1)
-    assert hanging.wait(20)
-    prefetcher.close()
+    with Disk() as disk:
+        disk.ask(bound)
+        assert hanging.wait(20)
     assert not answered.is_set()
     assert "does the disk or the network file system hang?" in caplog.text
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "prefetch")
@@ -187,47 +227,60 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
     wait_until(lambda: num_threads() == before)
 
 
-def test_closing_ends_the_thread_in_the_midst_of_its_work(bound: BoundPlan) -> None:
-    before = num_threads()
-    prefetcher = Prefetcher(2**40)
-    assert num_threads() == before + 1
-    prefetcher.note(bound, step=0, count=1, rows=ROWS, rank=0, world_size=1)
-    for _ in range(2):
-        prefetcher.close()
-    assert num_threads() == before
-
-
-def test_a_failure_is_logged_and_the_thread_goes_on(
-    bound: BoundPlan, corpus: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("layer", "where"),
+    [
+        ("sampler", "locate"),
+        ("sampler", "group_extents"),
+        ("gatherer", "are_resident"),
+        ("gatherer", "read_ahead"),
+    ],
+)
+@pytest.mark.parametrize("failure", [MemoryError, RuntimeError, SystemExit])
+def test_a_failure_is_logged_once_and_the_thread_goes_on(
+    catalog: Catalog,
+    layer: str,
+    where: str,
+    failure: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    asked: list[int] = []
-    with Catalog.open([CorpusSpec(name="web", path=corpus)]) as catalog:
-        broken = catalog.bind(
-            Plan(seq_len=SEQ_LEN, seed=7, stages=(Stage(global_batch_size=ROWS, mixture={"web": 1.0}),))
-        )
+    """However often the rank asks; other plans are prefetched as before, and this one again after a rest."""
+    broken = bind(catalog, seed=7, order=GROUPED if where == "group_extents" else "shuffle")
+    bound, times = bind(catalog), list[float]()
 
-        def fail(locations: np.ndarray, length: int) -> None:
-            raise MemoryError("no room for the ranges")
+    def fail(*_: object, **__: object) -> None:
+        times.append(time.monotonic())
+        raise failure("nothing is left")
 
-        broken.gatherer.read_ahead = fail  # type: ignore[method-assign]
-        prefetcher = Prefetcher(BUDGET_BYTES, on_asked=asked.append)
-        prefetcher.note(broken, step=0, count=1, rows=ROWS, rank=0, world_size=1)
-        wait_until(lambda: "no room for the ranges" in caplog.text)
-        prefetcher.note(bound, step=0, count=1, rows=ROWS, rank=0, world_size=1)
-        wait_until(lambda: bool(asked))
-        prefetcher.close()
-    assert caplog.text.count(f"reading ahead failed for plan {broken.plan.id}") == 1
+    def ask(step: int) -> None:
+        rank = {"rows": ROWS, "rank": 0, "world_size": 1}
+        disk.registry.note(StepsRequest(bound=broken, step=step, count=1, **rank))
+
+    with Disk(2**40) as disk:
+        monkeypatch.setattr(getattr(broken, layer), where, fail)
+        for step in range(200):
+            ask(step)
+            time.sleep(0.001)
+        wait_until(lambda: "nothing is left" in caplog.text)
+        disk.ask(bound, 20_000)
+        wait_until(lambda: disk.asked[bound])
+        assert len(times) == 1
+        real = time.monotonic
+        monkeypatch.setattr(prefetch.time, "monotonic", lambda: real() + 11)
+        ask(5000)
+        wait_until(lambda: len(times) == 2)
+    assert caplog.text.count(f"prefetching failed for plan {broken.plan.id}") == 2
 
 
-def test_the_tokens_are_the_same_while_it_reads_ahead(bound: BoundPlan, corpus: Path) -> None:
+def test_the_tokens_are_the_same_while_it_reads_ahead(corpus: Path, catalog: Catalog) -> None:
     """Gathered beside the thread, over jumps, from a file that is cold at first."""
-    tokens = np.frombuffer(corpus.read_bytes(), np.uint16)
+    tokens, bound = np.frombuffer(corpus.read_bytes(), np.uint16), bind(catalog)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, SEQ_LEN + 1)
     drop(corpus)
-    prefetcher = Prefetcher(BUDGET_BYTES)
-    for step in [*range(40), *range(500, 520), 3, *range(7, 30)]:
-        prefetcher.note(bound, step=step, count=2, rows=ROWS, rank=0, world_size=1)
-        located = bound.sampler.locate(step, count=2).reshape(-1, 2)
-        out = bound.gatherer.gather(located, SEQ_LEN + 1, bound.dtype)
-        assert (out == windows[located[:, 1]]).all()
-    prefetcher.close()
+    with Disk() as disk:
+        for step in [*range(40), *range(500, 520), 3, *range(7, 30)]:
+            disk.ask(bound, step, count=2)
+            located = bound.sampler.locate(step, count=2).reshape(-1, 2)
+            out = bound.gatherer.gather(located, SEQ_LEN + 1, bound.dtype)
+            assert (out == windows[located[:, 1]]).all()

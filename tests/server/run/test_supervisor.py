@@ -284,7 +284,7 @@ def test_whatever_ends_a_worker_it_gets_a_successor(web: dict[str, Path], tmp_pa
             wait_until(lambda: server.log().count(" is ready") == 2 + number, server.log())  # noqa: B023
         for name in ("signal 35", "SIGKILL", "SIGABRT"):
             assert f"ended with {name}" in server.log()
-        assert server.log().count("is not added up") == 1
+        assert "is not added up" not in server.log()
         assert server.stop() == 0
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +53,7 @@ class LikeS3(StoreObject):
 
 
 def bring(
-    server: WebServer, cache: Cache, *, recorded: Recorded | None = None, like_s3: bool = False
+    server: WebServer, cache: Cache, *, recorded: Sequence[Recorded] = (), like_s3: bool = False
 ) -> StoreObject:
     store = Store(server.url)
     found = store.head("web.bin")
@@ -103,9 +103,9 @@ def test_one_flipped_bit_is_found_by_the_md5(server: WebServer, cache: Cache) ->
     assert is_empty(cache)
 
 
-def recorded_hashes(content: bytes) -> Recorded:
+def recorded_hashes(content: bytes) -> list[Recorded]:
     data = content[100:9900]
-    return Recorded(data_offset=100, data_bytes=len(data), digests=[xxhash.xxh3_128_hexdigest(data)])
+    return [Recorded(data_offset=100, data_bytes=len(data), digests=[xxhash.xxh3_128_hexdigest(data)])]
 
 
 def test_one_flipped_bit_is_found_by_recorded_hashes(server: WebServer, cache: Cache) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from corpus_server.plan import Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
 from tests.corpora import some_tokens, write_raw
 from tests.pages import drop, resident_of
+from tests.server.readers.fakes import wait_until
 from tests.serving import RunningServer
 
 ROWS, SEQ_LEN = 32, 1024
@@ -57,14 +57,6 @@ def read_ahead_bytes(server: RunningServer) -> float:
     return float(found[1])
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for what the disk is at work on."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_next_steps_of_a_rank_are_read_before_they_are_asked_for(
     corpus: Path, tmp_path: Path, workers: int
@@ -74,6 +66,7 @@ def test_the_next_steps_of_a_rank_are_read_before_they_are_asked_for(
         expected = pages_of(corpus, range(10, 11 + HORIZON))
         before = resident_of(corpus)  # what opening has read
         assert before.mean() < 0.5
+        assert server.get("/v1/indices", **QUERY, step=500).status == 200  # reads nothing
         assert server.get("/v1/batches", **QUERY, step=10).status == 200
         num_bytes = (1 + HORIZON) * ROWS * (SEQ_LEN + 1) * 2
         wait_until(lambda: read_ahead_bytes(server) >= num_bytes)
@@ -84,25 +77,17 @@ def test_the_next_steps_of_a_rank_are_read_before_they_are_asked_for(
         assert not (resident_of(corpus) & ~(expected | before)).any()
 
 
-def test_requests_that_go_the_short_way_are_read_ahead_of_too(corpus: Path, tmp_path: Path) -> None:
-    """The second request differs from the first in its step alone: it never reaches the route."""
+def test_no_more_is_read_ahead_than_the_budget_where_batches_grow(corpus: Path, tmp_path: Path) -> None:
+    """Of step 20, a thousand times as large as those before it, nothing: it does not fit the budget."""
     arguments = ["--read-ahead-bytes", str(BUDGET_BYTES)]
     with RunningServer({"web": corpus}, tmp_path, arguments=arguments) as server:
-        stages = [{"global_batch_size": ROWS, "mixture": {"web": 1}}]
-        posted = server.post_plan({"seq_len": SEQ_LEN, "stages": stages})
-        for number, step in enumerate((10, 70), start=1):
-            query = {
-                "plan": posted.json()["id"],
-                "count": 1,
-                "step": step,
-                "format": "raw",
-                "checksum": "tail",
-            }
-            assert server.get("/v1/batches", **query).status == 200
-            # What is asked for, and not what the kernel makes of it: on a busy machine it leaves some out.
-            expected = number * (1 + HORIZON) * ROWS * (SEQ_LEN + 1) * 2
-            wait_until(lambda expected=expected: read_ahead_bytes(server) >= expected)
-            assert read_ahead_bytes(server) == expected
+        stages = [{"from_step": 20 * k, "global_batch_size": 1000**k, "mixture": {"web": 1}} for k in (0, 1)]
+        plan = server.post_plan({"seq_len": SEQ_LEN, "stages": stages}).json()["id"]
+        for step in range(20):
+            assert server.get("/v1/batches", plan=plan, step=step).status == 200
+        wait_until(lambda: read_ahead_bytes(server) == 20 * (SEQ_LEN + 1) * 2)
+        time.sleep(0.1)
+        assert read_ahead_bytes(server) == 20 * (SEQ_LEN + 1) * 2
 
 
 def test_turned_off_only_what_is_asked_for_is_read(corpus: Path, tmp_path: Path) -> None:
@@ -126,13 +111,7 @@ def test_the_answers_are_the_same_however_far_it_reads_ahead(
         sampler = bind(catalog).sampler
     drop(corpus)
     with RunningServer({"web": corpus}, tmp_path, arguments=["--read-ahead-bytes", budget]) as server:
-        for step, count, rank, world_size in (
-            (0, 1, 0, 1),
-            (1, 4, 0, 1),
-            (5, 8, 0, 1),
-            (5, 8, 1, 4),
-            (900, 2, 0, 2),
-        ):
+        for step, count, rank, world_size in PARTS:
             part = {"count": count, "rank": rank, "world_size": world_size}
             answer = server.get("/v1/batches", **QUERY, step=step, **part)
             located = sampler.locate(step, **part)

@@ -52,6 +52,7 @@ def test_corpora_are_described(server: RunningServer, corpora: Corpora) -> None:
     path = corpora["mixed"].path / "0.bin"
     assert shard == {
         "name": "0.bin",
+        "file": "0.bin",
         "format": "llm.c",
         "num_tokens": 700,
         "dtype": "uint16",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corpus_server.corpus.formats import ShardLayout
+from corpus_server.corpus.formats import Run, ShardLayout
 from corpus_server.errors import ReadFailed, UnreadableCorpus
 from tests.corpora import open_descriptors, recognise
 
@@ -38,7 +38,7 @@ def write(
 def test_worked_bytes(tmp_path: Path, files: dict[str, str | None], reason: str) -> None:
     layout = recognise(write(tmp_path, **files))
     assert replace(layout, documents=None) == ShardLayout(
-        format="datatrove", reason=reason, dtype=np.dtype("<u2"), data_offset=0, num_tokens=9
+        format="datatrove", reason=reason, dtype=np.dtype("<u2"), runs=(Run(0, 9),)
     )
     assert layout.documents is not None
     assert [layout.documents.document_range(n) for n in range(3)] == [(0, 4), (4, 6), (6, 9)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corpus_server.corpus.files import OpenFile
-from corpus_server.corpus.formats import DocumentIndex, ShardLayout
+from corpus_server.corpus.formats import DocumentIndex, Run, ShardLayout
 from corpus_server.corpus.formats.layout import build_ids, build_text, counted_layout
 from corpus_server.errors import UnreadableCorpus
 
@@ -29,7 +29,7 @@ def counted(path: Path, data_offset: int, num_tokens: int) -> ShardLayout:
 def test_a_file_of_the_size_that_its_header_says(tmp_path: Path, num_bytes: int, num_tokens: int) -> None:
     (tmp_path / "a").write_bytes(bytes(num_bytes))
     assert counted(tmp_path / "a", 8, num_tokens) == ShardLayout(
-        format="test", reason="it is one", dtype=np.dtype("<u4"), data_offset=8, num_tokens=num_tokens
+        format="test", reason="it is one", dtype=np.dtype("<u4"), runs=(Run(8, num_tokens),)
     )
 
 

@@ -1,4 +1,4 @@
-import { $, h, bytes, few, number, planLink, stepAddress, table } from "../dom.js";
+import { $, h, bytes, corpusAddress, few, number, planLink, stepAddress, table } from "../dom.js";
 import { address, follow, problem, request } from "../api.js";
 import { chart } from "../chart.js";
 
@@ -8,13 +8,17 @@ let samples = null;
 const STEPS = [0.25, 0.5, 1, 2, 5, 10];  // minutes
 const ago = (minutes) => (minutes === 0 ? "now" : `${number(minutes)} min`);
 const lines = (label, more = {}) => chart({ x: [], xLabel: null, xText: ago, xSteps: STEPS, height: 150, series: [{ label, values: [] }], ...more });
-const charts = {
-  throughput: lines("tokens/s", { fromZero: true }),
-  latency: lines("p50", { logY: true, series: ["p50", "p90", "p99"].map((label) => ({ label, values: [] })) }),
-  active: lines("requests", { fromZero: true }),
-  refusals: lines("refusals", { fromZero: true }),
-};
-for (const [name, holder] of Object.entries(charts)) $(`#${name}`).append(holder);
+const charts = {};
+
+// The charts that an answer describes; drawn once, then fed.
+function drawn(live) {
+  for (const each of live.charts) {
+    if (each.title in charts) continue;
+    charts[each.title] = lines("", { series: each.lines.map(({ label }) => ({ label, values: [] })), ...(each.in_seconds ? { logY: true } : { fromZero: true }) });
+    $("#charts").append(h("section", {}, h("h2", {}, each.title), charts[each.title]));
+  }
+  return live.charts;
+}
 $("#request").append(request("/v1/live"), request("/v1/live?follow=true"));
 
 // The first event of a connection has the whole hour, later ones what is new.
@@ -70,14 +74,20 @@ function ranks(live) {
   });
 }
 
+function corpora(live) {
+  if (!live.corpora.length) return [h("p", {}, "No corpus was read since the server started.")];
+  const cells = ({ corpus, values }) => live.corpus_columns.map(({ column }) => known(values[column], few));
+  return [table(["corpus", ...live.corpus_columns.map(({ title }) => title)], live.corpora.map((each) => [
+    h("a", { href: corpusAddress(each.corpus) }, each.corpus), ...cells(each)]))];
+}
+
 function silence(seconds) {
   if (seconds < 10) return "just now";
   return seconds < 120 ? `${number(Math.round(seconds))} s ago` : `${number(Math.round(seconds / 60))} min ago`;
 }
 
-// Who reads the table by keyboard, or has scrolled it, stays where they are.
-function replaceRanks(shown) {
-  const holder = $("#ranks");
+// Who reads a table by keyboard, or has scrolled it, stays where they are.
+function replace(holder, shown) {
   const regions = () => [...holder.querySelectorAll(".scroll")];
   const places = regions().map((each) => [each.scrollTop, each.scrollLeft]);
   const focus = [...holder.querySelectorAll("a, .scroll")].indexOf(document.activeElement);
@@ -90,11 +100,11 @@ function show(live, isFirst) {
   merge(live.samples, isFirst);
   const x = samples.unix_seconds.map((time) => (time - live.unix_seconds) / 60);
   $("#tiles").replaceChildren(...tiles(live));
-  charts.throughput.update(x, [samples.tokens_per_second]);
-  charts.latency.update(x, ["p50_seconds", "p90_seconds", "p99_seconds"].map((name) => samples[name].map(milliseconds)));
-  charts.active.update(x, [samples.active_requests]);
-  charts.refusals.update(x, [samples.refusals]);
-  replaceRanks(ranks(live));
+  for (const { title, lines: its, in_seconds: inSeconds } of drawn(live)) {
+    charts[title].update(x, its.map(({ column }) => (inSeconds ? samples[column].map(milliseconds) : samples[column])));
+  }
+  replace($("#corpora"), corpora(live));
+  replace($("#ranks"), ranks(live));
 }
 
 function state(text, isLive) {

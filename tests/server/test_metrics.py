@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from corpus_server import metrics
+from corpus_server.metrics.kinds import METRICS, CorpusColumn, Counter
 from tests.conftest import ServedCorpus
 from tests.server.http.test_requests import ask
 from tests.serving import RunningServer
@@ -99,3 +103,57 @@ def test_a_killed_server_leaves_a_folder_that_the_next_one_removes(
         server.restart()
         assert [folder.name for folder in (tmp_path / "state" / "metrics").iterdir()] == [str(server.pid)]
         assert server.pid != first
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"[1, 2]",
+        b'{"corpus_tokens": 5}',
+        b'{"corpus_tokens": [[["web"], [null]]]}',
+        b'{"corpus_tokens": [[["web"], [1e999]]]}',
+        b'{"corpus_tokens": [[[5], [1.0]]]}',
+        b'{"corpus_tokens": [[["web", "more"], [1.0]]]}',
+        b'{"corpus_tokens": [[["web"], [1.0, 2.0]]]}',
+        b'{"corpus_request_seconds": [[["/v1/batches"], [1.0]]]}',
+        b'{"corpus_of_tomorrow": [[["web"], [1.0]], [["web"], [1.0, 2.0]]], "ranks": [[["a"], [1.0]]]}',
+        b"\xff" * 100,
+        None,
+    ],
+    ids=lambda content: "a FIFO" if content is None else repr(content[:60]),
+)
+def test_a_file_that_no_worker_of_this_release_wrote_hides_no_counts(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left by a worker that was killed: it is passed over, here and when it is added to the past."""
+    monkeypatch.setenv(metrics.FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "99999999.json").write_text('{"corpus_plan_tokens": [[["abc"], [7.0]]]}')
+    for name in ("99999998.json", "past.json"):
+        if content is None:
+            os.mkfifo(tmp_path / name)
+        else:
+            (tmp_path / name).write_bytes(content)
+    counted = b'corpus_plan_tokens_total{plan="abc"} 7.0'
+    assert counted in metrics.render()
+    metrics.add_ended(tmp_path, 99999999)
+    assert {path.name for path in tmp_path.glob("*.json")} == {"past.json", f"{os.getpid()}.json"}
+    assert counted in metrics.render()
+
+
+def test_what_a_worker_of_a_later_release_counts_is_kept_for_its_successor(tmp_path: Path) -> None:
+    for pid in (99999998, 99999999):
+        (tmp_path / f"{pid}.json").write_text('{"corpus_of_tomorrow": [[["web"], [1.0, 2.0]]]}')
+        metrics.add_ended(tmp_path, pid)
+    past = json.loads((tmp_path / "past.json").read_text())
+    assert past["corpus_of_tomorrow"] == [[["web"], [2.0, 4.0]]]
+
+
+def test_a_metric_shown_by_corpus_has_that_label_alone() -> None:
+    with pytest.raises(ValueError, match="its only label must be corpus"):
+        Counter("corpus_wrong", "wrong", "route", live=[CorpusColumn("wrong")])
+    assert "corpus_wrong" not in METRICS
+    with pytest.raises(ValueError, match="two metrics with the name corpus_tokens"):
+        Counter("corpus_tokens", "twice", "corpus")

@@ -1,0 +1,222 @@
+"""What decides whether a request is answered: one list of checks, in the order in which they are asked.
+
+A check is a function that returns, or raises an error of `errors.py`. It is asked at some of these moments:
+
+    connection   a client has connected; of the request only its `address` is known
+    request      a head has come, on the fast path or to the application; `caller` is known after `token`
+    response     a costly response is about to be made, after the query was understood
+
+All of them run in the event loop's thread and must not wait. Which corpora a request reads is known only
+later: `Caller.check_read`. So are sizes: the methods `check_...` of `Admission`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import unquote_to_bytes
+
+from corpus_server.admission.access import ANYONE
+from corpus_server.admission.load import MAX_BYTES, Load
+from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead
+from corpus_server.errors import (
+    BadRequest,
+    BodyTooLarge,
+    Forbidden,
+    HeadTooLarge,
+    Overloaded,
+    TooManyRequests,
+    UrlTooLong,
+)
+
+MAX_URL_BYTES = 8192
+"""Bytes of a request's target; the longest that a client of ours sends has about 250."""
+
+MAX_BODY_BYTES = 32 * 2**20
+"""Bytes of one request's body; a plan that leaves out 10^6 steps takes about 20 MB of JSON."""
+
+SMALL_BODY_BYTES = 64 * 1024
+"""Bodies up to here are always received: one that never ends costs no more than its connection does. Routes
+that read no body drop it."""
+
+BURST_SECONDS = 1.0
+"""Time over which `max_bytes_per_second` is averaged."""
+
+_OPEN_PATHS = (b"/", b"/healthz", b"/readyz", b"/v1/access")
+_OPEN_FOLDER = (
+    b"/page/"  # HTML and scripts that hold nothing of a corpus; a browser cannot send a token for them
+)
+_SCOPES = {
+    b"/metrics": "metrics",
+    b"/v1/live": "metrics",
+    b"/v1/plans": "inspect",
+}  # of GET; all other paths of /v1 read
+
+Moment = Literal["connection", "request", "response"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One reason to refuse.
+
+    Args:
+        name: of the check, in the docs.
+        sentence: says whom it lets pass, in the docs.
+        at: when it is asked.
+        ask: raises an error of `errors.py`, or returns.
+    """
+
+    name: str
+    sentence: str
+    at: tuple[Moment, ...]
+    ask: Callable[[Load, RequestHead], None]
+
+
+def _connections(load: Load, request: RequestHead) -> None:
+    most, own = load.settings.max_connections, load.settings.max_connections_per_address
+    if load.num_connections > most:
+        raise Overloaded(f"this process has {most} connections, as many as it may")
+    if request.address and load.connections[request.address] > own:
+        raise Overloaded(f"this process has {own} connections from {request.address}, as many as it may")
+
+
+def _url(load: Load, request: RequestHead) -> None:
+    if len(request.target) > MAX_URL_BYTES:
+        raise UrlTooLong(f"the URL must have at most {MAX_URL_BYTES} bytes, got {len(request.target)}")
+    if b"#" in request.target:
+        raise BadRequest(
+            "a request's target must not hold '#': fragments are not sent to servers (RFC 9110, 7.1)",
+            remedy="leave the fragment out, or write %23 for a '#' in a value",
+        )
+
+
+def _head(load: Load, request: RequestHead) -> None:
+    if sum(len(name) + len(value) for name, value in request.headers.items()) > MAX_HEAD_BYTES:
+        raise HeadTooLarge(f"a request's head must have at most {MAX_HEAD_BYTES} bytes")
+
+
+def _body(load: Load, request: RequestHead) -> None:
+    announced = request.headers.get("content-length", "0")
+    most = max_body_bytes(request)
+    if announced.isdecimal() and int(announced[:20]) > most:  # other spellings are the parser's to refuse
+        raise BodyTooLarge(f"the body of this request must have at most {most} bytes, got {announced:.20}")
+
+
+def _token(load: Load, request: RequestHead) -> None:
+    request.caller = ANYONE if _is_open(request) else load.access.caller(request.headers.get("authorization"))
+
+
+def _origin(load: Load, request: RequestHead) -> None:
+    # Browsers name the page's site in every POST. With this content type they ask before they send it to
+    # another site, and no server of ours agrees.
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and "origin" in request.headers and media_type != "application/json":
+        raise Forbidden(
+            "a request with an Origin header must have Content-Type: application/json",
+            remedy="send Content-Type: application/json, or no Origin",
+        )
+
+
+def _scope(load: Load, request: RequestHead) -> None:
+    path = _path(request)
+    if request.method == "POST":
+        request.caller.check("plans")
+    elif not _is_open(request):
+        request.caller.check(_SCOPES.get(path) or ("read" if path.startswith(b"/v1/") else "inspect"))
+
+
+def _token_limits(load: Load, request: RequestHead) -> None:
+    """What a token has asked for before is counted."""
+    name, limits, usage = request.caller.name, request.caller.limits, load.usage(request.caller)
+    if limits.max_requests is not None and usage.num_slots >= limits.max_requests:
+        raise TooManyRequests(f"token {name!r} may have {limits.max_requests} responses under way")
+    if limits.max_bytes is not None and usage.num_bytes >= limits.max_bytes:
+        raise TooManyRequests(f"token {name!r} may have {limits.max_bytes} bytes under way")
+    if (seconds := usage.paid_until - time.monotonic() - BURST_SECONDS) > 0:
+        detail = f"token {name!r} may take {limits.max_bytes_per_second} bytes per second"
+        raise TooManyRequests(detail, retry_after_seconds=math.ceil(seconds))
+
+
+def _slots(load: Load, request: RequestHead) -> None:
+    limit = load.settings.max_concurrent_answers
+    if len(load.slots) >= limit or load.num_bytes >= MAX_BYTES:
+        load.drop_stalled()
+    load.check_share("answers", len(load.slots), load.usage(request.caller).num_slots, limit)
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        name="connections",
+        sentence="The process, and the address, have fewer connections than they may have.",
+        at=("connection",),
+        ask=_connections,
+    ),
+    Check(
+        name="url",
+        sentence="The URL is not too long, and has no fragment.",
+        at=("request",),
+        ask=_url,
+    ),
+    Check(
+        name="head",
+        sentence="The head is not too long.",
+        at=("request",),
+        ask=_head,
+    ),
+    Check(
+        name="body",
+        sentence="The body that is announced is not longer than what the route reads.",
+        at=("request",),
+        ask=_body,
+    ),
+    Check(
+        name="token",
+        sentence="The token is valid, if the server asks for one and the path is not open to everybody.",
+        at=("request",),
+        ask=_token,
+    ),
+    Check(
+        name="origin",
+        sentence="A POST was not sent by a page of another site.",
+        at=("request",),
+        ask=_origin,
+    ),
+    Check(
+        name="scope",
+        sentence="The token has the scope of the path.",
+        at=("request",),
+        ask=_scope,
+    ),
+    Check(
+        name="token limits",
+        sentence="The token is below its own limits.",
+        at=("response",),
+        ask=_token_limits,
+    ),
+    Check(
+        name="slots",
+        sentence="A slot is free, and the token has not more than its share of them.",
+        at=("response",),
+        ask=_slots,
+    ),
+)
+"""A new check is a function above and an entry here. Before `token`, a check is asked of everybody."""
+
+
+def max_body_bytes(request: RequestHead) -> int:
+    """Return how many bytes of body the route of a request takes."""
+    takes_plan = request.method == "POST" and _path(request) == b"/v1/plans"
+    return MAX_BODY_BYTES if takes_plan else SMALL_BODY_BYTES
+
+
+def _path(request: RequestHead) -> bytes:
+    # As the router reads it: another spelling of a path must not ask for another scope.
+    return unquote_to_bytes(request.path)
+
+
+def _is_open(request: RequestHead) -> bool:
+    path = _path(request)
+    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)

@@ -1,0 +1,195 @@
+"""The sums over all worker processes.
+
+Each process counts in its own memory, at half the cost of prometheus-client's shared files, and writes its
+numbers to a file every second. `/metrics` adds up the files of all workers, its own at once. The supervisor
+adds the file of a worker that ended to that of the past.
+
+    state_dir/metrics/SUPERVISOR/WORKER.json    {"corpus_sent_bytes": [[["/v1/batches"], [1234.0]]], ...}
+                                 past.json      the counters of workers that have ended
+
+The multi-process mode of prometheus-client would keep three files of each worker that was ever killed, cannot
+forget a label (plans give theirs to others), and has no sum of what ranks asked for last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric as Family
+
+from corpus_server.metrics.counting import settle_tokens
+from corpus_server.metrics.kinds import METRICS, SHARED, Series, Shared
+
+FOLDER_VARIABLE = "CORPUS_SERVER_METRICS"
+"""Environment variable by which a worker learns the folder that it shares with the others."""
+
+PUBLISH_SECONDS = 1.0
+"""Between two files of a worker: what a killed one has counted since is lost, 1 to 2 ms of CPU each."""
+
+Numbers = dict[str, Series]
+"""By name."""
+
+
+def own_numbers() -> Numbers:
+    """Return what this process has counted so far."""
+    settle_tokens()
+    return {name: each.numbers() for name, each in SHARED.items()}
+
+
+def publish() -> None:
+    """Write this process's numbers for the others; blocks. Does nothing without a shared folder."""
+    if (folder := shared_folder()) is not None:
+        folder.mkdir(parents=True, exist_ok=True)  # the state folder may be deleted at any time
+        _write(_own_file(folder), own_numbers())
+
+
+def render() -> bytes:
+    """Return the sums over all live and past workers as Prometheus text; blocks."""
+    folder = shared_folder()
+    if folder is None:
+        return _text(own_numbers())
+    with contextlib.suppress(OSError):  # a full disk is no reason to be blind; others see what was before
+        publish()
+    with locked(folder):
+        return _text(totals(folder))
+
+
+def shared_folder() -> Path | None:
+    """Return the folder that this worker shares with the others; None where no supervisor gave one."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return None if folder is None else Path(folder)
+
+
+def totals(folder: Path) -> Numbers:
+    """Return the sums over all live and past workers; the folder is `locked`."""
+    others = folder.glob("*.json")
+    return add_up([own_numbers(), *(_read(path) for path in others if path != _own_file(folder))])
+
+
+def add_ended(folder: Path, pid: int) -> None:
+    """Add the counters of a worker that has ended to those of the past; blocks.
+
+    Workers that ended while the disk was full are added with it.
+    """
+    past = folder / "past.json"
+    with locked(folder):
+        files = folder.glob("[0-9]*.json")
+        ended = [each for each in files if each.stem == str(pid) or not Path("/proc", each.stem).exists()]
+        if ended:
+            _write(
+                past, {name: _kept(name, each) for name, each in add_up(map(_read, (past, *ended))).items()}
+            )
+            for path in ended:
+                path.unlink()
+
+
+def _kept(name: str, series: Series) -> Series:
+    known = SHARED.get(name)
+    if known is None or known.max_ended is None:
+        return series
+    return dict(sorted(series.items(), key=lambda each: -each[1][0])[: known.max_ended])
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep others from moving numbers from one file to another meanwhile: they would be missed, or twice."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """Return what a file of the shared folder holds; None if it is missing, no file, or no JSON."""
+    try:
+        return orjson.loads(path.read_bytes()) if path.is_file() else None  # a FIFO would block
+    except (OSError, ValueError):
+        return None
+
+
+def _own_file(folder: Path) -> Path:
+    return folder / f"{os.getpid()}.json"
+
+
+def _write(path: Path, numbers: Numbers) -> None:
+    write_whole(path, orjson.dumps(to_json(numbers)))
+
+
+def _read(path: Path) -> Numbers:
+    """Return what another process wrote; nothing if the file is damaged or holds something else."""
+    try:
+        return from_json(read_json(path))
+    except ValueError:
+        return {}
+
+
+def to_json(numbers: Numbers) -> dict[str, Any]:
+    """Return numbers as JSON holds them, whose keys are texts."""
+    return {name: list(series.items()) for name, series in numbers.items()}
+
+
+def from_json(content: Any) -> Numbers:
+    """Return what `to_json` was given; raise ValueError for anything else."""
+    try:
+        found = {name: {tuple(key): each for key, each in series} for name, series in content.items()}
+        lines = [line for series in found.values() for line in series.items()]
+        is_sound = all(
+            all(isinstance(label, str) for label in key) and each and all(map(math.isfinite, each))
+            for key, each in lines
+        )
+    except (AttributeError, TypeError) as error:
+        raise ValueError("these are no numbers of a worker") from error
+    if not is_sound:
+        raise ValueError("these are no numbers of a worker")
+    return found
+
+
+def add_up(every: Iterable[Numbers]) -> Numbers:
+    """Return the sums over processes. Of what another release counts, this one only adds and passes on."""
+    total: Numbers = {name: {} for name in SHARED}
+    for numbers in every:
+        for name, series in numbers.items():
+            known, so_far = SHARED.get(name), total.setdefault(name, {})
+            for key, each in series.items():
+                if known is not None and (len(key), len(each)) != (len(known.labels), known.width):
+                    continue  # another release has other labels or buckets
+                before = so_far.get(key, [0.0] * len(each))
+                if len(before) == len(each):
+                    so_far[key] = (known or Shared).add_up(before, each)
+    return total
+
+
+class _Sums:
+    """What prometheus-client wants of a collector."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the metrics."""
+        for name, metric in METRICS.items():
+            yield metric.family(self._numbers[name])
+
+
+def _text(numbers: Numbers) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(_Sums(numbers))
+    return generate_latest(registry)

@@ -1,0 +1,174 @@
+"""Who reads: which rank of which plan is at which step.
+
+    note(request)  ->  active  -- silent for 60 s -->  idle  -- its place is needed -->  forgotten
+                       subscribers are told            the page shows it
+
+A *reader* is one rank that goes through a plan. Prefetching and staging subscribe: their work ahead of a
+reader begins with its first request, is told of each one, and ends when the reader becomes idle.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from corpus_server.read.bound_plan import BoundPlan
+
+W = TypeVar("W")
+
+IDLE_SECONDS: Final = 60.0
+"""A reader that is silent for so long is idle. When it comes back, work ahead of it starts anew."""
+
+MAX_READERS: Final = 4096
+"""Readers of a process. A new one takes the place of an idle one; if none is idle, it is not noted."""
+
+MAX_COUNTED: Final = 512
+"""Ranks that a process publishes, those that are active first: about 70 kB of its file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsRequest:
+    """A request of a rank for steps of a plan, checked.
+
+    Args:
+        rows: of a step of this rank.
+        reads_tokens: False for indices: the client reads its own copy, so nothing is done ahead.
+    """
+
+    bound: BoundPlan
+    step: int
+    count: int
+    rows: int
+    rank: int
+    world_size: int
+    reads_tokens: bool = True
+
+
+class Subscriber(Protocol[W]):
+    """Does work ahead of the requests of readers; `W` is what it knows of one reader."""
+
+    def begin(self, request: StepsRequest) -> W | None:
+        """Return what is known of a new reader, None if there is nothing to do. Brief: a lock is held."""
+
+    def note(self, work: W, request: StepsRequest) -> None:
+        """Note a request before it is answered; from several threads, and perhaps after `end`."""
+
+    def end(self, work: W) -> None:
+        """Let go of a reader that is idle, or whose plan was bound anew. Brief: a lock is held."""
+
+
+class Reader:
+    """One rank of a plan; `sent` belongs to the event loop's thread.
+
+    Attributes:
+        seen_seconds, last_step: monotonic time and last step of its latest request.
+        bound: its plan; None when idle, so that the plan need not stay in memory.
+        work: by subscriber; None until tokens are read for it.
+        counts: steps sent, seconds in which responses were made, seconds of sending.
+    """
+
+    __slots__ = ("bound", "counts", "last_step", "seen_seconds", "work")
+
+    def __init__(self) -> None:
+        self.seen_seconds, self.last_step = 0.0, 0
+        self.bound: BoundPlan | None = None
+        self.work: list[tuple[Subscriber[Any], Any]] | None = None
+        self.counts = [0.0, 0.0, 0.0]
+
+    def sent(self, num_steps: int, *, making_seconds: float, sending_seconds: float) -> None:
+        """Count a response that was sent whole."""
+        self.counts[0] += num_steps
+        self.counts[1] += making_seconds
+        self.counts[2] += sending_seconds
+
+    def end(self) -> None:
+        """End all work ahead of it."""
+        for subscriber, work in self.work or ():
+            subscriber.end(work)
+        self.bound = self.work = None
+
+
+class Registry:
+    """The readers of a process. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Subscriber[Any]] = []
+        self._lock = threading.Lock()
+        # By plan, world size and rank; silent for longest first.
+        self._active: OrderedDict[tuple[str, int, int], Reader] = OrderedDict()
+        self._idle: OrderedDict[tuple[str, int, int], Reader] = OrderedDict()
+
+    def add_subscriber(self, subscriber: Subscriber[Any]) -> None:
+        """Have a subscriber told of all readers from now on."""
+        self._subscribers.append(subscriber)
+
+    def note(self, request: StepsRequest) -> Reader | None:
+        """Note a request and tell subscribers; does not wait for the disk.
+
+        Returns:
+            Its reader; None if there is no place for one more.
+        """
+        now = time.monotonic()
+        key = (request.bound.plan.id, request.world_size, request.rank)
+        with self._lock:
+            self._end_idle(now)
+            reader = self._active.pop(key, None) or self._idle.pop(key, None)
+            if reader is None:
+                if len(self._active) + len(self._idle) >= MAX_READERS:
+                    if not self._idle:
+                        return None
+                    self._idle.popitem(last=False)
+                reader = Reader()
+            self._active[key] = reader
+            reader.seen_seconds, reader.last_step = now, request.step + request.count - 1
+            if reader.bound is not request.bound:  # new, or the catalogue was reloaded
+                reader.end()
+                reader.bound = request.bound
+            if not request.reads_tokens:
+                return reader
+            if reader.work is None:
+                began = [(each, each.begin(request)) for each in self._subscribers]
+                reader.work = [each for each in began if each[1] is not None]
+            told = reader.work
+        for subscriber, work in told:
+            subscriber.note(work, request)
+        return reader
+
+    def end_idle(self) -> None:
+        """End what is done for readers that have become idle; called where no request may come for long."""
+        with self._lock:
+            self._end_idle(time.monotonic())
+
+    def bounds(self) -> set[BoundPlan]:
+        """Return the plans whose tokens are being read."""
+        with self._lock:
+            readers = list(self._active.values())
+        return {each.bound for each in readers if each.bound and each.work is not None}
+
+    def counts(self) -> dict[tuple[str, ...], list[float]]:
+        """Return what the page shows of readers to which something was sent.
+
+        By plan, world size and rank: unix time and last step of its latest request, then `Reader.counts`.
+        """
+        to_unix = time.time() - time.monotonic()
+        with self._lock:
+            active, idle = list(self._active.items()), list(self._idle.items())
+        shown = [each for each in (*active, *reversed(idle)) if each[1].counts[0]]
+        if len(shown) > MAX_COUNTED:  # always the same ones: the page shows how their counts grow
+            shown.sort(key=lambda each: (each[1].bound is None, each[0]))
+        return {
+            (plan, str(world_size), str(rank)): [to_unix + its.seen_seconds, its.last_step, *its.counts]
+            for (plan, world_size, rank), its in shown[:MAX_COUNTED]
+        }
+
+    def _end_idle(self, now: float) -> None:
+        while self._active:
+            key, reader = next(iter(self._active.items()))
+            if now - reader.seen_seconds <= IDLE_SECONDS:
+                return
+            del self._active[key]
+            self._idle[key] = reader
+            reader.end()

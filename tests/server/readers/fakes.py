@@ -1,0 +1,109 @@
+"""Shards of an object store and plans over them, without a store."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from corpus_server.errors import CorpusChanged, InvalidParameter
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.readers import StepsRequest
+from corpus_server.stores import StagedFile
+
+_numbers = itertools.count()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Shard:
+    """A shard that a store delivers at once, after some failures; remembers what was done to it.
+
+    Args:
+        failures: what its first fetches raise.
+    """
+
+    def __init__(self, name: str = "a", *failures: BaseException, size_bytes: int = 1) -> None:
+        self.name, self.size_bytes = name, size_bytes
+        self.failures = list(failures)
+        self.is_cached = self.is_changed = False
+        self.urgent: list[bool] = []  # of each fetch
+        self.num_touched = self.num_synced = self.num_detached = self.num_discarded = self.num_released = 0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    @property
+    def num_fetched(self) -> int:
+        return len(self.urgent)
+
+    def attach(self) -> bool:
+        return self.is_cached
+
+    def detach(self) -> bool:
+        self.num_detached += 1
+        return True
+
+    def discard(self) -> None:
+        self.num_discarded += 1
+        self.is_cached = self.is_changed = False
+
+    def check_unchanged(self) -> None:
+        if self.is_changed:
+            raise CorpusChanged(f"{self.name} was written to")
+
+    def stage(self, *arguments: object, urgent: bool, on_bytes: Callable[[int], object]) -> None:
+        self.urgent.append(urgent)
+        self.may_go_on.wait(20)
+        if self.failures:
+            raise self.failures.pop(0)
+        on_bytes(7)
+        self.is_cached = True
+
+    def touch(self) -> None:
+        self.num_touched += 1
+
+    def sync(self) -> None:
+        self.num_synced += 1
+
+    def release(self) -> None:
+        self.num_released += 1
+
+
+def files(*shards: Shard) -> list[StagedFile]:
+    return cast("list[StagedFile]", list(shards))
+
+
+class FakePlan:
+    """A plan of one row a step, whose step k reads the shard k; it ends with them."""
+
+    is_staged = True
+
+    def __init__(self, *shards: Shard) -> None:
+        self.plan = SimpleNamespace(id=f"plan-{next(_numbers)}")
+        self.staged = shards
+        self.sampler = self
+
+    def check_part(self, step: int, *, count: int = 1, **part: int) -> int:
+        if step + count > len(self.staged):
+            raise InvalidParameter("the plan ends")
+        return 1
+
+    def locate_rows(self, step: int, rows: range, *, count: int = 1) -> np.ndarray:
+        return np.array([[[number, 0]] for number in range(step, step + count)])
+
+    def request(self, step: int = 0, *, count: int = 1, rank: int = 0) -> StepsRequest:
+        return StepsRequest(bound=as_bound(self), step=step, count=count, rows=1, rank=rank, world_size=2)
+
+
+def as_bound(plan: Any) -> BoundPlan:
+    return cast("BoundPlan", plan)

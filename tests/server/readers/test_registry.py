@@ -1,0 +1,198 @@
+"""Who reads: when work ahead of a reader begins and ends, how many readers there are, and what is counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from corpus_server.catalog import Catalog
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.plan import Plan, Stage
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.readers import Registry, StepsRequest
+from corpus_server.readers import registry as module
+from tests.corpora import some_tokens, write_raw
+
+
+class Subscriber:
+    """Remembers what it is told: readers are numbered in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, int]] = []  # what, number of the reader, step
+        self.num_readers = 0
+        self.ignores = False
+
+    def begin(self, request: StepsRequest) -> int | None:
+        if self.ignores:
+            return None
+        self.num_readers += 1
+        self.told.append(("begin", self.num_readers, request.step))
+        return self.num_readers
+
+    def note(self, work: int, request: StepsRequest) -> None:
+        self.told.append(("note", work, request.step))
+
+    def end(self, work: int) -> None:
+        self.told.append(("end", work, 0))
+
+    def take(self) -> list[tuple[str, int, int]]:
+        taken, self.told = self.told, []
+        return taken
+
+
+class World:
+    """A registry, its clock, and plans over one corpus."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.registry, self.subscriber = Registry(), Subscriber()
+        self.registry.add_subscriber(self.subscriber)
+        self.now = 1000.0
+        self.bound = self.bind()
+
+    def bind(self, seed: int = 0) -> BoundPlan:
+        stage = Stage(global_batch_size=8, mixture={"web": 1.0})
+        return self.catalog.bind(Plan(seq_len=16, seed=seed, stages=(stage,)))
+
+    def ask(
+        self, step: int, *, rank: int = 0, bound: BoundPlan | None = None, **more: bool
+    ) -> module.Reader | None:
+        plan = bound or self.bound
+        asked = StepsRequest(bound=plan, step=step, count=2, rows=1, rank=rank, world_size=8, **more)
+        return self.registry.note(asked)
+
+    def ranks(self) -> list[int]:
+        """Return the ranks that the page shows."""
+        return [int(rank) for _, _, rank in self.registry.counts()]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    path = write_raw(tmp_path / "web.bin", some_tokens(2_000))
+    with Catalog.open([CorpusSpec(name="web", path=path)]) as catalog:
+        world = World(catalog)
+        monkeypatch.setattr(module.time, "monotonic", lambda: world.now)
+        monkeypatch.setattr(module.time, "time", lambda: world.now + 5e8)
+        yield world
+
+
+def test_work_ahead_of_a_reader_begins_with_its_first_request_and_is_told_of_each(world: World) -> None:
+    for step, rank in ((7, 0), (9, 0), (7, 1)):
+        world.ask(step, rank=rank)
+    assert world.subscriber.take() == [
+        *[("begin", 1, 7), ("note", 1, 7), ("note", 1, 9)],
+        *[("begin", 2, 7), ("note", 2, 7)],
+    ]
+    assert world.registry.bounds() == {world.bound}
+
+
+@pytest.mark.parametrize("how", ["another rank asks", "nobody asks"])
+def test_it_ends_after_a_minute_of_silence_and_begins_anew(world: World, how: str) -> None:
+    world.ask(7)
+    world.now += 60.0
+    world.registry.end_idle()
+    assert world.subscriber.take() == [("begin", 1, 7), ("note", 1, 7)]
+    world.now += 0.1
+    if how == "nobody asks":
+        world.registry.end_idle()
+        assert world.registry.bounds() == set()  # the plan may leave memory
+        told = []
+    else:
+        world.ask(0, rank=1)
+        told = [("begin", 2, 0), ("note", 2, 0)]
+    assert world.subscriber.take() == [("end", 1, 0), *told]
+    world.ask(8)
+    assert [what for what, _, _ in world.subscriber.take()] == ["begin", "note"]
+
+
+def test_a_plan_that_was_bound_anew_is_followed_anew(world: World) -> None:
+    """As after the catalogue was reloaded: what was known holds corpora that are closed."""
+    world.ask(7)
+    again = world.bind()
+    world.ask(8, bound=again)
+    assert world.subscriber.take()[2:] == [("end", 1, 0), ("begin", 2, 8), ("note", 2, 8)]
+    assert world.registry.bounds() == {again}
+
+
+def test_nothing_is_done_ahead_of_indices_or_where_a_subscriber_has_nothing_to_do(world: World) -> None:
+    world.ask(7, reads_tokens=False)
+    assert world.registry.bounds() == set()
+    world.subscriber.ignores = True
+    for step in (8, 9):
+        world.ask(step)
+    assert world.subscriber.take() == []
+
+
+def test_two_connections_of_a_new_rank_begin_one_reader(world: World) -> None:
+    begin, may_go_on = world.subscriber.begin, threading.Event()
+
+    def slow(request: StepsRequest) -> int | None:
+        may_go_on.wait(0.05)
+        return begin(request)
+
+    world.subscriber.begin = slow  # type: ignore[method-assign]
+    threads = [threading.Thread(target=world.ask, args=(step,)) for step in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert world.subscriber.num_readers == 1
+
+
+def test_a_full_registry_gives_the_places_of_idle_readers_to_new_ones(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not end what is done for one that asks, or each of many would end another's."""
+    monkeypatch.setattr(module, "MAX_READERS", 2)
+
+    def ask(step: int, rank: int) -> bool:
+        reader = world.ask(step, rank=rank)
+        if reader is not None:
+            reader.sent(1, making_seconds=0.0, sending_seconds=0.0)
+        return reader is not None
+
+    assert [ask(0, rank) for rank in (0, 1, 2, 0)] == [True, True, False, True]
+    world.now += 59.0
+    assert ask(1, 0)
+    world.now += 2.0
+    assert set(world.ranks()) == {0, 1}
+    assert ask(1, 2)  # takes the place of rank 1, which is silent
+    assert set(world.ranks()) == {0, 2}
+    assert not ask(1, 1)
+
+
+def test_of_many_ranks_the_page_shows_the_same_ones_whoever_asks_last_and_idle_ones_give_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_COUNTED", 2)
+
+    def ask(*ranks: int) -> set[int]:
+        for rank in ranks:
+            reader = world.ask(0, rank=rank)
+            assert reader is not None
+            reader.sent(1, making_seconds=0.0, sending_seconds=0.0)
+        return set(world.ranks())
+
+    assert [ask(3), ask(2), ask(1), ask(3), ask(2, 3)] == [{3}, {2, 3}, {1, 2}, {1, 2}, {1, 2}]
+    world.now += 61.0
+    assert ask(3) == {1, 3}
+    assert ask(2) == {2, 3}
+
+
+def test_what_the_page_shows_of_a_rank_is_the_step_asked_for_last_and_what_was_sent(world: World) -> None:
+    """A rank has step 7 and asks for 9 before the response with 7 has ended; idle ranks are shown, too."""
+    first = world.ask(6)
+    world.ask(0, rank=1)  # gets nothing
+    world.now += 1.5
+    second = world.ask(8, reads_tokens=False)
+    assert first is not None
+    assert first is second
+    for making, sending in ((0.5, 0.25), (1.0, 0.5)):
+        first.sent(2, making_seconds=making, sending_seconds=sending)
+    world.now += 3000.0
+    world.registry.end_idle()
+    expected = {(world.bound.plan.id, "8", "0"): [5e8 + 1001.5, 9.0, 4.0, 1.5, 0.75]}
+    assert world.registry.counts() == expected
