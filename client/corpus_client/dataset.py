@@ -82,6 +82,7 @@ class CorpusIterableDataset(IterableDataset[Batch]):
             )
         place = placement.find()
         self.place = place[:2]  # rank and world size whose rows the batches have
+        self.declared = False  # whether `integrations.accelerate.already_sharded` has compared the place
         self._asked = placement
         self._placement = Placement(
             rank=place.rank, world_size=place.world_size, context_parallel=place.context
@@ -179,7 +180,8 @@ class CorpusIterableDataset(IterableDataset[Batch]):
     def _check_use(self) -> None:
         if get_worker_info() is None:  # a worker does not know torch.distributed
             self._asked.check(self._placement.find())
-        trainers.check_dealt_out(self, self.place[1])
+        if not self.declared:
+            trainers.check_dealt_out(self, self.place[1])
 
     def _make_loader(self, end_step: int | None = None, num_workers: int = 1) -> CorpusLoader:
         return CorpusLoader(

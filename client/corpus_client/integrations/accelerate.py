@@ -96,6 +96,7 @@ def already_sharded(data_loader: DataLoader[Batch], accelerator: Accelerator) ->
             f"data_loader must be over a CorpusIterableDataset, got one over a {type(dataset).__name__}"
         )
     check_place(dataset.place, place_of(accelerator), "accelerate")
+    dataset.declared = True
     data_loader._is_accelerate_prepared = True  # what `prepare` asks for
     return data_loader
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from collections.abc import Iterable, Iterator
@@ -97,8 +96,6 @@ def refusals(url: str) -> list[Any]:
                 next(iter(batches))
             except errors.WrongRows as error:
                 found.append(str(error))
-            del batches
-            gc.collect()  # accelerate goes on with it as the active one while it lives
     declared = already_sharded(DataLoader(dataset, batch_size=None), accelerator)
     assert accelerator.prepare(declared) is declared
     rest = accelerator.skip_first_batches(declared, 1)
