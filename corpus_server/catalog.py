@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import FingerprintMismatch, InvalidParameter, UnknownCorpus
-from corpus_server.plan import MegatronOrder, Plan
-from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.plan import Plan
+from corpus_server.read.bound_plan import BoundPlan, ShardList
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.tables import Tables
 from corpus_server.settings import DEFAULT_CACHE_BYTES, default_cache_dir
@@ -48,6 +49,8 @@ class Catalog(Closing):
         self._gatherers = {
             name: Gatherer(corpus.shards, reads_ahead=reads_ahead) for name, corpus in self.corpora.items()
         }
+        # By the names in plans and their corpora, for as long as a plan uses it.
+        self._opened: WeakValueDictionary[tuple[tuple[str, Corpus], ...], ShardList] = WeakValueDictionary()
 
     @classmethod
     def open(
@@ -133,10 +136,11 @@ class Catalog(Closing):
             if found is None:
                 raise _mismatch(corpus, wanted)
             chosen[name] = found
-        plan, table = plan.bind(fingerprints), None
-        if isinstance(plan.order, MegatronOrder):
-            plan, table = self._tables.bind(plan, chosen)
-        return BoundPlan(plan, chosen, reads_ahead=self._reads_ahead, table=table)
+        plan, table = self._tables.bind(plan.bind(fingerprints), chosen)
+        key = tuple(chosen.items())
+        if (opened := self._opened.get(key)) is None:
+            opened = self._opened[key] = ShardList(chosen, reads_ahead=self._reads_ahead)
+        return BoundPlan(plan, opened, table)
 
 
 def _mismatch(corpus: Corpus, wanted: str) -> FingerprintMismatch:

@@ -58,6 +58,13 @@ class InvalidParameter(CorpusServerError, slug="invalid-parameter", status=422):
 class InvalidPlan(CorpusServerError, slug="invalid-plan", status=422):
     """A plan document contradicts itself or the corpora it names."""
 
+    def renamed(self, before: str, after: str) -> Self:
+        """Return the same error about a field that has a more precise name."""
+        parameter = self.parameter and self.parameter.replace(before, after)
+        detail = self.detail.replace(before, after, 1)
+        fields = {"received": self.received, "accepted": self.accepted, "remedy": self.remedy}
+        return type(self)(detail, parameter=parameter, **fields)  # type: ignore[arg-type]
+
 
 class AnswerTooLarge(CorpusServerError, slug="answer-too-large", status=422):
     """The answer would exceed the server's limit.
@@ -201,3 +208,10 @@ class UrlTooLong(CorpusServerError, slug="url-too-long", status=414):
 
 class HeadTooLarge(CorpusServerError, slug="head-too-large", status=431):
     """The request's head exceeds the limit."""
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes for what cannot be printed: line ends, commands to a terminal, bytes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -3,69 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any
 
 from corpus_server.admission.access import ANYONE, Caller
 from corpus_server.catalog import Catalog
-from corpus_server.errors import InvalidParameter, UnknownPlan
-from corpus_server.plan import BoundedShuffle, Order, Plan, Stage
+from corpus_server.errors import UnknownPlan
+from corpus_server.plan import Plan
+from corpus_server.plan.windows import Windows
 from corpus_server.plan_store import PlanStore
-from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.bound_plan import BoundPlan, ShardList
 
 MAX_PLANS = 1024
 MAX_BYTES = 64 * 2**20
 LARGE_BYTES = 2**20
 """A document of this size takes some 20 times as much memory while it is parsed: one such at a time."""
-
-
-class Spelling(NamedTuple):
-    """A plan of one source as query parameters spell it; None stands for a parameter that is left out."""
-
-    corpus: str | None
-    seq_len: int | None
-    batch_size: int | None
-    seed: int | None
-    order: Order | None
-    block_windows: int | None
-    group_blocks: int | None
-    stride: int | None
-
-    def plan(self) -> Plan:
-        """Return the plan that is spelled.
-
-        Raises:
-            InvalidParameter: a parameter without a default is missing, or parameters contradict each other.
-            InvalidPlan: a value is outside its range.
-        """
-        if self.corpus is None or self.seq_len is None or self.batch_size is None:
-            required = ("corpus", "seq_len", "batch_size")
-            missing = [name for name in required if getattr(self, name) is None]
-            raise InvalidParameter(
-                f"{', '.join(missing)} missing",
-                parameter=missing[0],
-                remedy="name a plan with plan=ID, or spell one with corpus, seq_len and batch_size",
-            )
-        return Plan(
-            seq_len=self.seq_len,
-            stride=self.stride,
-            seed=self.seed or 0,
-            order=self._order(),
-            stages=(Stage(global_batch_size=self.batch_size, mixture={self.corpus: 1.0}),),
-        )
-
-    def _order(self) -> Order | BoundedShuffle:
-        order = self.order or "shuffle"
-        if self.block_windows is None and self.group_blocks is None:
-            return order
-        if order != "shuffle" or self.block_windows is None or self.group_blocks is None:
-            raise InvalidParameter(
-                "block_windows and group_blocks must be given together, with order shuffle; got "
-                f"block_windows {self.block_windows}, group_blocks {self.group_blocks}, order {order}",
-                parameter="order" if order != "shuffle" else "block_windows",
-            )
-        return BoundedShuffle(block_windows=self.block_windows, group_blocks=self.group_blocks)
 
 
 class KnownPlans:
@@ -83,9 +37,10 @@ class KnownPlans:
         self._catalog = catalog
         self._store = store
         self._max_plans, self._max_bytes = max_plans, max_bytes
-        self._lock = threading.Lock()  # of the three below; never held while a plan is bound
+        self._lock = threading.Lock()  # of the four below; never held while a plan is bound
         self._plans: OrderedDict[str, BoundPlan] = OrderedDict()  # by id, the plan used last at the end
-        self._ids: OrderedDict[Spelling, str] = OrderedDict()
+        self._ids: OrderedDict[frozenset[tuple[str, Any]], str] = OrderedDict()
+        self._sharing: Counter[ShardList | Windows] = Counter()  # plans in memory that use each
         self._num_bytes = 0
         self._large = threading.Lock()
 
@@ -96,14 +51,16 @@ class KnownPlans:
                 self._plans.move_to_end(plan_id)
             return self._plans.get(plan_id)
 
-    def by_id(self, plan_id: str) -> BoundPlan:
+    def by_id(self, plan_id: str, caller: Caller = ANYONE) -> BoundPlan:
         """Return a plan that this process, or a worker beside it, has seen; reads the store.
 
         Raises:
+            Forbidden: the caller may not read one of its corpora.
             UnknownPlan: nobody here has seen it.
             UnknownCorpus, FingerprintMismatch, InvalidPlan: see `Catalog.bind`.
         """
         if (bound := self.in_memory(plan_id)) is not None:
+            caller.check_read(bound.plan.sources)
             return bound
         document = self._store.document(plan_id)
         if document is None:
@@ -114,9 +71,10 @@ class KnownPlans:
                 remedy="POST its document to /v1/plans, then ask again",
             )
         with self._turn(len(document)):
-            if (bound := self.in_memory(plan_id)) is not None:  # another thread bound it meanwhile
-                return bound
-            return self._remember(self._catalog.bind(Plan.parse(document)))
+            plan = Plan.parse(document)
+            caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
+            # Another thread may have bound it meanwhile.
+            return self.in_memory(plan_id) or self._remember(self._catalog.bind(plan))
 
     def keep_document(
         self, body: bytes | bytearray, caller: Caller = ANYONE, *, keep: bool = True
@@ -140,15 +98,23 @@ class KnownPlans:
             self._store.add(bound.plan, owner=caller.name, most=caller.limits.max_plans)
             return self._remember(bound)
 
-    def spelled(self, spelling: Spelling) -> BoundPlan:
-        """Return the plan that is spelled inline; its id can be asked for while it is in memory."""
+    def spelled(self, spelling: Mapping[str, Any], caller: Caller = ANYONE) -> BoundPlan:
+        """Return the plan that is spelled inline; its id can be asked for while it is in memory.
+
+        Args:
+            spelling: parameters of `INLINE_PLAN`.
+        """
+        key = frozenset(spelling.items())
         with self._lock:
-            plan_id = self._ids.get(spelling)
+            plan_id = self._ids.get(key)
         if plan_id is not None and (bound := self.in_memory(plan_id)) is not None:
+            caller.check_read(bound.plan.sources)
             return bound
-        bound = self._remember(self._catalog.bind(spelling.plan()))
+        plan = Plan.spelled(spelling)
+        caller.check_read(plan.sources)
+        bound = self._remember(self._catalog.bind(plan))
         with self._lock:
-            self._ids[spelling] = bound.plan.id
+            self._ids[key] = bound.plan.id
             if len(self._ids) > self._max_plans:
                 self._ids.popitem(last=False)
         return bound
@@ -159,13 +125,24 @@ class KnownPlans:
     def _remember(self, bound: BoundPlan) -> BoundPlan:
         """Add a plan to memory, and forget the plans used longest ago while there is too much."""
         with self._lock:
-            if bound.plan.id not in self._plans:
-                self._num_bytes += bound.num_bytes
-            bound = self._plans.setdefault(bound.plan.id, bound)  # one object for all callers
+            if (known := self._plans.get(bound.plan.id)) is not None:
+                bound = known  # one object for all callers
+            else:
+                self._plans[bound.plan.id] = bound
+                new = [each for each in bound.shared if not self._sharing[each]]
+                self._num_bytes += bound.num_bytes + sum(each.num_bytes for each in new)
+                self._sharing.update(bound.shared)
             self._plans.move_to_end(bound.plan.id)
             while len(self._plans) > self._max_plans or (
                 len(self._plans) > 1 and self._num_bytes > self._max_bytes
             ):
-                _, forgotten = self._plans.popitem(last=False)
-                self._num_bytes -= forgotten.num_bytes
+                self._forget(self._plans.popitem(last=False)[1])
             return bound
+
+    def _forget(self, bound: BoundPlan) -> None:
+        self._num_bytes -= bound.num_bytes
+        for each in bound.shared:
+            self._sharing[each] -= 1
+            if not self._sharing[each]:
+                del self._sharing[each]
+                self._num_bytes -= each.num_bytes

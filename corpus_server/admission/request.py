@@ -1,19 +1,18 @@
-"""The head of a request: what the door and the application know of it before they answer."""
+"""The head of a request: what is known of it before it is answered, and what no head may say."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import httptools
-
 from corpus_server.admission.access import ANYONE, Caller
+from corpus_server.errors import BadRequest
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Bytes of a request's head, for the door and for the ordinary protocol."""
+"""Bytes of a request's head."""
 
 REQUEST_ID = "X-Request-Id"
 """Header of every request that a client wants to find again, and of every response."""
@@ -22,13 +21,9 @@ _ID = r"[A-Za-z0-9._-]{1,128}"
 _GOOD_ID = re.compile(_ID)
 # Up to a line that is no continuation, which would otherwise continue the line before.
 _ID_LINE = re.compile(rb"\r\n(?i:x-request-id):[ \t]*(" + _ID.encode() + rb")[ \t]*(?=\r\n[^ \t])")
-_TRACE_LINE = re.compile(rb"\r\ntraceparent: ([0-9a-f-]{55})(?=\r\n[^ \t])")
 
 # Ids that the server makes: 48 random bits of the process, and a number.
 _PREFIX, _numbers = secrets.token_hex(6), itertools.count(1)
-
-_ANSWERED_ELSEWHERE = {"content-length", "transfer-encoding", "expect", "upgrade"}
-"""Headers that announce a body or another protocol: such a request is the ordinary protocol's."""
 
 
 # Not frozen: to make one and two changed copies of it would cost a fifth of a refusal.
@@ -39,10 +34,10 @@ class RequestHead:
     Args:
         method: in capitals.
         target: path and query string as they were sent.
-        headers: values by lower-case name.
+        headers: values by lower-case name; those of a name that came several times, joined by commas.
         keep_alive: whether the client may send another request on the connection.
         address: IP address of the client, "" on a Unix socket.
-        caller: who asks, as the gate has found.
+        caller: who asks, as the admission has found.
         request_id: names the request in logs and in its response.
         trace_parent: W3C `traceparent`, "" if none came.
         charge: is told the bytes of the response before anything is read for it; raises Overloaded if they
@@ -59,6 +54,29 @@ class RequestHead:
     trace_parent: str = ""
     charge: Callable[[int], None] = field(default=lambda _: None, compare=False)
 
+    @classmethod
+    def of(
+        cls, method: str, target: bytes, lines: Iterable[tuple[bytes, bytes]], *, address: str
+    ) -> RequestHead:
+        """Return a head with its names; `check_unambiguous` says whether it may be answered.
+
+        Args:
+            lines: names and values of the headers, in order; names in lower case.
+            address: IP address of the client, "" on a Unix socket.
+        """
+        headers: dict[str, str] = {}
+        for name, value in lines:
+            known, more = name.decode("latin-1"), value.decode("latin-1").rstrip(" \t")
+            headers[known] = f"{headers[known]}, {more}" if known in headers else more
+        return cls(
+            method,
+            target,
+            headers,
+            address=address,
+            request_id=request_id(headers.get("x-request-id")),
+            trace_parent=headers.get("traceparent", ""),
+        )
+
     @property
     def path(self) -> bytes:
         """The target up to its query string."""
@@ -70,6 +88,23 @@ class RequestHead:
         return self.target.partition(b"?")[2]
 
 
+def check_unambiguous(version: str, names: list[bytes]) -> None:
+    """Raise BadRequest for a head that a proxy in front may have read in another way.
+
+    Args:
+        version: of HTTP, such as `1.1`.
+        names: of the headers, in lower case; a name that came twice is there twice.
+    """
+    if version not in ("1.0", "1.1"):
+        raise BadRequest(f"the request must be HTTP/1.0 or 1.1, got {version}")
+    if names.count(b"host") > 1 or (version == "1.1" and b"host" not in names):
+        raise BadRequest("a request must have one Host header (RFC 9112, 3.2)")
+    if names.count(b"authorization") > 1:
+        raise BadRequest("a request must have one Authorization header, got several")
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise BadRequest("a request must not have both Transfer-Encoding and Content-Length (RFC 9112, 6.1)")
+
+
 def request_id(given: str | None) -> str:
     """Return the id that a client has given its request, or a new one if that is not well formed."""
     if given is not None and _GOOD_ID.fullmatch(given):
@@ -78,69 +113,7 @@ def request_id(given: str | None) -> str:
 
 
 def request_id_in(received: bytes) -> str:
-    """Return the id of a request of which only bytes are known, which need not be a head."""
-    found = _ID_LINE.search(received)
+    """Return the id of a request of which only bytes are known; what follows its head is not looked at."""
+    head, end, _ = received.partition(b"\r\n\r\n")
+    found = _ID_LINE.search(head + end)
     return request_id(None if found is None else found[1].decode())
-
-
-def without_ids(text: bytes) -> tuple[bytes, str, str]:
-    """Take out of a head's text what names this one request: a request that is repeated has the same rest.
-
-    Returns:
-        The rest, the request's id and its `traceparent`. Of an id that is not well formed, and of a header
-        that came twice, something stays in the rest, which is a good head all the same.
-    """
-    trace_parent = ""
-    if (found := _TRACE_LINE.search(text)) is not None:
-        text, trace_parent = text[: found.start()] + text[found.end() :], found[1].decode()
-    if (found := _ID_LINE.search(text)) is None:
-        return text, request_id(None), trace_parent
-    return text[: found.start()] + text[found.end() :], found[1].decode(), trace_parent
-
-
-def parse_simple_get(text: bytes) -> RequestHead | None:
-    """Parse one head that ends `text`; return None for anything but a plain, bodiless GET.
-
-    Plain means HTTP/1.1, exactly one `Host`, no header twice, no body and no upgrade. What is not plain may
-    still be right: the caller leaves the verdict to the ordinary protocol, so there is one place that
-    refuses.
-    """
-    parts = _Parts()
-    try:
-        parts.parser.feed_data(text)
-    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-        return None
-    headers = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in parts.headers}
-    plain = (
-        parts.num_messages == 1
-        and parts.parser.get_method() == b"GET"
-        and parts.parser.get_http_version() == "1.1"
-        and len(headers) == len(parts.headers)
-        and "host" in headers
-        and not headers.keys() & _ANSWERED_ELSEWHERE
-    )
-    return RequestHead("GET", parts.target, headers, parts.keep_alive) if plain else None
-
-
-class _Parts:
-    """What the parser calls back."""
-
-    def __init__(self) -> None:
-        self.parser = httptools.HttpRequestParser(self)
-        self.keep_alive = True
-        self.target = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.num_messages = 0
-
-    def on_url(self, url: bytes) -> None:
-        self.target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        # Asked here: with the end of the message the parser forgets what the headers said.
-        self.keep_alive = self.parser.should_keep_alive()
-
-    def on_message_complete(self) -> None:
-        self.num_messages += 1

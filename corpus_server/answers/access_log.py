@@ -32,7 +32,7 @@ class Answered:
     Args:
         request: what is known of its head.
         route: template of the path, `unknown` for none, `refused` for what its head alone decided.
-        via: which path answered, `door` or `application`.
+        via: which path answered, `fast-path` or `application`.
         status: of the response.
         sent_bytes: of its body.
         seconds: from the request's head to the last byte handed to the kernel.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,11 @@ from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import plan_headers, staged_rows
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
+from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan.document import MAX_GLOBAL_BATCH_SIZE, MAX_SEED
-from corpus_server.plan.questions.diff import changed_fields, compare_slices
+from corpus_server.plan.document import MAX_SEED
+from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare_slices
+from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
 from corpus_server.read import wire
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
 from corpus_server.read.spans import Span, decode_known, spans
@@ -92,6 +93,111 @@ class DiffQuery(QueryParameters):
     """Steps that differ to return at most."""
 
 
+@described
+class Row:
+    """One row of a global batch."""
+
+    row: int
+    corpus: str
+    shard: str
+    start: int
+    """First token, corpus-wide."""
+    spans: list[Span]
+
+
+@described
+class Rows:
+    """Rows of a step as text."""
+
+    plan: str
+    step: int
+    plan_step: int
+    global_batch_size: int
+    first: int
+    rows: list[Row]
+
+
+@described
+class Spans:
+    """A range of tokens as text."""
+
+    corpus: str
+    start: int
+    stop: int
+    num_tokens: int
+    """Tokens of the corpus."""
+    spans: list[Span]
+
+
+@described
+class TopToken:
+    """One of the most frequent tokens of a sample."""
+
+    token: int
+    count: int
+    text: str | None
+
+
+@described
+class Lengths:
+    """Lengths of sampled documents, in tokens."""
+
+    num_sampled: int
+    mean: float | None
+    quantiles: dict[str, int]
+    """Share of the documents -> length."""
+    histogram: list[tuple[int, int]]
+    """`[least, number]`: documents of [least, 2 least) tokens."""
+
+
+@described
+class Statistics:
+    """What a sample of a corpus is made of."""
+
+    corpus: str
+    num_tokens: int
+    num_sampled_tokens: int
+    num_distinct_tokens: int
+    top_tokens: list[TopToken]
+    counts_by_rank: list[tuple[int, int]]
+    """`[k, count]`: how often the k-th most frequent token occurs."""
+    num_documents: int | None
+    document_lengths: Lengths | None
+
+
+@described
+class Place:
+    """One place of a text."""
+
+    token: int
+    """The token that it begins in, corpus-wide."""
+    document: int | None
+    before: str
+    text: str
+    after: str
+
+
+@described
+class Search:
+    """Where a text is in a sample of a corpus, or in all of a small one."""
+
+    corpus: str
+    text: str
+    num_tokens: int
+    num_searched_tokens: int
+    found: list[Place]
+
+
+@described
+class Diff:
+    """What differs between two plans."""
+
+    a: str
+    b: str
+    fields: list[FieldChange]
+    rows: RowComparison
+
+
 def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead) -> Slices[Response]:
     """Make the response that shows rows of a step's global batch as text."""
     bound, step = service.plan(plan_id, request.caller), query.step
@@ -116,23 +222,23 @@ def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead)
             texts += spans(corpus, begins[-1], left[:length])
             left = left[length:]
         shown.append(
-            {
-                "row": number,
-                "corpus": name,
-                "shard": shard.name,
-                "start": begins[0],
-                "spans": [dataclasses.asdict(each) for each in texts],
-            }
+            Row(
+                row=number,
+                corpus=name,
+                shard=shard.name,
+                start=begins[0],
+                spans=texts,
+            )
         )
         yield None
-    fields = {
-        "plan": bound.plan.id,
-        "step": step,
-        "plan_step": bound.sampler.timeline.plan_step(step),
-        "global_batch_size": size,
-        "first": query.first,
-        "rows": shown,
-    }
+    fields = Rows(
+        plan=bound.plan.id,
+        step=step,
+        plan_step=bound.sampler.timeline.plan_step(step),
+        global_batch_size=size,
+        first=query.first,
+        rows=shown,
+    )
     return json_response(fields, {**NO_STORE, wire.PLAN: bound.plan.id})
 
 
@@ -146,9 +252,9 @@ def corpus_spans(service: Service, corpus: Corpus, query: SpansQuery) -> Slices[
     yield from service.staged(corpus.shards[number].file for number, _, _ in pieces)
     tokens = _read(service, corpus, query.start, stop)
     yield None
-    shown: list[Span] = list(spans(corpus, query.start, tokens.tolist()))
-    fields = {"corpus": corpus.name, "start": query.start, "stop": stop, "num_tokens": corpus.num_tokens}
-    return json_response({**fields, "spans": [dataclasses.asdict(each) for each in shown]}, NO_STORE)
+    shown = list(spans(corpus, query.start, tokens.tolist()))
+    found = Spans(corpus=corpus.name, start=query.start, stop=stop, num_tokens=corpus.num_tokens, spans=shown)
+    return json_response(found, NO_STORE)
 
 
 def statistics(service: Service, corpus: Corpus, query: StatisticsQuery) -> Slices[Response]:
@@ -160,34 +266,32 @@ def statistics(service: Service, corpus: Corpus, query: StatisticsQuery) -> Slic
     found, counts = np.unique(np.concatenate(ids) if ids else np.empty(0, np.int64), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     top = [
-        {
-            "token": token,
-            "count": number,
-            "text": decode_known(corpus.tokenizer, [token]),
-        }
+        TopToken(
+            token=token,
+            count=number,
+            text=decode_known(corpus.tokenizer, [token]),
+        )
         for token, number in zip(found[order[:TOP_TOKENS]].tolist(), counts[order].tolist(), strict=False)
     ]
     lengths = yield from _document_lengths(corpus, query.seed)
-    fields: dict[str, Any] = {
-        "corpus": corpus.name,
-        "num_tokens": corpus.num_tokens,
-        "num_sampled_tokens": int(counts.sum()),
-        "num_distinct_tokens": int(found.size),
-        "top_tokens": top,
+    fields = Statistics(
+        corpus=corpus.name,
+        num_tokens=corpus.num_tokens,
+        num_sampled_tokens=int(counts.sum()),
+        num_distinct_tokens=int(found.size),
+        top_tokens=top,
         # How often the k-th most frequent token occurs, for k = 1, 2, 4, 8, ...
-        "counts_by_rank": [
-            [1 << k, int(counts[order[(1 << k) - 1]])] for k in range(found.size.bit_length())
-        ],
-        "num_documents": corpus.num_documents,
-        "document_lengths": None if lengths is None else _describe_lengths(lengths),
-    }
+        counts_by_rank=[(1 << k, int(counts[order[(1 << k) - 1]])) for k in range(found.size.bit_length())],
+        num_documents=corpus.num_documents,
+        document_lengths=None if lengths is None else _describe_lengths(lengths),
+    )
     return json_response(fields, NO_STORE)
 
 
 def search(service: Service, corpus: Corpus, query: SearchQuery) -> Slices[Response]:
     """Make the response that lists where a text is, in a sample of a corpus or in all of a small one."""
     tokenizer = check_available(corpus)
-    found: list[Mapping[str, Any]] = []
+    found: list[Place] = []
     num_searched = 0
     # A text that begins in a block may end behind it; a token is at least one byte of it.
     more = len(query.text.encode())
@@ -203,25 +307,25 @@ def search(service: Service, corpus: Corpus, query: SearchQuery) -> Slices[Respo
                 break
             end = at + len(query.text)
             found.append(
-                {
-                    "token": start + first,
-                    "document": corpus.document_at(start + first),
-                    "before": text[max(0, at - _CONTEXT) : at],
-                    "text": text[at:end],
-                    "after": text[end : end + _CONTEXT],
-                }
+                Place(
+                    token=start + first,
+                    document=corpus.document_at(start + first),
+                    before=text[max(0, at - _CONTEXT) : at],
+                    text=text[at:end],
+                    after=text[end : end + _CONTEXT],
+                )
             )
             at = text.find(query.text, end)
             yield None
         if len(found) == query.limit:
             break
-    fields = {
-        "corpus": corpus.name,
-        "text": query.text,
-        "num_tokens": corpus.num_tokens,
-        "num_searched_tokens": num_searched,
-        "found": found,
-    }
+    fields = Search(
+        corpus=corpus.name,
+        text=query.text,
+        num_tokens=corpus.num_tokens,
+        num_searched_tokens=num_searched,
+        found=found,
+    )
     return json_response(fields, NO_STORE)
 
 
@@ -238,12 +342,12 @@ def diff(service: Service, plan_id: str, query: DiffQuery, request: RequestHead)
     compared = yield from compare_slices(
         one.plan, other.plan, shard_tokens, num_steps=query.steps, max_rows=DIFF_ROWS
     )
-    fields = {
-        "a": one.plan.id,
-        "b": other.plan.id,
-        "fields": [dataclasses.asdict(change) for change in changed_fields(one.plan, other.plan)],
-        "rows": {**dataclasses.asdict(compared), "first_step": compared.first_step},
-    }
+    fields = Diff(
+        a=one.plan.id,
+        b=other.plan.id,
+        fields=changed_fields(one.plan, other.plan),
+        rows=compared,
+    )
     return json_response(fields, headers)
 
 
@@ -301,16 +405,16 @@ def _document_lengths(corpus: Corpus, seed: int) -> Slices[NDArray[np.int64] | N
     return np.array(lengths, dtype=np.int64)
 
 
-def _describe_lengths(lengths: NDArray[np.int64]) -> dict[str, Any]:
+def _describe_lengths(lengths: NDArray[np.int64]) -> Lengths:
     """Return quantiles and a histogram over powers of two."""
     if not lengths.size:
-        return {"num_sampled": 0, "mean": None, "quantiles": {}, "histogram": []}
+        return Lengths(num_sampled=0, mean=None, quantiles={}, histogram=[])
     bins = np.bincount(np.frexp(np.maximum(lengths, 0.5))[1])  # 0: empty; k: [2^(k-1), 2^k)
     shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
     quantiles = np.quantile(lengths, shares, method="inverted_cdf").tolist()
-    return {
-        "num_sampled": int(lengths.size),
-        "mean": float(lengths.mean()),
-        "quantiles": {str(share): value for share, value in zip(shares, quantiles, strict=True)},
-        "histogram": [[(1 << k) >> 1, int(number)] for k, number in enumerate(bins.tolist())],
-    }
+    return Lengths(
+        num_sampled=int(lengths.size),
+        mean=float(lengths.mean()),
+        quantiles={str(share): value for share, value in zip(shares, quantiles, strict=True)},
+        histogram=[((1 << k) >> 1, int(number)) for k, number in enumerate(bins.tolist())],
+    )

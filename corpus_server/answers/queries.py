@@ -1,4 +1,4 @@
-"""Query parameters of the routes that answer tokens, as the door and the application both read them.
+"""Query parameters of the routes that answer tokens, as the fast path and the application read them.
 
 Numbers are decimal digits and nothing else: no sign, no `1e3`, no `true`, so that a typing error never trains
 on something else. Unknown and repeated parameters are refused for the same reason.
@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    create_model,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan.document import (
-    MAX_GLOBAL_BATCH_SIZE,
-    MAX_SEED,
-    MAX_SEQ_LEN,
-    MAX_STEP,
-    MAX_STRIDE,
-)
-from corpus_server.plan.orders import MAX_BLOCK_WINDOWS, MAX_GROUP_BLOCKS, Order
+from corpus_server.plan.declared import Kind
+from corpus_server.plan.document import INLINE_PLAN
+from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read.wire import ChecksumPlace, Format
 
 MAX_COUNT = 4096
@@ -83,27 +85,41 @@ class TokensQuery(FormatQuery):
     """Tokens; default: up to 256, as many as there are."""
 
 
-class PlanQuery(QueryParameters):
-    """A plan by its id, or spelled inline."""
+def _parameter(kind: Kind, about: str) -> tuple[Any, Any]:
+    """Return the annotation and the field of a parameter that may be left out."""
+    schema = kind.schema
+    annotation: Any = str
+    if schema.get("type") == "integer":
+        annotation = Annotated[int, Integer(schema["minimum"], schema["maximum"])]
+    elif "enum" in schema:
+        annotation = Literal[tuple(schema["enum"])]
+    return annotation | None, Field(None, description=about, max_length=schema.get("maxLength"))
 
-    plan: Annotated[str | None, Field(pattern="^[0-9a-f]{64}$")] = None
-    """Id of a plan; without it, the next eight parameters spell one."""
-    corpus: Annotated[str | None, Field(max_length=128)] = None
-    """Corpus name."""
-    seq_len: Annotated[int, Integer(1, MAX_SEQ_LEN)] | None = None
-    """Inputs per row."""
-    batch_size: Annotated[int, Integer(1, MAX_GLOBAL_BATCH_SIZE)] | None = None
-    """Rows of a step over all ranks."""
-    seed: Annotated[int, Integer(0, MAX_SEED)] | None = None
-    """Default 0."""
-    order: Order | None = None
-    """Default shuffle."""
-    block_windows: Annotated[int, Integer(1, MAX_BLOCK_WINDOWS)] | None = None
-    """With `group_blocks`, shuffle is bounded: consecutive windows of a block."""
-    group_blocks: Annotated[int, Integer(1, MAX_GROUP_BLOCKS)] | None = None
-    """Blocks whose windows are permuted among themselves."""
-    stride: Annotated[int, Integer(1, MAX_STRIDE)] | None = None
-    """Tokens between neighbouring windows; default seq_len, with order random 1."""
+
+if TYPE_CHECKING:
+
+    class _Spelled(QueryParameters):
+        plan: str | None = None
+        corpus: str | None = None
+else:
+    _Spelled = create_model(
+        "_Spelled",
+        __base__=QueryParameters,
+        plan=(
+            Annotated[str | None, Field(pattern="^[0-9a-f]{64}$")],
+            Field(None, description=f"Id of a plan; without it, {', '.join(INLINE_PLAN)} spell one."),
+        ),
+        **{name: _parameter(*declaration) for name, declaration in INLINE_PLAN.items()},
+    )
+
+
+class PlanQuery(_Spelled):
+    """A plan by its id, or spelled inline, by parameters that `corpus_server.plan.document` declares."""
+
+    def spelling(self) -> dict[str, Any]:
+        """Return the parameters that are given and spell a plan."""
+        given = {name: getattr(self, name, None) for name in INLINE_PLAN}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class StepsQuery(PlanQuery):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 import numpy as np
@@ -14,9 +13,10 @@ from corpus_server.answers.response import NO_STORE, Response, Slices, json_resp
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import plan_headers, staged_rows
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.described import described
 from corpus_server.errors import AnswerTooLarge, InvalidParameter
-from corpus_server.plan.questions.lookup import look_up_slices
-from corpus_server.plan.questions.usage import usage_slices
+from corpus_server.plan.questions.lookup import Sighting, look_up_slices
+from corpus_server.plan.questions.usage import SourceUsage, usage_slices
 from corpus_server.read import wire
 from corpus_server.read.reading import WindowReading, hash_slices, num_bytes
 
@@ -66,6 +66,80 @@ class LookupQuery(PlanQuery):
     """Rows to return at most, earliest first."""
 
 
+@described
+class Receipt:
+    """Proof of a step: the checksum of its whole global batch."""
+
+    plan: str
+    step: int
+    plan_step: int
+    global_batch_size: int
+    digest: str
+    """`xxh3-64=HEX` of the raw response for world_size 1."""
+
+
+@described
+class ReadShard:
+    """A shard that some steps read."""
+
+    corpus: str
+    name: str
+    size_bytes: int
+    """Bytes of the file."""
+    first_step: int
+    """First training step of those that reads it."""
+    num_rows: int
+    """Rows of those steps that lie in it."""
+    is_local: bool
+    """Whether it is on the server's machine: local, or staged from an object store."""
+
+
+@described
+class Shards:
+    """The shards that some steps read, first used first."""
+
+    plan: str
+    step: int
+    count: int
+    num_bytes: int
+    """Bytes of all of them."""
+    shards: list[ReadShard]
+
+
+@described
+class Skipped:
+    """What training did not see."""
+
+    steps: int
+    sources: dict[str, SourceUsage]
+
+
+@described
+class Used:
+    """What training sees in steps [since, step)."""
+
+    plan: str
+    since: int
+    step: int
+    plan_step: int
+    sources: dict[str, SourceUsage]
+    skipped: Skipped
+
+
+@described
+class Found:
+    """Every row that holds a token, a range or a document."""
+
+    plan: str
+    corpus: str
+    start: int
+    stop: int
+    epochs: int
+    num_found: int
+    truncated: bool
+    rows: list[Sighting]
+
+
 def receipt(service: Service, plan_id: str, query: StepQuery, request: RequestHead) -> Slices[Response]:
     """Make the response that holds the checksum of a step's whole global batch."""
     bound, step = service.plan(plan_id, request.caller), query.step
@@ -80,13 +154,13 @@ def receipt(service: Service, plan_id: str, query: StepQuery, request: RequestHe
     yield from staged_rows(service, bound, reading)
     digest = xxhash.xxh3_64()
     yield from hash_slices(reading, digest)
-    fields = {
-        "plan": bound.plan.id,
-        "step": step,
-        "plan_step": bound.sampler.timeline.plan_step(step),
-        "global_batch_size": rows,
-        "digest": wire.checksum_value(digest),
-    }
+    fields = Receipt(
+        plan=bound.plan.id,
+        step=step,
+        plan_step=bound.sampler.timeline.plan_step(step),
+        global_batch_size=rows,
+        digest=wire.checksum_value(digest),
+    )
     return json_response(fields, headers)
 
 
@@ -109,17 +183,17 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
     for number in used[np.argsort(first_step[used], kind="stable")].tolist():
         corpus, shard = bound.shards[number]
         listed.append(
-            {
-                "corpus": corpus,
-                "name": shard.name,
-                "size_bytes": shard.size_bytes,
-                "first_step": int(first_step[number]),
-                "num_rows": int(num_rows[number]),
-                "is_local": shard.file.is_cached,
-            }
+            ReadShard(
+                corpus=corpus,
+                name=shard.name,
+                size_bytes=shard.size_bytes,
+                first_step=int(first_step[number]),
+                num_rows=int(num_rows[number]),
+                is_local=shard.file.is_cached,
+            )
         )
     total = sum(bound.shards[number][1].size_bytes for number in used.tolist())
-    fields = {"plan": bound.plan.id, "step": step, "count": count, "num_bytes": total, "shards": listed}
+    fields = Shards(plan=bound.plan.id, step=step, count=count, num_bytes=total, shards=listed)
     # What is on this machine changes from moment to moment.
     return json_response(fields, {**NO_STORE, wire.PLAN: bound.plan.id})
 
@@ -131,10 +205,15 @@ def usage(service: Service, plan_id: str, query: UsageQuery, request: RequestHea
     used = yield from usage_slices(bound.sampler, since, step)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    fields = dataclasses.asdict(used)
-    skipped = {"steps": fields.pop("skipped_steps"), "sources": fields.pop("skipped")}
-    asked = {"plan": bound.plan.id, "since": since, "step": step}
-    return json_response({**asked, **fields, "skipped": skipped}, headers)
+    shown = Used(
+        plan=bound.plan.id,
+        since=since,
+        step=step,
+        plan_step=used.plan_step,
+        sources=used.sources,
+        skipped=Skipped(steps=used.skipped_steps, sources=used.skipped),
+    )
+    return json_response(shown, headers)
 
 
 def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices[Response]:
@@ -150,16 +229,16 @@ def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     found = yield from look_up_slices(bound.sampler, corpus, start, stop, epochs=epochs, limit=limit)
-    fields = {
-        "plan": bound.plan.id,
-        "corpus": corpus,
-        "start": start,
-        "stop": stop,
-        "epochs": epochs,
-        "num_found": found.num_found,
-        "truncated": found.num_found > len(found.rows),
-        "rows": [row._asdict() for row in found.rows],
-    }
+    fields = Found(
+        plan=bound.plan.id,
+        corpus=corpus,
+        start=start,
+        stop=stop,
+        epochs=epochs,
+        num_found=found.num_found,
+        truncated=found.num_found > len(found.rows),
+        rows=found.rows,
+    )
     return json_response(fields, headers)
 
 

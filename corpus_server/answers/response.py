@@ -73,20 +73,26 @@ class Response:
         """Bytes of the body."""
         return int(self.headers.get("Content-Length", "0"))
 
-    def head(self, more: Iterable[tuple[bytes, bytes]], *, request_id: str, close: bool) -> bytes:
+    def head(self, request: RequestHead, more: Iterable[tuple[bytes, bytes]]) -> bytes:
         """Return status line and headers, as a connection sends them.
 
         Args:
-            more: further headers.
-            request_id: of the request that is answered.
-            close: whether the connection ends with this response.
+            request: that is answered.
+            more: headers of the connection.
         """
-        lines = [f"HTTP/1.1 {self.status} {_PHRASES.get(self.status, '')}\r\n"]
-        lines += [f"{name}: {value}\r\n" for name, value in self.headers.items()]
-        lines.append(f"{REQUEST_ID}: {request_id}\r\n")
-        if close:
-            lines.append("Connection: close\r\n")
+        headers = {**self.headers, **common_headers(request)}
+        lines = [status_line(self.status), *(f"{name}: {value}\r\n" for name, value in headers.items())]
         return b"".join(["".join(lines).encode("latin-1"), *(b"%b: %b\r\n" % each for each in more), b"\r\n"])
+
+
+def common_headers(request: RequestHead) -> dict[str, str]:
+    """Return the headers that every response has, whichever way answers. A new one is added here."""
+    return {REQUEST_ID: request.request_id}
+
+
+def status_line(status: int) -> str:
+    """Return the first line of a response."""
+    return f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n"
 
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}

@@ -24,7 +24,7 @@ from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import TokenFile
 from corpus_server.errors import CorpusServerError, InvalidParameter
-from corpus_server.known_plans import KnownPlans, Spelling
+from corpus_server.known_plans import KnownPlans
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
@@ -150,9 +150,7 @@ class Service:
 
     def plan(self, plan_id: str, caller: Caller) -> BoundPlan:
         """Return the plan of an id, all of whose corpora the caller may read; may read the disk."""
-        bound = self.plans.by_id(plan_id)
-        caller.check_read(bound.plan.sources)
-        return bound
+        return self.plans.by_id(plan_id, caller)
 
     def plan_of(self, query: PlanQuery, caller: Caller, *, names_corpus: bool = False) -> BoundPlan:
         """Return the plan that a query names by its id or spells inline; may read the disk.
@@ -160,22 +158,10 @@ class Service:
         Args:
             names_corpus: whether `corpus` means something else where the plan is named by its id.
         """
-        corpus = None if names_corpus and query.plan is not None else query.corpus
-        spelled = Spelling(
-            corpus,
-            query.seq_len,
-            query.batch_size,
-            query.seed,
-            query.order,
-            query.block_windows,
-            query.group_blocks,
-            query.stride,
-        )
+        spelling = query.spelling()
         if query.plan is None:
-            caller.check_read([] if corpus is None else [corpus])
-            return self.plans.spelled(spelled)
-        given = [name for name, value in zip(Spelling._fields, spelled, strict=True) if value is not None]
-        if given:
+            return self.plans.spelled(spelling, caller)
+        if given := [name for name in spelling if not (names_corpus and name == "corpus")]:
             raise InvalidParameter(
                 f"plan names the whole plan; leave out {', '.join(given)}",
                 parameter=given[0],

@@ -1,6 +1,6 @@
 """The responses that hold tokens or say where they lie, each made by one function.
 
-The door and the application call the same functions with the same query and the same head, so both give
+The fast path and the application call the same functions with the same query and the same head. So both give
 the same bytes. All raise CorpusServerError for what is out of range, unknown, too large or cannot be read.
 """
 

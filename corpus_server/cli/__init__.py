@@ -22,7 +22,7 @@ from corpus_server.cli.explore import explore, stats
 from corpus_server.cli.merge import merge
 from corpus_server.cli.serve import serve
 from corpus_server.cli.token import token
-from corpus_server.errors import CorpusServerError
+from corpus_server.errors import CorpusServerError, printable
 
 __all__ = ["app", "main"]
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _end_with(message: str) -> NoReturn:
-    errors.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    errors.print(f"[bold red]error:[/] {escape(printable(message))}", soft_wrap=True)
     sys.exit(MISTAKE)
 
 

@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from corpus_server.cli.common import CORPUS_HELP, console
+from corpus_server.cli.common import CORPUS_HELP, AsJson, console, print_json
 from corpus_server.corpus_spec import CorpusSpec
 
 SourceArgument = Annotated[
@@ -45,6 +45,7 @@ def explore(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Without --plan: rows of a step.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Without --plan: seed of the shuffle.")] = 0,
     pager: Annotated[bool, typer.Option("--pager", help="Page through the output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a document, a range of tokens or the rows of a step as text."""
     with _asked(source, corpus) as ask:
@@ -52,6 +53,9 @@ def explore(
         if step is not None:
             spelled = {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}
             answer = ask("rows", plan=plan, spelled=spelled, step=step, count=min(count, 64))
+            if as_json:
+                print_json(answer)
+                return
             names = list(dict.fromkeys(row["corpus"] for row in answer["rows"]))
             for row in answer["rows"]:
                 colour = _COLOURS[names.index(row["corpus"]) % len(_COLOURS)]
@@ -62,6 +66,9 @@ def explore(
                 start, stop = ask("document", number=document)
                 count = max(1, min(stop - start, 2**16))
             answer = ask("spans", start=start, count=count)
+            if as_json:
+                print_json(answer)
+                return
             where = f"tokens {answer['start']:,} to {answer['stop']:,} of {answer['num_tokens']:,}"
             shown = [Text(where, style="bold"), _text(answer["spans"])]
     if pager:
@@ -75,10 +82,14 @@ def stats(
     source: SourceArgument,
     corpus: CorpusOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Which parts are sampled.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Show the lengths of documents and the frequencies of tokens in a sample."""
     with _asked(source, corpus) as ask:
         answer = ask("statistics", seed=seed)
+    if as_json:
+        print_json(answer)
+        return
     console.print(
         f"{answer['num_sampled_tokens']:,} of {answer['num_tokens']:,} tokens sampled, "
         f"{answer['num_distinct_tokens']:,} distinct"

@@ -157,7 +157,7 @@ def diff(
             "b": other.id,
             "fields": [dataclasses.asdict(change) for change in fields],
             "equal_steps": equal_steps,
-            "rows": None if rows is None else {**dataclasses.asdict(rows), "first_step": rows.first_step},
+            "rows": None if rows is None else dataclasses.asdict(rows),
         }
         print_json(answer)
         return

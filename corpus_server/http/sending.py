@@ -20,53 +20,60 @@ UNIX_BUFFER_BYTES = 1 << 20
 _SO_SNDBUFFORCE = 32  # socket(7); Python does not name it
 
 
+PATIENCE_SECONDS = 0.02
+"""How long a thread waits for one reader before it leaves the rest to the loop. A fast reader has taken 8 MiB
+in less than half of it."""
+
+
 class Descriptor:
     """A second descriptor of a connection, for one thread; a context manager that closes it.
 
     The loop may close its own descriptor at any time, and the number would soon mean another file.
     """
 
-    __slots__ = ("number",)
+    __slots__ = ("_number", "_patience")
 
     def __init__(self, number: int) -> None:
-        self.number = -1
-        self.number = os.dup(number)
+        self._number = -1
+        self._number = os.dup(number)
+        self._patience = PATIENCE_SECONDS
 
     def __enter__(self) -> Descriptor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close it; idempotent."""
-        number, self.number = self.number, -1
+        number, self._number = self._number, -1
         if number >= 0:
             os.close(number)
 
-    __del__ = close
+    __del__ = __exit__
+
+    def take(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Send until everything is taken or the reader falls behind; return what was not taken.
+
+        Args:
+            parts: buffers of single bytes.
+
+        Raises:
+            ClientLeft: the connection is closed.
+        """
+        began = time.monotonic()
+        rest = _send(self._number, parts, began + self._patience)
+        # The time for reading the disk, between two calls, does not count.
+        self._patience -= time.monotonic() - began
+        return rest
 
 
-def send(to: Descriptor, parts: Sequence[Buffer], until: float) -> Sequence[Buffer]:
-    """Send until everything is taken or the time is over; return what was not taken.
-
-    Args:
-        to: the connection; stays open.
-        parts: buffers of single bytes.
-        until: `time.monotonic` second.
-
-    Raises:
-        ClientLeft: the connection is closed.
-    """
+def _send(to: int, parts: Sequence[Buffer], until: float) -> Sequence[Buffer]:
     rest = parts
     while rest:
         try:
-            rest = _without(rest, os.writev(to.number, rest))
+            rest = _without(rest, os.writev(to, rest))
         except BlockingIOError:
             if (seconds := until - time.monotonic()) <= 0:
                 break
             poll = select.poll()
-            poll.register(to.number, select.POLLOUT)
+            poll.register(to, select.POLLOUT)
             if not poll.poll(seconds * 1000):
                 break
         except OSError as error:

@@ -34,7 +34,7 @@ def count(route: str, status: int, sent_bytes: int, seconds: float, *, via: str)
         route: template of the path.
         sent_bytes: of its body.
         seconds: see `corpus_request_seconds`.
-        via: which path answered, `door` or `application`.
+        via: which path answered, `fast-path` or `application`.
     """
     requests, sent, observe = _series(route, status, via)
     requests[0] += 1

@@ -1,8 +1,8 @@
-"""The plan: which windows every row of every step holds, as pure arithmetic, and back again."""
+"""The plan: which rows every step holds, as pure arithmetic, and back again."""
 
-from corpus_server.plan.document import Plan, Stage
-from corpus_server.plan.megatron import MegatronSampler
-from corpus_server.plan.orders import BoundedShuffle, MegatronOrder, Order
+from corpus_server.plan.document import Plan
+from corpus_server.plan.orders import ORDERS, BoundedShuffle, MegatronOrder, Order
 from corpus_server.plan.sampler import Sampler
+from corpus_server.plan.stage import Stage
 
-__all__ = ["BoundedShuffle", "MegatronOrder", "MegatronSampler", "Order", "Plan", "Sampler", "Stage"]
+__all__ = ["ORDERS", "BoundedShuffle", "MegatronOrder", "Order", "Plan", "Sampler", "Stage"]

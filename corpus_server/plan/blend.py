@@ -98,6 +98,11 @@ class Blend:
         self._before = self._counts(self._first)
 
     @property
+    def num_rows(self) -> int:
+        """Rows of the whole run."""
+        return self._table.sources.size
+
+    @property
     def num_used(self) -> UInt64Array:
         """Rows of each source in the whole run."""
         return self._counts(self._table.sources.size)

@@ -10,25 +10,28 @@ import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
-from math import inf
+from itertools import pairwise, starmap
 from typing import Any, Final
 
-from corpus_server.errors import InvalidPlan
-from corpus_server.plan.checking import require_fields, require_int, shorten
-from corpus_server.plan.mixture import BLOCK_ROWS, quantise
-from corpus_server.plan.orders import (
-    ORDERS,
-    ORDERS_ACCEPTED,
-    BoundedShuffle,
-    MegatronOrder,
-    Order,
-    order_from_json,
+from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan.declared import (
+    Declared,
+    Kind,
+    about_of,
+    choice,
+    declared,
+    integer,
+    kind_of,
+    ranges,
+    shorten,
+    texts,
 )
-from corpus_server.plan.ranges import Ranges, ranges_from_json
+from corpus_server.plan.orders import DEFAULT, INLINE, INLINE_FIELDS, Order, inline_order, order_kind
+from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage, take_stages
 
 VERSIONS: Final = (1,)
 """Versions of the arithmetic (permutation, draws, quantisation, substitutes) that this release serves.
@@ -37,13 +40,8 @@ A table of golden rows in the tests freezes version 1. Whoever improves the arit
 keeps version 1: a change within a version would change the rows of running trainings.
 """
 
-MAX_SEQ_LEN: Final = 2**20
 MAX_STRIDE: Final = 2**40
-MAX_GLOBAL_BATCH_SIZE: Final = 2**20
-MAX_STEP: Final = 2**40
-"""With MAX_GLOBAL_BATCH_SIZE it keeps every position below 2^61, inside uint64 arithmetic."""
 MAX_SEED: Final = 2**64 - 1
-MAX_SOURCES: Final = 1024
 MAX_STAGES: Final = 512
 """A stage with a mixture takes up to 0.4 ms to bind, and a plan may take 0.25 s."""
 MAX_STAGE_SOURCES: Final = 2**15
@@ -53,109 +51,80 @@ MAX_RANGES_IN_FORCE: Final = 3 * 2**20
 all, at 50 ns and 32 bytes a range."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """A part of a plan with its own batch size, mixture and exclusions.
+def _version(what: str, value: object) -> int:
+    # 1.0 == True == 1, but they have other canonical JSON and so another id.
+    if type(value) is not int or value not in VERSIONS:
+        known = ", ".join(map(str, VERSIONS))
+        raise InvalidPlan(
+            f"{what} must be a version of the plan arithmetic that this server knows ({known}), "
+            f"got {value!r:.200}",
+            parameter=what,
+            received=value,
+            accepted=known,
+            remedy="serve the plan with a release that knows its version",
+        )
+    return value
 
-    The weights of the mixture may be any positive numbers. The stage keeps them as exact multiples of 1/65536
-    that sum to 1, sorted by corpus name.
-    """
 
-    from_step: int = 0  # a plan step
-    global_batch_size: int  # rows of a step over all ranks
-    mixture: Mapping[str, float]
-    seq_len: int | None = None  # inputs per row; None: the plan's, of which it is a divisor
-    exclude: Mapping[str, Ranges] = field(default_factory=dict)  # corpus-wide tokens, in later stages, too
-
-    def __post_init__(self) -> None:
-        require_int("stages[].from_step", self.from_step, 0, MAX_STEP)
-        require_int("stages[].global_batch_size", self.global_batch_size, 1, MAX_GLOBAL_BATCH_SIZE)
-        if self.seq_len is not None:
-            require_int("stages[].seq_len", self.seq_len, 1, MAX_SEQ_LEN)
-        if not isinstance(self.mixture, Mapping) or not 1 <= len(self.mixture) <= MAX_SOURCES:
-            accepted = f'an object of 1 to {MAX_SOURCES} corpus names and weights, like {{"web": 0.7}}'
-            raise InvalidPlan.expected("stages[].mixture", accepted, self.mixture)
-        for name, weight in self.mixture.items():
-            if not isinstance(weight, int | float) or weight is True or not 0 < weight < inf:
-                remedy = "leave a source out instead of giving it 0"
-                raise InvalidPlan.expected(
-                    f"stages[].mixture.{name}", "a positive number", weight, remedy=remedy
-                )
-        # Copies, because the caller may still change the mappings and the plan's id must not change.
-        # Multiples of 1/65536 are exact floats, so quantising them again changes nothing.
-        units = quantise(self.mixture)
-        object.__setattr__(self, "mixture", {name: share / BLOCK_ROWS for name, share in units.items()})
-        exclude = {name: ranges for name, ranges in sorted(self.exclude.items()) if ranges}
-        object.__setattr__(self, "exclude", exclude)
-
-    @property
-    def units(self) -> dict[str, int]:
-        """Units of 1/65536 by name, sorted by name."""
-        return {name: round(weight * BLOCK_ROWS) for name, weight in self.mixture.items()}
-
-    def to_json(self, spell: Callable[[Ranges], Any] = Ranges.to_json) -> dict[str, Any]:
-        """Return the stage's canonical JSON object, its ranges as `spell` makes them."""
-        document: dict[str, Any] = {
-            "from_step": self.from_step,
-            "global_batch_size": self.global_batch_size,
-            "mixture": dict(self.mixture),
-        }
-        if self.seq_len is not None:
-            document["seq_len"] = self.seq_len
-        if self.exclude:
-            document["exclude"] = {name: spell(ranges) for name, ranges in self.exclude.items()}
-        return document
+def _stages(what: str, value: object) -> tuple[Stage, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidPlan.expected(what, "a list of objects", value)
+    mixtures = [stage.get("mixture") for stage in value if isinstance(stage, Mapping)]
+    # Before any stage is made: quantising the mixtures of a 30 MB document takes seconds.
+    _require_bindable(len(value), sum(len(each) for each in mixtures if isinstance(each, Mapping)))
+    return take_stages(what, value)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A whole plan: which windows every row of every step holds.
+class Plan(Declared):
+    """A whole plan: which rows every step holds.
 
     Raises:
         InvalidPlan: a field is outside its range or contradicts another.
     """
 
-    version: int = VERSIONS[-1]  # of the arithmetic
-    seq_len: int  # inputs per row; a window is one token longer
-    stride: int | None = None  # tokens between neighbouring windows; default `seq_len`, always 1 if random
-    seed: int = 0  # in [0, 2^64)
-    order: Order | BoundedShuffle | MegatronOrder = "shuffle"
-    stages: tuple[Stage, ...]  # by `from_step`, the first from step 0
-    skip_steps: Ranges = field(default_factory=Ranges)  # never seen by training; later steps move up
-    fingerprints: Mapping[str, str] = field(default_factory=dict)  # by corpus; empty until the plan is bound
+    what = "plan"
+    prefix = ""
+
+    version: int = declared(
+        Kind({"enum": list(VERSIONS)}, _version), "Version of the arithmetic.", default=VERSIONS[-1]
+    )
+    seq_len: int = declared(integer(1, MAX_SEQ_LEN), "Inputs per row.")
+    stride: int | None = declared(
+        integer(1, MAX_STRIDE),
+        "Tokens between neighbouring windows; default seq_len, with order random 1.",
+        default=None,
+    )
+    seed: int = declared(integer(0, MAX_SEED), "Default 0.", default=0)
+    order: Order = declared(order_kind, f"Default {DEFAULT}.", default=DEFAULT)  # noqa: RUF009
+    stages: tuple[Stage, ...] = declared(
+        Kind({"type": "array", "minItems": 1, "maxItems": MAX_STAGES, "items": Stage.schema()}, _stages),
+        "By `from_step`, the first from step 0.",
+    )
+    skip_steps: Ranges = declared(  # noqa: RUF009 - immutable
+        ranges(MAX_STEP),
+        "Plan steps that training never sees; later steps move up.",
+        default_factory=Ranges,
+    )
+    fingerprints: Mapping[str, str] = declared(
+        texts("an object that maps corpus names to strings"),
+        "By corpus; the server fills in those that are left out.",
+        default_factory=dict,
+    )
 
     def __post_init__(self) -> None:
-        # 1.0 == True == 1, but they have other canonical JSON and so another id.
-        if type(self.version) is not int or self.version not in VERSIONS:
-            known = ", ".join(map(str, VERSIONS))
-            raise InvalidPlan(
-                f"version must be a version of the plan arithmetic that this server knows ({known}), "
-                f"got {self.version!r:.200}",
-                parameter="version",
-                received=self.version,
-                accepted=known,
-                remedy="serve the plan with a release that knows its version",
-            )
-        require_int("seq_len", self.seq_len, 1, MAX_SEQ_LEN)
-        require_int("seed", self.seed, 0, MAX_SEED)
-        if not isinstance(self.order, BoundedShuffle | MegatronOrder) and self.order not in ORDERS:
-            raise InvalidPlan.expected("order", ORDERS_ACCEPTED, self.order)
-        if self.stride is None:
-            object.__setattr__(self, "stride", 1 if self.order == "random" else self.seq_len)
-        require_int("stride", self.stride, 1, MAX_STRIDE)
-        if self.order == "random" and self.stride != 1:
-            raise InvalidPlan.expected("stride", "1 or left out with order 'random'", self.stride)
+        self._check()
         starts = [stage.from_step for stage in self.stages]
         if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
             accepted = "a list of stages with from_step 0 first, and then larger ones"
             raise InvalidPlan.expected("stages", accepted, starts[:20])
-        object.__setattr__(self, "stages", tuple(map(self._checked_parts, self.stages)))
+        object.__setattr__(self, "stages", tuple(starmap(self._checked_parts, enumerate(self.stages))))
         _require_bindable(len(self.stages), len(self.stages) * len(self.sources))
         in_force = total = 0
         for number, stage in enumerate(self.stages):
             self._require_sources(f"stages[{number}].exclude", stage.exclude)
             if stage.exclude:
-                in_force += sum(len(ranges.starts) for ranges in stage.exclude.values())
+                in_force += sum(len(its.starts) for its in stage.exclude.values())
                 total += in_force
         if total > MAX_RANGES_IN_FORCE:
             # A stage that excludes something repeats what was excluded before.
@@ -163,44 +132,23 @@ class Plan:
             remedy = "exclude the ranges in fewer stages, or join neighbouring ranges"
             raise InvalidPlan.expected("stages[].exclude", accepted, total, remedy=remedy)
         self._require_sources("fingerprints", self.fingerprints)
-        if isinstance(self.order, MegatronOrder):
-            object.__setattr__(self, "order", self._checked_blend(self.order))
+        order, stride = self.order.settle(
+            seq_len=self.seq_len, stride=self.stride, seed=self.seed, stages=self.stages
+        )
+        object.__setattr__(self, "order", order)
+        object.__setattr__(self, "stride", stride)
 
-    def _checked_blend(self, order: MegatronOrder) -> MegatronOrder:
-        """Check what Megatron's order cannot carry, and that mixtures say what its blend says."""
-        require_int("seed", self.seed, 0, 2**32 - 1)  # NumPy's RandomState takes no other
-        if self.stride != self.seq_len:
-            accepted = f"left out or seq_len ({self.seq_len}) with order megatron"
-            raise InvalidPlan.expected("stride", accepted, self.stride)
-        if not order.blend and len(self.sources) > 1:
-            accepted = "the corpora in the order of Megatron's blend, which decides the rows"
-            raise InvalidPlan.expected("order.megatron.blend", accepted, [])
-        order = replace(order, blend=order.blend or self.sources)
-        shares = quantise(dict(zip(order.blend, order.weights or (1.0,), strict=True)))
-        for number, stage in enumerate(self.stages):
-            if stage.units != shares:
-                accepted = f"the weights of order.megatron, which hold for the whole run: {shares} of 65536"
-                raise InvalidPlan.expected(f"stages[{number}].mixture", accepted, stage.units)
-            for name, value in (("seq_len", stage.seq_len), ("exclude", stage.exclude)):
-                if value:
-                    raise InvalidPlan(
-                        f"stages[{number}].{name} cannot be carried by order megatron: Megatron's samples "
-                        "have one length, and none has a substitute; leave it out, or use order shuffle",
-                        parameter=f"stages[{number}].{name}",
-                    )
-        return order
-
-    def _checked_parts(self, stage: Stage) -> Stage:
+    def _checked_parts(self, number: int, stage: Stage) -> Stage:
         """Check that windows fall into rows of a stage's length and that a step holds whole windows."""
         if stage.seq_len is None or stage.seq_len == self.seq_len:
             return replace(stage, seq_len=None)  # one spelling, so that equal plans have one id
         num_parts, rest = divmod(self.seq_len, stage.seq_len)
         if rest:
             accepted = f"a divisor of the plan's seq_len {self.seq_len}"
-            raise InvalidPlan.expected("stages[].seq_len", accepted, stage.seq_len)
+            raise InvalidPlan.expected(f"stages[{number}].seq_len", accepted, stage.seq_len)
         if stage.global_batch_size % num_parts:
             raise InvalidPlan.expected(
-                "stages[].global_batch_size",
+                f"stages[{number}].global_batch_size",
                 f"a multiple of {num_parts}, the rows of {stage.seq_len} tokens that make one window of "
                 f"{self.seq_len}",
                 stage.global_batch_size,
@@ -225,8 +173,7 @@ class Plan:
     def arithmetic(self) -> dict[str, Any]:
         """What decides the rows of all stages alike: fields by name."""
         fields_alike = {name: getattr(self, name) for name in ("version", "seq_len", "stride", "seed")}
-        order = self.order if isinstance(self.order, str) else self.order.to_json()
-        return {**fields_alike, "order": order}
+        return {**fields_alike, "order": self.order.to_json()}
 
     @cached_property
     def id(self) -> str:
@@ -238,15 +185,6 @@ class Plan:
     def bind(self, fingerprints: Mapping[str, str]) -> Plan:
         """Return the same plan with the fingerprints of its corpora."""
         return replace(self, fingerprints=dict(fingerprints))
-
-    def to_json(self, spell: Callable[[Ranges], Any] = Ranges.to_json) -> dict[str, Any]:
-        """Return the plan as a JSON object, from which `from_json` makes an equal plan."""
-        return {
-            **self.arithmetic,
-            "stages": [stage.to_json(spell) for stage in self.stages],
-            "skip_steps": spell(self.skip_steps),
-            "fingerprints": dict(self.fingerprints),
-        }
 
     @cached_property
     def canonical_json(self) -> str:
@@ -272,30 +210,41 @@ class Plan:
                 gc.enable()
 
     @classmethod
-    def from_json(cls, document: object) -> Plan:
-        """Make a plan from a parsed JSON document.
+    def spelled(cls, spelling: Mapping[str, Any]) -> Plan:
+        """Make the plan of one source that parameters spell; each is one of `INLINE_PLAN`.
 
         Raises:
-            InvalidPlan: the document is not a plan; names the field.
+            InvalidParameter: a parameter without a default is missing, or parameters contradict each other.
+            InvalidPlan: a value is outside its range.
         """
-        checked = require_fields("plan", cls, document, required={"seq_len", "stages"})
-        if isinstance(checked.get("order"), Mapping):
-            checked["order"] = order_from_json(checked["order"])
-        stages = checked.pop("stages")
-        if not isinstance(stages, Sequence) or isinstance(stages, str):
-            raise InvalidPlan.expected("stages", "a list of objects", stages)
-        mixtures = [stage.get("mixture") for stage in stages if isinstance(stage, Mapping)]
-        # Before any stage is made: quantising the mixtures of a 30 MB document takes seconds.
-        _require_bindable(len(stages), sum(len(each) for each in mixtures if isinstance(each, Mapping)))
-        fingerprints = checked.pop("fingerprints", None) or {}
-        if not isinstance(fingerprints, Mapping) or any(type(v) is not str for v in fingerprints.values()):
-            raise InvalidPlan("fingerprints must map corpus names to strings", parameter="fingerprints")
+        if missing := [name for name in ("corpus", "seq_len", "batch_size") if name not in spelling]:
+            raise InvalidParameter(
+                f"{', '.join(missing)} missing",
+                parameter=missing[0],
+                remedy="name a plan with plan=ID, or spell one with corpus, seq_len and batch_size",
+            )
+        given = {name: spelling[name] for name in INLINE_FIELDS if name in spelling}
         return cls(
-            stages=tuple(_stage_from_json(number, stage) for number, stage in enumerate(stages)),
-            skip_steps=ranges_from_json("skip_steps", checked.pop("skip_steps", []), limit=MAX_STEP),
-            fingerprints=dict(fingerprints),
-            **checked,
+            seq_len=spelling["seq_len"],
+            stride=spelling.get("stride"),
+            seed=spelling.get("seed", 0),
+            order=inline_order(spelling.get("order"), given),
+            stages=(Stage(global_batch_size=spelling["batch_size"], mixture={spelling["corpus"]: 1.0}),),
         )
+
+
+_CORPUS: Final = Kind({"type": "string", "maxLength": 128}, lambda what, value: value)
+
+INLINE_PLAN: Final[Mapping[str, tuple[Kind, str]]] = {
+    "corpus": (_CORPUS, "Corpus name."),
+    "seq_len": (kind_of(Plan, "seq_len"), about_of(Plan, "seq_len")),
+    "batch_size": (kind_of(Stage, "global_batch_size"), about_of(Stage, "global_batch_size")),
+    "seed": (kind_of(Plan, "seed"), about_of(Plan, "seed")),
+    "order": (choice(*INLINE), about_of(Plan, "order")),
+    **INLINE_FIELDS,
+    "stride": (kind_of(Plan, "stride"), about_of(Plan, "stride")),
+}
+"""The parameters that spell a plan of one source in a query: kind, and a sentence about each."""
 
 
 def _canonical(value: object) -> str:
@@ -320,16 +269,6 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
-
-
-def _stage_from_json(number: int, document: object) -> Stage:
-    what = f"stages[{number}]"
-    checked = require_fields(what, Stage, document, required={"global_batch_size", "mixture"})
-    exclude = checked.pop("exclude", None) or {}
-    if not isinstance(exclude, Mapping):
-        raise InvalidPlan(f"{what}.exclude must map corpus names to ranges", parameter=f"{what}.exclude")
-    ranges = {name: ranges_from_json(f"{what}.exclude.{name}", value) for name, value in exclude.items()}
-    return Stage(**checked, exclude=ranges)
 
 
 def _require_bindable(num_stages: int, num_named: int) -> None:

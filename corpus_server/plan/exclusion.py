@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.groups import Groups
+from corpus_server.plan.orders.order import Grouped
 from corpus_server.plan.permutation import Grid, invert, permute, round_keys
 from corpus_server.plan.ranges import Ranges
 
@@ -40,7 +40,7 @@ class Exclusion:
     """
 
     def __init__(
-        self, windows: Ranges, first: UInt64Array, keys: UInt64Array, groups: Groups | None = None
+        self, windows: Ranges, first: UInt64Array, keys: UInt64Array, groups: Grouped | None = None
     ) -> None:
         self.windows = windows
         self._groups = groups

@@ -22,57 +22,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
-from corpus_server.plan.document import MAX_STEP, Plan
+from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
-from corpus_server.plan.groups import Groups
-from corpus_server.plan.orders import BoundedShuffle
-from corpus_server.plan.permutation import (
-    MAX_SIZE,
-    EpochTable,
-    Grid,
-    invert,
-    permute,
-    round_keys,
-    stream_key,
-    uniform,
-)
+from corpus_server.plan.orders.order import Grouped
+from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.rows import Pieces
+from corpus_server.plan.stage import MAX_STEP
 from corpus_server.plan.timeline import PlacedStage, Timeline
-from corpus_server.plan.windows import WindowIndex
+from corpus_server.plan.windows import Windows, as_pieces
 
 UInt64Array = NDArray[np.uint64]
+Source = NDArray[np.intp] | int
 
 
 class Sampler:
     """A plan bound to the shapes of its corpora: the token counts of each source's shards.
 
+    Args:
+        shard_tokens: by source; not needed with `windows`.
+        table: of an order whose rows follow from one.
+        windows: those of the sources, made for another plan with the same sources, `seq_len` and `stride`.
+
     Attributes:
         timeline: steps, stages, positions.
         windows: of all shards of all sources, in the order of `plan.sources`.
-        first_window: `(sources + 1,) uint64`, number of each source's first window; then of all windows.
-        num_windows: `(sources,) uint64`.
+        rows: what the plan's rows consist of: the windows, in most orders.
+        num_windows: `(sources,) uint64`, rows of an epoch of each source.
         groups: of a bounded shuffle, None with other orders.
         exclusions: what is excluded in each stage, None for nothing; stages may share one object.
+        num_steps: training steps of a plan that has an end; a last step that is not full is none.
 
     Raises:
         InvalidPlan: a source has no window of `seq_len + 1` tokens, all its windows are excluded, an
             exclusion reaches beyond its end, or the corpora hold more than `MAX_SIZE` tokens together.
     """
 
-    def __init__(self, plan: Plan, shard_tokens: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        shard_tokens: Mapping[str, Sequence[int]] | None = None,
+        *,
+        table: object = None,
+        windows: Windows | None = None,
+    ) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
-        self.timeline = Timeline(plan)
-        every = [num_tokens for name in plan.sources for num_tokens in shard_tokens[name]]
-        self.windows = WindowIndex(every, seq_len=plan.seq_len, stride=plan.stride)
-        if sum(every) > MAX_SIZE:
+        if windows is None:
+            shapes = [(shard_tokens or {})[name] for name in plan.sources]
+            windows = Windows(shapes, seq_len=plan.seq_len, stride=plan.stride)
+        self.windows = windows
+        if int(windows.first_token[-1]) > MAX_SIZE:
             raise InvalidPlan(f"the plan's corpora hold more than {MAX_SIZE} tokens together")
-        first_shard = np.cumsum([0, *(len(shard_tokens[name]) for name in plan.sources)])
-        self.first_window = self.windows.first_window[first_shard]
-        self._first_token = self.windows.first_token[first_shard]
-        self.num_windows = np.diff(self.first_window)
-        for number in np.flatnonzero(self.num_windows == 0).tolist():
-            longest = max(shard_tokens[plan.sources[number]], default=0)
+        for number in np.flatnonzero(windows.num_rows == 0).tolist():
+            longest = windows.longest[number]
             raise InvalidPlan(
                 f"corpus {plan.sources[number]!r}: no shard holds a window of seq_len + 1 = "
                 f"{plan.seq_len + 1} tokens; the longest has {longest}",
@@ -80,12 +83,12 @@ class Sampler:
                 received=plan.seq_len,
                 accepted=f"at most {longest - 1}" if longest > 1 else "no value fits this corpus",
             )
-        self._grids = Grid.over(self.num_windows.tolist())
-        keys = self._keys = self._source_keys(str(plan.order))
-        self._round_keys = EpochTable(len(keys), lambda sources, epochs: round_keys(keys[sources], epochs))
-        self.groups: Groups | None = None
-        if isinstance(plan.order, BoundedShuffle):
-            self.groups = Groups(plan.order, self.num_windows, self._source_keys)
+        self.rows, self.arrangement, self._blend = plan.order.lay_out(
+            windows, plan.sources, self._source_keys, table
+        )
+        self.timeline = Timeline(plan, self._blend)
+        self.num_windows = self.rows.epoch_rows
+        self.num_steps = None if self._blend is None else self._steps_of(self._blend.num_rows)
         self.exclusions = self._exclusions()
 
     @property
@@ -100,9 +103,9 @@ class Sampler:
     def steps_per_epoch(self, name: str) -> float | None:
         """Return how many steps an epoch of a source takes at the rate of the last stage that uses it.
 
-        Order `random` has no epochs: None.
+        None, if the order has no epochs.
         """
-        if self.plan.order == "random":
+        if not self.plan.order.has_epochs:
             return None
         stage = next(stage for stage in reversed(self.plan.stages) if name in stage.mixture)
         num_windows = int(self.num_windows[self.plan.sources.index(name)])
@@ -119,6 +122,15 @@ class Sampler:
         Raises:
             InvalidParameter: a value is outside its range, or the steps have batches of several shapes.
         """
+        if self.num_steps is not None and step + count > self.num_steps:
+            most = self.num_steps - count
+            raise InvalidParameter(
+                f"the plan's samples make {self.num_steps} steps, and step {step} with count {count} ends "
+                f"beyond; give the loader num_steps={self.num_steps}, or the plan a larger num_samples",
+                parameter="step",
+                received=step,
+                accepted=f"at most {most}" if most >= 0 else "none with this count",
+            )
         if not 0 <= step <= MAX_STEP - count + 1:
             raise InvalidParameter.expected("step", f"in [0, {MAX_STEP - count + 1}]", step)
         placed = self.timeline.stage_at(self.timeline.plan_step(step))
@@ -151,72 +163,76 @@ class Sampler:
         """Return where consecutive rows of the global batch lie, the same rows of each of some steps.
 
         `(count, len(rows), 2) int64`, as `locate` does. `check_part` must have allowed `step` and `count`.
+
+        Raises:
+            InvalidParameter: a row has no one place.
         """
-        plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
+        if not self.rows.is_window:
+            raise InvalidParameter(
+                f"a row of order {self.plan.order.name} joins pieces of several documents, so no shard and "
+                "start token say where it lies; ask for the tokens (in the client: without local_root)",
+                parameter="plan",
+                accepted="plans of another order",
+            )
         within = np.arange(rows.start, rows.stop, dtype=np.uint64)
-        parts = [self._locate_in_stage(*part, within) for part in self.timeline.by_stage(plan_steps)]
+        parts = [self._locate_in_stage(*part, within) for part in self._staged(step, count)]
         located = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return located.reshape(count, len(rows), 2)
 
-    def pieces(
-        self, step: int, rows: range, *, count: int = 1
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def pieces(self, step: int, rows: range, *, count: int = 1) -> Pieces:
         """Return what rows of the global batch are made of, the same rows of each of some steps.
 
         Returns:
             `(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each
             of the k rows, then their number. In most orders each row is one piece, its window.
         """
-        located = self.locate_rows(step, rows, count=count).reshape(-1, 2)
-        lengths = np.full((len(located), 1), self.seq_len(step) + 1)
-        return np.hstack((located, lengths)), np.arange(len(located) + 1)
+        if self.rows.is_window:
+            located = self.locate_rows(step, rows, count=count).reshape(-1, 2)
+            return as_pieces(located, self.seq_len(step) + 1)
+        within = np.arange(rows.start, rows.stop, dtype=np.uint64)
+        placed = [self._rows_in_stage(*part, within) for part in self._staged(step, count)]
+        sources, numbers, epochs = (
+            np.concatenate([np.broadcast_to(each[k], each[1].shape) for each in placed]) for k in range(3)
+        )
+        return self.rows.pieces(sources, numbers, epochs)
 
-    def windows_at(
-        self, source: NDArray[np.intp] | int, positions: UInt64Array
-    ) -> tuple[UInt64Array, UInt64Array]:
-        """Return the windows at positions, before excluded ones are replaced, and their epochs.
+    def windows_at(self, source: Source, positions: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
+        """Return the rows at positions, before excluded ones are replaced, and their epochs.
 
         Args:
             source: `(k,)`, or one for all.
             positions: `(k,) uint64`, at least one.
         """
-        sizes, first = self.num_windows[source], self.first_window[source]
-        if self.plan.order == "random":
-            return first + uniform(self._keys[source], positions, sizes), np.zeros_like(positions)
-        epochs, offsets = np.divmod(positions, sizes)
-        if self.groups is not None:
-            offsets = self.groups.windows(source, epochs, offsets)
-        elif self.plan.order == "shuffle":
-            size = int(sizes) if isinstance(source, int) else self._grids.take(source)
-            offsets = permute(offsets, size, self._round_keys.of(source, epochs))
-        offsets += first
-        return offsets, epochs
+        if self.plan.order.has_epochs:
+            epochs, offsets = np.divmod(positions, self.rows.num_rows[source])
+        else:
+            epochs, offsets = np.zeros_like(positions), positions
+        found = self.arrangement.windows(source, epochs, offsets)
+        return found + self.rows.first_row[source], epochs
 
     def positions_of(self, source: int, windows: UInt64Array, epochs: UInt64Array) -> UInt64Array:
-        """Return the positions that hold windows of a source: the inverse of `windows_at`.
+        """Return the positions that hold rows of a source: the inverse of `windows_at`.
 
         Args:
             windows: `(k,) uint64`.
-            epochs: `(k,) uint64`, or `(1,)` for all windows.
+            epochs: `(k,) uint64`, or `(1,)` for all rows.
 
         Raises:
-            InvalidParameter: order `random` draws with replacement, so there is nothing to invert.
+            InvalidParameter: the order has no epochs, so there is nothing to invert.
         """
-        offsets = windows - self.first_window[source]
-        if self.plan.order == "random":
-            raise InvalidParameter(
-                "a plan with order 'random' cannot be looked up: it draws each row anew, with replacement, "
-                "so a token has no place in it",
-                parameter="plan",
-                accepted="plans with order shuffle or sequential",
-            )
-        if self.groups is not None:
-            offsets = self.groups.offsets(source, epochs, offsets)
-        elif self.plan.order == "shuffle":
-            keys = round_keys(int(self._keys[source]), epochs)
-            offsets = invert(offsets, int(self.num_windows[source]), keys)
-        positions: UInt64Array = offsets + epochs * self.num_windows[source]
+        offsets = self.arrangement.offsets(source, epochs, windows - self.rows.first_row[source])
+        positions: UInt64Array = offsets + epochs * self.rows.num_rows[source]
         return positions
+
+    def num_positions(self, source: int, epochs: int) -> int:
+        """Return how many positions the first epochs of a source have; a plan may end before."""
+        positions = epochs * int(self.num_windows[source])
+        return positions if self._blend is None else min(positions, int(self._blend.num_used[source]))
+
+    @property
+    def groups(self) -> Grouped | None:
+        """The groups of a bounded shuffle."""
+        return self.arrangement.groups
 
     def group_numbers(self, step: int) -> dict[int, int]:
         """Return the group of a bounded shuffle that each source of a training step's stage has reached.
@@ -232,47 +248,68 @@ class Sampler:
     def group_extents(self, source: int, number: int) -> list[tuple[int, int, int]]:
         """Return where a group of a source lies, block by block: shard number, tokens [start, stop) in it."""
         assert self.groups is not None
-        ranges = (self.groups.ranges(source, number) + self.first_window[source]).tolist()
-        return [extent for start, stop in ranges for extent in self.windows.extents(start, stop)]
+        ranges = (self.groups.ranges(source, number) + self.rows.first_row[source]).tolist()
+        return [extent for start, stop in ranges for extent in self.rows.extents(start, stop)]
 
-    def windows_touching(self, source: int, start: int, stop: int) -> tuple[int, int]:
-        """Return the half-open range of windows that hold a token of [start, stop) of a source."""
-        tokens = self._first_token[source] + np.array([[start], [stop]], dtype=np.uint64)
-        low, high = self.windows.touching(*tokens)[0].tolist()
-        return low, high
-
-    def locate_windows(self, windows: UInt64Array) -> NDArray[np.int64]:
-        """Return where windows lie: `(k, 2) int64`, shard number and start token in it."""
-        return self.windows.locate(windows)
+    def places(self, windows: UInt64Array) -> NDArray[np.int64]:
+        """Return where rows begin: `(k, 2) int64`, shard number and start token in it."""
+        if self.rows.is_window:
+            return self.windows.index.locate(windows)
+        sources = self.rows.first_row.searchsorted(windows, side="right") - 1
+        pieces, borders = self.rows.pieces(sources, windows, np.zeros_like(windows))
+        return pieces[borders[:-1], :2]
 
     def first_tokens(self, source: int, windows: UInt64Array) -> NDArray[np.int64]:
         """Return the first token of windows of a source, counted through its corpus."""
-        shards, starts = self.windows.locate(windows).T
-        before = (self.windows.first_token[shards] - self._first_token[source]).astype(np.int64)
+        shards, starts = self.windows.index.locate(windows).T
+        before = (self.windows.index.first_token[shards] - self.windows.first_token[source]).astype(np.int64)
         first: NDArray[np.int64] = before + starts
         return first
+
+    def _staged(self, step: int, count: int) -> list[tuple[PlacedStage, UInt64Array]]:
+        plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
+        return self.timeline.by_stage(plan_steps)
+
+    def _rows_in_stage(
+        self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array
+    ) -> tuple[Source, UInt64Array, UInt64Array]:
+        """Return source, number and epoch of rows of some steps of a stage."""
+        first = (plan_steps - np.uint64(placed.stage.from_step)) * np.uint64(placed.step_windows)
+        members, given = placed.mixture.place(
+            (first[:, None] + within // np.uint64(placed.num_parts)).reshape(-1)
+        )
+        source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
+        numbers, epochs = self.windows_at(source, given + placed.positions[source])
+        if (exclusion := self.exclusions[placed.number]) is not None:
+            numbers = exclusion.substitute(source, numbers, epochs)
+        return source, numbers, epochs
 
     def _locate_in_stage(
         self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array
     ) -> NDArray[np.int64]:
-        first = (plan_steps - np.uint64(placed.stage.from_step)) * np.uint64(placed.step_windows)
-        num_parts = np.uint64(placed.num_parts)
-        members, given = placed.mixture.place((first[:, None] + within // num_parts).reshape(-1))
-        source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
-        windows, epochs = self.windows_at(source, given + placed.positions[source])
-        exclusion = self.exclusions[placed.number]
-        if exclusion is not None:
-            windows = exclusion.substitute(source, windows, epochs)
-        located = self.windows.locate(windows)
-        if num_parts > 1:
-            located[:, 1] += np.tile((within % num_parts).astype(np.int64) * placed.seq_len, plan_steps.size)
+        located = self.windows.index.locate(self._rows_in_stage(placed, plan_steps, within)[1])
+        if placed.num_parts > 1:
+            part = (within % np.uint64(placed.num_parts)).astype(np.int64)
+            located[:, 1] += np.tile(part * placed.seq_len, plan_steps.size)
         return located
+
+    def _steps_of(self, left: int) -> int:
+        """Return how many training steps so many rows of the run make."""
+        stages, end = self.plan.stages, 0
+        for number, stage in enumerate(stages):
+            last = number + 1 == len(stages)
+            fit = left // stage.global_batch_size
+            if last or fit < stages[number + 1].from_step - stage.from_step:
+                end = stage.from_step + fit
+                break
+            left -= (stages[number + 1].from_step - stage.from_step) * stage.global_batch_size
+        return self.plan.skip_steps.outside_before(end)
 
     def _exclusions(self) -> list[Exclusion | None]:
         found: list[Exclusion | None] = []
         windows, exclusion = Ranges(), None
         keys = self._source_keys("exclude")
-        num_tokens = np.diff(self._first_token)
+        num_tokens = np.diff(self.windows.first_token)
         numbers = {name: number for number, name in enumerate(self.plan.sources)}
         for placed in self.timeline.stages:
             touching = []
@@ -285,10 +322,10 @@ class Sampler:
                         received=last,
                         accepted=f"at most {most}",
                     )
-                first = self._first_token[source]
-                touching.append(self.windows.touching(first + ranges.starts, first + ranges.stops))
+                first = self.windows.first_token[source]
+                touching.append(self.windows.index.touching(first + ranges.starts, first + ranges.stops))
             if touching and (windows := windows.union(Ranges(np.concatenate(touching)))):
-                exclusion = Exclusion(windows, self.first_window, keys, self.groups)
+                exclusion = Exclusion(windows, self.windows.first_row, keys, self.groups)
             if exclusion is not None:
                 used = placed.sources
                 for source in used[exclusion.num_left[used] == 0].tolist():

@@ -27,9 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.plan.blend import Blend
-from corpus_server.plan.document import Plan, Stage
+from corpus_server.plan.document import Plan
 from corpus_server.plan.mixture import Mixture, grouped
 from corpus_server.plan.permutation import stream_key
+from corpus_server.plan.stage import Stage
 
 
 class PlacedStage(NamedTuple):

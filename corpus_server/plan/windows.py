@@ -11,10 +11,12 @@ tokens, `seq_len = 3` and `stride = 3`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from corpus_server.plan.rows import Pieces, Rows, UInt64Array, check_number
 
 
 class WindowIndex:
@@ -75,3 +77,53 @@ class WindowIndex:
         located[:, 0] = shards
         located[:, 1] = (sample_ids - self.first_window[shards]) * np.uint64(self.stride)
         return located
+
+
+class Windows(Rows):
+    """The windows of a plan's sources as its rows: those of each source's shards, one source after another.
+
+    Attributes:
+        index: of all shards of all sources.
+        first_token: `(sources + 1,) uint64`, tokens of the sources before each; then of all.
+        longest: tokens of each source's longest shard.
+    """
+
+    is_window = True
+
+    def __init__(self, shard_tokens: Sequence[Sequence[int]], *, seq_len: int, stride: int) -> None:
+        every = [num_tokens for shards in shard_tokens for num_tokens in shards]
+        self.index = WindowIndex(every, seq_len=seq_len, stride=stride)
+        first_shard = np.cumsum([0, *map(len, shard_tokens)])
+        self.first_row = self.index.first_window[first_shard]
+        self.first_token = self.index.first_token[first_shard]
+        self.num_rows = self.epoch_rows = np.diff(self.first_row)
+        self.longest = [max(shards, default=0) for shards in shard_tokens]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays."""
+        return self.index.first_window.nbytes + self.index.first_token.nbytes
+
+    def pieces(self, sources: NDArray[np.intp] | int, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
+        """See `Rows.pieces`: one each."""
+        return as_pieces(self.index.locate(rows), self.index.seq_len + 1)
+
+    def touching(
+        self, source: int, start: int, stop: int, *, most: int
+    ) -> Generator[None, None, UInt64Array]:
+        """See `Rows.touching`."""
+        yield
+        tokens = self.first_token[source] + np.array([[start], [stop]], dtype=np.uint64)
+        low, high = self.index.touching(*tokens)[0].tolist()
+        check_number(high - low, most, stop)
+        return np.arange(low, high, dtype=np.uint64)
+
+    def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """See `Rows.extents`."""
+        return self.index.extents(start, stop)
+
+
+def as_pieces(located: NDArray[np.int64], length: int) -> Pieces:
+    """Return rows of one piece each, `(k, 2)` shard number and start token, with their lengths."""
+    pieces = np.hstack((located, np.full((len(located), 1), length)))
+    return pieces, np.arange(len(located) + 1)

@@ -6,19 +6,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import Shard
 from corpus_server.errors import InvalidPlan
-from corpus_server.plan import MegatronSampler, Plan, Sampler
-from corpus_server.plan.megatron import Table
+from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.orders.order import Table
+from corpus_server.plan.windows import Windows
 from corpus_server.read.gather import Gatherer
 from corpus_server.stores import is_staged
 
-_PLAN_BYTES, _STAGE_BYTES = 8_000, 1_500
-"""Memory of the Python objects of a plan and of each of its stages, as tracemalloc counts them."""
+_PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 8_000, 1_500, 128
+"""Memory of the Python objects of a plan, of each of its stages, and of a shard in a `ShardList`, as
+tracemalloc counts them."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,58 +35,79 @@ class Source:
     shares: Mapping[str, float]
 
 
-class BoundPlan:
-    """A plan together with the open corpora that hold its tokens.
-
-    Args:
-        table: of a plan in Megatron's order.
-
-    Raises:
-        InvalidPlan: the plan does not fit the corpora, see `Sampler`.
+class ShardList:
+    """The shards of a plan's corpora, one corpus after another; plans over the same corpora share it.
 
     Attributes:
-        plan: with its fingerprints.
-        sampler: (step, rank) to windows.
-        gatherer: windows to tokens; its shard numbers are the sampler's.
-        shards: the plan's shard list: (corpus name, shard).
+        corpora: by their names in plans.
+        shards: (corpus name, shard).
         staged: the file of each shard that lies in an object store, None for local ones.
         is_staged: whether there is such a shard.
-        dtype: of the answers, the widest of the sources.
-        num_bytes: memory that the plan takes, approximately.
+        gatherer: over these shards.
+        dtype: the widest of the corpora.
+        num_bytes: memory that the list takes, approximately.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        corpora: Mapping[str, Corpus],
-        *,
-        reads_ahead: bool = True,
-        table: Table | None = None,
-    ) -> None:
-        self.plan = plan
-        self.corpora = {name: corpora[name] for name in plan.sources}
+    def __init__(self, corpora: Mapping[str, Corpus], *, reads_ahead: bool = True) -> None:
+        self.corpora = dict(corpora)
         self.shards: list[tuple[str, Shard]] = [
             (name, shard) for name, corpus in self.corpora.items() for shard in corpus.shards
         ]
         files = [shard.file for _, shard in self.shards]
         self.staged = tuple(file if is_staged(file) else None for file in files)
         self.is_staged = any(self.staged)
-        shard_tokens = {name: [shard.num_tokens for shard in c.shards] for name, c in self.corpora.items()}
-        if table is None:
-            self.sampler = Sampler(plan, shard_tokens)
-        elif self.is_staged:
-            raise InvalidPlan(
-                "order megatron reads pieces of shards anywhere for each row, and corpora in an object store "
-                "are fetched shard by shard; serve a local copy, or use a bounded shuffle",
-                parameter="order",
-            )
-        else:
-            self.sampler = MegatronSampler(plan, shard_tokens, table)
         self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
+        self.num_bytes = _SHARD_BYTES * len(self.shards)
+        self._windows: WeakValueDictionary[tuple[int, int], Windows] = WeakValueDictionary()
+
+    def windows(self, seq_len: int, stride: int) -> Windows:
+        """Return the windows of these shards: one object for all plans of these lengths."""
+        found = self._windows.get((seq_len, stride))
+        if found is None:
+            tokens = [[shard.num_tokens for shard in corpus.shards] for corpus in self.corpora.values()]
+            found = self._windows[seq_len, stride] = Windows(tokens, seq_len=seq_len, stride=stride)
+        return found
+
+
+class BoundPlan:
+    """A plan together with the open corpora that hold its tokens.
+
+    Args:
+        opened: the shards of the plan's sources, in their order.
+        table: of a plan whose rows follow from one.
+
+    Raises:
+        InvalidPlan: the plan does not fit the corpora, see `Sampler`.
+
+    Attributes:
+        plan: with its fingerprints.
+        key: of what is kept about this object elsewhere and must not keep it alive.
+        sampler: (step, rank) to rows.
+        gatherer: rows to tokens; its shard numbers are the sampler's.
+        corpora, shards, staged, is_staged, dtype: see `ShardList`.
+        num_bytes: memory that the plan takes, approximately, without what it shares.
+        shared: what other plans may share, each with its `num_bytes`.
+    """
+
+    def __init__(self, plan: Plan, opened: ShardList, table: Table | None = None) -> None:
+        assert plan.stride is not None  # set by Plan itself
+        self.plan = plan
+        self.key = object()
+        self.corpora, self.shards, self.staged = opened.corpora, opened.shards, opened.staged
+        self.is_staged, self.gatherer, self.dtype = opened.is_staged, opened.gatherer, opened.dtype
+        windows = opened.windows(plan.seq_len, plan.stride)
+        self.sampler = Sampler(plan, table=table, windows=windows)
+        if self.is_staged and not self.sampler.rows.is_window:
+            raise InvalidPlan(
+                f"order {plan.order.name} reads pieces of shards anywhere for each row, and corpora in an "
+                "object store are fetched shard by shard; serve a local copy, or use a bounded shuffle",
+                parameter="order",
+            )
         self._sources: dict[int, Source] = {}  # by the number of the stage
         # Kept, because a cache of plans asks for it at each insertion and removal.
         self.num_bytes = _PLAN_BYTES + _STAGE_BYTES * len(plan.stages) + self.sampler.num_bytes
+        self.shared: tuple[ShardList | Windows, ...] = (opened, windows)
 
     def source_at(self, plan_step: int) -> Source:
         """Return whose tokens a step holds: the same object for all steps of a stage."""
@@ -121,7 +145,7 @@ class BoundPlan:
                 }
                 for placed, exclusion in zip(timeline.stages, sampler.exclusions, strict=True)
             ],
-            "num_steps": sampler.num_steps if isinstance(sampler, MegatronSampler) else None,
+            "num_steps": sampler.num_steps,
             "dtype": self.dtype.name,
             "shards": [{"corpus": name, **shard.describe()} for name, shard in self.shards],
         }

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.corpus.shards import Shard
+from corpus_server.plan.rows import Pieces
 from corpus_server.read.readahead import num_major_faults, read_ahead
 from corpus_server.read.timing import OF_THREAD
 
@@ -41,13 +42,14 @@ class Gatherer:
             the selection, all at once. Without it, each window is read when the copy reaches it.
 
     Attributes:
+        shards, spans: the shards, and the address ranges that they lie in.
         span_of_shard: `(num_shards,)`, the number of each shard's span.
         cold: a copy waited for the disk, and the windows since were not found in the page cache.
         num_faults: how often a copy waited for the disk, for a page that nobody had asked for.
     """
 
     def __init__(self, shards: Sequence[Shard], *, reads_ahead: bool = True) -> None:
-        self._shards = shards
+        self.shards = shards
         self.reads_ahead = reads_ahead
         self.cold = False
         self.num_faults = 0
@@ -59,7 +61,7 @@ class Gatherer:
         kinds = [(shard.dtype.str, shard.address % shard.dtype.itemsize) for shard in shards]
         distinct = sorted(set(kinds))
         self.span_of_shard = np.array([distinct.index(kind) for kind in kinds], dtype=np.intp)
-        self._spans = [
+        self.spans = [
             _Span([shard for shard, its in zip(shards, kinds, strict=True) if its == kind])
             for kind in distinct
         ]
@@ -67,31 +69,41 @@ class Gatherer:
         # address 0 and no window.
         self._first_token = np.array(
             [
-                max(0, shard.address - self._spans[span].lowest) // shard.dtype.itemsize
+                max(0, shard.address - self.spans[span].lowest) // shard.dtype.itemsize
                 for shard, span in zip(shards, self.span_of_shard.tolist(), strict=True)
             ],
             dtype=np.int64,
         )
 
     def select(self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]) -> Selection:
-        """Return windows that can be read as a whole or in pieces, after `Selection.check_unchanged`.
+        """Return windows that can be read as a whole or in parts, after `Selection.check_unchanged`.
 
         Args:
             locations: `(k, 2) int64`: shard number, start token; every window inside its shard.
             length: tokens of a window.
             dtype: type of the result; must hold the tokens of the shards.
         """
+        return Selection(self, *self._checked(locations, length), length, dtype)
+
+    def select_pieces(self, pieces: Pieces, dtype: np.dtype[np.integer]) -> PieceSelection:
+        """Return rows of several pieces each, as `select` returns windows; the shards are local files.
+
+        Args:
+            pieces: shard number, start token and tokens of each piece, and the first piece of each row; all
+                rows have the same number of tokens.
+        """
+        shard_numbers, numbers = self._checked(pieces[0], pieces[0][:, 2])
+        return PieceSelection(self, shard_numbers, numbers, pieces, dtype)
+
+    def _checked(
+        self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int
+    ) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
+        """Return shard numbers and numbers in their spans of what lies inside its shard."""
         shard_numbers, starts = locations[:, 0], locations[:, 1]
         # Reading trusts its indices. Without this check a wrong one would read any memory of the process.
-        if (starts < 0).any() or (starts + length > self._num_tokens[shard_numbers]).any():
-            raise IndexError(f"a window of {length} tokens lies outside its shard")
-        return Selection(
-            self,
-            shard_numbers.astype(self._shard_type),
-            self._first_token[shard_numbers] + starts,
-            [_WindowView(span, length) for span in self._spans],
-            dtype,
-        )
+        if (starts < 0).any() or (starts + lengths > self._num_tokens[shard_numbers]).any():
+            raise IndexError(f"a window of {lengths} tokens lies outside its shard")
+        return shard_numbers.astype(self._shard_type), self._first_token[shard_numbers] + starts
 
     def gather(
         self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]
@@ -104,9 +116,9 @@ class Gatherer:
     def check_unchanged(self, shard_numbers: NDArray[np.unsignedinteger]) -> None:
         """Raise `CorpusChanged` or `ReadFailed` if one of the shards is not what was opened."""
         # With one shard, the common case, a large array need not become a list.
-        numbers = shard_numbers[:1] if len(self._shards) == 1 else shard_numbers
+        numbers = shard_numbers[:1] if len(self.shards) == 1 else shard_numbers
         for number in set(numbers.tolist()):
-            self._shards[number].check_unchanged()
+            self.shards[number].check_unchanged()
 
     @contextmanager
     def held(self, shard_numbers: NDArray[np.unsignedinteger]) -> Iterator[None]:
@@ -114,7 +126,7 @@ class Gatherer:
         with ExitStack() as stack:
             # Local shards, the usual case, cost nothing.
             for number in self._staged.intersection(shard_numbers.tolist()) if self._staged else ():
-                stack.enter_context(self._shards[number].file.held())
+                stack.enter_context(self.shards[number].file.held())
             yield
 
     def locations(
@@ -123,18 +135,19 @@ class Gatherer:
         """Return the locations `(k, 2) int64` of windows given by shard and number in the span."""
         return np.stack([shard_numbers, numbers - self._first_token[shard_numbers]], axis=1)
 
-    def read_ahead(self, locations: NDArray[np.int64], length: int) -> None:
-        """Start to read windows of `length` tokens from disk; blocks only while the disk's queue is full."""
+    def read_ahead(self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int) -> None:
+        """Start to read windows of so many tokens from disk; blocks only while the disk's queue is full."""
         shard_numbers, starts = locations[:, 0], locations[:, 1]
         numbers, spans = self._first_token[shard_numbers] + starts, self.span_of_shard[shard_numbers]
-        for number, span in enumerate(self._spans):
-            here = numbers[spans == number]
-            if here.size:
-                read_ahead(span.addresses(here), length * span.dtype.itemsize)
+        for number, span in enumerate(self.spans):
+            here = spans == number
+            if here.any():
+                its = lengths if isinstance(lengths, int) else lengths[here]
+                read_ahead(span.addresses(numbers[here]), its * span.dtype.itemsize)
 
     def are_resident(self, locations: NDArray[np.int64]) -> bool:
         """Tell whether the page cache holds the first token of every window; stops at the first miss."""
-        return all(self._shards[number].is_resident(start) for number, start in locations.tolist())
+        return all(self.shards[number].is_resident(start) for number, start in locations.tolist())
 
 
 class Selection:
@@ -143,7 +156,7 @@ class Selection:
     Args:
         shard_numbers, numbers: `(k,)`: each window's shard, and its number in the shard's span. They
             take 9 to 12 bytes a window, because a reader that stalls keeps its selection.
-        views: one view for each span.
+        lengths: tokens of a window.
     """
 
     def __init__(
@@ -151,18 +164,19 @@ class Selection:
         gatherer: Gatherer,
         shard_numbers: NDArray[np.unsignedinteger],
         numbers: NDArray[np.int64],
-        views: Sequence[_WindowView],
+        lengths: NDArray[np.int64] | int,
         dtype: np.dtype[np.integer],
     ) -> None:
         self._gatherer = gatherer
-        self._shard_numbers = shard_numbers
-        self._numbers = numbers
-        self._views = views
+        self._shard_numbers, self._numbers, self._lengths = shard_numbers, numbers, lengths
         self._dtype = dtype
+        self._views: list[_WindowView] = []
+        if isinstance(lengths, int):
+            self._views = [_WindowView(span, lengths) for span in gatherer.spans]
         self._asked_ahead = not gatherer.reads_ahead
 
     def read(self, part: slice) -> NDArray[np.integer]:
-        """Return some of the windows, `(k, length)`, C order, owned by the caller.
+        """Return some of the rows, `(k, length)`, C order, owned by the caller.
 
         Blocks while pages are read from disk: never call it in an event loop's thread.
 
@@ -171,24 +185,29 @@ class Selection:
             NotStaged: a shard of an object store was removed from the cache.
             ReadFailed: the disk did not deliver.
         """
-        if self._gatherer.cold and not self._asked_ahead:
-            self._ask_ahead(part.start or 0)
-        with self._gatherer.held(self._shard_numbers[part]):
+        gatherer, own = self._gatherer, self._own(part)
+        if gatherer.cold and not self._asked_ahead:
+            self._ask_ahead(own.start or 0)
+        with gatherer.held(self._shard_numbers[own]):
             before = num_major_faults()
             tokens = self._copy(part)
             num_faults = num_major_faults() - before
             OF_THREAD.count_read(num_faults)
             if num_faults > 0:
-                self._gatherer.num_faults += num_faults
-                self._gatherer.cold = True
+                gatherer.num_faults += num_faults
+                gatherer.cold = True
             # A file that is truncated during the copy reads as zeros. Only a check after the copy proves
             # that every copied token was the file's.
-            self.check_unchanged(part)
+            gatherer.check_unchanged(self._shard_numbers[own])
         return tokens
 
     def check_unchanged(self, part: slice) -> None:
-        """Raise `CorpusChanged` or `ReadFailed` if a shard of these windows is not what was opened."""
-        self._gatherer.check_unchanged(self._shard_numbers[part])
+        """Raise `CorpusChanged` or `ReadFailed` if a shard of these rows is not what was opened."""
+        self._gatherer.check_unchanged(self._shard_numbers[self._own(part)])
+
+    def _own(self, part: slice) -> slice:
+        """Return which of the arrays' elements some rows consist of."""
+        return part
 
     def _copy(self, part: slice) -> NDArray[np.integer]:
         numbers, views = self._numbers[part], self._views
@@ -202,13 +221,45 @@ class Selection:
         return tokens
 
     def _ask_ahead(self, first: int) -> None:
-        """Ask the kernel for all windows from `first` on, unless a sample of them is resident."""
+        """Ask the kernel for all windows or pieces from `first` on, unless a sample of them is resident."""
         self._asked_ahead = True
         rest = self._gatherer.locations(self._shard_numbers[first:], self._numbers[first:])
         if self._gatherer.are_resident(rest[:: max(1, len(rest) // _SAMPLE_WINDOWS)]):
             self._gatherer.cold = False
         else:
-            self._gatherer.read_ahead(rest, self._views[0].length)
+            lengths = self._lengths
+            self._gatherer.read_ahead(rest, lengths if isinstance(lengths, int) else lengths[first:])
+
+
+class PieceSelection(Selection):
+    """Rows of several pieces each. The arrays have an element for each piece.
+
+    The pieces are copied one by one. A single fancy index for all of them would need an index of 8 bytes for
+    each token, and is slower from 200 tokens a piece on.
+    """
+
+    def __init__(
+        self,
+        gatherer: Gatherer,
+        shard_numbers: NDArray[np.unsignedinteger],
+        numbers: NDArray[np.int64],
+        pieces: Pieces,
+        dtype: np.dtype[np.integer],
+    ) -> None:
+        super().__init__(gatherer, shard_numbers, numbers, pieces[0][:, 2], dtype)
+        self._pieces, self._borders = pieces
+
+    def _own(self, part: slice) -> slice:
+        start, stop, _ = part.indices(len(self._borders) - 1)
+        return slice(int(self._borders[start]), int(self._borders[stop]))
+
+    def _copy(self, part: slice) -> NDArray[np.integer]:
+        pieces, at = self._pieces[self._own(part)], 0
+        tokens = np.empty(int(pieces[:, 2].sum()), dtype=self._dtype)
+        for number, start, count in pieces.tolist():
+            tokens[at : at + count] = self._gatherer.shards[number].tokens[start : start + count]
+            at += count
+        return tokens.reshape(len(range(*part.indices(len(self._borders) - 1))), -1)
 
 
 class _Span:

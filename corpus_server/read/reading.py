@@ -7,7 +7,9 @@ response with its checksum in the header is hashed in one pass and sent in a sec
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Protocol
@@ -17,11 +19,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.plan import MegatronSampler
+from corpus_server.errors import InvalidParameter
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import Gatherer, Selection
-from corpus_server.read.located import select
-from corpus_server.read.pieces import PieceSelection
 from corpus_server.read.timing import OF_THREAD
 
 MAX_LOCATED_ROWS = 4096
@@ -30,6 +30,12 @@ the same for any number. More bring nothing. Each costs 9 to 12 bytes while the 
 
 _LOCATED_TOKENS = 1 << 20
 """Of rows that join pieces of documents: each piece has a location, many if documents are short."""
+
+BLOCK_ROWS = 1024
+"""Rows that are located together for small requests; half as many bring a tenth less."""
+
+MAX_BLOCKS = 512
+"""Blocks that are kept, those used last: 6 MB."""
 
 PIECE_BYTES = 896 * 1024
 """Bytes gathered, hashed and sent at once: together with what else a thread touches they stay in 1 MiB of L2
@@ -82,9 +88,9 @@ class WindowReading:
         self.dtype = bound.dtype
         # The rows located last, the selection that holds them, and the number of the first one there.
         self._most_rows = MAX_LOCATED_ROWS
-        if isinstance(bound.sampler, MegatronSampler):
+        if not bound.sampler.rows.is_window:
             self._most_rows = max(1, min(MAX_LOCATED_ROWS, _LOCATED_TOKENS // self.unit_tokens))
-        self._located: tuple[range, Selection | PieceSelection, int] | None = None
+        self._located: tuple[range, Selection, int] | None = None
         self._last = slice(0)  # rows of the selection that were read last
 
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
@@ -138,6 +144,57 @@ class WindowReading:
         start = step * rows + first
         wanted = range(self._first_row + first, self._first_row + first + number)
         return range(start, start + count * number), self._step + step, wanted, count
+
+
+_blocks: OrderedDict[tuple[object, ...], Selection | None] = OrderedDict()
+_lock = threading.Lock()
+
+
+def select(bound: BoundPlan, step: int, rows: range, count: int) -> tuple[Selection, int]:
+    """Return a selection that holds rows of the global batch of steps, and the number of the first one in it.
+
+    NumPy's calls cost much the same for 64 rows as for 512, and for a response of 64 x 1,025 they are half of
+    the work. For a client that asks step after step the rows of the steps around are located together. It
+    halves the p99 of 64 paced workers, and the p50 of one request is 1.4 times lower:
+
+        asked for     5                6                           7, 8 ... 15
+        located       5    (a first)   0 to 15  (a second one)     nothing
+
+    `Sampler.check_part` must have allowed `step` and `count`.
+    """
+    size = BLOCK_ROWS // (len(rows) * count) * count
+    # Rows of pieces are located alone: those of a block would take more memory than they save time.
+    if size <= count or not bound.sampler.rows.is_window:
+        return select_alone(bound, step, rows, count), 0
+    first = step - step % size
+    # By the plan's key and not by the plan, which may be large and must not be kept alive.
+    key = (bound.key, first, size, rows.start, rows.stop)
+    with _lock:
+        was_asked, block = key in _blocks, _blocks.get(key)
+        _blocks[key] = block
+        _blocks.move_to_end(key)
+        if len(_blocks) > MAX_BLOCKS:
+            _blocks.popitem(last=False)
+    if block is None and was_asked:
+        try:
+            bound.sampler.check_part(first, count=size)
+        except InvalidParameter:  # a stage ends within the block, or the steps end
+            return select_alone(bound, step, rows, count), 0
+        block = select_alone(bound, first, rows, size)
+        with _lock:
+            _blocks[key] = block
+    if block is None or step + count > first + size:
+        return select_alone(bound, step, rows, count), 0
+    return block, (step - first) * len(rows)
+
+
+def select_alone(bound: BoundPlan, step: int, rows: range, count: int) -> Selection:
+    """Return a selection of rows of the global batch of steps, and of no others."""
+    sampler = bound.sampler
+    if not sampler.rows.is_window:
+        return bound.gatherer.select_pieces(sampler.pieces(step, rows, count=count), bound.dtype)
+    located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
+    return bound.gatherer.select(located, sampler.seq_len(step) + 1, bound.dtype)
 
 
 class RangeReading:

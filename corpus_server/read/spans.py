@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
+from corpus_server.described import described
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@described
 class Span:
-    """Consecutive tokens of one document.
-
-    Attributes:
-        start: first token, corpus-wide.
-        document: its number; None where the corpus has no document index.
-        is_eot: whether the span is one end-of-text token.
-        tokens: their ids.
-        text: decoded; None without a tokenizer, or if it does not know one of the ids.
-    """
+    """Consecutive tokens of one document."""
 
     start: int
+    """First token, corpus-wide."""
     document: int | None
+    """Its number; null without a document index."""
     is_eot: bool
+    """Whether the span is one end-of-text token."""
     tokens: Sequence[int]
     text: str | None
+    """Null without a tokenizer, or if it does not know one of the ids."""
 
 
 def spans(corpus: Corpus, start: int, tokens: Sequence[int]) -> Iterator[Span]:

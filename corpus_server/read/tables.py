@@ -1,4 +1,4 @@
-"""The tables of plans in Megatron's order: built once, kept in a folder beside the plans, and mapped.
+"""The tables of plans whose order has one: built once, kept in a folder beside the plans, and mapped.
 
     STATE_DIR/megatron/KEY/begins.npy ...    KEY: digest of what decides the table
 
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -26,8 +26,8 @@ import xxhash
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.errors import FingerprintMismatch, Overloaded, ReadFailed
-from corpus_server.plan import MegatronOrder, Plan
-from corpus_server.plan.megatron import ARRAYS, Table, build, check_size, check_used, num_shuffled
+from corpus_server.plan import Plan
+from corpus_server.plan.orders.order import Table, Tabled
 from corpus_server.plan.streams import Sequences
 
 MAX_BYTES: Final = 16 * 2**30
@@ -40,9 +40,21 @@ _MOST_SHUFFLED: Final = 1 << 18
 """Elements. NumPy shuffles without letting another thread run, 10^7 elements for some seconds; the start of a
 process takes as long as shuffling a million."""
 
-_IS_BUILT: Final = "a table of Megatron's order is being built"
+_IS_BUILT: Final = "the table of a plan is being built"
 
 _log = logging.getLogger(__name__)
+
+
+class _Job(NamedTuple):
+    """What decides a table."""
+
+    order: Tabled
+    sequences: Mapping[str, Sequences]
+    seq_len: int
+    seed: int
+
+    def build(self) -> Table:
+        return self.order.build(self.sequences, seq_len=self.seq_len, seed=self.seed)
 
 
 class Tables:
@@ -58,19 +70,20 @@ class Tables:
         self._max_bytes = max_bytes
         self._building = threading.Lock()
 
-    def bind(self, plan: Plan, corpora: Mapping[str, Corpus]) -> tuple[Plan, Table]:
-        """Return the plan with the digests of its documents, and its table.
+    def bind(self, plan: Plan, corpora: Mapping[str, Corpus]) -> tuple[Plan, Table | None]:
+        """Return the plan with the digests of its documents, and its table; None if its order has none.
 
         Args:
-            plan: in Megatron's order, with its fingerprints.
+            plan: with its fingerprints.
 
         Raises:
             FingerprintMismatch: a corpus has other documents than the plan was made for.
             InvalidPlan, UnknownDocument, InvalidParameter: the corpora have no such table.
             Overloaded: a table is being built; ask again.
         """
-        order = plan.order
-        assert isinstance(order, MegatronOrder)
+        order = plan.order.tabled
+        if order is None:
+            return plan, None
         first, sequences, digests = 0, {}, {}
         for name in plan.sources:
             starts, lengths = corpora[name].sequences()
@@ -81,46 +94,46 @@ class Tables:
             raise FingerprintMismatch(
                 "the documents of the plan's corpora are others than those that it was made for: "
                 f"the plan says {dict(order.documents)}, this server {digests}",
-                parameter="order.megatron.documents",
+                parameter=f"order.{plan.order.name}.documents",
                 remedy="serve the document indices that the plan was made for",
             )
-        plan = replace(plan, order=replace(order, documents=digests))
-        check_size(plan, sequences)
-        table = self._table(plan, sequences)
-        check_used(plan, table)
+        plan = replace(plan, order=order.with_documents(digests))
+        order.check_size(sequences, seq_len=plan.seq_len)
+        table = self._table(_Job(order, sequences, plan.seq_len, plan.seed), _key(plan))
+        order.check_used(plan.sources, table)
         return plan, table
 
-    def _table(self, plan: Plan, sequences: Mapping[str, Sequences]) -> Table:
+    def _table(self, job: _Job, key: str) -> Table:
         if self._folder is None:
-            return build(plan, sequences)
-        path = self._folder / _key(plan)
-        if (table := _mapped(path)) is not None:
+            return job.build()
+        path = self._folder / key
+        if (table := _mapped(path, job.order)) is not None:
             return table
         # A second request for a table of minutes should not take a second thread and twice the memory.
         if not self._building.acquire(blocking=False):
             raise Overloaded(_IS_BUILT)
         try:
-            return self._built(path, plan, sequences)
+            return self._built(path, job)
         finally:
             self._building.release()
 
-    def _built(self, path: Path, plan: Plan, sequences: Mapping[str, Sequences]) -> Table:
+    def _built(self, path: Path, job: _Job) -> Table:
         """Build a table and publish it; return it from memory if it cannot be kept."""
         table = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with publishing_folder(path) as folder:
-                if num_shuffled(plan, sequences) <= _MOST_SHUFFLED:
-                    table = build(plan, sequences)
+                if job.order.num_shuffled(job.sequences, seq_len=job.seq_len) <= _MOST_SHUFFLED:
+                    table = job.build()
                     _write(folder, table)
                 else:
-                    _build_apart(folder, plan, sequences)
+                    _build_apart(folder, job)
             self._make_room(path)
         except BlockingIOError as error:
             raise Overloaded(_IS_BUILT) from error  # by another process
         except OSError as error:  # a full disk, or another process was faster
-            _log.warning("the table of plan %s was not kept: %s", plan.id, error)
-        return _mapped(path) or table or build(plan, sequences)
+            _log.warning("the table %s of a plan was not kept: %s", path.name, error)
+        return _mapped(path, job.order) or table or job.build()
 
     def _make_room(self, newest: Path) -> None:
         """Remove the tables that were not used for the longest time."""
@@ -133,20 +146,20 @@ class Tables:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _build_apart(folder: Path, plan: Plan, sequences: Mapping[str, Sequences]) -> None:
+def _build_apart(folder: Path, job: _Job) -> None:
     """Build a table in a process of its own, whose memory is free afterwards."""
-    builder = get_context("spawn").Process(target=_build_here, args=(folder, plan, sequences), daemon=True)
+    builder = get_context("spawn").Process(target=_build_here, args=(folder, job), daemon=True)
     builder.start()
     builder.join()
     if builder.exitcode:
         raise ReadFailed(
-            f"the table of a plan in Megatron's order could not be built: exit code {builder.exitcode}",
+            f"the table of a plan could not be built: exit code {builder.exitcode}",
             remedy="see the server's log; -9 means that the machine has too little memory",
         )
 
 
-def _build_here(folder: Path, plan: Plan, sequences: Mapping[str, Sequences]) -> None:
-    _write(folder, build(plan, sequences))
+def _build_here(folder: Path, job: _Job) -> None:
+    _write(folder, job.build())
 
 
 def _write(folder: Path, table: Table) -> None:
@@ -157,10 +170,11 @@ def _write(folder: Path, table: Table) -> None:
             os.fsync(file.fileno())
 
 
-def _mapped(path: Path) -> Table | None:
+def _mapped(path: Path, order: Tabled) -> Table | None:
     """Map the table in a folder and note its use; None if it is not there or damaged."""
     try:
-        arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS}
+        files = {name: path / f"{name}.npy" for name in order.arrays()}
+        arrays = {name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in files.items()}
         os.utime(path)
     except FileNotFoundError:
         return None
@@ -169,7 +183,7 @@ def _mapped(path: Path) -> Table | None:
         shutil.rmtree(path, ignore_errors=True)
         return None
     # Plain arrays: those of class memmap cost more at each use.
-    return Table.from_arrays({name: array.view(np.ndarray) for name, array in arrays.items()})
+    return order.from_arrays({name: array.view(np.ndarray) for name, array in arrays.items()})
 
 
 def _key(plan: Plan) -> str:

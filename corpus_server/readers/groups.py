@@ -22,7 +22,6 @@ import numpy as np
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import Shard
-from corpus_server.plan import BoundedShuffle
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.readahead import read_ahead
 
@@ -186,13 +185,14 @@ class Groups:
 
 def group_bytes(bound: BoundPlan) -> int:
     """Return the page cache that reading ahead takes: three groups of each source, or all of it."""
-    order, plan = bound.plan.order, bound.plan
-    assert isinstance(order, BoundedShuffle)
+    plan, groups = bound.plan, bound.sampler.groups
+    assert groups is not None
     assert plan.stride is not None
-    windows = 3 * order.block_windows * order.group_blocks
     total = 0
-    for name, num_windows in zip(plan.sources, bound.sampler.num_windows.tolist(), strict=True):
-        tokens = min(windows, num_windows) * plan.stride + plan.seq_len
+    for source, (name, num_windows) in enumerate(
+        zip(plan.sources, bound.sampler.num_windows.tolist(), strict=True)
+    ):
+        tokens = min(3 * groups.largest(source), num_windows) * plan.stride + plan.seq_len
         corpus = bound.corpora[name]
         total += min(tokens * corpus.dtype.itemsize, sum(shard.data_bytes for shard in corpus.shards))
     return total

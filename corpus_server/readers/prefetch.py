@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.plan import MegatronSampler
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.groups import Groups, group_bytes
 from corpus_server.readers.registry import Registry, StepsRequest
@@ -98,7 +97,7 @@ class Prefetcher:
         Rows of pieces are not prefetched: a response asks for all of its own at once.
         """
         bound, groups = request.bound, None
-        if isinstance(bound.sampler, MegatronSampler):
+        if not bound.sampler.rows.is_window:
             return None
         with self._changed:
             self._num_readers += 1

@@ -1,7 +1,7 @@
 """The log of a process: standard library's records, written by structlog.
 
-Rooms log with `logging`; fields come in `extra`. Here is decided how a line looks: text for people, or one
-JSON object. No line holds a stack trace, which would show paths of the host, unless the level is debug.
+The layers log with `logging`; fields come in `extra`. This module decides how a line looks: text for people,
+or one JSON object. Unless the level is debug, no line holds a stack trace: it would show paths of the host.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import TracebackType
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from corpus_server.errors import printable
 from corpus_server.settings import Settings
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  # compared with the names of code
@@ -41,7 +42,7 @@ def log_to_stderr(settings: Settings) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=about,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _escape, last],
         )
     )
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
@@ -60,6 +61,14 @@ def _without_trace(logger: WrappedLogger, method: str, event: EventDict) -> Even
         event["unexpected"] = type(error).__name__
         event["at"] = _place(error.__traceback__)
     return event
+
+
+def _escape(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Escape what cannot be printed: names of files may hold line ends, and commands to a terminal."""
+    return {
+        key: printable(value) if isinstance(value, str) and key != "exception" else value
+        for key, value in event.items()
+    }
 
 
 def _place(trace: TracebackType | None) -> str:

@@ -23,17 +23,13 @@ from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from functools import partial
 
-import uvicorn
 import uvloop
-from starlette.types import ASGIApp
-from uvicorn.server import ServerState
 
 from corpus_server import live, metrics
 from corpus_server.answers import tracing
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
-from corpus_server.http.connection import Door
-from corpus_server.http.ordinary import OrdinaryProtocol
+from corpus_server.http import Connection, Connections
 from corpus_server.run.common import BEAT, BEAT_SECONDS, RETIRE, TERMINATE, read_settings
 from corpus_server.run.listening import BACKLOG, take_no_more
 from corpus_server.run.logs import log_to_stderr
@@ -68,34 +64,15 @@ def main() -> None:
         sys.exit(MISTAKE)
 
 
-def _protocol_factory(app: ASGIApp, service: Service, state: ServerState) -> Callable[[], asyncio.Protocol]:
-    """Return what makes the protocol of a new connection.
-
-    A protocol keeps itself in `state.connections` while it is connected, and writes `state.default_headers`
-    into each response.
-    """
-    config = uvicorn.Config(
-        app,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,  # nothing here looks at who asks
-        timeout_keep_alive=service.settings.keep_alive_seconds,
-    )
-    config.load()
-    make_ordinary = partial(OrdinaryProtocol, config, state, service)
-    return lambda: Door(service, state, make_ordinary)
-
-
 async def _serve(settings: Settings, channel: socket.socket, listeners: list[socket.socket]) -> None:
     loop = asyncio.get_running_loop()
     channel.setblocking(False)
-    state = ServerState()
+    shared = Connections()
     gateway = create_app(settings)
-    # Not by messages as uvicorn does: it logs a traceback where the start fails, this raises the error.
+    # Not by messages as other servers do: they log a traceback where the start fails, this raises the error.
     async with gateway.app.router.lifespan_context(gateway.app):
         service: Service = gateway.app.state.service
-        connect = _protocol_factory(gateway, service, state)
+        connect = partial(Connection, service, gateway, shared)
         tls = server_context(settings)
         servers = []
         for each in listeners:
@@ -110,7 +87,7 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
         # Before the first beat, the supervisor does not take this worker for ready.
         publish = partial(service.run_probe, live.publish)
         background = [
-            loop.create_task(_repeat(BEAT_SECONDS, "the beat", partial(_beat, channel, state))),
+            loop.create_task(_repeat(BEAT_SECONDS, "the beat", partial(_beat, channel, shared))),
             loop.create_task(_repeat(metrics.PUBLISH_SECONDS, "sharing counts with other workers", publish)),
         ]
         command = await loop.sock_recv(channel, 1)
@@ -130,13 +107,13 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
             server.close()
         if command == RETIRE:
             # The server may end, or the supervisor die, meanwhile.
-            await _until_closed(state, rest, loop.create_task(loop.sock_recv(channel, 1)))
+            await _until_closed(shared, rest, loop.create_task(loop.sock_recv(channel, 1)))
         # Python itself would wait for ever for a thread in a hung read. This says where the threads hang.
         faulthandler.dump_traceback_later(rest + _CLEAN_UP_SECONDS, exit=True)
-        for connection in list(state.connections):
+        for connection in list(shared.all):
             connection.shutdown()  # at once when idle, else after its response
-        await _until_closed(state, rest)
-        for connection in list(state.connections):
+        await _until_closed(shared, rest)
+        for connection in list(shared.all):
             connection.transport.abort()
         for task in background:
             task.cancel()
@@ -145,9 +122,9 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
     await asyncio.to_thread(tracing.stop)
 
 
-async def _beat(channel: socket.socket, state: ServerState) -> None:
+async def _beat(channel: socket.socket, shared: Connections) -> None:
     """Tell the supervisor that the event loop turns, and renew the Date header."""
-    state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+    shared.date = [(b"date", formatdate(usegmt=True).encode())]
     with contextlib.suppress(OSError):  # the supervisor is gone; who reads the channel ends this worker
         channel.send(BEAT)
 
@@ -166,12 +143,12 @@ async def _repeat(seconds: float, what: str, work: Callable[[], Awaitable[object
 
 
 async def _until_closed(
-    state: ServerState, seconds: float, sooner: asyncio.Future[bytes] | None = None
+    shared: Connections, seconds: float, sooner: asyncio.Future[bytes] | None = None
 ) -> None:
     """Wait until no connection is left, or `sooner` is done, or for so long."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    while state.connections and loop.time() < end and not (sooner and sooner.done()):
+    while shared.all and loop.time() < end and not (sooner and sooner.done()):
         await asyncio.sleep(_POLL_SECONDS)
 
 

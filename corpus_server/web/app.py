@@ -27,8 +27,7 @@ a cache must ask again, with the `ETag`.
 
 Token responses carry `Corpus-Shape`, `Corpus-Dtype`, `Corpus-Plan`, `Corpus-Checksum` and an exact
 `Content-Length`. The checksum is `xxh3-64=` and 16 hex digits over the body, or `xxh3-64=tail` where the last
-8 bytes of the body are the digest. `Corpus-Via` says which path answered: the `door`, which is the fast path
-of batches and indices, or the `application`. Both give the same bytes.
+8 bytes of the body are the digest.
 
 Errors are problem documents (RFC 9457) with a stable `type`. Unknown and repeated parameters are refused.
 `docs/http.md` of the project is the whole contract, with limits and rules for retries.
@@ -45,8 +44,8 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 def create_app(settings: Settings) -> Gateway:
     """Return the ASGI application; it opens the corpora at start-up and closes them at shutdown.
 
-    Any ASGI server can run it. Without the door in front, all routes are answered by the application, with
-    the same bytes.
+    Any ASGI server can run it. Under another server the application answers all routes itself, with the
+    same bytes.
     """
 
     @asynccontextmanager

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
@@ -16,26 +15,23 @@ from starlette.routing import Match, Route
 from corpus_server.answers.response import ClientLeft, invalid_parameter
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.exchange import log_error
-from corpus_server.web.responses import refused
+from corpus_server.web.responses import CLIENT_LEFT, refused
 from corpus_server.web.routes import ROUTERS
 
 _SLUGS = {404: "not-found", 405: "method-not-allowed"}
-_CLIENT_LEFT = 499  # nginx's number for a client that closed the connection; only the metrics see it
 _MAX_ECHO = 200
 
-_log = logging.getLogger("corpus_server")
 
-
-def _core_error(request: Request, error: CorpusServerError) -> AsgiResponse:
+async def _core_error(request: Request, error: CorpusServerError) -> AsgiResponse:
     log_error(error)
     return refused(request.scope, error)
 
 
-def _validation_error(request: Request, error: RequestValidationError) -> AsgiResponse:
+async def _validation_error(request: Request, error: RequestValidationError) -> AsgiResponse:
     return refused(request.scope, invalid_parameter(error.errors()))
 
 
-def _http_error(request: Request, error: HTTPException) -> AsgiResponse:
+async def _http_error(request: Request, error: HTTPException) -> AsgiResponse:
     asked = f"{request.method[:_MAX_ECHO]} {request.url.path[:_MAX_ECHO]}"
     refusal = CorpusServerError(f"{error.detail}: {asked}", remedy="GET /docs lists the routes")
     refusal.status = error.status_code
@@ -53,16 +49,16 @@ def _methods(request: Request) -> set[str]:
     return {method for route in matching if isinstance(route, Route) for method in route.methods or ()}
 
 
-def _client_left(request: Request, error: Exception) -> AsgiResponse:
-    return AsgiResponse(status_code=_CLIENT_LEFT)
+async def _client_left(request: Request, error: Exception) -> AsgiResponse:
+    return AsgiResponse(status_code=CLIENT_LEFT)
 
 
-def _unexpected(request: Request, error: Exception) -> AsgiResponse:
-    _log.error("%s failed", request.url.path, exc_info=error)
+async def _unexpected(request: Request, error: Exception) -> AsgiResponse:
+    # The server that runs the application logs the error, which is raised again.
     return refused(request.scope, error)
 
 
-HANDLERS: dict[int | type[Exception], Callable[[Request, Any], AsgiResponse]] = {
+HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Awaitable[AsgiResponse]]] = {
     CorpusServerError: _core_error,
     RequestValidationError: _validation_error,
     HTTPException: _http_error,
@@ -70,4 +66,4 @@ HANDLERS: dict[int | type[Exception], Callable[[Request, Any], AsgiResponse]] = 
     ClientLeft: _client_left,
     Exception: _unexpected,
 }
-"""For the application: a handler of every kind of error."""
+"""For the application: a handler of every kind of error. Plain functions would be called in a thread."""

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response as AsgiResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from corpus_server import live, metrics
+from corpus_server import live
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.response import Response, Slices, problem
+from corpus_server.answers.response import Buffer, ClientLeft, Response, Slices, problem
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
-from corpus_server.http.exchange import log_error
-from corpus_server.http.ordinary import TRANSPORT
-from corpus_server.read import wire
+from corpus_server.http.bridge import TRANSPORT
+from corpus_server.http.exchange import Exchange
 
-REQUEST_ID_KEY = "corpus_server.request_id"
-"""Key of a request's scope: its id, given by the client or made by the gateway."""
+HEAD = "corpus_server.head"
+"""Key of a request's scope: its `RequestHead`, set by the gateway."""
+
+CLIENT_LEFT = 499
+"""nginx's number for a client that closed the connection; only the metrics see it."""
 
 EVENTS_TYPE = "text/event-stream"
 
@@ -38,7 +39,7 @@ def refused(
     scope: Scope, error: Exception, headers: Mapping[str, str] = MappingProxyType({})
 ) -> AsgiResponse:
     """Return the problem document of an error as the framework's response."""
-    response = problem(error, scope[REQUEST_ID_KEY])
+    response = problem(error, scope[HEAD].request_id)
     response.headers.update(headers)
     scope[PROBLEM_KEY] = response.problem_type
     return sent(response)
@@ -51,7 +52,7 @@ def sent(response: Response) -> AsgiResponse:
 
 
 class Made(AsgiResponse):
-    """Makes a costly response in the gather threads and sends it, under any ASGI server."""
+    """Drives the exchange of a costly response, under any ASGI server."""
 
     def __init__(self, service: Service, request: Request, head: RequestHead, work: Slices[Response]) -> None:
         super().__init__()
@@ -64,51 +65,42 @@ class Made(AsgiResponse):
         """Make the response and send it.
 
         Raises:
-            CorpusServerError: before anything was sent; or in the middle of the body where only the server
+            ClientLeft: the client has left.
+            CorpusServerError: before anything was sent, or in the middle of the body, where only the server
                 can cut the connection.
         """
-        began = time.perf_counter()
-        service, transport = self._service, scope.get("state", {}).get(TRANSPORT)
-        slot = service.admission.admit(self._head, transport)
-        self._head.charge = slot.charge
+        reader = scope.get("state", {}).get(TRANSPORT)
+        exchange = Exchange(self._service, self._head, self._work, reader)
+        is_begun = False
         try:
-            response = await service.run_slices(self._work, self._request.is_disconnected)
-            response.headers[wire.TIMING] = wire.timing_value(time.perf_counter() - began)
-            headers = [
-                (name.lower().encode(), value.encode("latin-1")) for name, value in response.headers.items()
-            ]
-            await send({"type": "http.response.start", "status": response.status, "headers": headers})
-            making = time.perf_counter() - began
-            try:
-                making += await self._send_body(response, send)
-                if response.source is not None and scope["method"] != "HEAD":
-                    metrics.count_tokens(response.source, response.num_tokens)
-                if response.reader is not None and scope["method"] != "HEAD":
-                    sending = time.perf_counter() - began - making
-                    response.reader.sent(response.num_steps, making_seconds=making, sending_seconds=sending)
-            except CorpusServerError as error:
-                if transport is None:
-                    raise
-                log_error(error)
-                transport.abort()  # the client sees a body shorter than Content-Length
-                await asyncio.sleep(0)  # the server learns of it, and misses no rest of the response
+            while not exchange.done:
+                parts = await self._service.in_gather_thread(lambda: exchange.advance(_leave))
+                if exchange.waiting is not None:
+                    await asyncio.wait([asyncio.wrap_future(exchange.waiting)])
+                if await self._request.is_disconnected():
+                    raise ClientLeft("the client left before its response was sent")
+                if exchange.response is not None and not is_begun:
+                    is_begun = True
+                    await send(_start(exchange.response))
+                if parts:
+                    body = b"".join(parts)
+                    del parts  # so that no more than one copy of a piece is held
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if scope["method"] == "HEAD":
+                exchange.done = False  # nothing was sent that could be counted
         finally:
-            slot.release()
+            exchange.finish()
 
-    async def _send_body(self, response: Response, send: Send) -> float:
-        """Send the body; return for how many of the seconds its parts were read."""
-        groups = iter(response.body)
-        seconds = 0.0
-        while True:
-            began = time.perf_counter()
-            group = await self._service.in_gather_thread(lambda: next(groups, None))
-            seconds += time.perf_counter() - began
-            if group is None:
-                break
-            while group:  # popped, so that no piece is held while the next one is read
-                await send({"type": "http.response.body", "body": bytes(group.pop(0)), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return seconds
+
+def _leave(parts: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Leave everything to the loop."""
+    return parts
+
+
+def _start(response: Response) -> Message:
+    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in response.headers.items()]
+    return {"type": "http.response.start", "status": response.status, "headers": headers}
 
 
 class Events(AsgiResponse):

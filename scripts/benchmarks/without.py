@@ -72,7 +72,7 @@ TRICKS = (
         name="small steps located together",
         patch=replace(
             "corpus_server.read.reading:select",
-            lambda *asked: (importlib.import_module("corpus_server.read.located").select_alone(*asked), 0),
+            lambda *asked: (importlib.import_module("corpus_server.read.reading").select_alone(*asked), 0),
         ),
     ),
     Trick(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -12,11 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from corpus_client import ArrayLoader, Batch, CorpusLoader, RemoteCorpus, errors, get_batch
+from corpus_client import ArrayLoader, CorpusLoader, RemoteCorpus, errors, get_batch
 from corpus_client.staging.pipeline import Pipeline
-from corpus_client.staging.ring import DeviceRing
 from tests.client.conftest import make_corpus
-from tests.client.fake_gpu import FakeGpu
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
 
@@ -82,43 +79,6 @@ def test_prefetching_is_bounded(make_loader: MakeLoader, server: ReferenceServer
     next(loader)
     time.sleep(0.2)
     assert sum(server.counts) * 12 * 17 * 2 <= (1 << 14) + 12 * 17 * 2
-
-
-@pytest.mark.parametrize(("seed", "group_bytes", "connections"), [(1, 0, 1), (2, 1 << 11, 8)])
-def test_thousands_of_steps_over_a_slow_and_disorderly_device_are_exact(
-    make_loader: MakeLoader,
-    corpus: ReferenceCorpus,
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
-    group_bytes: int,
-    connections: int,
-) -> None:
-    """Its twin on a real device is in cuda/; every other step fills the same two tensors of the caller."""
-    steps: list[tuple[int, list[list[int]], list[list[int]]]] = []
-    with FakeGpu(seed, (3, 0, 1, 9), connections=connections) as gpu:
-        device = DeviceRing(torch.device("cpu"), gpu, group_bytes=group_bytes)
-        monkeypatch.setattr("corpus_client.loader.open_stager", lambda *_, **__: device)
-        loader = make_loader(num_steps=4_000, prefetch_bytes=1 << 15, order="shuffle")
-        static = torch.zeros(2, 12, 16, dtype=torch.int64)
-        for number in range(4_000):
-            taken = loader.next_into(*static) if number % 2 else next(loader)
-
-            def train(batch: Batch = taken) -> None:
-                steps.append((batch.step, batch.inputs.numpy().tolist(), batch.targets.numpy().tolist()))
-
-            gpu.launch(train)
-        with pytest.raises(StopIteration):
-            loader.next_into(*static)
-        assert loader.stats().device_bytes == 3 * max(group_bytes, 512)
-        loader.close()
-        gpu.finish()
-    assert loader.stats().device_bytes == 0
-    assert [step for step, *_ in steps] == list(range(4_000))
-    for step, inputs, targets in steps:
-        expected = tokens_of_step(corpus, loader.plan, step)
-        assert inputs == expected[:, :-1].tolist()
-        assert targets == expected[:, 1:].tolist()
-    assert gpu.threads == {threading.get_ident()}
 
 
 def test_slots_that_may_still_be_written_to_are_not_used_again(

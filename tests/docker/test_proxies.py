@@ -28,7 +28,7 @@ from tests.contract.conftest import make_loader, take
 from tests.corpora import some_tokens, write_raw
 from tests.docker.proxy import RunningProxy
 from tests.raw_http import RawConnection, check_raw_problem, get
-from tests.serving import RunningServer, ask, check_problem
+from tests.serving import RunningServer, check_problem
 
 INLINE = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=7"
 NUM_SLOW = 500
@@ -216,28 +216,6 @@ def test_a_plan_that_one_replica_has_not_seen_is_asked_of_the_other(
     identity = replicas[0].post_plan(plan).json()["id"]
     for step in range(12):
         assert proxy.get("/v1/batches", plan=identity, step=step).status == 200
-
-
-@pytest.mark.parametrize("kind", PROXIES)
-def test_batches_take_the_fast_way_whatever_else_is_asked_for(
-    replicas: list[RunningServer], tmp_path: Path, kind: Proxy
-) -> None:
-    """A connection that carried anything else leaves that way for good, and each check of a token is such.
-
-    With the shipped time-outs: a loaded machine may take the shorter ones between connecting and asking.
-    """
-    plan = {"seq_len": 16, "seed": 78, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}]}
-    for replica in replicas:
-        identity = replica.post_plan(plan).json()["id"]
-    with ExitStack() as stack:
-        proxy = stack.enter_context(RunningProxy(replicas, tmp_path, kind))
-        peers = [stack.enter_context(contextlib.closing(proxy.connect())) for _ in range(4)]
-        for step in range(20):
-            for number, peer in enumerate(peers):
-                batch = f"/v1/batches?plan={identity}&step={10 * number + step}"
-                answer = ask(peer, batch if number % 2 else "/v1/corpora")
-                assert answer.status == 200
-                assert answer.headers["Corpus-Via"] == ("door" if number % 2 else "application")
 
 
 @pytest.fixture

@@ -123,11 +123,3 @@ def test_opens_all_or_nothing(corpora: dict[str, ServedCorpus], tmp_path: Path) 
             [CorpusSpec(name="web", path=corpora["web"].path), CorpusSpec(name="b", path=tmp_path / "b")]
         )
     assert open_descriptors() == before
-
-
-def test_close_may_be_repeated(corpora: dict[str, ServedCorpus]) -> None:
-    before = open_descriptors()
-    catalog = Catalog.open([CorpusSpec(name="web", path=corpora["web"].path)])
-    catalog.close()
-    catalog.close()
-    assert open_descriptors() == before

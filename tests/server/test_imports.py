@@ -28,7 +28,7 @@ FLOORS = (
 )
 """Rooms from the ground up. Rooms on one floor do not know each other."""
 
-WEB_FRAMEWORK = ("fastapi", "starlette", "uvicorn")
+WEB_FRAMEWORK = ("fastapi", "starlette")
 # Packages of the extras: an installation without them must work.
 OPTIONAL = ("tokenizers", "tiktoken", "sentencepiece", "pyarrow", "zstandard", "ray", "obstore")
 
@@ -88,4 +88,4 @@ def test_the_command_line_loads_no_web_framework_until_it_serves() -> None:
 
 @pytest.mark.parametrize("name", [*WEB_FRAMEWORK, "pydantic"])
 def test_these_tests_can_fail(name: str) -> None:
-    assert name in loaded_by("corpus_server.web.app", "corpus_server.http.ordinary")
+    assert name in loaded_by("corpus_server.web.app")

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from corpus_server.admission.access import Caller
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter, InvalidPlan, UnknownCorpus, UnknownPlan
-from corpus_server.known_plans import LARGE_BYTES, KnownPlans, Spelling
+from corpus_server.errors import Forbidden, InvalidParameter, InvalidPlan, UnknownCorpus, UnknownPlan
+from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan import BoundedShuffle, Plan
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
 
-NOTHING = Spelling(*(None for _ in Spelling._fields))
-ONE = NOTHING._replace(corpus="web", seq_len=8, batch_size=4)
+ONE = {"corpus": "web", "seq_len": 8, "batch_size": 4}
 
 
 @pytest.fixture
@@ -79,9 +81,9 @@ def test_what_is_no_plan_is_refused_and_not_kept(known: KnownPlans, store: PlanS
 def test_a_spelled_plan_has_an_id_that_memory_knows_and_the_disk_does_not(
     known: KnownPlans, store: PlanStore
 ) -> None:
-    bound = known.spelled(ONE._replace(seed=7))
-    assert known.spelled(ONE._replace(seed=7)) is bound
-    assert known.spelled(ONE._replace(seed=7, order="shuffle", stride=8)) is bound
+    bound = known.spelled({**ONE, "seed": 7})
+    assert known.spelled({**ONE, "seed": 7}) is bound
+    assert known.spelled({**ONE, "seed": 7, "order": "shuffle", "stride": 8}) is bound
     assert known.by_id(bound.plan.id) is bound
     assert bound.plan == known.keep_document(document(7)).plan
     assert known.spelled(ONE).plan.seed == 0
@@ -90,28 +92,29 @@ def test_a_spelled_plan_has_an_id_that_memory_knows_and_the_disk_does_not(
 
 @pytest.mark.parametrize(
     ("spelling", "message"),
-    [(NOTHING, "corpus, seq_len, batch_size missing"), (ONE._replace(batch_size=None), "batch_size missing")],
+    [({}, "corpus, seq_len, batch_size missing"), ({"corpus": "web", "seq_len": 8}, "batch_size missing")],
 )
-def test_what_a_spelling_lacks_is_named(known: KnownPlans, spelling: Spelling, message: str) -> None:
+def test_what_a_spelling_lacks_is_named(known: KnownPlans, spelling: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidParameter, match=message) as caught:
         known.spelled(spelling)
     assert "plan=ID" in str(caught.value.remedy)
 
 
 def test_a_bounded_shuffle_is_spelled_with_both_its_numbers(known: KnownPlans) -> None:
-    bounded = ONE._replace(block_windows=4, group_blocks=2)
+    bounded = {**ONE, "block_windows": 4, "group_blocks": 2}
     assert known.spelled(bounded).plan.order == BoundedShuffle(block_windows=4, group_blocks=2)
-    assert known.spelled(bounded._replace(order="shuffle")) is not known.spelled(ONE)
-    for wrong in ({"group_blocks": None}, {"block_windows": None}, {"order": "sequential"}):
+    assert known.spelled({**bounded, "order": "shuffle"}) is not known.spelled(ONE)
+    wrong = [{**ONE, "block_windows": 4}, {**ONE, "group_blocks": 2}, {**bounded, "order": "sequential"}]
+    for spelling in wrong:
         with pytest.raises(InvalidParameter, match="must be given together, with order shuffle"):
-            known.spelled(bounded._replace(**wrong))
+            known.spelled(spelling)
 
 
 def test_memory_holds_the_plans_used_last(catalog: Catalog, store: PlanStore) -> None:
     known = KnownPlans(catalog, store, max_plans=3)
     ids = [known.keep_document(document(seed)).plan.id for seed in range(3)]
     known.by_id(ids[0])
-    ids += [known.spelled(ONE._replace(seed=seed)).plan.id for seed in range(3, 5)]
+    ids += [known.spelled({**ONE, "seed": seed}).plan.id for seed in range(3, 5)]
     assert [known.in_memory(each) is not None for each in ids] == [True, False, False, True, True]
     assert known.by_id(ids[1]).plan.seed == 1  # from the store
     known.keep_document(document(9))
@@ -119,14 +122,14 @@ def test_memory_holds_the_plans_used_last(catalog: Catalog, store: PlanStore) ->
     known.keep_document(document(11))
     with pytest.raises(UnknownPlan):  # spelled only
         known.by_id(ids[3])
-    assert known.spelled(ONE._replace(seed=3)).plan.id == ids[3]
+    assert known.spelled({**ONE, "seed": 3}).plan.id == ids[3]
 
 
 def test_memory_is_bounded_in_bytes_too(catalog: Catalog, store: PlanStore) -> None:
     """Arrays and text count; the plan used last stays however large it is."""
     size = KnownPlans(catalog, store).keep_document(document(1, 1000)).num_bytes
     assert 1000 * 32 < size < 1000 * 60
-    known = KnownPlans(catalog, store, max_bytes=3 * size + 100)
+    known = KnownPlans(catalog, store, max_bytes=3 * size + 1000)
     ids = [known.keep_document(document(seed, 1000)).plan.id for seed in range(5)]
     assert [known.in_memory(each) is not None for each in ids] == [False, False, True, True, True]
     large = known.keep_document(document(1, 10_000)).plan.id
@@ -134,6 +137,52 @@ def test_memory_is_bounded_in_bytes_too(catalog: Catalog, store: PlanStore) -> N
     assert all(known.in_memory(each) is None for each in ids)
     known.keep_document(document(0, 1000))
     assert known.in_memory(large) is None
+
+
+def test_the_shards_of_plans_count_once_and_are_shared(tmp_path: Path, store: PlanStore) -> None:
+    """Plans over one corpus of many shards differ by their seeds alone: each takes a few kB more."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(400):
+        write_raw(folder / f"{number}.bin", some_tokens(20))
+    with Catalog.open([CorpusSpec(name="web", path=folder)]) as catalog:
+        known = KnownPlans(catalog, store)
+        first = known.spelled(ONE)
+        tracemalloc.start()
+        try:
+            others = [known.spelled({**ONE, "seed": seed}) for seed in range(1, 51)]
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert taken < sum(each.num_bytes for each in others) < 50 * 20_000
+        shared = sum(each.num_bytes for each in first.shared)
+        assert shared > 400 * 128
+        longer = {**ONE, "seq_len": 9}
+        small = KnownPlans(catalog, store, max_bytes=shared + 3 * first.num_bytes)
+        ids = [small.spelled(each).plan.id for each in (ONE, {**ONE, "seed": 1}, longer)]
+        assert [small.in_memory(each) is not None for each in ids] == [False, True, True]
+
+
+@pytest.mark.parametrize("way", ["id", "spelled", "posted"])
+def test_who_may_not_read_a_corpus_learns_nothing_of_it(
+    catalog: Catalog, store: PlanStore, tmp_path: Path, way: str
+) -> None:
+    """Not its fingerprint either, which the refusal of a plan that does not fit would tell."""
+    stranger = Caller(name="stranger", scopes=("read:other",))
+    known = KnownPlans(catalog, store)
+    if way == "spelled":
+        ask = partial(known.spelled, {**ONE, "seq_len": 10_000}, stranger)
+    elif way == "posted":
+        fingerprinted = {**one_source("web", 8, 4), "fingerprints": {"web": "sampled-0"}}
+        ask = partial(known.keep_document, json.dumps(fingerprinted).encode(), stranger)
+    else:
+        kept = known.keep_document(document(3)).plan
+        write_raw(tmp_path / "changed.bin", some_tokens(4000))
+        changed = Catalog.open([CorpusSpec(name="web", path=tmp_path / "changed.bin")])
+        ask = partial(KnownPlans(changed, store).by_id, kept.id, stranger)
+    with pytest.raises(Forbidden) as caught:
+        ask()
+    assert "fingerprint" not in caught.value.detail
 
 
 def test_a_large_plan_is_bound_once_and_one_at_a_time(
@@ -181,7 +230,7 @@ def test_threads_may_share_it(catalog: Catalog, store: PlanStore) -> None:
 
     def work(number: int) -> None:
         for seed in range(40):
-            bound = known.spelled(ONE._replace(seed=(seed * number) % 7))
+            bound = known.spelled({**ONE, "seed": (seed * number) % 7})
             assert bound.plan.seed == (seed * number) % 7
             kept = known.keep_document(document(100 + seed % 5))
             assert known.by_id(kept.plan.id).plan == kept.plan

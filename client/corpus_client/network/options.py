@@ -1,4 +1,4 @@
-"""How a client talks to servers: deadlines, hedging, headers, credentials, certificates; sends nothing."""
+"""How a client talks to servers: deadlines, headers, credentials, certificates; sends nothing."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ class Network:
         deadline_seconds: how long one request is tried, over all servers; no attempt takes more than a
             quarter of it.
         progress_seconds: longest wait for the next byte before the request is sent again.
-        hedge_factor: a request that takes this many times its server's 95th percentile is also sent to
-            another server, and the first answer counts; 0: never.
         in_flight: requests on the wire at a time; two hide the round trip.
         verify: whether each answer carries a checksum and is compared with it.
         headers: sent with every request.
@@ -53,7 +51,6 @@ class Network:
 
     deadline_seconds: float = 300.0
     progress_seconds: float = 30.0
-    hedge_factor: float = 3.0
     in_flight: int = 2
     verify: bool = True
     # Both may hold secrets: they stay out of `repr`, and so out of logs.
@@ -69,9 +66,6 @@ class Network:
             value = getattr(self, name)
             if not isinstance(value, Real) or not 0 < float(value) < math.inf:
                 raise errors.InvalidArgument(f"{name} must be above 0, got {value!r}")
-        factor = self.hedge_factor
-        if not isinstance(factor, Real) or (factor != 0 and not 1 <= factor < math.inf):
-            raise errors.InvalidArgument(f"hedge_factor must be 0 or at least 1, got {factor!r}")
         if isinstance(self.in_flight, bool) or self.in_flight not in range(1, MAX_IN_FLIGHT + 1):
             raise errors.InvalidArgument(f"in_flight must be in [1, {MAX_IN_FLIGHT}], got {self.in_flight!r}")
         if self.key_file is not None and self.cert_file is None:

@@ -15,19 +15,11 @@ BACKOFF_FIRST_SECONDS = 0.05
 BACKOFF_LAST_SECONDS = 2.0
 PROBE_LAST_SECONDS = 30.0
 
-RECENT = 64
-"""Answers that tell what is usual; some seconds' worth."""
+RECENT = 5
+"""Answers that tell what is usual."""
 
 FORGET_SECONDS = 10.0
 """Half-life of a measurement: a replica that was 100 times slower is tried again after about a minute."""
-
-LATE_FLOOR_SECONDS = 0.1
-"""No answer is late before: garbage collection and a busy scheduler take that long, too."""
-
-LATE_UNKNOWN_SECONDS = 1.0
-"""When an answer is late if fewer than `FEW` came before it."""
-
-FEW = 8
 
 
 class Latency:
@@ -38,7 +30,7 @@ class Latency:
         self._measured_at = 0.0
 
     def add(self, seconds: float, now: float, *, waited: bool) -> None:
-        """Keep a measurement. waited: False if the answer lay there before anybody looked.
+        """Keep a measurement. waited: False if the answer had arrived before we checked.
 
         Such an answer took at most as long, so it only counts if that is less than usual.
         """
@@ -47,20 +39,12 @@ class Latency:
             self._measured_at = now
 
     def expected(self, now: float) -> float:
-        """Return the median of the last five, halved for every `FORGET_SECONDS` since; 0: not known."""
+        """Return the median of the last `RECENT`, halved for every `FORGET_SECONDS` since; 0: not known."""
         return self._usual * 0.5 ** ((now - self._measured_at) / FORGET_SECONDS) if self._recent else 0.0
-
-    def late_after(self, factor: float) -> float:
-        """Return the seconds after which an answer is late: `factor` times the 95th percentile."""
-        if len(self._recent) < FEW:
-            return LATE_UNKNOWN_SECONDS
-        ordered = sorted(self._recent)
-        return max(LATE_FLOOR_SECONDS, factor * ordered[int(0.95 * (len(ordered) - 1))])
 
     @property
     def _usual(self) -> float:
-        last = sorted(list(self._recent)[-5:])
-        return last[len(last) // 2]
+        return sorted(self._recent)[len(self._recent) // 2]
 
 
 @dataclass(slots=True, eq=False)

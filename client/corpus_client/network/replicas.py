@@ -1,10 +1,8 @@
-"""Requests over the replicas of one service: failures are ridden out, slow servers passed by.
+"""Requests over the replicas of one service: retries failures and avoids slow servers.
 
-Any replica answers any request with the same bytes, so a failure is answered by asking again (at once
-elsewhere, after a back-off here, until the request's deadline), and an answer that is late by asking a
-second replica as well. One thread does all of it. It alone writes to the caller's buffer, from one connection
-at a time: it waits until one of two answers begins, receives that one, and closes the other's connection
-unread.
+Any replica answers any request with the same bytes, so a failure is answered by asking again: at once
+elsewhere, after a back-off here, until the request's deadline. One thread does all of it, and it alone writes
+to the caller's buffer.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from corpus_client import errors
@@ -23,20 +21,12 @@ from corpus_client.network.control import BoundPlan, ControlPlane
 from corpus_client.network.options import Network
 from corpus_client.network.pool import Pool
 from corpus_client.network.replica import Replica, may_pass
-from corpus_client.network.transport import Connection, first_to_answer
+from corpus_client.network.transport import Connection
 from corpus_client.network.wire import ArrayRequest
 from corpus_client.observe.attribution import Stopwatch
 
 STALL_SECONDS = 1.0
 """Longest silence of a replica while another one works."""
-
-LOOK_SECONDS = 0.02
-"""Between two looks for a second replica, while an answer is late."""
-
-HEDGE_SHARE = 0.1
-"""Of the requests may be sent twice; otherwise servers that are all slow would get twice the work."""
-
-HEDGE_BURST = 5.0
 
 ASK_SECONDS = 0.5
 """Until a question of the control plane is asked elsewhere, too; an answer takes milliseconds."""
@@ -64,7 +54,7 @@ class Exchange:
     """A request and where it is on its way; nowhere: it waits to be sent (again)."""
 
     request: ArrayRequest
-    attempts: list[_Attempt] = field(default_factory=list)
+    attempt: _Attempt | None = None
 
 
 class Replicas(AbstractContextManager["Replicas"]):
@@ -92,7 +82,6 @@ class Replicas(AbstractContextManager["Replicas"]):
         self.network = network if network is not None else Network()
         self._pool = Pool(urls, self.network, self.stopwatch, plan)
         self._num_sent = 0
-        self._hedges_left = HEDGE_BURST
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -135,13 +124,13 @@ class Replicas(AbstractContextManager["Replicas"]):
         return self._ask(question, deadline_seconds or self.network.deadline_seconds)[1]
 
     def begin(self, request: ArrayRequest) -> Exchange:
-        """Send the request if a replica can be reached now; `finish` mends what fails here."""
+        """Send the request if a replica can be reached now; else `finish` sends it."""
         exchange = Exchange(request=request)
         self.stopwatch.enter("send")
         deadline = time.monotonic() + self.network.connect_seconds
         found = self._pool.acquire(deadline, idle=False)
         if found is not None:
-            exchange.attempts += self._send(request, *found)
+            exchange.attempt = self._send(request, *found)
         return exchange
 
     def finish(self, exchange: Exchange, buffer: memoryview) -> None:
@@ -151,26 +140,27 @@ class Replicas(AbstractContextManager["Replicas"]):
             ServerError: the request itself is wrong (4xx).
             DeadlineExceeded, ReplicaRefused: no replica answered in time, or none is left that has this plan.
         """
-        request, attempts = exchange.request, exchange.attempts
+        request, attempt = exchange.request, exchange.attempt
+        exchange.attempt = None
         started = time.monotonic()
         deadline = started + self.network.deadline_seconds
         again = False
-        for attempt in list(attempts):
+        if attempt is not None:
             attempt.started = started
             if not attempt.connection.usable:
-                self._end(attempts, attempt)  # what was asked before it on that connection has failed
-                again = True
+                self._end(attempt)  # what was asked before it on that connection has failed
+                attempt, again = None, True
         for tries in itertools.count():
-            while not attempts:
+            while attempt is None:
                 self.stopwatch.enter("retry" if tries else "send")
                 found = self._pool.acquire(deadline, idle=True, since=started)
                 if found is None:
                     raise self._pool.deadline_exceeded(self.network.deadline_seconds)
-                attempts += self._send(request, *found)
+                attempt = self._send(request, *found)
                 self.stopwatch.num_retries += again
                 again = False
-            attempt, waited = self._first_to_answer(request, attempts, deadline)
             try:
+                waited = self._await_answer(attempt, deadline)
                 attempt.connection.receive_into(
                     buffer,
                     request,
@@ -178,20 +168,18 @@ class Replicas(AbstractContextManager["Replicas"]):
                     progress_seconds=self._patience(attempt),
                 )
             except errors.CorpusClientError as error:
-                self._end(attempts, attempt)
+                self._end(attempt)
                 if not may_pass(error) and not isinstance(error, errors.ReplicaUnusable):
                     raise
                 self._pool.failed(attempt.replica, error)
-                again = True
-            else:
-                break
-        now = time.monotonic()
-        attempt.replica.latency.add(now - attempt.sent_at, now, waited=waited)
-        attempt.replica.succeeded()
-        self._end(attempts, attempt)
-        self._give_up(attempts, now)
-        self._hedges_left = min(HEDGE_BURST, self._hedges_left + HEDGE_SHARE)
-        self.stopwatch.received_bytes += request.num_bytes
+                attempt, again = None, True
+                continue
+            now = time.monotonic()
+            attempt.replica.latency.add(now - attempt.sent_at, now, waited=waited)
+            attempt.replica.succeeded()
+            self._end(attempt)
+            self.stopwatch.received_bytes += request.num_bytes
+            return
 
     def stop(self) -> None:
         """Wake whoever waits here with `Stopped`, for good."""
@@ -201,10 +189,10 @@ class Replicas(AbstractContextManager["Replicas"]):
         """Close every connection; by the thread that used them, or after it ended."""
         self._pool.close()
 
-    def _send(self, request: ArrayRequest, replica: Replica, connection: Connection) -> list[_Attempt]:
-        """Put the request on the wire; return its attempt, or nothing if that failed."""
+    def _send(self, request: ArrayRequest, replica: Replica, connection: Connection) -> _Attempt | None:
+        """Put the request on the wire; return its attempt, or None if that failed."""
         now = time.monotonic()
-        attempts = [_Attempt(replica, connection, now, now)]
+        attempt = _Attempt(replica, connection, now, now)
         self._num_sent += 1
         with self._pool.changed:
             # Before it is sent: from here on no other thread closes the connection.
@@ -214,58 +202,38 @@ class Replicas(AbstractContextManager["Replicas"]):
         try:
             connection.send(request.path, deadline=now + self.network.attempt_seconds)
         except (errors.TransportError, errors.ReplicaUnusable) as error:
-            self._end(attempts, attempts[0])
+            self._end(attempt)
             self._pool.failed(replica, error)
-        return attempts
+            return None
+        return attempt
 
-    def _first_to_answer(
-        self, request: ArrayRequest, attempts: list[_Attempt], deadline: float
-    ) -> tuple[_Attempt, bool]:
-        """Wait until an answer begins or one has taken too long; ask a second replica if the first is late.
+    def _await_answer(self, attempt: _Attempt, deadline: float) -> bool:
+        """Wait until the answer begins; return whether there was anything to wait for.
 
-        Returns the attempt whose connection is to be read, and whether its answer was waited for.
+        Raises `NoProgress` if it takes too long.
+        How long is too long changes meanwhile: another replica may begin to work, or stop.
         """
         if len(self._pool.live()) == 1:
-            return attempts[0], True
+            return True
         self.stopwatch.enter("answer")
-        late_at = attempts[0].sent_at + attempts[0].replica.latency.late_after(self.network.hedge_factor)
         wait = 0.0  # a look first: an answer that is there already tells little about its replica
-        while True:
-            found = first_to_answer([attempt.connection for attempt in attempts], wait)
+        while not attempt.connection.begins_within(wait):
             now = time.monotonic()
-            ends = [min(deadline, attempt.started + self._patience(attempt)) for attempt in attempts]
-            for attempt, end in zip(attempts, ends, strict=True):
-                if attempt.connection is found or now >= end:
-                    return attempt, wait > 0  # at its end, reading it raises `NoProgress`
-            wait = min(*ends, now + STALL_SECONDS) - now
-            if len(attempts) == 1 and self.network.hedge_factor:
-                if now >= late_at:
-                    attempts += self._hedge(request, attempts[0])
-                if len(attempts) == 1:
-                    wait = min(wait, max(late_at - now, LOOK_SECONDS))
-
-    def _hedge(self, request: ArrayRequest, late: _Attempt) -> list[_Attempt]:
-        """Send the request to a second replica, if one is ready and healthy."""
-        if self._hedges_left < 1:
-            return []
-        found = self._pool.ready(idle=True, other_than=late.replica)
-        if found is None or found[0].probe_at > time.monotonic():
-            return []
-        self._hedges_left -= 1
-        self.stopwatch.num_hedges += 1
-        seconds = time.monotonic() - late.sent_at
-        names = late.replica.endpoint.name, found[0].endpoint.name
-        log.info("%s has not answered for %.2f s; asking %s as well", names[0], seconds, names[1])
-        return self._send(request, *found)
+            end = min(deadline, attempt.started + self._patience(attempt))
+            if now >= end:
+                attempt.connection.close()
+                seconds = now - attempt.started
+                raise errors.NoProgress(f"{attempt.replica.endpoint.name}: no answer in {seconds:.2f} s")
+            wait = min(end, now + STALL_SECONDS) - now
+        return wait > 0
 
     def _patience(self, attempt: _Attempt) -> float:
         """Return the longest silence to accept from this replica."""
         longest = min(self.network.progress_seconds, self.network.attempt_seconds)
         return min(longest, STALL_SECONDS) if self._pool.others(attempt.replica) else longest
 
-    def _end(self, attempts: list[_Attempt], attempt: _Attempt) -> None:
+    def _end(self, attempt: _Attempt) -> None:
         """Take an attempt off its connection, which is closed if it broke or a newer one took its place."""
-        attempts.remove(attempt)
         replica, connection = attempt.replica, attempt.connection
         with self._pool.changed:
             replica.num_in_flight -= 1
@@ -273,16 +241,6 @@ class Replicas(AbstractContextManager["Replicas"]):
             superseded = not connection.num_in_flight and connection not in replica.connections[-1:]
             if superseded or not connection.usable:
                 self._pool.discard(replica, connection)
-
-    def _give_up(self, attempts: list[_Attempt], now: float) -> None:
-        """Leave answers unread that came too late, with the connections that they would come on."""
-        for loser in list(attempts):
-            loser.connection.close()
-            self._end(attempts, loser)
-            seconds = now - loser.sent_at
-            loser.replica.latency.add(seconds, now, waited=True)
-            text = f"{loser.replica.endpoint.name}: no answer in {seconds:.2f} s, another replica was faster"
-            self._pool.failed(loser.replica, errors.NoProgress(text), level=logging.INFO)
 
     def _ask(self, question: Callable[[ControlPlane], T], seconds: float) -> tuple[Replica, T]:
         """Ask one replica after another in the background, the next after a failure or half a second."""

@@ -15,7 +15,6 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
 
 import xxhash
 
@@ -128,6 +127,18 @@ class Connection:
         except OSError:
             return True  # `receive_into` meets it again and reports it
         self._received += part[:num_bytes]
+        return True
+
+    def begins_within(self, seconds: float) -> bool:
+        """Wait for the first byte of the next answer, or for the connection's end; False if neither comes."""
+        end = time.monotonic() + seconds
+        # A closed one counts as one that came: `receive_into` reports what happened to it.
+        while self.usable and not self.peek():
+            if (left := end - time.monotonic()) <= 0:
+                return False
+            poll = select.poll()
+            poll.register(self, select.POLLIN)
+            poll.poll(left * 1e3)
         return True
 
     def receive_into(
@@ -310,18 +321,3 @@ def is_certificate_error(error: BaseException | None) -> bool:
     if not isinstance(error, ssl.SSLError):
         return False
     return any(word in (error.reason or "") for word in ("CERT", "UNKNOWN_CA"))
-
-
-def first_to_answer(connections: Sequence[Connection], seconds: float) -> Connection | None:
-    """Wait for the first connection on which something comes; return None if nothing does in time."""
-    end = time.monotonic() + seconds
-    while True:
-        poll = select.poll()
-        for connection in connections:
-            # A closed one counts as one that came: `receive_into` reports what happened to it.
-            if not connection.usable or connection.peek():
-                return connection
-            poll.register(connection, select.POLLIN)
-        if (left := end - time.monotonic()) <= 0:
-            return None
-        poll.poll(left * 1e3)

@@ -95,7 +95,6 @@ class LoaderStats:
     stall_seconds: float = 0.0
     received_bytes: int = 0  # of right answers
     num_retries: int = 0  # requests that were repeated
-    num_hedges: int = 0  # requests that were sent to a second replica because the first was late
     ready_slots: int = 0  # filled, and waiting at this moment
     num_slots: int = 0
     slot_bytes: int = 0  # of all slots
@@ -133,7 +132,7 @@ class Stopwatch:
         self._phase: Phase = "idle"
         self._since = time.perf_counter()
         self._seconds: dict[str, float] = {each.name: 0.0 for each in fields(FetchSeconds)}
-        self.received_bytes = self.num_retries = self.num_hedges = 0  # as in `LoaderStats`
+        self.received_bytes = self.num_retries = 0  # as in `LoaderStats`
 
     def enter(self, phase: Phase, *, server_seconds: float = 0.0) -> None:
         """End the present phase and begin another. server_seconds: of it, what the server says it took."""
@@ -201,5 +200,4 @@ class Meter:
             fetch=self.fetcher.reading(),
             received_bytes=self.fetcher.received_bytes,
             num_retries=self.fetcher.num_retries,
-            num_hedges=self.fetcher.num_hedges,
         )

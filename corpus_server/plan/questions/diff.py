@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import field
 from itertools import accumulate, zip_longest
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.document import MAX_STEP, Plan
-from corpus_server.plan.orders import MegatronOrder
+from corpus_server.described import described
+from corpus_server.plan.document import Plan
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.sampler import Sampler
+from corpus_server.plan.stage import MAX_STEP
 
 MAX_ROWS: Final = 1 << 24
 """Rows of each plan that are compared by default; takes about ten seconds."""
@@ -32,40 +33,47 @@ _NEVER: Final = MAX_STEP + 1
 Pairs = list[list[int]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@described
 class FieldChange:
-    """One field that differs.
+    """A field in which two plans differ; null in the plan that lacks it.
 
-    Its value is None in the plan that lacks it. Of a list of ranges it has only those that the other lacks.
+    Of a list of ranges, each value has only those that the other plan lacks.
     """
 
-    field: str  # like `stages[from_step=100].mixture.web`
+    field: str
+    """Like `stages[from_step=100].mixture.web`."""
     a: Any
     b: Any
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@described
 class StepChange:
-    """One training step that differs."""
+    """A training step that differs."""
 
     step: int
-    plan_steps: tuple[int, int]  # of each plan
-    num_rows: int  # that differ, those included that only one plan has
-    rows: tuple[tuple[int, int], ...]  # of the global batch, as half-open ranges
+    plan_steps: tuple[int, int]
+    """Of each plan."""
+    num_rows: int
+    """Rows that differ, those included that only one plan has."""
+    rows: tuple[tuple[int, int], ...]
+    """Half-open ranges of the global batch."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@described
 class RowComparison:
     """Which rows differ: those of steps [equal_steps, compared_until) were compared."""
 
-    equal_steps: int | None  # first training steps that are equal by the documents alone; None: all
-    compared_until: int | None  # None if all steps are equal by the documents
-    steps: tuple[StepChange, ...]  # the first that differ, in order
+    equal_steps: int | None
+    """First steps that are equal by the documents alone; null: all."""
+    compared_until: int | None
+    """Null if all steps are equal by the documents."""
+    steps: tuple[StepChange, ...]
+    """The first that differ, in order."""
+    first_step: int | None = field(init=False, default=None)
+    """The first training step that differs; null if no compared step does."""
 
-    @property
-    def first_step(self) -> int | None:
-        """The first training step that differs, or None if no compared step does."""
-        return self.steps[0].step if self.steps else None
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first_step", self.steps[0].step if self.steps else None)
 
 
 def changed_fields(a: Plan, b: Plan) -> list[FieldChange]:
@@ -122,14 +130,14 @@ def compare_slices(
     equal = count_equal_steps(a, b)
     if equal is None:
         return RowComparison(equal_steps=None, compared_until=None, steps=())
-    if isinstance(a.order, MegatronOrder) or isinstance(b.order, MegatronOrder):
+    if a.order.tabled is not None or b.order.tabled is not None:
         return RowComparison(equal_steps=equal, compared_until=equal, steps=())  # its rows have no one place
     pair = _Located(a, shard_tokens), _Located(b, shard_tokens)
     largest = max(stage.global_batch_size for plan in (a, b) for stage in plan.stages)
     borders = sorted(p.skip_steps.outside_before(stage.from_step) for p in (a, b) for stage in p.stages)
     found: list[StepChange] = []
     since = pair[0].plan_step(equal)
-    if a.order != "random" and only_exclusions_differ(a, b):
+    if a.order.has_epochs and only_exclusions_differ(a, b):
         until = equal
         for plan_step, steps in suspects(pair[0].sampler, pair[1].sampler, since):
             yield

@@ -9,18 +9,19 @@ parts that hold a token of the range count; they are neighbours.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan.document import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 from corpus_server.plan.exclusion import Exclusion
-from corpus_server.plan.megatron import MegatronSampler
 from corpus_server.plan.mixture import grouped
 from corpus_server.plan.sampler import Sampler
+from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 
 MAX_PAIRS: Final = 1 << 20
 """Windows times epochs, those of the excluded windows for which they stand in included: about 0.5 s."""
@@ -34,16 +35,25 @@ _BLOCKS_PER_SLICE: Final = 64
 UInt64Array = NDArray[np.uint64]
 
 
-class Sighting(NamedTuple):
+@dataclass(slots=True)  # not frozen, because there may be 100,000, and making one would take twice as long
+class Sighting:
     """One row that holds what was looked for."""
 
-    epoch: int  # pass over the source
-    step: int | None  # training step; None if training skips it
-    plan_step: int  # equal to `step` before the first skip
-    row: int  # of the global batch
-    shard: int  # number over the plan's shard list
-    start: int  # first token of the row's window in its shard
-    substitute: bool  # whether the window stands in for an excluded one
+    __pydantic_config__ = DOCSTRINGS
+
+    epoch: int
+    """Pass over the source."""
+    step: int | None
+    """Training step; null if training skips it."""
+    plan_step: int
+    row: int
+    """Row of the global batch."""
+    shard: int
+    """Number in the plan's shard list."""
+    start: int
+    """First token of the row in its shard."""
+    substitute: bool
+    """Whether the window stands in for an excluded one."""
 
 
 class Sightings(NamedTuple):
@@ -54,7 +64,7 @@ class Sightings(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """Windows to look for in some epochs.
+    """Windows to look for in some epochs, at positions below `stop`.
 
     Without an exclusion: rows that hold the windows by the order. With one: rows that hold an excluded window
     by the order, at positions [start, stop), so that one of `windows` stands in for it.
@@ -80,23 +90,22 @@ def look_up_slices(
     The range is corpus-wide, inside the corpus and not empty. Without a `limit`, all rows are returned.
 
     Raises:
-        InvalidParameter: the plan's order is random, or the look-up would take more than about 2 s.
+        InvalidParameter: the plan's order has no epochs, or the look-up would take more than about 2 s.
     """
     source = sampler.plan.sources.index(corpus)
-    if isinstance(sampler, MegatronSampler):
-        return (yield from _look_up_samples(sampler, source, start, stop, epochs, limit))
     epochs = min(epochs, _MAX_POSITION // int(sampler.num_windows[source]) + 1)
-    low, high = sampler.windows_touching(source, start, stop)
+    windows = yield from sampler.rows.touching(source, start, stop, most=MAX_PAIRS)
     too_many = InvalidParameter(
-        f"the range touches {high - low} windows; times {epochs} epochs, and with the excluded windows that "
+        f"the range touches {windows.size} rows; times {epochs} epochs, and with the excluded windows that "
         f"each stands in for, a look-up goes through at most {MAX_PAIRS}; ask for fewer epochs or tokens",
         parameter="epochs" if epochs > 1 else "stop",
         received=epochs if epochs > 1 else stop,
     )
-    if (num_pairs := (high - low) * epochs) > MAX_PAIRS:
+    end = sampler.num_positions(source, epochs)
+    passes = -(-end // int(sampler.rows.num_rows[source]))
+    if (num_pairs := windows.size * passes) > MAX_PAIRS:
         raise too_many
-    windows = np.arange(low, high, dtype=np.uint64)
-    searches = [_Search(windows, range(epochs))]
+    searches = [_Search(windows, range(passes), stop=end)]
     for search in _substitute_searches(sampler, source, windows, epochs):
         yield
         num_pairs += windows.size + search.num_pairs  # making the search went through all windows, too
@@ -132,21 +141,6 @@ def look_up_slices(
         left = None if limit is None else limit - len(rows)
         rows += _rows(sampler, source, positions[here], *(column[here] for column in rest), limit=left)
     return Sightings(num_found=num_found, rows=rows)
-
-
-def _look_up_samples(
-    sampler: MegatronSampler, source: int, start: int, stop: int, epochs: int, limit: int | None
-) -> Generator[None, None, Sightings]:
-    """Return the rows of Megatron's order: the table says their positions, and all have one part."""
-    positions = yield from sampler.positions_touching(source, start, stop, epochs=epochs, most=MAX_PAIRS)
-    rows: list[Sighting] = []
-    for here in _row_slices(sampler, source, positions[:limit]):
-        yield
-        at = positions[:limit][here]
-        none, one = np.zeros(at.shape, dtype=np.int64), np.ones(at.shape, dtype=np.int64)
-        shown, _ = sampler.windows_at(source, at)
-        rows += _rows(sampler, source, at, shown, none.astype(bool), none, one, limit=None)
-    return Sightings(num_found=positions.size, rows=rows)
 
 
 def _substitute_searches(
@@ -186,13 +180,13 @@ def _positions(
         kept = (positions >= np.uint64(search.start)) & (positions < np.uint64(search.stop))
         return positions[kept], shown[which][kept], np.ones(np.count_nonzero(kept), dtype=bool)
     positions = sampler.positions_of(source, shown, epochs)
-    kept = np.ones(positions.shape, dtype=bool)
+    kept = positions < np.uint64(search.stop)
     for number, here in grouped(sampler.timeline.stage_numbers(source, positions)):
         exclusion = sampler.exclusions[number]
         if sampler.timeline.stages[number].member(source) is None:
             kept[here] = False
         elif exclusion is not None:
-            kept[here] = ~exclusion.windows.contains(shown[here])
+            kept[here] &= ~exclusion.windows.contains(shown[here])
     return positions[kept], shown[kept], np.zeros(np.count_nonzero(kept), dtype=bool)
 
 
@@ -218,6 +212,8 @@ def _parts_touched(
 
     `(m,)` each; part k of a window holds its tokens k * seq_len to (k + 1) * seq_len, both included.
     """
+    if not sampler.rows.is_window:
+        return np.zeros(positions.shape, dtype=np.int64), np.ones(positions.shape, dtype=np.int64)
     stages = sampler.timeline.stages
     seq_lens = np.array([placed.seq_len for placed in stages])[
         sampler.timeline.stage_numbers(source, positions)
@@ -246,7 +242,7 @@ def _rows(
     skipped = timeline.skips.contains(plan_steps)[of].tolist()
     steps = timeline.skips.num_outside_below(plan_steps)[of].tolist()
     seq_lens = [placed.seq_len for placed in timeline.stages]
-    located = sampler.locate_windows(shown)[of]
+    located = sampler.places(shown)[of]
     located[:, 1] += parts * np.array(seq_lens)[timeline.stage_numbers(source, positions)][of]
     columns = (
         (positions // sampler.num_windows[source])[of].tolist(),

@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.document import MAX_STEP, Plan
+from corpus_server.plan.document import Plan
 from corpus_server.plan.sampler import Sampler
+from corpus_server.plan.stage import MAX_STEP
 
 MAX_LOOKED_UP: Final = 1 << 22
 """Excluded windows times epochs; takes a few seconds."""
@@ -32,7 +33,7 @@ def only_exclusions_differ(a: Plan, b: Plan) -> bool:
 def suspects(a: Sampler, b: Sampler, since: int) -> Iterator[tuple[int, list[int]]]:
     """Yield (plan step, the training steps before it that may differ), until the work gets too large.
 
-    Of the plans, not of order random, `only_exclusions_differ`; `since` is the plan step to begin at.
+    Of plans whose order has epochs and of which `only_exclusions_differ`, from the plan step `since` on.
     """
     excluded = [(sampler, _excluded(sampler)) for sampler in (a, b)]
     span, looked_up = _FIRST_SPAN, 0
@@ -65,7 +66,7 @@ def _excluded(sampler: Sampler) -> list[NDArray[np.uint64]]:
     """Return for each source the windows that any stage excludes: those of the last, as exclusions add up."""
     if (last := sampler.exclusions[-1]) is None:
         return []
-    inside = last.windows.num_inside_below(sampler.first_window)
+    inside = last.windows.num_inside_below(sampler.rows.first_row)
     windows = last.windows.nth_inside(np.arange(last.windows.total, dtype=np.uint64))
     return np.split(windows, inside[1:-1].astype(np.intp))
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.sampler import Sampler
 
@@ -16,15 +17,15 @@ MAX_MIXED_SKIPS: Final = 2048
 _COUNTS_PER_SLICE: Final = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@described
 class SourceUsage:
-    """What was used of one source."""
+    """Rows of one source."""
 
     rows: int
-    tokens: int  # inputs of those rows, each as long as its stage's `seq_len`
-    epochs: (
-        float | None
-    )  # passes over the source, `tokens` over those of all its windows; None for order random
+    tokens: int
+    """Inputs: of each row the `seq_len` of its stage."""
+    epochs: float | None
+    """Passes over the source, by its tokens; null if the order has no epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +82,6 @@ def _by_name(sampler: Sampler, given: list[list[int]]) -> dict[str, SourceUsage]
     plan, sizes = sampler.plan, sampler.num_windows.tolist()
     used = {}
     for name, num_windows, rows, size in zip(plan.sources, *given, sizes, strict=True):
-        epochs = None if plan.order == "random" else num_windows / size
+        epochs = num_windows / size if plan.order.has_epochs else None
         used[name] = SourceUsage(rows=rows, tokens=num_windows * plan.seq_len, epochs=epochs)
     return used

@@ -14,14 +14,7 @@ from corpus_server.answers.response import json_response
 from corpus_server.answers.tokens import token_range
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.shared import CallHere, CorpusName, Nothing, read_route
-from corpus_server.web.schemas import (
-    TOKENS,
-    CorporaAnswer,
-    CorpusAnswer,
-    SearchAnswer,
-    SpansAnswer,
-    StatisticsAnswer,
-)
+from corpus_server.web.schemas import TOKENS, CorporaAnswer, CorpusAnswer
 
 DEFAULT_COUNT = 256
 """Tokens of a range whose length is not given."""
@@ -69,14 +62,14 @@ async def document(
     return call.made(work)
 
 
-@read_route(router, "/v1/corpora/{name}/spans", response_model=SpansAnswer)
+@read_route(router, "/v1/corpora/{name}/spans", response_model=inspection.Spans)
 async def spans(call: CallHere, name: CorpusName, query: Annotated[SpansQuery, Query()]) -> AsgiResponse:
     """Show a range of tokens as text, cut at the borders of documents."""
     corpus = call.service.corpus(name, call.head.caller)
     return call.made(inspection.corpus_spans(call.service, corpus, query))
 
 
-@read_route(router, "/v1/corpora/{name}/statistics", response_model=StatisticsAnswer)
+@read_route(router, "/v1/corpora/{name}/statistics", response_model=inspection.Statistics)
 async def statistics(
     call: CallHere, name: CorpusName, query: Annotated[StatisticsQuery, Query()]
 ) -> AsgiResponse:
@@ -85,7 +78,7 @@ async def statistics(
     return call.made(inspection.statistics(call.service, corpus, query))
 
 
-@read_route(router, "/v1/corpora/{name}/search", response_model=SearchAnswer)
+@read_route(router, "/v1/corpora/{name}/search", response_model=inspection.Search)
 async def search(call: CallHere, name: CorpusName, query: Annotated[SearchQuery, Query()]) -> AsgiResponse:
     """Find a text in a sample of about a million tokens, or in all of a small corpus."""
     corpus = call.service.corpus(name, call.head.caller)

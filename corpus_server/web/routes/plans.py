@@ -14,30 +14,20 @@ from corpus_server.answers.inspection import DiffQuery, RowsQuery
 from corpus_server.answers.questions import LookupQuery, ShardsQuery, StepQuery, UsageQuery
 from corpus_server.answers.response import Response, json_response
 from corpus_server.errors import RequestTimeout
-from corpus_server.web.plan_schema import PLAN_BODY
+from corpus_server.plan import Plan
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.shared import CallHere, Nothing, PlanId, read_route
-from corpus_server.web.schemas import (
-    NOT_MODIFIED,
-    DiffAnswer,
-    LookupAnswer,
-    PlanAnswer,
-    PlansAnswer,
-    PlansQuery,
-    PostQuery,
-    ReceiptAnswer,
-    RowsAnswer,
-    ShardsAnswer,
-    UsageAnswer,
-)
+from corpus_server.web.schemas import NOT_MODIFIED, PlanAnswer, PlansAnswer, PlansQuery, PostQuery
 
 MAX_LIST_BYTES = 8 * 2**20
 """Bytes of plan documents in one list."""
 
 router = APIRouter(tags=["plans"])
 
+_PLAN_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": Plan.schema()}}}}
 
-@router.post("/v1/plans", response_model=PlanAnswer, openapi_extra=PLAN_BODY)
+
+@router.post("/v1/plans", response_model=PlanAnswer, openapi_extra=_PLAN_BODY)
 async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> AsgiResponse:
     """Keep the plan document in the body and describe the plan; posting it again changes nothing."""
     body = bytearray()
@@ -50,11 +40,19 @@ async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> Asg
 
 @read_route(router, "/v1/plans", response_model=PlansAnswer)
 async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiResponse:
-    """List the plans that were posted to this server, last seen first: at most `limit`, and at most 8 MiB."""
+    """List the plans that were posted to this server and whose corpora the caller may read, last seen first.
+
+    At most `limit`, and at most 8 MiB.
+    """
 
     def list_them() -> Response:
         newest = call.service.store.newest(query.limit, max_bytes=MAX_LIST_BYTES)
-        plans = [{"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen} for plan, seen in newest]
+        may_read = call.head.caller.may_read  # a plan tells the fingerprints of its corpora
+        plans = [
+            {"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen}
+            for plan, seen in newest
+            if all(map(may_read, plan.sources))
+        ]
         return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})
 
     return sent(await call.run(list_them))
@@ -67,37 +65,37 @@ async def plan(call: CallHere, plan_id: PlanId, query: Nothing) -> AsgiResponse:
     return AsgiResponse(described, media_type="application/json")
 
 
-@read_route(router, "/v1/plans/{plan_id}/usage", response_model=UsageAnswer, responses=NOT_MODIFIED)
+@read_route(router, "/v1/plans/{plan_id}/usage", response_model=questions.Used, responses=NOT_MODIFIED)
 async def usage(call: CallHere, plan_id: PlanId, query: Annotated[UsageQuery, Query()]) -> AsgiResponse:
     """Return what training saw of each source before a step, or between two, and what it skipped."""
     return call.made(questions.usage(call.service, plan_id, query, call.head))
 
 
-@read_route(router, "/v1/plans/{plan_id}/shards", response_model=ShardsAnswer)
+@read_route(router, "/v1/plans/{plan_id}/shards", response_model=questions.Shards)
 async def shards(call: CallHere, plan_id: PlanId, query: Annotated[ShardsQuery, Query()]) -> AsgiResponse:
     """Return the shards that the next steps read, and which of them are on the server's machine."""
     return call.made(questions.shards(call.service, plan_id, query, call.head))
 
 
-@read_route(router, "/v1/plans/{plan_id}/receipt", response_model=ReceiptAnswer, responses=NOT_MODIFIED)
+@read_route(router, "/v1/plans/{plan_id}/receipt", response_model=questions.Receipt, responses=NOT_MODIFIED)
 async def receipt(call: CallHere, plan_id: PlanId, query: Annotated[StepQuery, Query()]) -> AsgiResponse:
     """Return the checksum of a step's whole global batch: what a resumed run must see next."""
     return call.made(questions.receipt(call.service, plan_id, query, call.head))
 
 
-@read_route(router, "/v1/plans/{plan_id}/rows", response_model=RowsAnswer)
+@read_route(router, "/v1/plans/{plan_id}/rows", response_model=inspection.Rows)
 async def rows(call: CallHere, plan_id: PlanId, query: Annotated[RowsQuery, Query()]) -> AsgiResponse:
     """Show rows of a step's global batch as text, cut at the borders of documents."""
     return call.made(inspection.rows(call.service, plan_id, query, call.head))
 
 
-@read_route(router, "/v1/plans/{plan_id}/diff", response_model=DiffAnswer, responses=NOT_MODIFIED)
+@read_route(router, "/v1/plans/{plan_id}/diff", response_model=inspection.Diff, responses=NOT_MODIFIED)
 async def diff(call: CallHere, plan_id: PlanId, query: Annotated[DiffQuery, Query()]) -> AsgiResponse:
     """Say in which fields another plan differs from this one, and from which step on which rows."""
     return call.made(inspection.diff(call.service, plan_id, query, call.head))
 
 
-@read_route(router, "/v1/lookup", response_model=LookupAnswer, responses=NOT_MODIFIED)
+@read_route(router, "/v1/lookup", response_model=questions.Found, responses=NOT_MODIFIED)
 async def lookup(call: CallHere, query: Annotated[LookupQuery, Query()]) -> AsgiResponse:
     """Return every row of the first epochs that holds a token, a range of tokens or a document."""
     return call.made(questions.lookup(call.service, query, call.head))

@@ -11,8 +11,7 @@ from corpus_server.admission.request import RequestHead
 from corpus_server.answers.queries import QueryParameters
 from corpus_server.answers.response import Response, Slices
 from corpus_server.answers.service import Service
-from corpus_server.web.gateway import request_head
-from corpus_server.web.responses import Made
+from corpus_server.web.responses import HEAD, Made
 
 T = TypeVar("T")
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
@@ -51,7 +50,7 @@ class Call(NamedTuple):
 
 async def _call(request: Request) -> Call:
     # A coroutine although it awaits nothing: FastAPI runs plain functions in a thread.
-    return Call(request, request_head(request.scope), request.app.state.service)
+    return Call(request, request.scope[HEAD], request.app.state.service)
 
 
 CallHere = Annotated[Call, Depends(_call)]

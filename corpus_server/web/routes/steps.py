@@ -1,7 +1,7 @@
 """The routes of training: where the rows of steps lie, and their tokens.
 
-The door answers both before the application sees them. They are here for their descriptions, for HEAD, for
-other ASGI servers and for connections that the door has handed over.
+The server's own connections answer GETs of both before the application sees them. They are here for their
+descriptions, for HEAD, for paths that are spelled otherwise, and for other ASGI servers.
 """
 
 from __future__ import annotations

@@ -39,9 +39,6 @@ BOTH = "auth= and an Authorization header say the same; give one"
         ({"deadline_seconds": float("nan")}, "deadline_seconds must be above 0, got nan"),
         ({"progress_seconds": 0.0}, "progress_seconds must be above 0, got 0.0"),
         ({"progress_seconds": float("inf")}, "progress_seconds must be above 0, got inf"),
-        ({"hedge_factor": 0.5}, "hedge_factor must be 0 or at least 1, got 0.5"),
-        ({"hedge_factor": -1}, "hedge_factor must be 0 or at least 1, got -1"),
-        ({"hedge_factor": float("inf")}, "hedge_factor must be 0 or at least 1, got inf"),
         ({"in_flight": 0}, "in_flight must be in [1, 64], got 0"),
         ({"in_flight": 65}, "in_flight must be in [1, 64], got 65"),
         ({"in_flight": 1.5}, "in_flight must be in [1, 64], got 1.5"),
@@ -55,7 +52,6 @@ BOTH = "auth= and an Authorization header say the same; give one"
         ({"headers": {"X": "a", "AUTHORIZATION": "Basic x"}, "auth": "y"}, BOTH),
         ({"deadline_seconds": "300"}, "deadline_seconds must be above 0, got '300'"),
         ({"progress_seconds": None}, "progress_seconds must be above 0, got None"),
-        ({"hedge_factor": "3"}, "hedge_factor must be 0 or at least 1, got '3'"),
         ({"headers": [("X", "a")]}, "headers must be a mapping of names to values, got a list"),
         ({"headers": {7: "a"}}, "headers must be single lines of Latin-1, got 7"),
         ({"headers": {"Host": "data"}}, "headers must leave Host to the client; the URL names the host"),
@@ -83,9 +79,6 @@ def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> Non
     [
         {"deadline_seconds": 1e-9, "progress_seconds": 1e-9},
         {"deadline_seconds": 1e9, "progress_seconds": 1e9},
-        {"hedge_factor": 0},
-        {"hedge_factor": 1},
-        {"hedge_factor": 1.5},
         {"in_flight": 1},
         {"in_flight": 64},
         {"headers": {"X-~1": "\t a\xff", "Y": ""}},
@@ -102,11 +95,10 @@ def test_a_right_option_is_taken(options: dict[str, Any]) -> None:
 
 
 def test_without_options_a_request_is_tried_for_five_minutes() -> None:
-    """And hedged, and verified; the documents name these values, too."""
+    """And verified; the documents name these values, too."""
     assert dataclasses.asdict(Network()) | {"credentials": None} == {
         "deadline_seconds": 300,
         "progress_seconds": 30,
-        "hedge_factor": 3,
         "in_flight": 2,
         "verify": True,
         "headers": {},

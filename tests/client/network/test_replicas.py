@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from corpus_client import CorpusLoader, errors
+from corpus_client import CorpusLoader, errors, make_plan
+from corpus_client.network.replicas import Replicas
+from corpus_client.plan import receipts
 from tests.client.conftest import make_corpus, num_descriptors
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import Fault, ReferenceServer
 
 MakeLoader = Callable[..., CorpusLoader]
+PLAN = make_plan(corpus="web", seq_len=16, global_batch_size=12, order="sequential")
 
 
 def faults_then_right(*faults: Fault) -> Callable[[], Fault | None]:
@@ -297,3 +300,39 @@ def test_connections_closed_while_idle_cost_nothing(
         assert_exact(loader, corpus, 5)
         time.sleep(0.03)
     assert loader.stats().wait_seconds < 0.5
+
+
+def test_a_question_has_its_own_deadline(black_hole: str) -> None:
+    with (
+        Replicas([black_hole]) as replicas,
+        pytest.raises(errors.DeadlineExceeded, match=rf"from {black_hole} within 0\.2 s"),
+    ):
+        replicas.ask(lambda control: control.get("/v1/corpora"), deadline_seconds=0.2)
+
+
+def test_a_question_is_asked_elsewhere_while_a_server_is_silent(
+    corpus: ReferenceCorpus, black_hole: str
+) -> None:
+    with ReferenceServer([corpus]) as server, Replicas([black_hole, server.url]) as replicas:
+        started = time.monotonic()
+        assert replicas.ask(lambda control: control.get("/v1/corpora"))
+        assert time.monotonic() - started < 8
+
+
+def test_a_server_that_forgot_the_plan_is_told_it_and_asked_again(server: ReferenceServer) -> None:
+    with Replicas([server.url]) as replicas:
+        plan = replicas.bind(PLAN)
+        server.plans.clear()
+        assert receipts.receipt(replicas, plan, 3)
+        assert list(server.plans) == [plan.plan_id]
+
+
+def test_binding_tells_of_every_server_that_refuses(corpus: ReferenceCorpus) -> None:
+    with (
+        ReferenceServer([corpus]) as right,
+        ReferenceServer([make_corpus(seed=9)]) as wrong,
+        ReferenceServer([corpus], plan_salt="v2") as other,
+        Replicas([right.url, wrong.url, other.url]) as replicas,
+        pytest.raises(errors.ReplicaUnusable, match=rf"{wrong.url} refuses .*; {other.url} makes plan"),
+    ):
+        replicas.bind(PLAN)

@@ -11,8 +11,7 @@ from math import inf
 import pytest
 
 from corpus_client.network.options import Network
-from corpus_client.network.replica import LATE_FLOOR_SECONDS
-from corpus_client.network.replicas import LOOK_SECONDS, STALL_SECONDS
+from corpus_client.network.replicas import STALL_SECONDS
 from tests.client.network.simulation import START_SECONDS
 from tests.client.network.unreliable import Run, Server, run
 
@@ -35,15 +34,14 @@ def test_every_step_comes_once_in_order_or_an_error_in_time(first_seed: int) -> 
 
 
 ANSWER_SECONDS = 0.005
-ONE_HEDGE = LATE_FLOOR_SECONDS + LOOK_SECONDS
 
 
 @pytest.mark.parametrize(
     ("away", "longest"),
-    [("hang", ONE_HEDGE), ("hole", ONE_HEDGE), ("refuse", ONE_HEDGE), ("slow", 2 * STALL_SECONDS)],
+    [("hang", STALL_SECONDS), ("hole", STALL_SECONDS), ("refuse", 0.1), ("slow", 2 * STALL_SECONDS)],
 )
-def test_one_of_three_replicas_that_fails_holds_the_loop_for_one_hedge(away: str, longest: float) -> None:
-    """Row 33. One that is slow from the first is given up after a second, for each of two requests."""
+def test_one_of_three_replicas_that_fails_holds_the_loop_for_a_second(away: str, longest: float) -> None:
+    """One that is slow from the first is given up after a second, for each of two requests."""
 
     def one_fails(drawn: Run) -> None:
         drawn.network, drawn.steps_per_slot, drawn.step_seconds = Network(), 1, 0.02
@@ -66,6 +64,7 @@ def test_one_of_three_replicas_that_fails_holds_the_loop_for_one_hedge(away: str
         drawn.world.peers.update({f"10.0.0.{n + 1}": each for n, each in enumerate(drawn.servers)})
 
     report = run(1, 1500, one_fails)
+    print(f"{away}: longest wait {report.longest_seconds:.3f} s")
     assert report.num_errors == 0
     assert ANSWER_SECONDS < report.longest_seconds <= longest + 3 * ANSWER_SECONDS
 

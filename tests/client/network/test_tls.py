@@ -98,7 +98,7 @@ def test_no_wait_is_longer_than_it_may_be(tls: ssl.SSLContext, corpus: Reference
             connection.close()
 
 
-def test_late_answers_are_hedged_over_tls_too(
+def test_a_replica_that_falls_silent_is_left_over_tls_too(
     tls: ssl.SSLContext, corpus: ReferenceCorpus, make_loader: MakeLoader
 ) -> None:
     """Records of TLS that are no answer make a socket readable, too."""

@@ -23,7 +23,7 @@ from corpus_client import errors
 from corpus_client.network import transport, wire
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
-from corpus_client.network.transport import Connection, first_to_answer
+from corpus_client.network.transport import Connection
 from corpus_client.observe.attribution import Phase, Stopwatch
 
 BODY = bytes(range(256)) * 4096  # 1 MiB
@@ -546,29 +546,13 @@ def test_a_unix_socket_is_connected_to_by_its_url(tmp_path: Path, buffer: memory
         connection.send(REQUEST.path, deadline=time.monotonic() + 10)
 
 
-def test_the_first_to_answer_is_waited_for_as_long_as_it_is_told(
-    buffer: memoryview, connect: Connect
-) -> None:
-    """And no shorter: else a late answer would be hedged at once, again and again."""
-    (_, silent), (_, quick) = connect([60]), connect([head()])
-    deadline = time.monotonic() + 30
-    silent.send(REQUEST.path, deadline=deadline)
-    for seconds in (0.0, 0.1):
-        started = time.monotonic()
-        assert first_to_answer([silent], seconds) is None
-        assert time.monotonic() - started >= seconds
-    quick.send(REQUEST.path, deadline=deadline)
-    assert first_to_answer([silent, quick], 600) is quick
-    silent.close()
-    assert first_to_answer([silent], 600) is silent
-
-
 def test_whoever_waits_for_an_answer_does_not_look_all_the_time(connect: Connect) -> None:
     """The training loop wants the processor."""
     (_, late) = connect([0.15, head()])
     late.send(REQUEST.path, deadline=time.monotonic() + 30)
     late.peek = peek = Mock(wraps=late.peek)
-    assert first_to_answer([late], 600) is late
+    assert not late.begins_within(0.01)
+    assert late.begins_within(600)
     assert peek.call_count < 10
 
 

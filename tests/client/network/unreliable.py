@@ -225,7 +225,6 @@ class Report:
     num_batches: int
     num_faults: int
     num_retries: int
-    num_hedges: int
     num_errors: int
     num_connections: int
     seconds: float
@@ -290,7 +289,6 @@ class Run:
         self.network = Network(
             deadline_seconds=draw.choice((2.0, 20.0, 120.0)),
             progress_seconds=draw.choice((1.0, 30.0)),
-            hedge_factor=draw.choice((0.0, 2.0, 3.0)),
             in_flight=draw.randint(1, 4),
         )
         self.steps_per_slot = draw.choice((1, 2, 8))
@@ -299,7 +297,7 @@ class Run:
         self.num_listings = 0
         world.listed = self._listed
         self.num_batches = num_batches
-        self.step = self.num_errors = self.num_retries = self.num_hedges = 0
+        self.step = self.num_errors = self.num_retries = 0
         self.longest = 0.0
         self.healed = False
 
@@ -315,7 +313,6 @@ class Run:
             num_batches=self.step,
             num_faults=sum(each.num_faults for each in self.servers),
             num_retries=self.num_retries,
-            num_hedges=self.num_hedges,
             num_errors=self.num_errors,
             num_connections=self.world.num_sockets,
             seconds=self.world.now - started,
@@ -354,7 +351,6 @@ class Run:
         finally:
             self.longest = max(self.longest, filler.longest)
             self.num_retries += replicas.stopwatch.num_retries
-            self.num_hedges += replicas.stopwatch.num_hedges
             queues.stop()
         assert filler.longest <= 1.1 * limit + 0.1, f"waited for {filler.longest:.2f} s, not {limit:g}"
         assert world.most_open <= (network.in_flight + 1) * len(self.servers), f"{world.most_open} sockets"
@@ -380,13 +376,12 @@ class Run:
                 server.healed_at = self.world.now
 
     def _check_attempts(self, seconds: float) -> None:
-        """Connections are asked for after faults, for hedges, and else only as often as back-off allows."""
+        """Connections are asked for after faults, and else only as often as back-off allows."""
         num_faults = sum(each.num_faults + each.num_restarts for each in self.servers)
         for address, attempts in self.world.num_attempts.items():
             # A request that failed elsewhere may need a second connection here.
-            reasons = num_faults + self.num_hedges + self.num_listings + 8 * (1 + self.num_errors)
+            reasons = num_faults + self.num_listings + 8 * (1 + self.num_errors)
             allowed = 4 * reasons + 2 * seconds / BACKOFF_LAST_SECONDS
             assert attempts <= allowed, (
-                f"{address} was connected to {attempts} times in {seconds:.0f} s, "
-                f"with {num_faults} faults and {self.num_hedges} hedges"
+                f"{address} was connected to {attempts} times in {seconds:.0f} s, with {num_faults} faults"
             )

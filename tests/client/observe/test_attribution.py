@@ -14,10 +14,8 @@ from corpus_client.observe import attribution
 from corpus_client.observe.attribution import FetchSeconds, LoaderStats, Meter, Phase, Stopwatch, WaitSeconds
 from corpus_client.staging import pinning
 from corpus_client.staging.pipeline import Pipeline
-from corpus_client.staging.ring import DeviceRing
 from corpus_client.staging.slots import Slot, SlotSizes
 from corpus_client.staging.stager import Stager
-from tests.client.fake_gpu import FakeGpu
 from tests.client.reference_server import Fault, ReferenceServer
 from tests.client.staging.counting import BATCH_BYTES, CPU, STEPS, CountingSource, batches_of, new_slots
 
@@ -178,19 +176,6 @@ def test_training_loop_waits_for_what_the_fetcher_does(
     stats = meter.stats(copies_on_host=device.copies_on_host)
     assert stats.wait.cause == cause
     assert sum(getattr(stats.wait, name) for name in CAUSES) == pytest.approx(stats.wait_seconds)
-
-
-def test_waiting_for_a_slot_that_is_being_copied_is_waiting_for_the_transfer(
-    slots: tuple[Slot, ...],
-) -> None:
-    """The device does something at every tenth call only, and the loop asks it once in a millisecond."""
-    meter = Meter()
-    with FakeGpu(0, (1, *[0] * 9)) as gpu:
-        device = DeviceRing(CPU, gpu)
-        pipeline = Pipeline(CountingSource(), slots, device, replace(STEPS, end_step=60), meter)
-        assert len(list(batches_of(pipeline))) == 55
-        pipeline.close()
-    assert meter.stats(copies_on_host=device.copies_on_host).wait.cause == "transfer"
 
 
 def test_loader_tells_where_its_time_went(make_loader: MakeLoader) -> None:

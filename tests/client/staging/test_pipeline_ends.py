@@ -12,24 +12,18 @@ import traceback
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 from unittest.mock import Mock
 
 import pytest
 
 from corpus_client import errors
 from corpus_client.network.pool import Stopped
-from corpus_client.observe.attribution import Meter, Stopwatch
 from corpus_client.staging import fetcher
-from corpus_client.staging.fetcher import FilledSlot, SlotQueues, fetch
-from corpus_client.staging.slots import SlotSizes
 from tests.client.staging.counting import (
     STEPS,
     CountingSource,
     MakePipeline,
     fetchers,
-    new_slots,
     take,
 )
 
@@ -77,65 +71,6 @@ def test_an_error_that_is_not_the_clients_own_is_told_and_wakes_the_loop(make_pi
     with pytest.raises(errors.LoaderClosed) as closed:  # once
         take(pipeline)
     assert str(closed.value) == "the loader was closed while a batch was awaited"
-
-
-def test_waiting_for_a_free_slot_is_idle() -> None:
-    entered: list[str] = []
-    stopwatch = cast("Stopwatch", SimpleNamespace(enter=entered.append))
-    slots = new_slots(SlotSizes(num_slots=2, steps_per_slot=1, batch_bytes=24))
-    queues = SlotQueues(slots, CountingSource(), stopwatch)
-    first, second = queues.take_free(wait=True), queues.take_free(wait=False)
-    assert {id(first), id(second)} == {id(slot) for slot in slots}
-    assert queues.take_free(wait=False) is None
-    assert entered == []
-    assert second is not None
-    giving = threading.Timer(0.05, queues.put_free, [second])
-    giving.start()
-    assert queues.take_free(wait=True) is second
-    assert set(entered) == {"idle"}
-    giving.join()
-    stopping = threading.Timer(0.05, queues.stop)
-    stopping.start()
-    with pytest.raises(Stopped):
-        queues.take_free(wait=True)
-    stopping.join()
-    with pytest.raises(Stopped):
-        queues.take_free(wait=False)
-
-
-def test_a_fetcher_that_has_ended_is_idle_and_has_closed_its_filler() -> None:
-    entered: list[str] = []
-    stopwatch = cast("Stopwatch", SimpleNamespace(enter=entered.append))
-    slots = new_slots(SlotSizes(num_slots=4, steps_per_slot=4, batch_bytes=24))
-    queues = SlotQueues(slots, filler := CountingSource(), stopwatch)
-    fetch(queues, replace(STEPS, end_step=13), Meter().tracer)
-    assert (entered, filler.closed.is_set()) == (["idle"], True)
-    filled = [each for _ in range(4) if (each := queues.take_ready()) is not None]
-    found = [(each.start_step, each.num_steps, each.shape) for each in filled]
-    assert found == [(5, 1, (2, 3)), (6, 2, (2, 3)), (8, 4, (2, 3)), (12, 1, (2, 3))]
-    assert queues.await_ready(None)
-    queues.check_end()
-
-
-def test_filled_slots_are_handed_over_in_order() -> None:
-    (slot, _) = slots = new_slots(SlotSizes(num_slots=2, steps_per_slot=1, batch_bytes=24))
-    queues = SlotQueues(slots, CountingSource(), cast("Stopwatch", SimpleNamespace(enter=lambda phase: None)))
-    assert (queues.num_ready, queues.take_ready(), queues.await_ready(0.0)) == (0, None, False)
-    filled = [FilledSlot(slot, step, 1, (2, 3)) for step in (7, 8)]
-    assert [(each.groups, each.num_uploaded) for each in filled] == [([], 0)] * 2
-    giving = threading.Timer(0.05, queues.put_ready, filled[:1])
-    giving.start()
-    assert queues.await_ready(None)
-    giving.join()
-    queues.put_ready(filled[1])
-    assert queues.num_ready == 2
-    assert [queues.take_ready() for _ in range(3)] == [*filled, None]
-    queues.check_end()
-    ending = threading.Timer(0.05, queues.end)
-    ending.start()
-    assert queues.await_ready(None)
-    ending.join()
-    queues.check_end()  # a run that is over has no error
 
 
 @pytest.mark.parametrize("where", ["awaiting an answer", "all slots full", "finished", "failed"])

@@ -13,9 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from corpus_client import Batch, errors
 from corpus_client.staging.opening import find_device, open_stager
-from corpus_client.staging.ring import DeviceRing
 from corpus_client.staging.stager import STORED_DTYPES, Stager, shifted
-from tests.client.fake_gpu import FakeGpu
 
 CPU = torch.device("cpu")
 EDGES = {
@@ -225,17 +223,6 @@ def test_an_accelerator_without_streams_copies_as_the_cpu_does(monkeypatch: pyte
     device = open_stager("mps:1", context=(1, 2), timed=True)
     found = (type(device), device.location, device.context, device.timed)
     assert found == (Stager, torch.device("mps", 1), (1, 2), True)
-
-
-@pytest.mark.parametrize("timed", [False, True])
-def test_an_accelerator_with_streams_gets_a_ring(monkeypatch: pytest.MonkeyPatch, timed: bool) -> None:
-    gpu: Any = FakeGpu()
-    gpu.device_count, gpu.current_device = lambda: 2, lambda: 0
-    monkeypatch.setattr(torch, "xpu", gpu)
-    ring = open_stager("xpu:1", context=(1, 2), timed=True) if timed else open_stager("xpu:1", context=(1, 2))
-    assert isinstance(ring, DeviceRing)
-    found = (ring.location, ring.runtime, ring.context, ring.timed)
-    assert found == (torch.device("xpu", 1), gpu, (1, 2), timed)
 
 
 def test_group_is_read_in_order_and_then_free() -> None:

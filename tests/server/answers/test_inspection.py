@@ -115,21 +115,6 @@ def plan_id(service: Service) -> str:
     return post(service, PLAN)
 
 
-@pytest.mark.parametrize(
-    ("query", "defaults"),
-    [
-        (RowsQuery(step="3"), {"step": 3, "first": 0, "count": 8}),
-        (SpansQuery(), {"start": 0, "count": 1024}),
-        (StatisticsQuery(), {"seed": 0}),
-        (SearchQuery(text="a"), {"seed": 0, "text": "a", "limit": 20}),
-        (DiffQuery(other="0" * 64), {"other": "0" * 64, "steps": 10}),
-    ],
-    ids=["rows", "spans", "statistics", "search", "diff"],
-)
-def test_parameters_have_defaults(query: Any, defaults: dict[str, object]) -> None:
-    assert query.model_dump() == defaults
-
-
 def corpus_tokens(name: str) -> list[int]:
     return list(range(110)) if name == "ids" else [token for each in DOCUMENTS for token in each]
 

@@ -17,7 +17,7 @@ from corpus_server.answers.queries import (
     parameters,
 )
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan.document import MAX_STEP
+from corpus_server.plan.stage import MAX_STEP
 
 PLAN = ("plan", "corpus", "seq_len", "batch_size", "seed", "order", "block_windows", "group_blocks", "stride")
 STEPS = {**dict.fromkeys(PLAN), "step": 3, "count": 1, "rank": 0, "world_size": 1}

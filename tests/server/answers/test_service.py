@@ -13,7 +13,6 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
-from uvicorn.server import ServerState
 
 from corpus_server import metrics
 from corpus_server.admission.access import ANYONE, Caller
@@ -27,7 +26,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, InvalidParameter, Overloaded, UnknownCorpus
-from corpus_server.http.connection import Door
+from corpus_server.http import Connection, Connections
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 
@@ -58,15 +57,15 @@ def begin_work(service: Service) -> tuple[threading.Thread, threading.Event]:
 
 
 def refuse(service: Service) -> None:
-    """Have the door refuse a request; must be called in an event loop."""
-    door = Door(service, ServerState(), asyncio.Protocol)
+    """Have a connection refuse a request; must be called in an event loop."""
+    connection = Connection(service, Mock(), Connections())
     transport = Mock(**{"get_extra_info.return_value": None})  # knows neither peer nor TLS
     with patch("corpus_server.http.connection.widen"):
-        door.connection_made(transport)
-    door.data_received(b"GET /v1/batches?corpus=web HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.connection_made(transport)
+    connection.data_received(b"GET /v1/batches?corpus=web HTTP/1.1\r\nHost: x\r\n\r\n")
     head, _ = transport.writelines.call_args[0][0]
     assert head.startswith(b"HTTP/1.1 503 "), head
-    door.connection_lost(None)
+    connection.connection_lost(None)
 
 
 def test_threads_begin_nothing_before_the_loop_has_refused_what_came(
@@ -132,9 +131,8 @@ def test_a_process_is_prepared_for_serving(tmp_path: Path, read_ahead_bytes: int
         assert service.draining is False
         service.admission.admit(RequestHead("GET", b"/", {})).charge(17)
         assert metrics.BYTES_IN_FLIGHT.numbers() == {(): [17]}
-    for threads in (service.gather_threads, service.ahead_thread):  # they end with the process
-        with pytest.raises(RuntimeError):
-            threads.submit(int)
+    with pytest.raises(RuntimeError):  # they end with the process
+        service.gather_threads.submit(int)
 
 
 def test_the_end_stops_all_threads(tmp_path: Path) -> None:
@@ -150,8 +148,9 @@ def test_the_end_stops_all_threads(tmp_path: Path) -> None:
         asyncio.run(service.run_probe(int))
         asyncio.run(service.in_gather_thread(int))
         stager_close = stack.enter_context(patch.object(service.stager, "close", wraps=service.stager.close))
-        service.ahead_thread.submit(hold)
-        waiting = service.ahead_thread.submit(int)
+        for _ in range(service.settings.gather_threads):
+            service.gather_threads.submit(hold)
+        waiting = service.gather_threads.submit(int)
         assert held.wait(LONG)
         closing = threading.Thread(target=service.close)
         closing.start()

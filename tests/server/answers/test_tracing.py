@@ -56,18 +56,6 @@ def test_a_span_ends_now_and_its_stages_follow_one_another(exporter: InMemorySpa
     assert {each.parent.span_id for each in stages} == {span.context.span_id}
 
 
-def test_no_stage_ends_behind_its_span(exporter: InMemorySpanExporter) -> None:
-    record(stages={"wait": 2.0, "send": 1.0})
-    wait, send, _ = exporter.get_finished_spans()
-    assert (wait.end_time, send.start_time, send.end_time) == (END - 500_000_000, END - 500_000_000, END)
-
-
-def test_a_failure_is_marked(exporter: InMemorySpanExporter) -> None:
-    record(failed=True)
-    (span,) = exporter.get_finished_spans()
-    assert span.status.status_code is StatusCode.ERROR
-
-
 @pytest.mark.parametrize(("flags", "num_spans"), [("01", 2), ("00", 0)], ids=["sampled", "not sampled"])
 def test_a_trace_is_continued_if_the_client_samples_it(
     exporter: InMemorySpanExporter, flags: str, num_spans: int
@@ -79,26 +67,6 @@ def test_a_trace_is_continued_if_the_client_samples_it(
         assert f"{span.context.trace_id:x}" == PARENT.split("-")[1].lstrip("0")
     if spans:
         assert f"{spans[-1].parent.span_id:016x}" == PARENT.split("-")[2]
-
-
-@pytest.mark.parametrize("name", [None, "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
-def test_the_environment_turns_traces_on(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="opentelemetry is missing ([otel])")
-    monkeypatch.setattr(tracing, "_provider", None)
-    for each in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_SERVICE_NAME"):
-        monkeypatch.delenv(each, raising=False)
-    if name is not None:
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    tracing.start()
-    try:
-        assert tracing.is_on() == (name is not None)
-        if name is not None:
-            provider = tracing._provider
-            assert provider.resource.attributes["service.name"] == "corpus-server"
-            assert len(provider._active_span_processor._span_processors) == 1
-    finally:
-        tracing.stop()
-    assert not tracing.is_on()
 
 
 def test_a_collector_that_hangs_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,23 +86,6 @@ def test_a_collector_that_hangs_does_not_keep_the_process(monkeypatch: pytest.Mo
     assert threads[0].daemon
     end.set()
     threads[0].join(60)
-
-
-def test_what_waits_is_sent_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = threading.Event()
-    waits: list[float | None] = []
-
-    class Thread(threading.Thread):
-        def join(self, timeout: float | None = None) -> None:
-            waits.append(timeout)
-            super().join(60)
-
-    monkeypatch.setattr(tracing.threading, "Thread", Thread)
-    monkeypatch.setattr(tracing, "_provider", SimpleNamespace(shutdown=sent.set))
-    for _ in range(2):
-        tracing.stop()
-        assert sent.is_set()
-    assert waits == [tracing.STOP_SECONDS]
 
 
 def test_a_package_that_is_missing_is_named_and_costs_nothing_else(

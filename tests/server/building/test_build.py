@@ -15,7 +15,6 @@ import xxhash
 from corpus_server.building import driver, joining, part, sources
 from corpus_server.building.driver import build, choose_options
 from corpus_server.building.job import Job, Part, Split, work_folder
-from corpus_server.building.joining import cuts
 from corpus_server.building.manifest import Source, spec_of
 from corpus_server.building.part import PartResult, build_part
 from corpus_server.corpus import Corpus
@@ -151,18 +150,6 @@ def test_shards_end_where_documents_end(tmp_path: Path) -> None:
     assert built.num_documents == 8
     assert [shard.num_documents for shard in built.shards] == [2, 1, 1, 1, 1, 3, 1, 1]
     assert tokens_of(tmp_path / "out") == [token for row in rows for token in [*row.encode(), EOT]]
-
-
-def test_cuts_do_not_depend_on_how_ends_are_read() -> None:
-    draw = np.random.default_rng(1)
-    ends = np.cumsum(draw.integers(1, 50, size=400)).astype(np.uint64)
-    for limit in (1, 30, 49, 100, 10**6):
-        at_once = list(cuts([ends], limit))
-        assert at_once[-1] == ends[-1]
-        assert np.diff(at_once, prepend=0).max() <= limit
-        for size in (1, 7, 100):
-            some = [ends[first : first + size] for first in range(0, ends.size, size)]
-            assert list(cuts(some, limit)) == at_once
 
 
 def test_the_division_into_parts_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

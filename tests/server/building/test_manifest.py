@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import xxhash
 
 from corpus_server.building.manifest import (
     check_hashes,
-    file_digest,
     folders,
     read_manifest,
     spec_of,
@@ -69,9 +67,3 @@ def test_a_corpus_is_named_by_its_folder_its_manifest_or_the_folder_of_its_split
     assert folders(tmp_path / "a") == {"train": train, "val": val}
     assert folders(train) == folders(train / "manifest.json") == {None: train}
     assert folders(tmp_path / "nothing") == {None: tmp_path / "nothing"}
-
-
-def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
-    content = bytes(range(256)) * 5000
-    (tmp_path / "a").write_bytes(content)
-    assert file_digest(tmp_path / "a") == f"xxh3-128={xxhash.xxh3_128_hexdigest(content)}"

@@ -118,12 +118,6 @@ def test_the_example_of_the_module() -> None:
     assert (rows.packing.num_padding, rows.packing.num_cut) == (1, 1)
 
 
-def test_no_more_than_a_buffer_is_read_at_a_time() -> None:
-    documents, rows = packed([10] * 2000, 4, buffer_tokens=995)
-    assert sum(1 for _ in rows.pieces(0, rows.num_tokens)) == 20
-    assert documents.most_read == 1000
-
-
 @pytest.mark.parametrize("seq_len", [256, 1024, 2048])
 def test_documents_of_usual_lengths_leave_little_padding(seq_len: int) -> None:
     lengths = np.exp(np.random.default_rng(1).normal(np.log(500), 1.2, 4000)).astype(int) + 1

@@ -45,11 +45,6 @@ def test_ids_that_no_token_has_are_refused_with_their_place(
         build(tmp_path, options, [1, limit - 1], [3, wrong, 5])
 
 
-def test_the_largest_id_is_kept(tmp_path: Path) -> None:
-    options = BuildOptions(tokenizer=None, eot=0, vocab_size=None, column="it")
-    assert build(tmp_path, options, [1, 2**32 - 1]) == [1, 2**32 - 1, 0]
-
-
 @pytest.mark.parametrize("largest", [255, 256])
 def test_a_tokenizer_that_exceeds_its_vocabulary_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int

@@ -49,8 +49,10 @@ def run(*arguments: str, token: str = "") -> subprocess.CompletedProcess[str]:
         ("explore", "--start", "3", "--count", "40"),
         ("explore", "--step", "2", "--seq-len", "16", "--batch-size", "3", "--seed", "7"),
         ("stats",),
+        ("explore", "--start", "3", "--json"),
+        ("stats", "--seed", "1", "--json"),
     ],
-    ids=["document", "range", "step", "stats"],
+    ids=["document", "range", "step", "stats", "range as JSON", "stats as JSON"],
 )
 def test_files_and_server_give_the_same(
     corpus: Path, served: tuple[str, str], arguments: tuple[str, ...]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -259,15 +256,6 @@ def test_one_bad_shard_closes_the_others_and_is_named(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_close_may_be_repeated(tmp_path: Path) -> None:
-    before = open_descriptors()
-    corpus = open_corpus(_folder(tmp_path / "c", [2, 4]), name="c", tokenizer="bytes")
-    corpus.close()
-    corpus.close()
-    assert open_descriptors() == before
-    assert corpus.tokenizer is None  # a large vocabulary takes 100 MB
-
-
 def _private_kib() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
@@ -292,18 +280,6 @@ from tests.corpora import open_corpus
 with open_corpus(sys.argv[1], name="many") as corpus:
     print(len(corpus.shards), corpus.num_documents, *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
-
-
-def test_a_thousand_shards_open_under_the_usual_limit_of_open_files(tmp_path: Path) -> None:
-    """In a process of its own: opening raises that process's limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 4096:
-        pytest.skip("the hard limit of open files is below 4,096")
-    for number in range(1000):
-        write_megatron(tmp_path / f"s{number}", [[1, 2, 3]] * 5)
-    command = [sys.executable, "-c", _OPEN_MANY, str(tmp_path)]
-    run = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert list(map(int, run.stdout.split())) == [1000, 5000, min(hard, 2**20), hard]
 
 
 def test_shards_may_differ_in_dtype(tmp_path: Path) -> None:

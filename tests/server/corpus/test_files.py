@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import mmap
 import os
-import resource
 import time
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import pytest
 
-from corpus_server.corpus.files import Closing, OpenFile, address_of, advise
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.guard import GuardedRange
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import open_descriptors
@@ -93,25 +89,6 @@ def test_where_the_system_cannot_tell_nothing_is_in_memory(
         file.drop(0, 10)
 
 
-@pytest.mark.parametrize("num_bytes", [1, 10])
-def test_a_map_begins_at_its_address(tmp_path: Path, num_bytes: int) -> None:
-    content = bytes(range(1, num_bytes + 1))
-    (tmp_path / "a").write_bytes(content)
-    with OpenFile(tmp_path / "a") as file:
-        mapped = file.map()
-        assert ctypes.string_at(address_of(mapped), num_bytes) == bytes(mapped) == content
-
-
-def test_advice_is_for_the_pages_that_a_view_touches() -> None:
-    """Memory of the process shows which: advised so, the system forgets what it holds."""
-    page = mmap.PAGESIZE
-    memory = mmap.mmap(-1, 5 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    tokens = np.frombuffer(memory, "<u2")
-    tokens[:] = 7
-    advise(tokens[(page + 100) // 2 : (3 * page + 2) // 2], mmap.MADV_DONTNEED)
-    assert tokens.reshape(5, -1).any(axis=1).tolist() == [True, False, False, False, True]
-
-
 def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     before = open_descriptors()
@@ -122,15 +99,6 @@ def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
     other.check_unchanged()
     other.close()
     assert open_descriptors() == before
-
-
-def test_the_end_of_a_block_closes(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    with OpenFile(tmp_path / "a") as file:
-        assert file.fd > 2
-    assert file.fd == -1
-    with pytest.raises(NotImplementedError), Closing():
-        pass
 
 
 def test_a_file_that_is_forgotten_is_closed(tmp_path: Path) -> None:
@@ -167,17 +135,6 @@ def test_what_cannot_be_opened_leaves_every_descriptor_as_it_was(
         OpenFile(tmp_path / name)
     assert open_descriptors() == before
     assert (caught.value.detail, caught.value.remedy) == (f"{tmp_path / name}: {said}", None)
-
-
-def test_too_many_open_files_names_the_limit(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-        with pytest.raises(UnreadableCorpus, match=r"Too many open files; raise the limit .*ulimit -n"):
-            OpenFile(tmp_path / "a")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_file_that_was_cut_before_it_is_mapped_is_refused(tmp_path: Path) -> None:

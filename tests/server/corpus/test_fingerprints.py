@@ -16,10 +16,6 @@ from hypothesis import strategies as st
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.fingerprints import (
-    SAMPLE_BYTES,
-    RecordedHashes,
-    ShardHashes,
-    sample_blocks,
     sidecar_path,
 )
 from corpus_server.corpus.verify import record, verify
@@ -133,29 +129,6 @@ def test_a_change_between_the_sampled_blocks_shows_only_in_the_full_fingerprint(
     assert first["full"] != second["full"]
 
 
-@given(num_bytes=st.integers(0, 2 * 10**12), num_samples=st.integers(2, 64))
-def test_samples_span_the_data(num_bytes: int, num_samples: int) -> None:
-    blocks = sample_blocks(num_bytes, num_samples)
-    assert blocks[0][0] == 0
-    assert sum(blocks[-1]) == num_bytes
-    assert sum(count for _, count in blocks) == min(num_bytes, num_samples * SAMPLE_BYTES)
-    starts = np.array([start for start, _ in blocks])
-    steps = np.diff(starts)
-    assert len(blocks) == 1 or (steps.min() >= SAMPLE_BYTES and steps.max() - steps.min() <= 1)
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "blocks"),
-    [
-        (0, [(0, 0)]),
-        (8192, [(0, 8192)]),
-        (8193, [(0, 4096), (4097, 4096)]),
-    ],
-)
-def test_data_that_two_blocks_hold_are_one_sample(num_bytes: int, blocks: list[tuple[int, int]]) -> None:
-    assert sample_blocks(num_bytes, 2) == blocks
-
-
 def test_recorded_hashes_make_the_fingerprint_full(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", TOKENS)
     recorded = record(spec(path))
@@ -234,36 +207,6 @@ def test_the_name_of_a_sidecar(tmp_path: Path, selection: dict[str, Any], stem: 
     stem = stem.replace("corpus", "a.bin")
     path = write_raw(tmp_path / "a.bin", [1])
     assert sidecar_path(spec(path, **selection)) == tmp_path / f"{stem}.hashes.json"
-
-
-def test_hashes_survive_their_json() -> None:
-    shard = ShardHashes(name="a", num_tokens=3, dtype="uint16", digests=("0" * 32,))
-    hashes = RecordedHashes(sampled="sampled-1", shards=(shard,))
-    assert RecordedHashes.from_json(hashes.to_json()) == hashes
-    canonical = '[{"digests":["' + "0" * 32 + '"],"dtype":"uint16","num_tokens":3}]'
-    assert hashes.full == f"full-{hashlib.sha256(canonical.encode()).hexdigest()}"
-    assert (
-        hashes.to_json()
-        == f"""{{
- "kind": "corpus-hashes",
- "version": 1,
- "digest": "xxh3-128",
- "block_bytes": 16777216,
- "sampled": "sampled-1",
- "full": "{hashes.full}",
- "shards": [
-  {{
-   "name": "a",
-   "num_tokens": 3,
-   "dtype": "uint16",
-   "digests": [
-    "{"0" * 32}"
-   ]
-  }}
- ]
-}}
-"""
-    )
 
 
 def test_each_selection_has_hashes_and_a_fingerprint_of_its_own(tmp_path: Path) -> None:

@@ -129,22 +129,6 @@ print("still alive")
     assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "")
 
 
-def test_releasing_one_range_leaves_the_others_under_guard(tmp_path: Path) -> None:
-    ended = run(
-        """
-mapguard.install()
-view = mapped(10)
-first, second = guard(view), guard(view)
-mapguard.release(first)
-mapguard.release(first)
-os.truncate(path, 0)
-print(view[0], first.num_faults, second.num_faults)
-""",
-        tmp_path / "cut",
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0 0 1\n", "")
-
-
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_file_is_under_guard_until_it_is_closed(tmp_path: Path, closes: bool) -> None:
     """Then other memory may come to lie at its addresses."""
@@ -168,35 +152,6 @@ print("still alive", flush=True)
         assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "alive\n")
     else:
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "alive\nstill alive\n", "")
-
-
-def test_on_another_system_nothing_is_installed(tmp_path: Path) -> None:
-    ended = run(
-        """
-sys.platform = "other"
-print(mapguard.install(), flush=True)
-view = mapped(10)
-guard(view)
-os.truncate(path, 0)
-view[0]
-""",
-        tmp_path / "cut",
-    )
-    assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "False\n")
-
-
-def test_installing_again_changes_nothing(tmp_path: Path) -> None:
-    ended = run(
-        """
-print(mapguard.install(), mapguard.install(), len(mapguard._installed))
-view = mapped(10)
-guarded = guard(view)
-os.truncate(path, 0)
-print(view[0], mapguard.install(), view[PAGE], guarded.num_faults)
-""",
-        tmp_path / "cut",
-    )
-    assert (ended.returncode, ended.stdout) == (0, "True True 1\n0 True 0 2\n")
 
 
 def test_threads_fault_at_the_same_time(tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import pytest
 
-from corpus_server.corpus.publish import publishing, publishing_folder, remove_stale, sync_folder
+from corpus_server.corpus.publish import publishing, publishing_folder, remove_stale
 from tests.corpora import open_descriptors
 
 
@@ -74,12 +73,6 @@ def test_the_names_in_a_folder_are_on_disk_before_its_own(
     assert open_descriptors() == before
 
 
-def test_a_file_has_no_names_to_flush(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    with pytest.raises(NotADirectoryError):
-        sync_folder(tmp_path / "a")
-
-
 def test_a_published_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
@@ -104,39 +97,11 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: ty
     assert open_descriptors() == before
 
 
-@pytest.mark.parametrize("locked", [False, True])
-def test_an_interrupt_before_the_first_byte_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, locked: bool
-) -> None:
-    lock = fcntl.flock
-
-    def interrupted(file: IO[bytes], operation: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", lock)
-        if locked:
-            lock(file, operation)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fcntl, "flock", interrupted)
-    before = open_descriptors()
-    with pytest.raises(KeyboardInterrupt) as caught, publishing(tmp_path / "a"):
-        pass
-    assert names(tmp_path) == []
-    assert open_descriptors() == before
-    assert caught.tb is not None  # it would keep a file open that nobody has closed
-
-
 def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / ".a.tmp").write_bytes(b"half of something long")
     with publishing(tmp_path / "a") as file:
         file.write(b"new")
     assert (names(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"new")
-
-
-def test_stale_files_are_removed_and_their_absence_creates_nothing(tmp_path: Path) -> None:
-    remove_stale(tmp_path / "a")
-    (tmp_path / ".a.tmp").write_bytes(b"half")
-    remove_stale(tmp_path / "a")
-    assert names(tmp_path) == []
 
 
 def test_two_writers_do_not_mix(tmp_path: Path) -> None:
@@ -229,13 +194,6 @@ def test_a_link_that_a_killed_process_left_is_not_followed(tmp_path: Path) -> No
     with publishing_folder(tmp_path / "a"):
         pass
     assert (names(tmp_path / "a"), names(tmp_path / "kept")) == ([], ["b"])
-
-
-def test_an_error_is_seen_although_there_is_nothing_left_to_remove(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), publishing_folder(tmp_path / "a") as folder:  # noqa: PT012
-        folder.rmdir()
-        raise KeyboardInterrupt
-    assert names(tmp_path) == []
 
 
 def _publish(folder: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corpus_server.corpus.sample import sample_ids
-from tests.corpora import open_corpus, write_npy, write_raw, write_sparse
+from tests.corpora import open_corpus, write_npy, write_raw
 
 
 def test_a_small_corpus_is_sampled_whole(tmp_path: Path) -> None:
@@ -17,34 +17,6 @@ def test_a_small_corpus_is_sampled_whole(tmp_path: Path) -> None:
     write_raw(tmp_path / "c.bin", [])
     with open_corpus(tmp_path) as corpus:
         assert sample_ids(corpus.shards) == (4, -5, 100_000)
-
-
-def test_an_empty_corpus_has_no_sample(tmp_path: Path) -> None:
-    with open_corpus(write_raw(tmp_path / "a.bin", [])) as corpus:
-        assert sample_ids(corpus.shards) is None
-        assert corpus.vocabulary_warning() is None
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])
-def test_a_large_corpus_is_read_in_a_few_blocks_of_whole_tokens(tmp_path: Path, dtype: str) -> None:
-    num_tokens = 10**9 + 1
-    path = write_sparse(tmp_path / "a.bin", num_tokens, dtype=dtype, at={num_tokens - 1: 77})
-    with open_corpus(path, dtype=dtype) as corpus:
-        ids = sample_ids(corpus.shards)
-    assert ids is not None
-    assert ids.num_tokens == 64 * 4096 // np.dtype(dtype).itemsize
-    assert (ids.smallest, ids.largest) == (0, 77)
-
-
-@pytest.mark.parametrize(("num_shards", "num_samples"), [(3, 21), (32, 2), (40, 2)])
-def test_every_shard_is_sampled_at_its_start_and_its_end(
-    tmp_path: Path, num_shards: int, num_samples: int
-) -> None:
-    for number in range(num_shards):
-        write_raw(tmp_path / f"{number}.bin", np.arange(50_000) + 1000 + 10 * number)
-    with open_corpus(tmp_path) as corpus:
-        ids = sample_ids(corpus.shards)
-    assert ids == (num_shards * num_samples * 2048, 1000, 50_999 + 10 * (num_shards - 1))
 
 
 @pytest.mark.parametrize(

@@ -25,18 +25,6 @@ def test_shards_come_in_natural_order(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["a.bin", "b1.bin", "b02.bin", "b2.bin", "b10.bin"]
 
 
-def test_a_folder_comes_before_files_that_begin_with_its_name(tmp_path: Path) -> None:
-    names = ["a/z.bin", "a0.bin", "a00.bin", "a1/z.bin", "a10.bin", "ab.bin"]
-    assert _names(_write(tmp_path, names[::-1])) == names
-
-
-def test_nested_folders_give_relative_names(tmp_path: Path) -> None:
-    for folder in ["part10", "part2", "part2/deep"]:
-        (tmp_path / folder).mkdir()
-        write_raw(tmp_path / folder / "t.bin", [1])
-    assert _names(tmp_path) == ["part2/deep/t.bin", "part2/t.bin", "part10/t.bin"]
-
-
 def test_side_files_are_no_shards(tmp_path: Path) -> None:
     write_megatron(tmp_path / "x", [[1, 2]])
     write_raw(tmp_path / "part.npy", [1])

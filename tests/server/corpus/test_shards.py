@@ -98,18 +98,6 @@ class Noting(OpenFile):
         self.dropped.append((offset, count))
 
 
-def test_tokens_are_found_in_memory_by_their_bytes(tmp_path: Path) -> None:
-    path = write_llmc(tmp_path / "a.bin", range(100), dtype="uint32")
-    with open_shard(path, open_file=Noting) as shard:
-        assert isinstance(shard.file, Noting)
-        assert [shard.is_resident(token) for token in (0, 2, 3)] == [False, False, True]
-        assert shard.file.asked == [1024, 1032, 1036]
-        shard.drop(5, 9)
-        shard.cut(10, 20)
-        shard.drop(0, 3)
-        assert shard.file.dropped == [(1044, 16), (1064, 12)]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no such list of maps elsewhere")
 def test_pages_that_are_released_are_mapped_no_longer(tmp_path: Path) -> None:
     """Their tokens are read again when they are needed."""

@@ -119,15 +119,6 @@ def test_ids_outside_the_vocabulary_are_not_known(tokenizer: Tokenizer) -> None:
     assert not any(tokenizer.knows(token) for token in (-1, tokenizer.vocab_size, 2**31, 2**32 - 1))
 
 
-def test_a_vocabulary_may_be_empty(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models
-
-    path = tmp_path / "tokenizer.json"
-    Tokenizer(models.BPE()).save(str(path))
-    tokenizer = open_tokenizer(path)
-    assert (tokenizer.vocab_size, tokenizer.eot_id, tokenizer.knows(0)) == (0, None, False)
-
-
 @pytest.mark.parametrize(
     ("ids", "eot"),
     [

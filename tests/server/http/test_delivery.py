@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import random
 import socket
 import threading
@@ -13,14 +12,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
-import uvicorn
 import xxhash
 
-from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.settings import Settings
-from corpus_server.web.app import create_app
 from tests.corpora import some_tokens, write_raw
 from tests.serving import RunningServer, ask, host_and_port
 
@@ -209,82 +203,3 @@ def test_many_connections_on_one_stream_of_small_steps(running: RunningServer) -
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads), "a request was lost"
     assert wrong == []
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"skip_steps": [[6, 9]]},
-        {"stages": [(0, 8), (6, 16), (7, 8)]},
-        {"stages": [(0, 8), (6, 16)]},
-    ],
-    ids=["skipped-steps", "another-size-in-between", "another-size"],
-)
-@pytest.mark.parametrize("count", [1, 3])
-def test_from_the_second_request_on_answers_are_what_the_first_would_have_been(
-    running: RunningServer, change: dict[str, list[tuple[int, int]]], count: int
-) -> None:
-    """The whole way, which a query that begins with its step takes, against the short one."""
-    stages = change.get("stages", [(0, 8)])
-    plan = {
-        "seq_len": 64,
-        "seed": count,
-        "skip_steps": change.get("skip_steps", []),
-        "stages": [
-            {"from_step": step, "global_batch_size": size, "mixture": {"big": 1}} for step, size in stages
-        ],
-    }
-    plan_id = running.post_plan(plan).json()["id"]
-    for step in range(12):
-        query = f"plan={plan_id}&count={count}&format=raw&checksum=tail"
-        short = running.get(f"/v1/batches?{query}&step={step}")
-        whole = running.get(f"/v1/batches?step={step}&{query}")
-        assert (short.status, short.body) == (whole.status, whole.body)
-        for name in ("Corpus-Plan-Step", "Corpus-Shape", "ETag", "Content-Length"):
-            assert short.headers[name] == whole.headers[name]
-
-
-def test_an_answer_made_ahead_of_a_change_is_not_sent(tmp_path: Path) -> None:
-    tokens = write_raw(tmp_path / "a.bin", some_tokens(5000))
-    with RunningServer({"a": tokens}, tmp_path) as server:
-        plan = {"seq_len": 64, "seed": 5, "stages": [{"global_batch_size": 8, "mixture": {"a": 1}}]}
-        plan_id = server.post_plan(plan).json()["id"]
-        stream = f"/v1/batches?plan={plan_id}&step=%d&format=raw&checksum=tail"
-        with closing(server.connect()) as connection:
-            for step in range(4):
-                assert ask(connection, stream % step).status == 200
-            time.sleep(0.3)  # the next ones are made by now
-            tokens.write_bytes(bytes(10_000))
-            os.utime(tokens, ns=(1, 1))
-            for step in (4, 5, 400):
-                answer = ask(connection, stream % step)
-                assert (answer.status, answer.json()["type"]) == (503, "corpus-changed")
-
-
-@pytest.fixture(scope="module")
-def under_another_protocol(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The application alone, under uvicorn's h11 protocol; yields its port."""
-    spec = CorpusSpec(name="big", path=corpus)
-    app = create_app(Settings(corpora=(spec,), state_dir=tmp_path_factory.mktemp("state")))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, http="h11", log_level="warning", lifespan="on"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(20)
-
-
-@pytest.mark.parametrize("target", [*TARGETS, *(target + "&checksum=tail" for target in TARGETS)])
-def test_the_application_runs_under_other_servers(
-    under_another_protocol: int, running: RunningServer, target: str
-) -> None:
-    with closing(http.client.HTTPConnection("127.0.0.1", under_another_protocol, timeout=20)) as connection:
-        answer = ask(connection, target)
-        expected = running.get(target)
-        assert (answer.status, answer.body) == (200, expected.body)
-        for name in ("Corpus-Checksum", "Corpus-Shape", "Content-Length", "ETag"):
-            assert answer.headers[name] == expected.headers[name]
-        assert np.array_equal(ask(connection, target).body, answer.body)

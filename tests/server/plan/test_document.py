@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import BoundedShuffle, MegatronOrder, Plan, Stage, document
-from corpus_server.plan.document import MAX_RANGES_IN_FORCE, MAX_SOURCES, MAX_STAGE_SOURCES, MAX_STAGES
+from corpus_server.plan.document import MAX_RANGES_IN_FORCE, MAX_STAGE_SOURCES, MAX_STAGES
+from corpus_server.plan.stage import MAX_SOURCES
 from tests.plans import Case, small_plans
 from tests.reference import one_source
 
@@ -193,13 +194,13 @@ MISTAKES: list[tuple[str, object, str, str]] = [
         (
             f"from-step-{value}",
             {"stages": [STAGE, {**STAGE, "from_step": value}]},
-            "stages[].from_step",
+            "stages[1].from_step",
             f"got {value}",
         )
         for value in (-1, True, 1.5, 2**40 + 1)
     ),
     *(
-        (f"length-{value}", {"stages": [{**STAGE, "seq_len": value}]}, "stages[].seq_len", message)
+        (f"length-{value}", {"stages": [{**STAGE, "seq_len": value}]}, "stages[0].seq_len", message)
         for value, message in (
             (0, "got 0"),
             (True, "got True"),
@@ -210,20 +211,20 @@ MISTAKES: list[tuple[str, object, str, str]] = [
     (
         "length-batch",
         {"stages": [{**STAGE, "seq_len": 256, "global_batch_size": 510}]},
-        "stages[].global_batch_size",
+        "stages[0].global_batch_size",
         "a multiple of 4, the rows of 256 tokens that make one window of 1024, got 510",
     ),
     ("stages-object", {"stages": {"a": 1}}, "stages", "list of objects"),
     ("stages-text", {"stages": "abc"}, "stages", "list of objects"),
     ("stage-text", {"stages": [STAGE, "abc"]}, "stages[1]", "must be a JSON object"),
-    ("batch-0", {"stages": [{**STAGE, "global_batch_size": 0}]}, "stages[].global_batch_size", "got 0"),
+    ("batch-0", {"stages": [{**STAGE, "global_batch_size": 0}]}, "stages[0].global_batch_size", "got 0"),
     ("batch-none", {"stages": [{"mixture": {"web": 1}}]}, "global_batch_size", "lacks global_batch_size"),
-    ("mixture-empty", {"stages": [{**STAGE, "mixture": {}}]}, "stages[].mixture", "1 to 1024 corpus names"),
-    ("mixture-list", {"stages": [{**STAGE, "mixture": ["web"]}]}, "stages[].mixture", "corpus names"),
+    ("mixture-empty", {"stages": [{**STAGE, "mixture": {}}]}, "stages[0].mixture", "1 to 1024 corpus names"),
+    ("mixture-list", {"stages": [{**STAGE, "mixture": ["web"]}]}, "stages[0].mixture", "corpus names"),
     (
         "weight-tiny",
         {"stages": [{**STAGE, "mixture": {"web": 1, "code": 1e-6}}]},
-        "stages[].mixture.code",
+        "stages[0].mixture.code",
         "less than the smallest share of 1/65536; raise it or leave the source out",
     ),
     (
@@ -236,7 +237,7 @@ MISTAKES: list[tuple[str, object, str, str]] = [
         (
             f"weight-{weight}",
             {"stages": [{**STAGE, "mixture": {"web": weight}}]},
-            "stages[].mixture.web",
+            "stages[0].mixture.web",
             "got",
         )
         for weight in (0, -1, True, "1", None, float("nan"), float("inf"))

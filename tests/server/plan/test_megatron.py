@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
-from corpus_server.plan import MegatronSampler, Plan, megatron
-from corpus_server.plan.megatron import ARRAYS, Table, build, check_size, check_used, num_shuffled
+from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.orders import megatron
+from corpus_server.plan.orders.megatron import Table
 from corpus_server.plan.streams import Sequences
 
 LENGTHS = {"a": [5, 3, 4], "b": [9, 0, 8, 7]}
@@ -46,9 +47,12 @@ def sequences(made: Plan) -> dict[str, Sequences]:
     return found
 
 
-def sampler(made: Plan) -> MegatronSampler:
-    table = build(made, sequences(made))
-    return MegatronSampler(made, {name: [sum(LENGTHS[name])] for name in made.sources}, table)
+def build(made: Plan) -> Table:
+    return made.order.build(sequences(made), seq_len=made.seq_len, seed=made.seed)
+
+
+def sampler(made: Plan) -> Sampler:
+    return Sampler(made, {name: [sum(LENGTHS[name])] for name in made.sources}, table=build(made))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +71,13 @@ def test_a_table_has_a_size_that_is_bounded(
     """16 bytes a document of the streams, 8 a sample of them and 6 a sample of the run."""
     found = sequences(made)
     assert megatron.MAX_BYTES == 4 * 2**30
-    assert num_shuffled(made, found) == shuffled
+    assert made.order.num_shuffled(found, seq_len=4) == shuffled
     monkeypatch.setattr(megatron, "MAX_BYTES", num_bytes)
-    check_size(made, found)
+    made.order.check_size(found, seq_len=4)
     monkeypatch.setattr(megatron, "MAX_BYTES", num_bytes - 1)
     with pytest.raises(InvalidPlan) as caught:
-        check_size(made, found)
-    num_samples = made.order.num_samples  # type: ignore[union-attr]
+        made.order.check_size(found, seq_len=4)
+    num_samples = made.order.num_samples
     assert caught.value.detail == (
         f"Megatron's tables of {num_samples} samples have {num_bytes} bytes, and a plan may have at most "
         f"{num_bytes - 1}; order shuffle needs none"
@@ -87,33 +91,25 @@ def test_a_part_of_less_than_two_tokens_is_refused(lengths: list[int], fits: boo
     whole = np.array([*lengths, *[9] * len(lengths)], dtype=np.int64)
     found = {"a": Sequences(np.zeros_like(whole), whole)}
     if fits:
-        check_size(made, found)
+        made.order.check_size(found, seq_len=4)
         return
     with pytest.raises(InvalidPlan) as caught:
-        check_size(made, found)
+        made.order.check_size(found, seq_len=4)
     assert caught.value.detail == "corpus 'a' has no documents in its part train of split [1.0, 1.0]"
     assert (caught.value.parameter, caught.value.received) == ("order.megatron.split", [1.0, 1.0])
 
 
 def test_a_blend_that_takes_more_than_is_drawn_is_refused() -> None:
     made, longer = both(8, [1, 1]), both(11, [1, 1])
-    table = build(made, sequences(made))
-    check_used(made, table)
-    check_used(made, Table(table.streams, build(both(10, [1, 1]), sequences(made)).blend))
+    table = build(made)
+    made.order.check_used(made.sources, table)
+    made.order.check_used(made.sources, Table(table.streams, build(both(10, [1, 1])).blend))
     with pytest.raises(InvalidPlan) as caught:
-        check_used(longer, Table(table.streams, build(longer, sequences(longer)).blend))
+        longer.order.check_used(longer.sources, Table(table.streams, build(longer).blend))
     assert caught.value.detail == (
         "the blend takes 6 samples of 'b', and Megatron draws 5; Megatron refuses this blend, too"
     )
     assert caught.value.parameter == "order.megatron.weights"
-
-
-def test_a_table_is_made_again_of_its_arrays() -> None:
-    table = build(both(8, [3, 1]), sequences(both(8, [3, 1])))
-    arrays = table.arrays()
-    assert tuple(arrays) == ARRAYS
-    again = Table.from_arrays(arrays).arrays()
-    assert all(again[name] is arrays[name] for name in ARRAYS)
 
 
 @pytest.mark.parametrize(
@@ -169,25 +165,12 @@ def test_a_row_has_no_one_place() -> None:
     assert (caught.value.parameter, caught.value.accepted) == ("plan", "plans of another order")
 
 
-def test_samples_are_numbered_through_the_sources_and_counted_in_epochs() -> None:
-    made = both(20, [1, 1])
-    found, table = sampler(made), build(made, sequences(made))
-    assert made.sources == ("a", "b")
-    assert found.num_windows.tolist() == [2, 5]
-    for source, size in ((0, 2), (1, 5)):
-        first, last = table.streams.first_sample[source : source + 2].tolist()
-        windows, epochs = found.windows_at(source, np.arange(last - first, dtype="uint64"))
-        assert sorted(windows.tolist()) == list(range(first, last))
-        assert epochs.tolist() == [number // size for number in range(last - first)]
-    assert sampler(plan(1, [(0, 1)], split=[0, 1, 0], part="valid")).num_windows.tolist() == [2]
-
-
 def test_a_row_is_the_pieces_of_its_documents() -> None:
     """Pieces of a step are those of its samples, in shards: over stages and skipped steps."""
     made = plan(20, [(0, 2), (3, 4)], [[1, 2]], blend=["b", "a"], weights=[1, 1])
-    table = build(made, sequences(made))
+    table = build(made)
     shards = {"a": [12], "b": [9, 15]}
-    found = MegatronSampler(made, shards, table)
+    found = Sampler(made, shards, table=table)
     firsts = [0, 12, 21]
     for step, first in ((0, 0), (1, 4), (2, 6), (3, 10)):
         size = found.check_part(step)
@@ -200,37 +183,3 @@ def test_a_row_is_the_pieces_of_its_documents() -> None:
             [firsts[shard] + start, number] for shard, start, number in pieces.tolist()
         ] == expected.tolist()
         assert borders.tolist() == expected_borders.tolist()
-        located = found.locate_windows(samples.astype("uint64"))
-        assert located.tolist() == pieces[borders[:-1], :2].tolist()
-
-
-@pytest.mark.parametrize("source", [0, 1])
-def test_a_look_up_goes_through_a_bounded_number_of_samples(source: int) -> None:
-    """Documents that a sample joins count once each."""
-    found = sampler(both(20, [1, 1]))
-
-    def touching(most: int) -> list[int]:
-        slices = found.positions_touching(source, 2, 11, epochs=9, most=most)
-        while True:
-            try:
-                next(slices)
-            except StopIteration as stopped:
-                return list(stopped.value.tolist())
-
-    refused = {}
-    most = 0
-    while True:
-        try:
-            positions = touching(most)
-            break
-        except InvalidParameter as error:
-            refused[most] = error
-            most += 1
-    assert positions == touching(10**6) == sorted(set(positions))
-    assert len(refused) == most >= len(positions) > 0
-    for number, error in refused.items():
-        assert error.detail == (
-            f"the range touches {most} samples, and a look-up goes through at most {number}; ask for fewer "
-            "tokens"
-        )
-        assert (error.parameter, error.received) == ("stop", 11)

@@ -133,7 +133,7 @@ def test_weights_are_quantised_by_largest_remainder(mixture: dict[str, float]) -
     with pytest.raises(InvalidPlan, match="less than the smallest share of 1/65536") as caught:
         Plan.from_json(mixed(mixture).document)
     assert caught.value.parameter in {
-        f"stages[].mixture.{name}" for name, share in units.items() if not share
+        f"stages[0].mixture.{name}" for name, share in units.items() if not share
     }
 
 

@@ -1,21 +1,27 @@
-"""Orders with parameters: what they take, how they spell it, and what they refuse."""
+"""Orders: what they take, how they spell it, what they refuse, and what the registry requires of them."""
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from corpus_server.errors import InvalidPlan
-from corpus_server.plan.orders import ORDERS_ACCEPTED, BoundedShuffle, MegatronOrder, order_from_json
+from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan.orders import INLINE, ORDERS, BoundedShuffle, MegatronOrder, inline_order, order_kind
+from corpus_server.plan.orders.order import Order, check_order
+from corpus_server.plan.orders.sequential import Sequential
+
+
+def order_from_json(document: object) -> Order:
+    return order_kind.take("order", document)  # type: ignore[no-any-return]
 
 
 def test_a_bounded_shuffle() -> None:
     order = BoundedShuffle(block_windows=16384, group_blocks=64)
     document = {"shuffle": {"block_windows": 16384, "group_blocks": 64}}
     assert (order.to_json(), str(order)) == (document, "shuffle 64 x 16384")
-    assert order_from_json(MappingProxyType(document)) == order
+    assert order_from_json(document) == order == inline_order(None, document["shuffle"])
 
 
 @pytest.mark.parametrize(
@@ -40,18 +46,6 @@ def test_an_order_of_megatron(fields: dict[str, Any], spelled: dict[str, Any]) -
     assert kinds == {float}
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_an_order_of_megatron_takes_as_many_numbers_as_there_are_parts(number: int) -> None:
-    assert MegatronOrder(num_samples=1, split=(0.5,) * number).split == (0.5,) * number
-
-
-def test_a_blend_may_have_1024_corpora() -> None:
-    names = tuple(f"c{number}" for number in range(1024))
-    order = MegatronOrder(num_samples=1, blend=names, weights=(1,) * 1024)
-    assert (order.blend, order.weights) == (names, (1.0,) * 1024)
-    assert MegatronOrder(num_samples=1, weights=(1,) * 1024).weights == (1.0,) * 1024
-
-
 WEIGHTS = "a list of numbers above 0, one for each corpus of blend"
 SPLIT = "a list of 1 to 3 numbers, not all 0"
 BLEND = "a list of at most 1024 corpus names, each once"
@@ -66,8 +60,8 @@ BLEND = "a list of at most 1024 corpus names, each once"
         pytest.param({"blend": ["a", "b", "a"], "weights": [1, 1, 1]}, "blend", BLEND, id="blend-twice"),
         pytest.param({"blend": list(map(str, range(1025)))}, "blend", BLEND, id="blend-long"),
         pytest.param({"blend": ["a", "b"]}, "weights", WEIGHTS, id="weights-none"),
-        pytest.param({"blend": ["a", "b"], "weights": [1]}, "weights", WEIGHTS, id="weights-few"),
-        pytest.param({"blend": ["a"], "weights": [1, 2]}, "weights", WEIGHTS, id="weights-many"),
+        pytest.param({"blend": ["a", "b"], "weights": [1.0]}, "weights", WEIGHTS, id="weights-few"),
+        pytest.param({"blend": ["a"], "weights": [1.0, 2.0]}, "weights", WEIGHTS, id="weights-many"),
         pytest.param({"weights": []}, "weights", WEIGHTS, id="weights-empty"),
         pytest.param({"weights": [1] * 1025}, "weights", WEIGHTS, id="weights-long"),
         pytest.param({"weights": 1}, "weights", WEIGHTS, id="weights-number"),
@@ -98,43 +92,55 @@ def test_what_is_no_order_of_megatron_is_refused(fields: dict[str, Any], name: s
     assert (caught.value.parameter, caught.value.accepted) == (field, accepted)
 
 
-@pytest.mark.parametrize("part", ["train", "valid", "test"])
-def test_a_part_may_have_no_share(part: str) -> None:
-    order = order_from_json({"megatron": {"num_samples": 1, "split": [0, 1], "part": part}})
-    assert isinstance(order, MegatronOrder)
-    assert (order.split, order.part) == ((0.0, 1.0), part)
+ACCEPTED = (
+    'one of shuffle, sequential, random, or {"shuffle": {"block_windows": ..., "group_blocks": ...}}, '
+    'or {"megatron": {"num_samples": ...}}'
+)
 
 
 @pytest.mark.parametrize(
-    ("document", "message", "parameter"),
+    ("document", "message"),
     [
-        ({}, f"order must be {ORDERS_ACCEPTED}, got {{}}", "order"),
-        ({"random": {}}, f"order must be {ORDERS_ACCEPTED}, got {{'random': {{}}}}", "order"),
-        (
-            {"shuffle": 1, "megatron": 2},
-            f"order must be {ORDERS_ACCEPTED}, got {{'shuffle': 1, 'megatron': 2}}",
-            "order",
-        ),
-        ({"shuffle": []}, "order.shuffle must be a JSON object, got list", "order.shuffle"),
-        ({"shuffle": {}}, "order.shuffle lacks block_windows, group_blocks", "block_windows"),
-        ({"megatron": []}, "order.megatron must be a JSON object, got list", "order.megatron"),
-        ({"megatron": {}}, "order.megatron lacks num_samples", "num_samples"),
+        ({}, f"order must be {ACCEPTED}, got {{}}"),
+        ("reversed", f"order must be {ACCEPTED}, got 'reversed'"),
+        ({"random": {}}, f"order must be {ACCEPTED}, got {{'random': {{}}}}"),
+        ({"shuffle": 1, "megatron": 2}, f"order must be {ACCEPTED}, got {{'shuffle': 1, 'megatron': 2}}"),
+        ({"shuffle": []}, "order.shuffle must be a JSON object, got list"),
+        ({"shuffle": {}}, "order.shuffle lacks block_windows, group_blocks"),
+        ({"megatron": {}}, "order.megatron lacks num_samples"),
         (
             {"megatron": {"samples": 1}},
             "order.megatron has an unknown field 'samples'; did you mean 'num_samples'?",
-            "samples",
         ),
     ],
     ids=str,
 )
-def test_what_is_no_order_is_refused(document: dict[str, Any], message: str, parameter: str) -> None:
+def test_what_is_no_order_is_refused(document: object, message: str) -> None:
     with pytest.raises(InvalidPlan) as caught:
         order_from_json(document)
-    assert (caught.value.detail, caught.value.parameter) == (message, parameter)
+    assert caught.value.detail == message
 
 
-def test_the_orders_are_named_where_none_fits() -> None:
-    assert ORDERS_ACCEPTED == (
-        'one of shuffle, sequential, random, or {"shuffle": {"block_windows": ..., "group_blocks": ...}}, '
-        'or {"megatron": {"num_samples": ...}}'
+@pytest.mark.parametrize("order", [each for each in ORDERS if not fields(each)], ids=lambda kind: kind.name)
+def test_an_order_without_fields_is_its_name(order: type[Order]) -> None:
+    assert order_from_json(order.name) == order() == inline_order(order.name, {})
+    assert (order().to_json(), str(order()), order.name in INLINE) == (
+        order.name,
+        order.name,
+        order.is_inline,
     )
+
+
+@pytest.mark.parametrize("name", ["megatron", "reversed"])
+def test_a_query_spells_only_orders_that_it_can_say_all_of(name: str) -> None:
+    with pytest.raises(InvalidParameter, match="order must be one of shuffle, sequential, random, got"):
+        inline_order(name, {})
+
+
+def test_an_order_that_lacks_a_method_cannot_be_registered() -> None:
+    class Unfinished(Order):
+        name = "unfinished"
+        over = Sequential.over
+
+    with pytest.raises(TypeError, match="order Unfinished lacks working_set, sentence"):
+        check_order(Unfinished)

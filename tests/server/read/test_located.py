@@ -12,8 +12,8 @@ import pytest
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan
-from corpus_server.plan.document import MAX_STEP
-from corpus_server.read import located
+from corpus_server.plan.stage import MAX_STEP
+from corpus_server.read import reading
 from corpus_server.read.bound_plan import BoundPlan
 from tests.corpora import some_tokens, write_raw
 
@@ -26,7 +26,7 @@ STAGES = [
 @pytest.fixture
 def bound(tmp_path: Path) -> Iterator[BoundPlan]:
     path = write_raw(tmp_path / "web.bin", some_tokens(5000))
-    located._blocks.clear()
+    reading._blocks.clear()
     with Catalog.open([CorpusSpec(name="web", path=path)]) as catalog:
         plan = Plan.from_json({"seq_len": 8, "seed": 3, "stages": STAGES, "skip_steps": [[40, 45]]})
         yield catalog.bind(plan)
@@ -44,7 +44,7 @@ def test_they_are_the_same_in_any_order(bound: BoundPlan, rows: range, count: in
         except Exception:  # noqa: BLE001 - nobody may ask for these
             continue
         expected = bound.sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
-        selection, first = located.select(bound, step, rows, count)
+        selection, first = reading.select(bound, step, rows, count)
         tokens = selection.read(slice(first, first + len(expected)))
         assert np.array_equal(tokens, bound.gatherer.gather(expected, 9, bound.dtype)), step
 
@@ -58,20 +58,10 @@ def test_steps_in_a_row_are_located_together(bound: BoundPlan, monkeypatch: pyte
         return locate_rows(step, rows, count=count)
 
     monkeypatch.setattr(bound.sampler, "locate_rows", counted)
-    monkeypatch.setattr(located, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(reading, "BLOCK_ROWS", 64)
     for step in range(1, 17):
-        located.select(bound, step, range(8), 1)
+        reading.select(bound, step, range(8), 1)
     assert asked == [(1, 1), (0, 8), (8, 1), (8, 8), (16, 1)]
-
-
-def test_the_number_of_blocks_is_bounded(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(located, "MAX_BLOCKS", 3)
-    for step in range(0, 90, 2):
-        located.select(bound, step, range(1), 1)
-    monkeypatch.setattr(located, "BLOCK_ROWS", 8)
-    for step in range(90):
-        located.select(bound, step, range(1), 1)
-    assert len(located._blocks) == 3
 
 
 def test_the_block_that_was_not_used_for_the_longest_time_makes_room(
@@ -85,30 +75,19 @@ def test_the_block_that_was_not_used_for_the_longest_time_makes_room(
         return locate_rows(step, rows, count=count)
 
     monkeypatch.setattr(bound.sampler, "locate_rows", counted)
-    monkeypatch.setattr(located, "BLOCK_ROWS", 8)
-    monkeypatch.setattr(located, "MAX_BLOCKS", 2)
+    monkeypatch.setattr(reading, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(reading, "MAX_BLOCKS", 2)
     for step in (0, 1, 8, 9, 2, 16, 3):
-        located.select(bound, step, range(1), 1)
+        reading.select(bound, step, range(1), 1)
     assert asked == [(0, 1), (0, 8), (8, 1), (8, 8), (16, 1)]
-    located.select(bound, 10, range(1), 1)
+    reading.select(bound, 10, range(1), 1)
     assert asked[5:] == [(10, 1)]
-
-
-def test_steps_of_as_many_rows_as_a_block_are_located_alone(
-    bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(located, "BLOCK_ROWS", 16)
-    for _ in range(2):
-        located.select(bound, 0, range(8), 2)
-    assert not located._blocks
-    located.select(bound, 0, range(8), 1)
-    assert [key[1:] for key in located._blocks] == [(0, 2, 0, 8)]
 
 
 def check_selected(bound: BoundPlan, step: int, count: int, length: int) -> None:
     """Check that the selection for steps holds their rows."""
     expected = bound.sampler.locate_rows(step, range(8), count=count).reshape(-1, 2)
-    selection, first = located.select(bound, step, range(8), count)
+    selection, first = reading.select(bound, step, range(8), count)
     tokens = selection.read(slice(first, first + len(expected)))
     assert np.array_equal(tokens, bound.gatherer.gather(expected, length, bound.dtype)), step
 
@@ -116,7 +95,7 @@ def check_selected(bound: BoundPlan, step: int, count: int, length: int) -> None
 def test_steps_that_reach_over_the_end_of_a_block_are_located_alone(
     bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(located, "BLOCK_ROWS", 32)  # four steps
+    monkeypatch.setattr(reading, "BLOCK_ROWS", 32)  # four steps
     for step in (0, 2, 3, 5):
         check_selected(bound, step, 2, 9)
 

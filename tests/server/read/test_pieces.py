@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,9 @@ import pytest
 from corpus_server.catalog import Catalog
 from corpus_server.errors import CorpusChanged
 from corpus_server.plan import Plan, Stage
-from corpus_server.read import pieces
+from corpus_server.read import gather
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.pieces import PieceSelection
-from corpus_server.read.timing import total
+from corpus_server.read.gather import PieceSelection
 from tests.corpora import some_tokens, spec, write_raw
 from tests.pages import drop
 
@@ -43,17 +41,21 @@ def scattered_pieces(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.stack((shards, starts, 400 - 200 * shards), axis=1), np.arange(0, 2 * num_rows + 1, 2)
 
 
+def select(bound: BoundPlan, *pieces: np.ndarray) -> PieceSelection:
+    return bound.gatherer.select_pieces(pieces, bound.dtype)  # type: ignore[arg-type]
+
+
 def test_once_a_piece_came_from_disk_the_rest_are_asked_for_at_once(
     paths: list[Path], bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     monkeypatch.setattr(
-        pieces, "read_ahead", lambda at, sizes: asked.extend(zip(at.tolist(), sizes.tolist(), strict=True))
+        gather, "read_ahead", lambda at, sizes: asked.extend(zip(at.tolist(), sizes.tolist(), strict=True))
     )
     all_pieces, borders = scattered_pieces(60)
     for path in paths:
         drop(path)
-    selection = PieceSelection(bound, all_pieces, borders)
+    selection = select(bound, all_pieces, borders)
     first = selection.read(slice(0, 20))
     assert bound.gatherer.cold
     assert bound.gatherer.num_faults >= 40  # reading ahead goes on after such a request
@@ -71,43 +73,12 @@ def test_once_a_piece_came_from_disk_the_rest_are_asked_for_at_once(
 def test_what_is_resident_is_not_asked_for(
     paths: list[Path], bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "read_ahead", lambda *_: pytest.fail("the page cache holds everything"))
+    monkeypatch.setattr(gather, "read_ahead", lambda *_: pytest.fail("the page cache holds everything"))
     for path in paths:
         path.read_bytes()
     bound.gatherer.cold = True
-    PieceSelection(bound, *scattered_pieces(60)).read(slice(0, 60))
+    select(bound, *scattered_pieces(60)).read(slice(0, 60))
     assert not bound.gatherer.cold
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "num_looks"), [(8, 16), (15, 30), (16, 16), (17, 17), (24, 16), (25, 17)]
-)
-def test_a_sample_of_the_pieces_tells_whether_they_are_resident(
-    bound: BoundPlan, num_rows: int, num_looks: int
-) -> None:
-    """At most 31, evenly spread, of this part and of those behind it."""
-    looked: list[list[list[int]]] = []
-    bound.gatherer.are_resident = lambda at: not looked.append(at.tolist())  # type: ignore[method-assign]
-    bound.gatherer.cold = True
-    all_pieces, borders = scattered_pieces(num_rows + 3)
-    selection = PieceSelection(bound, all_pieces, borders)
-    for first in (3, 5, 0):
-        selection.read(slice(first, first + 2))
-    spread = max(1, 2 * num_rows // 16)
-    assert looked == [all_pieces[6::spread, :2].tolist()]
-    assert len(looked[0]) == num_looks
-
-
-@pytest.mark.parametrize("num_faults", [0, 1, 3])
-def test_a_fault_tells_that_the_disk_was_waited_for(
-    bound: BoundPlan, monkeypatch: pytest.MonkeyPatch, num_faults: int
-) -> None:
-    monkeypatch.setattr(pieces, "num_major_faults", count(10, num_faults).__next__)
-    before = [total(name) for name in ("num_reads", "num_cold_reads", "num_faults")]
-    PieceSelection(bound, *scattered_pieces(2)).read(slice(0, 2))
-    after = [total(name) for name in ("num_reads", "num_cold_reads", "num_faults")]
-    assert (bound.gatherer.cold, bound.gatherer.num_faults) == (num_faults > 0, num_faults)
-    assert [b - a for a, b in zip(before, after, strict=True)] == [1, num_faults > 0, num_faults]
 
 
 @pytest.mark.parametrize("part", [slice(0, 0), slice(5, 5), slice(4, 5), slice(0, 5), slice(3, None)])
@@ -118,7 +89,7 @@ def test_any_rows_can_be_read(bound: BoundPlan, part: slice) -> None:
         np.concatenate([tokens[number][at : at + size] for number, at, size in all_pieces[row : row + 2]])
         for row in range(0, 10, 2)
     ]
-    found = PieceSelection(bound, all_pieces, borders)
+    found = select(bound, all_pieces, borders)
     if rows[part]:
         assert np.array_equal(found.read(part), rows[part])
 
@@ -129,9 +100,9 @@ def test_a_change_during_the_copy_is_found_after_it(
     """Only the rows of the changed shard are refused."""
     all_pieces, borders = scattered_pieces(2)
     all_pieces[1:, 0] = 0, 1, 1  # each row lies in one shard
-    selection = PieceSelection(bound, all_pieces, borders)
+    selection = select(bound, all_pieces, borders)
     selection.check_unchanged(slice(0, 2))
-    monkeypatch.setattr(pieces, "num_major_faults", lambda: paths[1].write_bytes(bytes(2 * NUM_TOKENS)))
+    monkeypatch.setattr(gather, "num_major_faults", lambda: paths[1].write_bytes(bytes(2 * NUM_TOKENS)))
     selection.read(slice(0, 1))
     with pytest.raises(CorpusChanged, match=r"1\.bin: written to since it was opened"):
         selection.read(slice(1, 2))

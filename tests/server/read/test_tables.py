@@ -20,11 +20,12 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.errors import FingerprintMismatch, InvalidPlan, Overloaded
 from corpus_server.plan import MegatronOrder, Plan
-from corpus_server.plan.megatron import ARRAYS
 from corpus_server.read import tables
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
 from tests.megatron import THREE, document, specs
+
+ARRAYS = MegatronOrder(num_samples=1).arrays()
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,9 @@ def test_a_table_that_another_release_wrote_otherwise_is_not_used(
 
 
 def test_a_table_that_cannot_be_used_is_refused(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "check_used", Mock(side_effect=InvalidPlan("the blend takes too much")))
+    monkeypatch.setattr(
+        MegatronOrder, "check_used", Mock(side_effect=InvalidPlan("the blend takes too much"))
+    )
     with pytest.raises(InvalidPlan, match="takes too much"):
         Tables().bind(plan_of(bound), bound.corpora)
 
@@ -161,7 +164,7 @@ def test_a_table_that_is_being_built_is_asked_for_again(
     builder = publishing_folder(path) if elsewhere else kept._building
     with builder, pytest.raises(Overloaded) as caught:
         kept.bind(plan_of(bound), bound.corpora)
-    assert str(caught.value.detail) == "a table of Megatron's order is being built"
+    assert str(caught.value.detail) == "the table of a plan is being built"
     kept.bind(plan_of(bound), bound.corpora)
 
 

@@ -47,6 +47,7 @@ def catalog(corpus: Path) -> Iterator[Catalog]:
 
 def bind(catalog: Catalog, *, rows: int = ROWS, seed: int = 0, order: object = "shuffle") -> BoundPlan:
     """Return a plan whose windows pass for cold: the kernel may keep pages that it was asked to drop."""
+    catalog._opened.clear()  # a gatherer of its own, which tells what this plan asked for
     stage = Stage(global_batch_size=rows, mixture={"web": 1.0})
     bound = catalog.bind(Plan(seq_len=SEQ_LEN, seed=seed, order=order, stages=(stage,)))  # type: ignore[arg-type]
     bound.gatherer.are_resident = lambda locations: False  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
-from corpus_server.plan.document import MAX_STEP
+from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.registry import StepsRequest
 from corpus_server.readers.windows import Windows

@@ -172,15 +172,15 @@ def test_a_bounded_shuffle_needs_the_shards_of_two_groups(
             1488,
             "the cache holds 1,000 bytes, and with order sequential two shards after one another have up to "
             "1,488 bytes",
-            "a larger --cache-bytes, or smaller shards",
+            "smaller shards, or a larger --cache-bytes",
         ),
         (
             "b",
             BoundedShuffle(block_windows=3, group_blocks=1),
             700,
             706,
-            "the cache holds 700 bytes, and with order {order} two groups of 1 blocks touch shards of 706 "
-            "bytes together",
+            "the cache holds 700 bytes, and with order {order} two groups of 1 blocks touch together "
+            "shards of 706 bytes",
             "fewer group_blocks, block_windows of a shard's windows, or a larger --cache-bytes",
         ),
     ],

@@ -21,6 +21,7 @@ from corpus_server.answers.access_log import MAX_LINES
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import RawConnection
+from tests.server.run.test_supervisor import wait_until
 from tests.serving import ROOT, RunningServer, ask
 from tests.tokens import Tokens
 
@@ -115,6 +116,24 @@ def test_all_requests_are_logged_where_that_is_asked_for(
         server.wait_until_idle()
         (line,) = [line for line in lines_of(server) if line.get("request_id") == "fine"]
     assert (line["status"], line["via"], line["sent_bytes"]) == (200, "door", 12 * 17 * 2 + 8)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_name_cannot_forge_a_line_of_the_log(tmp_path: Path, form: str) -> None:
+    """A shard whose name has line ends and escapes of a terminal changes, and the log says so."""
+    forged = "2026-01-01 [info] all is well"
+    folder = tmp_path / "web"
+    folder.mkdir()
+    path = write_raw(folder / f"a\n{forged}\x1b[2K\u2028\udcff.bin", some_tokens(5000))
+    with RunningServer({"web": folder}, tmp_path, arguments=["--log-format", form]) as server:
+        before = len(server.log())
+        path.write_bytes(b"")
+        assert server.get(f"{BATCH}1").status == 503
+        wait_until(lambda: "corpus-changed" in server.log(), "nothing was logged")
+        lines = server.log()[before:].splitlines()
+    assert not [line for line in lines if line.startswith(forged)]
+    assert [line for line in lines if "\\n2026-01-01" in line and "corpus-changed" in line]
+    assert "\x1b" not in "".join(lines)
 
 
 def test_every_name_in_dashboard_and_rules_is_a_metric(seen: tuple[RunningServer, Tokens]) -> None:

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "unknown-setting": (["--config", "unknown.toml"], "unknown prot; known are"),
     "no-corpus": ([], "no corpus to serve"),
     "missing-corpus": (["missing"], "missing"),
+    "line-end-in-a-name": (["a\nb"], "a\\nb: "),
     "missing-corpus-of-the-file": (["--config", "none.toml"], "missing"),
     "missing-tokens": (["web.bin", "--tokens", "absent.toml"], "absent.toml: cannot be read: No such file"),
     "broken-tokens": (["web.bin", "--tokens", "tokens.toml"], "sha256 must be 64"),

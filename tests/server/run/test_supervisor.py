@@ -259,6 +259,40 @@ def test_sigterm_says_so_before_it_stops_to_answer(web: dict[str, Path], tmp_pat
         assert server.stop() == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_connection_that_a_server_takes_before_it_ends_gets_an_answer(
+    web: dict[str, Path], tmp_path: Path, workers: int
+) -> None:
+    """Clients that connect anew for each request, all the time, are answered or find the port closed."""
+    cut: list[str] = []
+    refused, answered = threading.Event(), [0]
+
+    def ask_anew(server: RunningServer) -> None:
+        while not refused.is_set():
+            with contextlib.closing(server.connect(timeout=10)) as connection:
+                try:
+                    connection.connect()
+                except OSError:
+                    refused.set()
+                    return
+                try:
+                    assert ask(connection, TARGETS[1]).status == 200
+                    answered[0] += 1
+                except (OSError, http.client.HTTPException, AssertionError) as error:
+                    cut.append(repr(error))
+
+    arguments = ["--drain-seconds", "0.3"]
+    with RunningServer(web, tmp_path, workers=workers, arguments=arguments) as server:
+        clients = [threading.Thread(target=ask_anew, args=(server,)) for _ in range(16)]
+        for client in clients:
+            client.start()
+        time.sleep(0.5)
+        assert server.stop() == 0
+        for client in clients:
+            client.join(30)
+    assert (cut, answered[0] > 20, refused.is_set()) == ([], True, True)
+
+
 def test_an_answer_in_flight_completes_at_sigterm(large: dict[str, Path], tmp_path: Path) -> None:
     with (
         RunningServer(large, tmp_path, arguments=["--drain-seconds", "0"]) as server,

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -109,11 +108,6 @@ def test_the_same_shard_is_staged_once(cache: Cache) -> None:
     assert cache.has("a")
 
 
-def test_shards_being_staged_count(cache: Cache) -> None:
-    with cache.filling("a", 600, urgent=False), pytest.raises(CacheFull):
-        fill(cache, "b", 600, urgent=True)
-
-
 def test_shards_count_before_the_disk_has_made_room_for_them(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,13 +166,6 @@ def test_what_a_killed_process_left_is_removed(cache: Cache) -> None:
     assert files_of(cache) == ["b", "b/tokens"]
 
 
-def test_opening_the_cache_removes_what_a_killed_process_left(cache: Cache) -> None:
-    (cache.shards / "a").mkdir()
-    (cache.shards / "a" / ".tokens.tmp").write_bytes(b"half")
-    Cache(cache.folder, 1000)
-    assert files_of(cache) == []
-
-
 def test_a_machine_that_was_started_again_has_an_empty_cache(cache: Cache) -> None:
     fill(cache, "a", 3)
     Cache(cache.folder, 1000)
@@ -204,21 +191,6 @@ def test_one_that_is_removed_while_it_is_opened_is_not_there(
 
     monkeypatch.setattr(fcntl, "flock", remove_first)
     assert cache.open("a") is None
-
-
-def test_one_at_a_time_adds_or_removes_files(cache: Cache) -> None:
-    entered = threading.Event()
-
-    def enter() -> None:
-        with cache.locked():
-            entered.set()
-
-    thread = threading.Thread(target=enter)
-    with cache.locked():
-        thread.start()
-        assert not entered.wait(0.1)
-    thread.join(60)
-    assert entered.is_set()
 
 
 def test_one_that_was_removed_while_open_keeps_its_bytes(cache: Cache) -> None:

@@ -14,7 +14,7 @@ from corpus_server.errors import (
     MissingPackage,
     StoreFailed,
 )
-from corpus_server.stores import is_url, objects
+from corpus_server.stores import objects
 from corpus_server.stores.objects import Store, StoreObject
 from tests import stores
 from tests.stores import Faults, WebServer
@@ -84,16 +84,6 @@ def test_only_the_range_of_the_version_is_taken(
     assert asked[0] == {"range": (0, 4), "if_match": what.etag}
 
 
-@pytest.mark.parametrize("url", ["s3://b/x", "gs://b", "az://c/x", "https://h/x", "http://127.0.0.1/x"])
-def test_urls_are_recognised(url: str) -> None:
-    assert is_url(url)
-
-
-@pytest.mark.parametrize("text", ["/data/web", "web", "s3:/b", "ftp://h/x", "s3"])
-def test_paths_are_no_urls(text: str) -> None:
-    assert not is_url(text)
-
-
 @pytest.mark.parametrize(
     "url", ["http://example.com/x.bin", "https://h/x?sig=1", "https://user@h/x", "https://h/x#y", "s3:///x"]
 )
@@ -107,16 +97,6 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: 
     with pytest.raises(MissingPackage) as caught:
         Store("s3://bucket/web")
     assert caught.value.remedy == "pip install 'corpus-server[stores]'"
-
-
-def test_a_range_is_read(server: WebServer) -> None:
-    store, found = opened(server)
-    assert store.read(found, 100, 1000) == CONTENT[100:1000]
-    assert store.read(found, len(CONTENT) - 1, len(CONTENT)) == CONTENT[-1:]
-
-
-def test_what_is_not_there_has_no_head(server: WebServer) -> None:
-    assert Store(server.url).head("a/other.bin") is None
 
 
 PASSING = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ import pytest
 import xxhash
 
 from corpus_server.corpus import files, guard
-from corpus_server.errors import CorpusChanged, NotStaged, ReadFailed, StoreFailed, UnreadableCorpus
-from corpus_server.stores import Cache, StagedFile, staged
+from corpus_server.errors import CorpusChanged, ReadFailed, StoreFailed, UnreadableCorpus
+from corpus_server.stores import Cache, StagedFile
 from corpus_server.stores.download import Recorded
 from corpus_server.stores.objects import Store, StoreObject
 
@@ -100,13 +99,6 @@ def test_it_stays_attached_while_it_is_held(cache: Cache, file: StagedFile) -> N
     assert file.detach()
 
 
-def test_one_that_is_not_attached_cannot_be_held(cache: Cache, file: StagedFile) -> None:
-    fill(cache)
-    with pytest.raises(NotStaged, match=r"a\.bin is not on this machine"), file.held():
-        pass
-    assert file.detach()
-
-
 def test_a_local_copy_that_was_written_to_is_not_served(cache: Cache, file: StagedFile) -> None:
     path = fill(cache)
     assert file.attach()
@@ -168,30 +160,6 @@ def test_a_map_that_cannot_be_made_is_an_error(
         with pytest.raises(UnreadableCorpus, match=r"cannot be mapped.*vm\.max_map_count"):
             file.attach()
     assert not file.is_attached
-
-
-@pytest.mark.parametrize(
-    ("offset", "count", "is_known"),
-    [(0, 20, True), (15, 5, True), (15, 6, False), (20, 1, False), (10_180, 20, True), (10_179, 21, False)],
-)
-def test_what_lies_in_the_ends_is_not_asked_for_again(
-    file: StagedFile, ranges: Ranges, monkeypatch: pytest.MonkeyPatch, offset: int, count: int, is_known: bool
-) -> None:
-    monkeypatch.setattr(staged, "END_BYTES", 20)
-    file.read_ends()
-    assert ranges.asked == [(0, 20), (10_180, 10_200)]
-    assert file.read(offset, count) == CONTENT[offset : offset + count]
-    assert ranges.asked[2:] == ([] if is_known else [(offset, offset + count)])
-    file.forget_ends()
-    assert file.read(0, 5) == CONTENT[:5]
-    assert ranges.asked[-1] == (0, 5)
-
-
-def test_a_file_that_is_cached_is_read_there(cache: Cache, file: StagedFile, ranges: Ranges) -> None:
-    fill(cache)
-    file.read_ends()
-    assert file.read(7, mmap.PAGESIZE) == CONTENT[7 : 7 + mmap.PAGESIZE]
-    assert ranges.asked == []
 
 
 @pytest.mark.parametrize("num_bytes", [len(CONTENT) - 100, 0, len(CONTENT) + 1])

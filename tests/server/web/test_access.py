@@ -115,13 +115,12 @@ def test_a_post_asks_for_a_token_before_it_reads_the_body(server: RunningServer)
 
 
 @pytest.mark.parametrize("name", ["all", "web", "young"])
-def test_a_valid_token_gets_the_same_bytes_on_both_ways(
+def test_a_valid_token_gets_the_same_bytes_whatever_else_it_expects(
     server: RunningServer, tokens: Tokens, name: str
 ) -> None:
     answer = server.get("/v1/batches", **STEP, corpus="web", headers=tokens.header(name))
     other = server.get("/v1/batches", **STEP, corpus="web", headers={**tokens.header(name), "Expect": "x"})
     assert (answer.status, other.status) == (200, 200)
-    assert answer.headers["Corpus-Via"] != other.headers["Corpus-Via"]
     assert answer.body == other.body
 
 

@@ -129,7 +129,7 @@ def test_order_random_says_why_it_cannot(server: RunningServer) -> None:
     answer = server.get("/v1/lookup", corpus="docs", seq_len=4, batch_size=2, order="random", token=3)
     problem = check_problem(answer, 422, "invalid-parameter")
     assert "with replacement" in problem["detail"]
-    assert problem["accepted"] == "plans with order shuffle or sequential"
+    assert problem["accepted"] == "plans of an order with epochs"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from corpus_server.plan.document import Plan, Stage
-from corpus_server.plan.orders import BoundedShuffle, MegatronOrder
+from corpus_server.plan.orders import ORDERS
 from tests.conftest import DOCUMENTS, TEXT, ServedCorpus
 from tests.reference import batch, one_source, window_of_row
 from tests.serving import Answer, RunningServer
@@ -264,13 +264,12 @@ def test_the_openapi_document_names_every_field_of_a_plan(server: RunningServer)
     """A generated client could not send a field that the description leaves out."""
     body = server.get("/openapi.json").json()["paths"]["/v1/plans"]["post"]["requestBody"]
     plan = body["content"]["application/json"]["schema"]["properties"]
-    _names, bounded, megatron = plan["order"]["anyOf"]
-    described = {
-        Plan: plan,
-        Stage: plan["stages"]["items"]["properties"],
-        BoundedShuffle: bounded["properties"]["shuffle"]["properties"],
-        MegatronOrder: megatron["properties"]["megatron"]["properties"],
-    }
+    described = {Plan: plan, Stage: plan["stages"]["items"]["properties"]}
+    for kind, spelled in zip(ORDERS, plan["order"]["anyOf"], strict=True):
+        if fields(kind):
+            described[kind] = spelled["properties"][kind.name]["properties"]
+        else:
+            assert spelled == {"const": kind.name}
     for kind, properties in described.items():
         assert set(properties) == {field.name for field in fields(kind)}, kind
 

@@ -61,14 +61,6 @@ def test_a_document_outside_its_shard_or_its_neighbours_is_an_error(
         assert index.find_problem() == f"a: document {number} ends before it begins, or behind the shard"
 
 
-def test_a_document_that_begins_before_its_shard_is_an_error(tmp_path: Path) -> None:
-    with (
-        opened(tmp_path / "a", [-1, 6], 6, **LAYOUTS["bytes-of-the-file"]) as index,
-        pytest.raises(ReadFailed, match="the end of document 1 contradicts its neighbours"),
-    ):
-        index.document_range(1)
-
-
 @pytest.mark.parametrize("count", [4, 8, 9, 10])
 @pytest.mark.parametrize("wrong", [None, 0, 1, 3, 4, 5, 7, 8])
 def test_reading_all_goes_on_from_one_chunk_to_the_next(

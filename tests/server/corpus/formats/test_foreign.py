@@ -102,25 +102,6 @@ def test_the_command_fits_the_columns(
     assert said.endswith(remedy.format(path, option))
 
 
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        (pyarrow.array([[1, 2]], pyarrow.large_list(pyarrow.int32())), "token ids"),
-        (pyarrow.array([[1, 2]], pyarrow.list_(pyarrow.uint16(), 2)), "token ids"),
-        (pyarrow.array(["t"], pyarrow.large_string()), "text"),
-        (pyarrow.array([["t"]], pyarrow.list_(pyarrow.string())), None),
-        (pyarrow.array([1]), None),
-    ],
-    ids=["large-list", "fixed-size-list", "large-string", "list-of-strings", "numbers"],
-)
-def test_columns_of_every_arrow_type_are_told(
-    tmp_path: Path, values: pyarrow.Array, kind: str | None
-) -> None:
-    pyarrow.feather.write_feather(pyarrow.table({"x": values}), str(tmp_path / "a.feather"))
-    said = refusal(tmp_path / "a.feather")
-    assert ("is an Arrow file, " if kind is None else f"is an Arrow file with {kind} in 'x', ") in said
-
-
 @pytest.mark.parametrize("line", ["", "{", "3", '{"ids": []}', '{"n": 3, "w": [[1]], "x": null}'])
 def test_a_line_that_tells_nothing_names_both_commands(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a.jsonl"
@@ -129,12 +110,6 @@ def test_a_line_that_tells_nothing_names_both_commands(tmp_path: Path, line: str
     assert refusal(path) == (
         f"{path}: is JSON lines, which is not served; if it holds text, {text}; if it holds token ids, {ids}"
     )
-
-
-@pytest.mark.parametrize("values", ['[1, "t"]', "[1, null]"])
-def test_the_first_entry_of_a_list_tells_what_it_holds(tmp_path: Path, values: str) -> None:
-    (tmp_path / "a.jsonl").write_text(f'{{"none": [], "x": {values}}}')
-    assert " with token ids in 'x', " in refusal(tmp_path / "a.jsonl")
 
 
 def test_without_pyarrow_both_commands_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +142,3 @@ def test_zarr_is_named(tmp_path: Path, names: tuple[str, str]) -> None:
         (root / name).write_bytes(bytes(4))
     with pytest.raises(UnreadableCorpus, match=r"a chunk of the zarr array .*tokens\.zarr, .*zarr\.open"):
         discover(root)
-
-
-def test_a_file_far_below_a_zarr_array_is_none_of_its_chunks(tmp_path: Path) -> None:
-    (tmp_path / "c" / "0" / "0" / "0").mkdir(parents=True)
-    (tmp_path / "zarr.json").touch()
-    assert recognise(write_raw(tmp_path / "c" / "0" / "0" / "0" / "0", [1])).format == "raw"

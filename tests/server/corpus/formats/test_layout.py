@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corpus_server.corpus.files import OpenFile
-from corpus_server.corpus.formats import DocumentIndex, Run, ShardLayout
+from corpus_server.corpus.formats import Run, ShardLayout
 from corpus_server.corpus.formats.layout import build_ids, build_text, counted_layout
 from corpus_server.errors import UnreadableCorpus
 
@@ -49,13 +49,6 @@ def test_a_file_of_another_size_is_refused(
     with pytest.raises(UnreadableCorpus) as caught:
         counted(tmp_path / "a", 8, num_tokens)
     assert caught.value.detail == f"{tmp_path / 'a'}: {said}; was the copy interrupted? Copy it again"
-
-
-def test_an_index_of_documents_must_say_what_it_holds() -> None:
-    index = DocumentIndex()
-    for method in (lambda: index.document_range(0), index.sequence_lengths, index.find_problem):
-        with pytest.raises(NotImplementedError):
-            method()
 
 
 def test_remedies_are_commands_for_a_shell() -> None:

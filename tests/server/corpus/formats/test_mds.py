@@ -54,15 +54,6 @@ def test_a_sample_may_have_several_dimensions(tmp_path: Path) -> None:
     assert recognise(tmp_path / "a.mds").num_tokens == 18
 
 
-def test_a_config_of_a_mebibyte_is_read_and_no_longer_one(tmp_path: Path) -> None:
-    config = json.dumps(CONFIG).encode()
-    (tmp_path / "a.mds").write_bytes(shard(config.ljust(2**20)))
-    assert recognise(tmp_path / "a.mds").num_tokens == 12
-    (tmp_path / "a.mds").write_bytes(shard(config.ljust(2**20 + 1)))
-    with pytest.raises(UnreadableCorpus, match="3 samples beginning at byte 1048597 do not fit"):
-        recognise(tmp_path / "a.mds")
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -71,16 +71,6 @@ def test_an_index_of_the_same_name_belongs_to_a_bin_file(tmp_path: Path) -> None
     assert recognise(write_raw(tmp_path / "x.raw", [1, 2])).format == "raw"
 
 
-def test_one_sequence_is_enough(tmp_path: Path) -> None:
-    layout = recognise(_write(tmp_path, BIN, megatron_index([11])))
-    assert (layout.num_tokens, _documents(layout).document_range(0)) == (11, (0, 11))
-
-
-def test_prefix_may_hold_dots(tmp_path: Path) -> None:
-    write_megatron(tmp_path / "c4.v1_text", DOCUMENTS)
-    assert recognise(tmp_path / "c4.v1_text").num_tokens == 11
-
-
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32"])
 def test_every_served_dtype(tmp_path: Path, dtype: str) -> None:
     layout = recognise(write_megatron(tmp_path / "x", DOCUMENTS, dtype=dtype))
@@ -217,33 +207,6 @@ def test_a_negative_length_is_found_by_reading_all(tmp_path: Path) -> None:
     (tmp_path / "x.idx").write_bytes(megatron_index(lengths))
     problem = _documents(recognise(tmp_path / "x.bin")).find_problem()
     assert problem == "x.idx: sequence 500 has a negative length"
-
-
-def test_the_last_pair_of_sequences_is_among_the_checked_ones(tmp_path: Path) -> None:
-    pointers = list(range(0, 200, 2))
-    pointers[98] += 2
-    write_raw(tmp_path / "x.bin", np.zeros(100))
-    (tmp_path / "x.idx").write_bytes(megatron_index([1] * 100, pointers=pointers))
-    with pytest.raises(UnreadableCorpus, match=r"sequence 99 begins at byte 198, .* ends at byte 200"):
-        recognise(tmp_path / "x.bin")
-
-
-@pytest.mark.parametrize(
-    ("pointer", "said"),
-    [
-        (-1, "its byte pointers overflowed 32 bits .merged by an old tool.; merge the files again"),
-        (134, "sequence 67 begins at byte 134, the one before it ends at byte 136"),
-    ],
-)
-def test_a_checked_sequence_begins_inside_the_data(tmp_path: Path, pointer: int, said: str) -> None:
-    """Sequence 66 of 1000 is checked, its neighbours are not."""
-    pointers = list(range(0, 2000, 2))
-    pointers[66] = pointer
-    index = megatron_index([1] * 1000, pointers=pointers)
-    write_raw(tmp_path / "x.bin", np.zeros(1000))
-    (tmp_path / "x.idx").write_bytes(index)
-    with pytest.raises(UnreadableCorpus, match=said):
-        recognise(tmp_path / "x.bin")
 
 
 @pytest.mark.parametrize("pointer", [10**6, 2002, -2])

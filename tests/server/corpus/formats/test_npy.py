@@ -29,10 +29,6 @@ def test_reads_every_version(tmp_path: Path, version: tuple[int, int]) -> None:
     assert np.fromfile(tmp_path / "a.npy", "<u2", offset=layout.data_offset).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_is_known_by_content_under_another_name(tmp_path: Path) -> None:
-    assert recognise(write_npy(tmp_path / "tokens.bin", [1, 2])).format == "npy"
-
-
 @pytest.mark.parametrize(
     ("array", "message"),
     [

@@ -18,10 +18,6 @@ def test_holds_the_tokens_of_the_dtype_that_is_said(tmp_path: Path, dtype: str) 
     assert (layout.num_tokens, layout.documents) == (3, None)
 
 
-def test_is_uint16_unless_said_otherwise(tmp_path: Path) -> None:
-    assert recognise(write_raw(tmp_path / "a.bin", [1, 2, 3])).dtype == np.dtype("<u2")
-
-
 def test_may_be_empty(tmp_path: Path) -> None:
     assert recognise(write_raw(tmp_path / "a.bin", [])).num_tokens == 0
 
@@ -130,11 +126,6 @@ def test_in_a_folder_other_names_are_refused(tmp_path: Path) -> None:
         f"{tmp_path / 'd.dat'}: is neither a known token file nor a known side file; "
         "move it out of the corpus folder, or name raw tokens .bin, .raw, .tokens"
     )
-
-
-@pytest.mark.parametrize("tokens", [np.zeros(4000), np.arange(4000), np.arange(4000) % 2, some_tokens(4000)])
-def test_uint16_tokens_are_never_taken_for_wider_ones(tmp_path: Path, tokens: np.ndarray) -> None:
-    assert recognise(write_raw(tmp_path / "a.bin", tokens)).num_tokens == 4000
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,6 @@ def test_each_format_is_told_by_its_content_alone(tmp_path: Path) -> None:
     for writer, expected in [(write_raw, "raw"), (write_npy, "npy"), (write_llmc, "llm.c")]:
         assert recognise(writer(tmp_path / "train.bin", [1, 2, 3])).format == expected
     assert recognise(write_megatron(tmp_path / "train", [[1, 2, 3]])).format == "megatron"
-
-
-def test_what_is_no_file_is_refused_without_hanging(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.bin")
-    with pytest.raises(UnreadableCorpus, match="expected a regular file"):
-        recognise(tmp_path / "pipe.bin")
-    with pytest.raises(UnreadableCorpus, match="expected a regular file"):
-        recognise(tmp_path)
-    with pytest.raises(UnreadableCorpus, match="No such file"):
-        recognise(tmp_path / "missing.bin")
-    with pytest.raises(UnreadableCorpus, match="null byte"):
-        recognise("a\0b.bin")
 
 
 def test_nothing_stays_open_after_a_refusal(tmp_path: Path) -> None:

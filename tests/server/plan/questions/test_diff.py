@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.plan import Plan, Sampler
-from corpus_server.plan.document import MAX_STEP
 from corpus_server.plan.questions.diff import (
     FieldChange,
     RowComparison,
@@ -20,6 +19,7 @@ from corpus_server.plan.questions.diff import (
     compare_rows,
     count_equal_steps,
 )
+from corpus_server.plan.stage import MAX_STEP
 
 SHARD_TOKENS = {"code": [300], "math": [150, 7, 90], "web": [120, 400]}
 WEB = {"from_step": 0, "global_batch_size": 4, "mixture": {"web": 1.0}}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from corpus_server.plan import Plan, Sampler
-from corpus_server.plan.document import MAX_STEP
 from corpus_server.plan.questions import suspects as suspects_module
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
+from corpus_server.plan.stage import MAX_STEP
 
 WEB = {"from_step": 0, "global_batch_size": 4, "mixture": {"web": 1}}
 BOTH = {"from_step": 0, "global_batch_size": 4, "mixture": {"web": 3, "code": 1}}

@@ -19,22 +19,73 @@ Groups are numbered through all epochs: group g of epoch e is number e * groups 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.orders import BoundedShuffle
+from corpus_server.plan.declared import declared, integer
+from corpus_server.plan.orders.order import (
+    Arrangement,
+    Keys,
+    Order,
+    ShardSizes,
+    Source,
+    UInt64Array,
+    WorkingSet,
+)
 from corpus_server.plan.permutation import EpochTable, Grid, invert, permute, round_keys
 
-UInt64Array = NDArray[np.uint64]
-Source = NDArray[np.intp] | int
+MAX_BLOCK_WINDOWS: Final = 2**40
+MAX_GROUP_BLOCKS: Final = 2**16
+"""Reading ahead looks at each block of a group."""
 
 _ONE = np.uint64(1)
 _TABLE_BLOCKS = 512
 """Blocks of a group whose order is kept in a table, 4 kB; of larger groups it is computed for each row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundedShuffle(Order):
+    """An order that is random within groups of blocks, for corpora larger than memory."""
+
+    name = "shuffle"
+    sentence = "random within groups of blocks, for corpora larger than memory or in an object store"
+    what = "order.shuffle"
+    prefix = "order.shuffle."
+
+    block_windows: int = declared(
+        integer(1, MAX_BLOCK_WINDOWS),
+        "With `group_blocks`, shuffle is bounded: consecutive windows of a block.",
+    )
+    group_blocks: int = declared(
+        integer(1, MAX_GROUP_BLOCKS), "Blocks whose windows are permuted among themselves."
+    )
+
+    def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
+        """See `Order.over`."""
+        return Groups(self, num_rows, keys)
+
+    def working_set(self, shards: ShardSizes) -> WorkingSet:
+        """Return the shards of the group that is read, and of the next: those of the largest two."""
+        sizes, ends = shards
+        starts = np.arange(0, int(ends[-1]), self.block_windows)
+        stops = np.minimum(starts + self.block_windows, ends[-1])
+        # A block reads every shard from the one of its first window to the one of its last.
+        before = np.concatenate(([0], np.cumsum(sizes)))
+        low, high = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops, side="left")
+        blocks = np.sort(before[high + 1] - before[low])
+        most = min(int(before[-1]), 2 * int(blocks[-self.group_blocks :].sum()))
+        return WorkingSet(
+            most,
+            f"two groups of {self.group_blocks} blocks touch together shards of",
+            "fewer group_blocks, block_windows of a shard's windows",
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.group_blocks} x {self.block_windows}"
 
 
 class _Place(NamedTuple):
@@ -46,7 +97,7 @@ class _Place(NamedTuple):
     slot: UInt64Array  # in the group's windows laid end to end
 
 
-class Groups:
+class Groups(Arrangement):
     """The groups of a plan's sources.
 
     Windows are numbered from 0 in each source. Methods take the source of each row, `(k,)` or one for all,
@@ -58,9 +109,7 @@ class Groups:
         keys: from a purpose to the `stream_key` of each source, `(sources,) uint64`.
     """
 
-    def __init__(
-        self, order: BoundedShuffle, num_windows: UInt64Array, keys: Callable[[str], UInt64Array]
-    ) -> None:
+    def __init__(self, order: BoundedShuffle, num_windows: UInt64Array, keys: Keys) -> None:
         self._num_windows = num_windows
         self._block, self._group = np.uint64(order.block_windows), np.uint64(order.group_blocks)
         self._full = self._block * self._group
@@ -90,6 +139,15 @@ class Groups:
         self._circle_keys = EpochTable(
             count, lambda sources, groups: round_keys(circle_keys[sources], groups)
         )
+
+    @property
+    def groups(self) -> Groups:
+        """See `Arrangement.groups`."""
+        return self
+
+    def largest(self, source: int) -> int:
+        """Return the most windows that a group of a source has."""
+        return min(int(self._full), int(self._num_windows[source]))
 
     def blocks(self, source: int, epoch: int, group: int) -> UInt64Array:
         """Return the blocks of a group in the epoch's order; read-only."""

@@ -1,0 +1,96 @@
+"""A stage of a plan: its own batch size, mixture and exclusions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final
+
+from corpus_server.errors import InvalidPlan
+from corpus_server.plan.declared import Declared, Kind, declared, integer, ranges
+from corpus_server.plan.mixture import BLOCK_ROWS, quantise
+from corpus_server.plan.ranges import Ranges
+
+MAX_SEQ_LEN: Final = 2**20
+MAX_GLOBAL_BATCH_SIZE: Final = 2**20
+MAX_STEP: Final = 2**40
+"""With MAX_GLOBAL_BATCH_SIZE it keeps every position below 2^61, inside uint64 arithmetic."""
+MAX_SOURCES: Final = 1024
+
+
+def _mixture(what: str, value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping) or not 1 <= len(value) <= MAX_SOURCES:
+        accepted = f'an object of 1 to {MAX_SOURCES} corpus names and weights, like {{"web": 0.7}}'
+        raise InvalidPlan.expected(what, accepted, value)
+    for name, weight in value.items():
+        if not isinstance(weight, int | float) or weight is True or not 0 < weight < inf:
+            remedy = "leave a source out instead of giving it 0"
+            raise InvalidPlan.expected(f"{what}.{name}", "a positive number", weight, remedy=remedy)
+    # Multiples of 1/65536 are exact floats, so quantising them again changes nothing.
+    return {name: share / BLOCK_ROWS for name, share in quantise(value).items()}
+
+
+def _exclude(what: str, value: object) -> dict[str, Ranges]:
+    found = {} if value is None else value
+    if not isinstance(found, Mapping):
+        raise InvalidPlan(f"{what} must map corpus names to ranges", parameter=what)
+    taken = {name: _RANGES.take(f"{what}.{name}", found[name]) for name in sorted(found)}
+    return {name: its for name, its in taken.items() if its}
+
+
+_RANGES: Final = ranges()
+_MIXTURE: Final = Kind(
+    {
+        "type": "object",
+        "minProperties": 1,
+        "maxProperties": MAX_SOURCES,
+        "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
+    },
+    _mixture,
+)
+_EXCLUDE: Final = Kind({"type": "object", "additionalProperties": _RANGES.schema}, _exclude)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage(Declared):
+    """A part of a plan with its own batch size, mixture and exclusions.
+
+    The weights of the mixture may be any positive numbers. The stage keeps them as exact multiples of 1/65536
+    that sum to 1, sorted by corpus name. Exclusions are corpus-wide tokens, and hold in later stages, too.
+    """
+
+    what = "stages[]"
+    prefix = "stages[]."
+
+    from_step: int = declared(
+        integer(0, MAX_STEP), "Plan step; 0 in the first stage, then rising.", default=0
+    )
+    global_batch_size: int = declared(integer(1, MAX_GLOBAL_BATCH_SIZE), "Rows of a step over all ranks.")
+    mixture: Mapping[str, float] = declared(_MIXTURE, "Weight by corpus name.")
+    seq_len: int | None = declared(
+        integer(1, MAX_SEQ_LEN),
+        "A divisor of the plan's, which holds where this is left out or null. global_batch_size is a "
+        "multiple of the plan's seq_len divided by this one.",
+        omit=True,
+        default=None,
+    )
+    exclude: Mapping[str, Ranges] = declared(
+        _EXCLUDE, "Half-open token ranges by corpus name.", omit=True, default_factory=dict
+    )
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Units of 1/65536 by name, sorted by name."""
+        return {name: round(weight * BLOCK_ROWS) for name, weight in self.mixture.items()}
+
+
+def take_stages(what: str, value: Any) -> tuple[Stage, ...]:
+    """Make the stages of a list of JSON objects, or of stages; name the one that is wrong."""
+    found = []
+    for number, each in enumerate(value):
+        try:
+            found.append(each if isinstance(each, Stage) else Stage.from_json(each, what=f"{what}[{number}]"))
+        except InvalidPlan as error:
+            raise error.renamed(f"{what}[]", f"{what}[{number}]") from None
+    return tuple(found)
