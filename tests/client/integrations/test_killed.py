@@ -1,4 +1,4 @@
-"""Two ranks in each trainer are killed at a step that is no checkpoint; two go on, and one, and miss no row."""
+"""Two ranks are killed at a step that is no checkpoint; two go on, or one, and miss no row."""
 
 from __future__ import annotations
 

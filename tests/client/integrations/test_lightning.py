@@ -179,5 +179,5 @@ def test_a_loader_whose_state_would_count_the_held_batch_is_refused(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    with pytest.raises(errors.CorpusClientError, match="CorpusDataModule|StatefulCorpusLoader in place"):
+    with pytest.raises(errors.CorpusClientError, match=r"CorpusDataModule|StatefulCorpusLoader in place"):
         trainer.fit(Model(), train_dataloaders=make[kind]())

@@ -141,6 +141,6 @@ def test_evaluation_is_of_the_plans_batches(server: ReferenceServer, tmp_path: P
     with CorpusLoader(server.url, **held_out, **QUICK, device="cpu") as loader, torch.no_grad():
         losses = [llama(**causal_lm(batch)).loss.item() for batch in loader]
     assert found == pytest.approx([sum(losses) / 3] * 2, rel=1e-5)
+    trainer.args.gradient_accumulation_steps = 2
     with pytest.raises(errors.InvalidArgument, match="num_steps, the steps of an epoch, must be divisible"):
-        trainer.args.gradient_accumulation_steps = 2
         train_from(trainer, server.url, **PLAN, num_steps=3)
