@@ -70,7 +70,9 @@ class ReferenceSource:
             return epoch, shuffled(offset, self.num_windows, key, epoch)
         if self.order == "random":
             return 0, drawn(position, self.num_windows, key)
-        return epoch, offset
+        if self.order == "sequential":
+            return epoch, offset
+        raise ValueError(f"the reference does not know order {self.order!r}")
 
     def touching(self, ranges: Sequence[Sequence[int]]) -> list[range]:
         """The windows that touch a token of some corpus-wide ranges: sorted, apart."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,8 @@ import numpy.typing as npt
 
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
-from corpus_client.network.replicas import Exchange
 from corpus_client.plan.document import MAX_STEP, integer, requested_plan
-from corpus_client.plan.requests import StepRequests, receive_step
+from corpus_client.plan.requests import AheadRequests, StepRequests
 from corpus_client.plan.schedule import pieces, rank_shapes, shape_of
 from corpus_client.plan.state import PlanLoader, make_state
 from corpus_client.plan.world import find_rank
@@ -90,8 +90,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         with self._connect() as replicas:
             self._bound = replicas.bind(document)
         self._step_ranges = rank_shapes(self._bound.stages, self.place[1], self._bound.num_steps)
-        self._requests: StepRequests | None = None
-        self._asked: deque[Exchange] = deque()
+        self._requests: AheadRequests | None = None
         self._received: deque[Tokens] = deque()
 
     def __next__(self) -> ArrayBatch:
@@ -113,9 +112,9 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         """Return the batch of any step; the loader stays where it is."""
         self._check_process()
         step = integer("step", step, 0, MAX_STEP)
-        shape, (rank, world_size) = shape_of(self._step_ranges, step), self.place
-        with self._connect(plan=self._bound) as replicas:
-            tokens = receive_step(replicas, self._bound, step, shape, rank=rank, world_size=world_size)
+        shape = shape_of(self._step_ranges, step)
+        with closing(self._make_requests()) as requests:
+            tokens = requests.receive_step(step, shape)
         dtype = np.dtype(self._bound.dtype).newbyteorder("<")
         return ArrayBatch(step=step, tokens=np.frombuffer(tokens, dtype).reshape(shape), plan=self._bound)
 
@@ -123,23 +122,20 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         requests, self._requests = self._requests, None
         if requests is not None and os.getpid() == self._pid:  # else the sockets are the parent's
             requests.close()
-        self._asked.clear()
         self._received.clear()
 
     def _receive(self) -> None:
         """Receive the oldest answer, with as many newer requests on the wire as may be."""
         dtype = np.dtype(self._bound.dtype).newbyteorder("<")
         if self._requests is None:
-            self._asked.clear()  # of requests that an interrupt kept `_stop` from clearing
-            replicas, (rank, world_size) = self._connect(plan=self._bound), self.place
-            self._requests = StepRequests(replicas, self._bound, rank=rank, world_size=world_size)
-            most = REQUEST_BYTES // dtype.itemsize
-            self._pieces = pieces(self._step_ranges, self._step, self._end_step, most_tokens=most)
-        while len(self._asked) < self._in_flight and (piece := next(self._pieces, None)) is not None:
-            self._asked.append(self._requests.begin(*piece))
-        if not self._asked:
-            raise StopIteration
-        exchange = self._asked.popleft()
+            max_tokens = REQUEST_BYTES // dtype.itemsize
+            wanted = pieces(self._step_ranges, self._step, self._end_step, max_tokens=max_tokens)
+            self._requests = AheadRequests(self._make_requests(), wanted, self._in_flight)
+        exchange, _ = self._requests.next()
         tokens = np.empty(exchange.request.shape, dtype)
         self._requests.finish(exchange, tokens.data.cast("B"))
         self._received.extend(tokens)
+
+    def _make_requests(self) -> StepRequests:
+        rank, world_size = self.place
+        return StepRequests(self._connect(plan=self._bound), self._bound, rank=rank, world_size=world_size)

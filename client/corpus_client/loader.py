@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from corpus_client.plan.document import (
     requested_plan,
     successor,
 )
-from corpus_client.plan.requests import receive_step
+from corpus_client.plan.requests import StepRequests
 from corpus_client.plan.schedule import shape_of
 from corpus_client.plan.state import PlanLoader
 from corpus_client.plan.world import Placement
@@ -159,8 +160,10 @@ class CorpusLoader(PlanLoader[Batch]):
         bound, place = self._bound, self.prepared.options.place
         step = integer("step", step, 0, MAX_STEP)
         shape, dtype = shape_of(self.prepared.steps.step_ranges, step), self.prepared.steps.dtype
-        with self._connect(plan=bound) as replicas:
-            tokens = receive_step(replicas, bound, step, shape, rank=place.rank, world_size=place.world_size)
+        replicas = self._connect(plan=bound)
+        requests = StepRequests(replicas, bound, rank=place.rank, world_size=place.world_size)
+        with closing(requests):
+            tokens = requests.receive_step(step, shape)
         stored = torch.frombuffer(tokens, dtype=dtype).view(1, *shape)
         (views,) = shifted(stored, place.context)
         make = Stager(self._stager.location, context=place.context).make

@@ -16,7 +16,7 @@ from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
 from corpus_client.observe.attribution import Meter
 from corpus_client.plan.document import integer
-from corpus_client.plan.requests import StepRequests
+from corpus_client.plan.requests import AheadRequests, StepRequests
 from corpus_client.plan.schedule import MAX_STEPS_PER_REQUEST, rank_shapes
 from corpus_client.plan.world import RankPart, ranks_on_host
 from corpus_client.staging import local
@@ -136,7 +136,8 @@ class PreparedPlan:
         )
         source: Source = requests
         if root is not None:
-            source = local.LocalSource(requests, self.bound, shards, steps, self._request_bytes)
+            ahead = AheadRequests(requests, steps.pieces(self._request_bytes), steps.in_flight)
+            source = local.LocalSource(ahead, self.bound, shards)
         return Pipeline(source, slots, stager, steps, meter)
 
     @property
@@ -144,5 +145,5 @@ class PreparedPlan:
         """Of the tokens that one request is about, whether they are answered or only where they lie."""
         if self.options.staging.local_root is None:
             return self.sizes.used_bytes
-        most_window = max(each.shape[1] for each in self.steps.step_ranges)
-        return max(self.sizes.used_bytes, local.REQUEST_ROWS * most_window * self.steps.dtype.itemsize)
+        max_window = max(each.shape[1] for each in self.steps.step_ranges)
+        return max(self.sizes.used_bytes, local.REQUEST_ROWS * max_window * self.steps.dtype.itemsize)

@@ -72,7 +72,7 @@ class SourceAnswer(BaseModel):
 
     num_windows: int
     steps_per_epoch: Annotated[
-        float | None, Field(description="In the last stage that uses it; null for order random.")
+        float | None, Field(description="In the last stage that uses it; null if the order has no epochs.")
     ]
     fingerprint: str
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
@@ -107,9 +107,7 @@ class PlanAnswer(BaseModel):
     plan: dict[str, Any]
     sources: dict[str, SourceAnswer]
     stages: list[StageAnswer]
-    num_steps: Annotated[
-        int | None, Field(description="Training steps; null without an end, as in all orders but megatron.")
-    ]
+    num_steps: Annotated[int | None, Field(description="Training steps; null if the plan has no end.")]
     dtype: str
     shards: list[PlanShardAnswer]
 

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+ORDERS = ("shuffle", "sequential", "random")
+"""Those that the fake server knows; it refuses others, as the real one does."""
+
 
 @dataclass(eq=False)
 class ReferenceCorpus:
@@ -133,6 +136,8 @@ def rows_of_step(
     number, before = stage_of(plan, plan_step)
     stage = plan["stages"][number]
     excluded = [e for earlier in plan["stages"][: number + 1] for e in earlier.get("exclude", {}).items()]
+    if plan["order"] not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {plan['order']!r}")
     stride = 1 if plan["order"] == "random" else plan["stride"]
     shuffled = plan["seed"] if plan["order"] == "shuffle" else None
     windows_of = {

@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 
 from tests.client.reference_plan import (
+    ORDERS,
     ReferenceCorpus,
     first_step_of,
     plan_step_of,
@@ -129,6 +130,10 @@ class ReferenceServer:
         raise Problem(404, "unknown-corpus", f"no corpus is named {name!r}")
 
     def describe_plan(self, plan: dict[str, Any]) -> dict[str, Any]:
+        if plan["order"] not in ORDERS:
+            raise Problem(
+                422, "invalid-plan", f"order must be one of {', '.join(ORDERS)}, got {plan['order']!r}"
+            )
         stride = 1 if plan["order"] == "random" else plan["seq_len"]
         plan = {"version": 1, "stride": stride, "skip_steps": [], **plan}
         names = sources_of(plan)

@@ -17,7 +17,7 @@ from corpus_client.network import wire
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
 from corpus_client.network.transport import KEEP_ALIVE, is_certificate_error
-from corpus_client.observe.tracing import SentRequest
+from corpus_client.observe.telemetry import SentRequest
 
 T = TypeVar("T")
 

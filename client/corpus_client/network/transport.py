@@ -23,7 +23,7 @@ from corpus_client.network import wire
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
 from corpus_client.observe.attribution import Stopwatch
-from corpus_client.observe.tracing import SentRequest
+from corpus_client.observe.telemetry import SentRequest
 
 MAX_ERROR_BYTES = 65_536
 
@@ -263,10 +263,10 @@ class Connection:
             self._received += part[:num_bytes]
         return self._take(end + len(wire.HEAD_END))
 
-    def _take(self, most: int) -> bytes:
-        """Remove and return up to `most` bytes of what was received already."""
-        taken = bytes(self._received[:most])
-        del self._received[:most]
+    def _take(self, max_bytes: int) -> bytes:
+        """Remove and return up to `max_bytes` bytes of what was received already."""
+        taken = bytes(self._received[:max_bytes])
+        del self._received[:max_bytes]
         return taken
 
     def _fill(self, part: memoryview, deadline: float, digest: xxhash.xxh3_64 | None = None) -> None:

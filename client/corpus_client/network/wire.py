@@ -23,7 +23,7 @@ from urllib.parse import quote, quote_plus
 import xxhash
 
 from corpus_client import errors
-from corpus_client.observe.tracing import REQUEST_ID_HEADER
+from corpus_client.observe.telemetry import REQUEST_ID_HEADER
 
 SHAPE_HEADER = "corpus-shape"
 DTYPE_HEADER = "corpus-dtype"

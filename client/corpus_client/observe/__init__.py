@@ -1,3 +1,3 @@
 """Where the time goes: measured by the loader itself, while it runs. No torch."""
 
-__all__ = ["attribution", "progress", "trace", "tracing"]
+__all__ = ["attribution", "progress", "telemetry", "trace"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
 
 from corpus_client.network import wire
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.replicas import Exchange, Replicas
+from corpus_client.plan.schedule import Piece
 
 
 class StepRequests:
@@ -19,39 +20,51 @@ class StepRequests:
     def __init__(
         self, replicas: Replicas, plan: BoundPlan, *, rank: int = 0, world_size: int = 1, places: bool = False
     ) -> None:
+        self._plan, self._rank, self._world_size, self._places = plan, rank, world_size, places
         self._replicas = replicas
-        route, dtype = ("/v1/indices", "int64") if places else ("/v1/batches", plan.dtype)
-        part: dict[str, Any] = {"rank": rank, "world_size": world_size, "plan": plan.plan_id}
-        self._request = partial(
-            wire.steps_request, route, dtype=dtype, verify=replicas.network.verify, **part
-        )
-        self._places = places
+        self.finish, self.stop, self.close = replicas.finish, replicas.stop, replicas.close
 
     def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> Exchange:
         """Send the request for these steps; shape: of each batch, rows and tokens of a row."""
-        num_rows, window = shape
-        asked = num_steps, num_rows, 2 if self._places else window
-        return self._replicas.begin(self._request(shape=asked, step=start_step))
+        return self._replicas.begin(
+            wire.steps_request(
+                "/v1/indices" if self._places else "/v1/batches",
+                (num_steps, shape[0], 2 if self._places else shape[1]),
+                "int64" if self._places else self._plan.dtype,
+                step=start_step,
+                rank=self._rank,
+                world_size=self._world_size,
+                verify=self._replicas.network.verify,
+                plan=self._plan.plan_id,
+            )
+        )
 
-    def finish(self, ticket: Exchange, view: memoryview) -> None:
-        """Receive them at the start of `view`, C order."""
-        self._replicas.finish(ticket, view)
-
-    def stop(self) -> None:
-        """Wake the thread that waits here."""
-        self._replicas.stop()
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._replicas.close()
+    def receive_step(self, step: int, shape: tuple[int, int]) -> bytearray:
+        """Ask for one step and receive it."""
+        exchange = self.begin(step, 1, shape)
+        received = bytearray(exchange.request.num_bytes)
+        self.finish(exchange, memoryview(received))
+        return received
 
 
-def receive_step(
-    replicas: Replicas, plan: BoundPlan, step: int, shape: tuple[int, int], *, rank: int, world_size: int
-) -> bytearray:
-    """Ask for one training step; return the tokens of a rank, of this shape, as stored in C order."""
-    requests = StepRequests(replicas, plan, rank=rank, world_size=world_size)
-    exchange = requests.begin(step, 1, shape)
-    tokens = bytearray(exchange.request.num_bytes)
-    requests.finish(exchange, memoryview(tokens))
-    return tokens
+class AheadRequests:
+    """Asks for pieces of a plan in order, with `in_flight` requests on the wire."""
+
+    def __init__(self, requests: StepRequests, pieces: Iterator[Piece], in_flight: int) -> None:
+        self._requests = requests
+        self._pieces = pieces
+        self._in_flight = in_flight
+        self._asked: deque[tuple[Exchange, int]] = deque()  # with the tokens of a row
+        self.finish, self.stop, self.close = requests.finish, requests.stop, requests.close
+
+    def ask(self) -> None:
+        """Send as many requests as may be on the wire."""
+        while len(self._asked) < self._in_flight and (piece := next(self._pieces, None)) is not None:
+            self._asked.append((self._requests.begin(*piece), piece[2][1]))
+
+    def next(self) -> tuple[Exchange, int]:
+        """Return the oldest request, to be finished, and the tokens of a row; or raise `StopIteration`."""
+        self.ask()
+        if not self._asked:
+            raise StopIteration
+        return self._asked.popleft()

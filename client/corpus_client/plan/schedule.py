@@ -81,7 +81,7 @@ def pieces(
     start_step: int,
     end_step: int | None,
     *,
-    most_tokens: int,
+    max_tokens: int,
     step_stride: int = 1,
 ) -> Iterator[Piece]:
     """Yield what is asked for at a time.
@@ -91,17 +91,17 @@ def pieces(
 
     Args:
         end_step: where to stop; None: never.
-        most_tokens: of a piece of several steps.
+        max_tokens: of a piece of several steps.
         step_stride: every how many steps one is asked for; above 1 each is a piece of its own.
     """
     step, count = start_step, 1
     for step_range in step_ranges:
-        most = min(most_tokens // step_range.batch_tokens, MAX_STEPS_PER_REQUEST)
-        if step_stride > 1 or most == 0:
-            most = 1
+        max_steps = min(max_tokens // step_range.batch_tokens, MAX_STEPS_PER_REQUEST)
+        if step_stride > 1 or max_steps == 0:
+            max_steps = 1
         stops = [stop for stop in (step_range.stop_step, end_step) if stop is not None]
         while not stops or step < min(stops):
-            num_steps = min(count, most, *(stop - step for stop in stops))
+            num_steps = min(count, max_steps, *(stop - step for stop in stops))
             yield step, num_steps, step_range.shape
             step += max(num_steps, step_stride)
             count = min(2 * count, MAX_STEPS_PER_REQUEST)

@@ -66,10 +66,10 @@ class FetchRange:
         """Bytes of the largest batch, as stored."""
         return max(each.batch_tokens for each in self.step_ranges) * self.dtype.itemsize
 
-    def pieces(self, most_bytes: int) -> Iterator[Piece]:
+    def pieces(self, max_bytes: int) -> Iterator[Piece]:
         """Return what is fetched at a time, as `schedule.pieces` does."""
-        tokens, steps = most_bytes // self.dtype.itemsize, (self.start_step, self.end_step)
-        return pieces(self.step_ranges, *steps, most_tokens=tokens, step_stride=self.step_stride)
+        tokens, steps = max_bytes // self.dtype.itemsize, (self.start_step, self.end_step)
+        return pieces(self.step_ranges, *steps, max_tokens=tokens, step_stride=self.step_stride)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -13,9 +12,8 @@ import numpy as np
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
-from corpus_client.network.replicas import Exchange, Replicas
-from corpus_client.plan.requests import StepRequests
-from corpus_client.staging.fetcher import FetchRange
+from corpus_client.network.replicas import Replicas
+from corpus_client.plan.requests import AheadRequests
 from corpus_client.staging.gather import Gatherer, LocalShard
 from corpus_client.staging.options import LocalRoot
 
@@ -23,7 +21,7 @@ PROBE_TOKENS = 2048
 PROBE_SHARDS = 8
 
 REQUEST_ROWS = 16_384
-"""Whose indices one request asks for at most, or for as many as a slot holds: 256 KiB."""
+"""Most rows per index request, unless a slot holds more: 256 KiB."""
 
 
 def open_shards(plan: BoundPlan, local_root: LocalRoot) -> list[LocalShard]:
@@ -84,25 +82,20 @@ def _local_path(local_root: LocalRoot, described: ShardDescription) -> Path:
 class LocalSource:
     """Receives indices, of many slots at a time, and gathers the tokens from local shards, which it owns.
 
-    most: bytes of the tokens that one request is about. `steps.in_flight` of these requests are on the wire;
-        their answers wait in the kernel's buffers while no slot is free.
+    The answers wait in the kernel's buffers while no slot is free.
     """
 
-    def __init__(
-        self, requests: StepRequests, plan: BoundPlan, shards: list[LocalShard], steps: FetchRange, most: int
-    ) -> None:
+    def __init__(self, requests: AheadRequests, plan: BoundPlan, shards: list[LocalShard]) -> None:
         self._requests = requests
         self._dtype = plan.dtype
         self._shards = shards
         self._gatherers: dict[int, Gatherer] = {}  # by tokens of a row
-        self._pieces = steps.pieces(most)
-        self._in_flight = steps.in_flight
-        self._asked: deque[tuple[Exchange, int]] = deque()  # with the tokens of a row
         self._num_selected = self._num_gathered = 0  # rows of the answer received last
+        self.stop = requests.stop
 
     def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> tuple[int, int]:
-        """Have requests on the wire for steps with batches of this shape, or for those behind them."""
-        self._ask_ahead()
+        """Have requests on the wire for steps with batches of this shape, or for those after them."""
+        self._requests.ask()
         return num_steps * shape[0], shape[1]
 
     def finish(self, ticket: tuple[int, int], view: memoryview) -> None:
@@ -116,24 +109,15 @@ class LocalSource:
             self._num_gathered += count
             out = out[count:]
 
-    def stop(self) -> None:
-        """Wake the fetcher thread."""
-        self._requests.stop()
-
     def close(self) -> None:
         """Close connections and files."""
         self._requests.close()
         for shard in self._shards:
             shard.close()
 
-    def _ask_ahead(self) -> None:
-        while len(self._asked) < self._in_flight and (piece := next(self._pieces, None)) is not None:
-            self._asked.append((self._requests.begin(*piece), piece[2][1]))
-
     def _receive(self) -> None:
         """Select the windows that the next answer names; those before them are gathered."""
-        self._ask_ahead()
-        exchange, window = self._asked.popleft()
+        exchange, window = self._requests.next()
         indices = np.empty(exchange.request.shape, "<i8")
         self._requests.finish(exchange, indices.data.cast("B"))
         if window not in self._gatherers:

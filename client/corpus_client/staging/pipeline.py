@@ -44,7 +44,7 @@ class Pipeline:
         self._steps = steps
         stager.prepare(steps.batch_bytes)
         # One slot must stay with the fetcher: if all are uploaded ahead, it is idle during the step.
-        self._most_uploaded = max(1, min(stager.num_buffers, len(slots) - 1))
+        self._max_uploaded = max(1, min(stager.num_buffers, len(slots) - 1))
         self._uploaded: deque[Group] = deque()  # groups with batches that are not read yet
         self._uploading: FilledSlot | None = None
         self.waiting = False  # whether the training loop stands still here
@@ -61,11 +61,11 @@ class Pipeline:
         self._meter.ask()
         step = None
         try:
-            if len(self._uploaded) < self._most_uploaded:  # once per group
+            if len(self._uploaded) < self._max_uploaded:  # once per group
                 self._reclaim()
                 if not self._uploaded and not self._upload_next(wait=True):
                     raise StopIteration
-                while len(self._uploaded) < self._most_uploaded and self._upload_next(wait=False):
+                while len(self._uploaded) < self._max_uploaded and self._upload_next(wait=False):
                     pass
             group = self._uploaded[0]
             made = group.read_next(use)

@@ -69,17 +69,17 @@ def choose_slot_sizes(
     There is a slot for each request in flight, one being copied from and one that is ready, unless
     batches are so large that only two fit: one is filled while the other is used.
     """
-    most = host_memory_bytes() // 2 // ranks_on_host
-    budget = min(prefetch_bytes, most)
+    share = host_memory_bytes() // 2 // ranks_on_host
+    budget = min(prefetch_bytes, share)
     least = SlotSizes(num_slots=2, steps_per_slot=1, batch_bytes=batch_bytes)
     if budget < 2 * least.slot_bytes:
         raise errors.InvalidArgument(
             f"prefetch_bytes must hold two slots of {least.slot_bytes:,} bytes, got {prefetch_bytes:,}, and "
-            f"half of the host's memory gives each of {ranks_on_host} ranks {most:,}; "
+            f"half of the host's memory gives each of {ranks_on_host} ranks {share:,}; "
             "raise it or lower global_batch_size"
         )
-    share = budget // (in_flight + 2) // mmap.PAGESIZE * mmap.PAGESIZE  # slots are whole pages
-    steps = min(min(REQUEST_BYTES, share) // batch_bytes, MAX_STEPS_PER_REQUEST)
+    per_slot = budget // (in_flight + 2) // mmap.PAGESIZE * mmap.PAGESIZE  # slots are whole pages
+    steps = min(min(REQUEST_BYTES, per_slot) // batch_bytes, MAX_STEPS_PER_REQUEST)
     one = replace(least, num_slots=1, steps_per_slot=max(1, steps))
     return replace(one, num_slots=max(2, min(budget // one.slot_bytes, MAX_SLOTS)))
 

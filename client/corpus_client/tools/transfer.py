@@ -44,11 +44,11 @@ def transfer(
 
 def measure(device: torch.device, sizes: list[int], repeats: int) -> report.Report:
     """Measure everything that this machine allows, the host's part always; a row for each way of copying."""
-    most = measurable_bytes(device) // BUFFERS
-    allowed, missing = [size for size in sizes if size <= most], []
+    max_bytes = measurable_bytes(device) // BUFFERS
+    allowed, missing = [size for size in sizes if size <= max_bytes], []
     if len(allowed) < len(sizes):
         missing.append(
-            f"sizes above {size_name(most)}: measurements take up to {BUFFERS} times a size, "
+            f"sizes above {size_name(max_bytes)}: measurements take up to {BUFFERS} times a size, "
             "and no more than a quarter of the memory that is free"
         )
     if not allowed:

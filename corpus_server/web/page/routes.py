@@ -6,6 +6,7 @@ reader types in.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from starlette.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
 from corpus_server import __version__
+from corpus_server.plan import ORDERS
 
 VIEWS: Final = {
     "/": ("corpora", "Corpora"),
@@ -49,6 +51,7 @@ def add_page(app: FastAPI) -> None:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    templates.globals["orders"] = [each for each in ORDERS if not fields(each)]
     for path, (name, title) in VIEWS.items():
         template = templates.get_template(f"{name}.html")
         app.add_api_route(

@@ -201,21 +201,26 @@ class Control:
         """Nothing is open."""
 
 
-class TimedFiller(StepRequests):
+class TimedSource(StepRequests):
     """Notes how long each answer was waited for, in simulated seconds."""
 
     world: World
     longest: float = 0.0
     last: float = 0.0
 
-    def finish(self, ticket: Any, view: memoryview) -> None:
-        """Check the time that it took, whatever happens."""
-        started = self.world.now
-        try:
-            super().finish(ticket, view)
-        finally:
-            self.last = self.world.now - started
-            self.longest = max(self.longest, self.last)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        receive = self.finish
+
+        def finish(ticket: Any, view: memoryview) -> None:
+            started = self.world.now
+            try:
+                receive(ticket, view)
+            finally:
+                self.last = self.world.now - started
+                self.longest = max(self.longest, self.last)
+
+        self.finish = finish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +328,7 @@ class Run:
         world, network = self.world, self.network
         hosts = ["corpus"] if self.by_name else world.peers
         replicas = Replicas([f"http://{host}:{PORT}" for host in hosts], network, plan=PLAN)
-        filler = TimedFiller(replicas, PLAN)
+        filler = TimedSource(replicas, PLAN)
         filler.world = world
         slot_bytes = self.steps_per_slot * STEP_BYTES
         storages = [torch.empty(slot_bytes, dtype=torch.uint8) for _ in range(network.in_flight + 2)]

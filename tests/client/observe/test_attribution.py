@@ -132,7 +132,7 @@ def test_nothing_was_done_yet() -> None:
     assert (stats.tokens_per_second, stats.wait_share, stats.fill, stats.wait.cause) == (0.0, 0.0, 0.0, "")
 
 
-class SlowFiller(CountingSource):
+class SlowSource(CountingSource):
     """Spends its time in one phase."""
 
     def __init__(self, meter: Meter, phase: Phase, server_seconds: float) -> None:
@@ -169,7 +169,7 @@ def test_training_loop_waits_for_what_the_fetcher_does(
     slots: tuple[Slot, ...], phase: Phase, server_seconds: float, cause: str
 ) -> None:
     meter = Meter()
-    filler, device = SlowFiller(meter, phase, server_seconds), Stager(CPU)
+    filler, device = SlowSource(meter, phase, server_seconds), Stager(CPU)
     pipeline = Pipeline(filler, slots, device, replace(STEPS, end_step=17), meter)
     assert len(list(batches_of(pipeline))) == 12
     pipeline.close()

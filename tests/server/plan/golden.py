@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus_server.plan import Plan, Sampler
+from tests.plans import EPOCH_ORDERS, PLAIN_ORDERS
 
 TABLE = Path(__file__).with_name("golden_rows_1.json")
 SHOWN_ROWS = 3
@@ -31,11 +32,11 @@ STEPS = [0, 1, 7, 8191, 10**8, 2**40]
 
 def cases() -> Iterator[tuple[str, Document, ShardTokens, list[int]]]:
     """Yield (name, plan document, tokens of each shard, training steps)."""
-    for order in ("shuffle", "sequential", "random"):
+    for order in PLAIN_ORDERS:
         for name, tokens in (("one shard", ONE_SHARD), ("many shards", MANY_SHARDS), ("vast", VAST)):
             for seed in (0, 1337, 2**64 - 1):
                 yield f"{order}, {name}, seed {seed}", plan([stage()], order=order, seed=seed), tokens, STEPS
-        if order != "random":
+        if order in EPOCH_ORDERS:
             for stride in (1, 9, 24):
                 document = plan([stage()], order=order, stride=stride)
                 yield f"{order}, stride {stride}", document, MANY_SHARDS, STEPS
@@ -48,7 +49,7 @@ def cases() -> Iterator[tuple[str, Document, ShardTokens, list[int]]]:
 
 def curricula() -> Iterator[tuple[str, Document, ShardTokens, list[int]]]:
     """Yield plans whose stages read the windows of 8 inputs in parts of 1, 2, 4 and whole."""
-    for order in ("shuffle", "sequential", "random", {"shuffle": {"block_windows": 100, "group_blocks": 8}}):
+    for order in (*PLAIN_ORDERS, {"shuffle": {"block_windows": 100, "group_blocks": 8}}):
         stages = [
             stage(size=32, mixture={"web": 2, "code": 1}, seq_len=1),
             stage(50, size=40, mixture={"math": 1, "web": 1}, exclude={"web": [[100, 2_000]]}, seq_len=2),

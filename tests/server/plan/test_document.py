@@ -16,7 +16,7 @@ from corpus_server.errors import InvalidPlan
 from corpus_server.plan import BoundedShuffle, MegatronOrder, Plan, Stage, document
 from corpus_server.plan.document import MAX_RANGES_IN_FORCE, MAX_STAGE_SOURCES, MAX_STAGES
 from corpus_server.plan.stage import MAX_SOURCES
-from tests.plans import Case, small_plans
+from tests.plans import PLAIN_ORDERS, Case, small_plans
 from tests.reference import one_source
 
 FINGERPRINTS = {"web": "sampled-" + "0" * 64}
@@ -38,7 +38,7 @@ def test_the_canonical_json_and_the_id_are_these_bytes() -> None:
     assert plan.id == hashlib.sha256(expected.encode()).hexdigest()
 
 
-@given(case=small_plans(orders=("shuffle", "sequential", "bounded", "random")))
+@given(case=small_plans(orders=(*PLAIN_ORDERS, "bounded")))
 def test_the_canonical_json_is_the_sorted_one_without_spaces(case: Case) -> None:
     plan = Plan.from_json(case.document)
     assert plan.canonical_json == json.dumps(plan.to_json(), sort_keys=True, separators=(",", ":"))
@@ -137,7 +137,7 @@ MISTAKES: list[tuple[str, object, str, str]] = [
     ("stride-random", {"order": "random", "stride": 2}, "stride", "stride must be 1"),
     ("seed-negative", {"seed": -1}, "seed", "got -1"),
     ("seed-2^64", {"seed": 2**64}, "seed", r"\[0, 18446744073709551615\]"),
-    ("order", {"order": "Shuffle"}, "order", "shuffle, sequential, random"),
+    ("order", {"order": "Shuffle"}, "order", "one of shuffle, "),
     ("order-list", {"order": ["shuffle"]}, "order", "one of"),
     ("order-empty", {"order": {}}, "order", "block_windows"),
     ("order-other", {"order": {"random": {}}}, "order", "got {'random'"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidPlan
 from tests.arithmetic import chi_square_p_value
-from tests.plans import Case, run_of, small_plans, source_numbers, token_ranges
+from tests.plans import EPOCH_ORDERS, PLAIN_ORDERS, Case, run_of, small_plans, source_numbers, token_ranges
 from tests.reference import ReferencePlan
 
 
@@ -33,7 +33,7 @@ def tokens_of(case: Case, name: str, shard: int, start: int) -> set[int]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(small_plans(orders=("shuffle", "sequential", "bounded", "random")))
+@given(small_plans(orders=(*PLAIN_ORDERS, "bounded")))
 def test_only_rows_that_touch_an_exclusion_change_and_they_touch_none(case: Case) -> None:
     """Against sets of tokens; the substitute is of the same source, all other windows are the same."""
     with_them, without = case.sampler(), case.without_exclusions().sampler()
@@ -78,7 +78,7 @@ def one(exclude: Any, num_tokens: int = 4001, **fields: Any) -> Case:
     return Case({"seq_len": 4, "stages": [stage], **fields}, {"web": [num_tokens]})
 
 
-@pytest.mark.parametrize("order", ["shuffle", "sequential"])
+@pytest.mark.parametrize("order", EPOCH_ORDERS)
 def test_the_others_come_as_before_and_substitutes_are_spread_without_repetition(order: str) -> None:
     """An epoch with 300 of 1,000 windows denied: 700 once, and 300 different ones a second time."""
     case = one([[0, 1200]], order=order)  # window 299 ends with token 1,200, which is allowed

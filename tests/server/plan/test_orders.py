@@ -11,6 +11,7 @@ from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan.orders import INLINE, ORDERS, BoundedShuffle, MegatronOrder, inline_order, order_kind
 from corpus_server.plan.orders.order import Order, check_order
 from corpus_server.plan.orders.sequential import Sequential
+from tests.plans import PLAIN_ORDERS
 
 
 def order_from_json(document: object) -> Order:
@@ -93,7 +94,7 @@ def test_what_is_no_order_of_megatron_is_refused(fields: dict[str, Any], name: s
 
 
 ACCEPTED = (
-    'one of shuffle, sequential, random, or {"shuffle": {"block_windows": ..., "group_blocks": ...}}, '
+    f'one of {", ".join(PLAIN_ORDERS)}, or {{"shuffle": {{"block_windows": ..., "group_blocks": ...}}}}, '
     'or {"megatron": {"num_samples": ...}}'
 )
 
@@ -121,7 +122,7 @@ def test_what_is_no_order_is_refused(document: object, message: str) -> None:
     assert caught.value.detail == message
 
 
-@pytest.mark.parametrize("order", [each for each in ORDERS if not fields(each)], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("order", [each for each in ORDERS if not fields(each)], ids=PLAIN_ORDERS)
 def test_an_order_without_fields_is_its_name(order: type[Order]) -> None:
     assert order_from_json(order.name) == order() == inline_order(order.name, {})
     assert (order().to_json(), str(order()), order.name in INLINE) == (
@@ -133,7 +134,7 @@ def test_an_order_without_fields_is_its_name(order: type[Order]) -> None:
 
 @pytest.mark.parametrize("name", ["megatron", "reversed"])
 def test_a_query_spells_only_orders_that_it_can_say_all_of(name: str) -> None:
-    with pytest.raises(InvalidParameter, match="order must be one of shuffle, sequential, random, got"):
+    with pytest.raises(InvalidParameter, match=r"order must be one of shuffle, .*, got"):
         inline_order(name, {})
 
 

@@ -15,9 +15,8 @@ from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 from tests.arithmetic import chi_square_p_value
+from tests.plans import PLAIN_ORDERS, bounded
 from tests.reference import one_source, window_of_row
-
-ORDERS = ["shuffle", "sequential", "random"]
 
 
 def sampler(document: dict[str, Any], shard_tokens: list[int]) -> Sampler:
@@ -31,7 +30,7 @@ def random_case(draw: random.Random) -> tuple[dict[str, Any], list[int]]:
     shard_tokens = [draw.randrange(0, longest) for _ in range(draw.randrange(0, 5))] + [longest]
     draw.shuffle(shard_tokens)
     document = one_source("web", seq_len, draw.choice([1, 2, 6, 512, 2**20]), seed=draw.getrandbits(64))
-    document["order"] = draw.choice(ORDERS)
+    document["order"] = draw.choice(PLAIN_ORDERS)
     if document["order"] != "random" and draw.random() < 0.5:
         document["stride"] = draw.choice([1, 3, seq_len + 1, 2 * seq_len])
     return document, shard_tokens
@@ -51,7 +50,7 @@ def test_agrees_with_the_reference_on_random_rows() -> None:
         assert located[rows].tolist() == expected, f"{document} over {shard_tokens}, step {step}, rows {rows}"
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", PLAIN_ORDERS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8, 24])
 def test_the_ranks_of_steps_are_the_slices_of_the_global_batch(order: str, world_size: int) -> None:
     """Catalogue row 2, arithmetic half; five steps of 24 rows cross epochs of 57 windows."""
@@ -62,7 +61,7 @@ def test_the_ranks_of_steps_are_the_slices_of_the_global_batch(order: str, world
     assert (np.concatenate(parts, axis=1) == whole).all()
 
 
-@given(step=st.integers(0, 2**40 - 20), count=st.integers(1, 20), order=st.sampled_from(ORDERS))
+@given(step=st.integers(0, 2**40 - 20), count=st.integers(1, 20), order=st.sampled_from(PLAIN_ORDERS))
 def test_several_steps_at_once_are_the_steps_one_by_one(step: int, count: int, order: str) -> None:
     subject = sampler(one_source("web", 4, 10, order=order), [97, 41])
     together = subject.locate(step, count=count)
@@ -254,7 +253,7 @@ def test_a_source_goes_on_where_the_stage_before_left_it() -> None:
     assert rows.tolist() == plain.locate(0, count=7).reshape(-1, 2).tolist()
 
 
-@pytest.mark.parametrize("order", [*ORDERS, {"shuffle": {"block_windows": 3, "group_blocks": 2}}], ids=str)
+@pytest.mark.parametrize("order", [*PLAIN_ORDERS, bounded(3, 2)], ids=str)
 def test_positions_and_tokens_of_windows_are_found_again(order: object) -> None:
     """Of the second source, in several epochs; only draws with replacement have no place."""
     stage = {"global_batch_size": 4, "mixture": {"a": 1, "b": 1}}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.corpora import some_tokens, write_raw, write_sparse
+from tests.plans import PLAIN_ORDERS
 from tests.reference import batch, one_source, window_of_row
 from tests.serving import RunningServer
 
@@ -62,7 +63,7 @@ def server(
 
 
 @pytest.mark.parametrize("name", ["none", "seq-len"])
-@pytest.mark.parametrize("order", ["shuffle", "sequential", "random"])
+@pytest.mark.parametrize("order", PLAIN_ORDERS)
 def test_a_corpus_without_a_window_is_refused(server: RunningServer, name: str, order: str) -> None:
     answer = server.get("/v1/batches", corpus=name, seq_len=SEQ_LEN, batch_size=2, step=0, order=order)
     assert (answer.status, answer.json()["type"]) == (422, "invalid-plan")
@@ -70,7 +71,7 @@ def test_a_corpus_without_a_window_is_refused(server: RunningServer, name: str, 
 
 
 @pytest.mark.parametrize("name", ["seq-len-1", "seq-len-2", "ones", "gaps"])
-@pytest.mark.parametrize("order", ["shuffle", "sequential", "random"])
+@pytest.mark.parametrize("order", PLAIN_ORDERS)
 @pytest.mark.parametrize("stride", [1, SEQ_LEN, SEQ_LEN + 1])
 def test_small_corpora_give_the_reference_s_windows(
     server: RunningServer, shards: dict[str, list[np.ndarray]], name: str, order: str, stride: int

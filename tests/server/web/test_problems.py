@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from corpus_server.errors import CorpusServerError
+from corpus_server.plan.orders import INLINE
 from tests.conftest import ServedCorpus
 from tests.reference import one_source
 from tests.serving import RunningServer, check_problem
@@ -28,7 +29,7 @@ STEP = {**WEB, "step": 0}
         ({"world_size": 5}, "world_size", "one of 1, 2, 3, 4, 6, 12"),
         ({"world_size": 3, "rank": 3}, "rank", "[0, 3)"),
         ({"step": 2**40, "count": 2}, "step", f"[0, {2**40 - 1}]"),
-        ({"order": "Shuffle"}, "order", "'shuffle', 'sequential' or 'random'"),
+        ({"order": "Shuffle"}, "order", f"{', '.join(map(repr, INLINE[:-1]))} or {INLINE[-1]!r}"),
         ({"format": "csv"}, "format", "'raw', 'npy', 'json' or 'text'"),
         ({"checksum": "1"}, "checksum", "'true', 'tail' or 'false'"),
         ({"plan": "xyz"}, "plan", "^[0-9a-f]{64}$"),
