@@ -291,7 +291,7 @@ def test_a_vocabulary_below_the_corpus_is_named_at_the_start(
     trainer = make_trainer(train, url=url, checkpoint=tmp_path / "c.pt")
     trainer.args.vocab_size = 5
     with pytest.raises(errors.InvalidArgument, match=r"vocab_size must be above \d+, the largest token id"):
-        trainer.open_loader("web")
+        trainer.open_loader("train")
 
 
 @pytest.mark.parametrize(
