@@ -69,8 +69,9 @@ def _change_plan(document: dict[str, Any]) -> None:
     for name in ("skip_steps", "fingerprints"):
         document.pop(name, None)
     # JSON Schema counts 1.0 among the integers.
-    for name in {"seq_len", "stride", "seed"} & set(document):
-        document[name] = int(document[name])
+    for name in ("seq_len", "stride", "seed"):
+        if document.get(name) is not None:
+            document[name] = int(document[name])
     if isinstance(order := document.get("order"), dict) and "megatron" in order:
         document["order"] = "shuffle"  # the blend's weights are those of all stages, and documents are needed
     elif isinstance(order, dict):

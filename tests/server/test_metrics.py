@@ -52,14 +52,14 @@ def test_requests_and_bytes_are_counted_over_all_workers(server: RunningServer) 
         return after.get(key, 0) - before.get(key, 0)
 
     problem = len(server.get("/v1/batches", **BATCH, stepp=1).body)
-    assert grown("corpus_requests_total", "/v1/batches", "200", "door") == 20
+    assert grown("corpus_requests_total", "/v1/batches", "200", "fast-path") == 20
     assert grown("corpus_requests_total", "/v1/batches", "200", "application") == 40
-    assert grown("corpus_requests_total", "/v1/batches", "422", "door") == 20
+    assert grown("corpus_requests_total", "/v1/batches", "422", "fast-path") == 20
     assert grown("corpus_requests_total", "/v1/corpora/{name}/tokens", "200", "application") == 40
     assert grown("corpus_requests_total", "unknown", "404", "application") == 20
     assert grown("corpus_sent_bytes_total", "/v1/batches") == sent + 20 * problem
-    assert grown("corpus_requests_total", "refused", "414", "door") == 20
-    assert grown("corpus_requests_total", "refused", "400", "application") == 20
+    assert grown("corpus_requests_total", "refused", "414", "fast-path") == 20
+    assert grown("corpus_requests_total", "refused", "400", "fast-path") == 20
     assert grown("corpus_sent_bytes_total", "refused") == refusals > 0
     assert grown("corpus_request_seconds_count", "/v1/batches") == 80
     ranges = {
