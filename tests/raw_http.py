@@ -69,7 +69,11 @@ class RawConnection:
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(timeout)
-        self.socket.connect(("127.0.0.1", server.port))
+        try:
+            self.socket.connect(("127.0.0.1", server.port))
+        except OSError:
+            self.socket.close()
+            raise
         # A head that is cut into pieces must arrive in pieces.
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = bytearray()

@@ -76,6 +76,21 @@ class Batch(list[torch.Tensor]):
         """Return the same without the kept structure: collate functions put other tensors into the copy."""
         return self._changed(lambda tensor: tensor)
 
+    def __setitem__(self, index: Any, tensor: Any) -> None:
+        """Put a tensor into a copy; torch's DataLoader does so when it collates or pins a batch.
+
+        Raises:
+            InvalidArgument: a DataLoader stacks the batches of a `CorpusIterableDataset`.
+        """
+        if self._origin.plan is None and isinstance(tensor, torch.Tensor) and tensor.ndim > self[index].ndim:
+            raise errors.InvalidArgument(
+                "the DataLoader puts the batches of several steps together, and each is a whole rank batch "
+                "already; pass batch_size=None to it"
+            )
+        super().__setitem__(index, tensor)
+        if self._rows is not None and tensor.is_pinned():  # torch 2.4 pins the items of a list, not the list
+            self._rows = self._rows.pin_memory()
+
     @property
     def inputs(self) -> torch.Tensor:
         """`(rows, seq_len)`, contiguous, of the loader's `dtype`, on its device.

@@ -14,6 +14,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from corpus_server.errors import Overloaded
+
 T = TypeVar("T")
 _Work = tuple[Future[Any], Callable[[], Any]]
 
@@ -38,7 +40,12 @@ class HotThreads(Executor):
         self._closed = False
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Have a thread call a function; RuntimeError after `shutdown`."""
+        """Have a thread call a function.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+            Overloaded: the first thread cannot be started.
+        """
         future: Future[T] = Future()
         work = (future, partial(function, *args, **kwargs))
         with self._lock:
@@ -51,8 +58,14 @@ class HotThreads(Executor):
                 inbox.put(work)
                 name = f"{self._name}_{len(self._threads)}"
                 thread = threading.Thread(target=self._run, args=(inbox,), name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # the process, or the machine, has as many as it may
+                    if not self._threads:
+                        raise Overloaded("no thread can be started now") from None
+                    self._waiting.append(work)
+                else:
+                    self._threads.append(thread)
             else:
                 self._waiting.append(work)
         return future

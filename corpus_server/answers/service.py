@@ -7,7 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -80,9 +80,9 @@ class Service:
             metrics.STAGED_SHARDS.pull(lambda: self.stager.num_staged)
             metrics.EVICTED_SHARDS.pull(lambda: cache.num_evicted)
         self.gather_threads = HotThreads(settings.gather_threads, "gather")
-        self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "control")
+        self._control_threads = HotThreads(_CONTROL_THREADS, "control")
         # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.
-        self._probe_thread = ThreadPoolExecutor(1, "probe")
+        self._probe_thread = HotThreads(1, "probe")
         self._probes: dict[Callable[[], Any], Future[Any]] = {}  # by their work, the last of each
         self.draining = False
         self._working_since: dict[int, float] = {}

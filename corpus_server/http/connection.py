@@ -179,8 +179,10 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """Go on: the kernel has taken what the loop had left to send."""
+        if self._watch is None:
+            return  # TLS tells within `send`, too
         self._stop_timers(watch_only=True)
-        if self._state is State.ANSWERING and not self._in_thread:
+        if self._state is State.ANSWERING:
             self._guarded(self._taken)
         elif self._bridge is not None:
             self._bridge.resume()

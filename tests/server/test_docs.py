@@ -40,7 +40,7 @@ def test_the_metrics_are_those_of_the_code() -> None:
 
 def test_the_rooms_are_drawn_in_the_order_of_the_imports() -> None:
     block = re.findall(r"(?:^    .*\n)+", chapter(ARCHITECTURE, "Rooms"), re.MULTILINE)[0]
-    drawn = [set(line[4:35].split()) for line in block.splitlines()]  # then what each room is for
+    drawn = [set(re.split(" {3,}", line.strip())[0].split()) for line in block.splitlines()]
     assert [floor - {"__init__"} for floor in reversed(FLOORS)] == drawn
 
 

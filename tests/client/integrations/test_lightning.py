@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from corpus_client import CorpusLoader, errors
+from corpus_client import CorpusIterableDataset, CorpusLoader, errors
 from tests.client.integrations.ranks import PLAN, QUICK, VOCABULARY, on_ranks, rows_of
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
@@ -153,3 +153,31 @@ def test_a_state_of_the_module_is_one_of_a_loader(server: ReferenceServer, tmp_p
     with CorpusLoader(server.url, device="cpu", **PLAN) as loader:
         loader.load_state_dict(torch.load(last(tmp_path), weights_only=True)["CorpusDataModule"])
         assert loader.step == 5
+
+
+@pytest.mark.parametrize("kind", ["CorpusLoader", "StatefulCorpusLoader", "StatefulDataLoader"])
+def test_a_loader_whose_state_would_count_the_held_batch_is_refused(
+    server: ReferenceServer, tmp_path: Path, kind: str
+) -> None:
+    """Lightning saves the state of a loader that it is given, and holds a batch of one without a length."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from corpus_client.integrations.torchdata import StatefulCorpusLoader
+
+    dataset = CorpusIterableDataset(server.url, **PLAN, **QUICK)
+    make: dict[str, Any] = {
+        "CorpusLoader": lambda: CorpusLoader(server.url, **PLAN, **QUICK, device="cpu"),
+        "StatefulCorpusLoader": lambda: StatefulCorpusLoader(dataset),
+        "StatefulDataLoader": lambda: StatefulDataLoader(dataset, batch_size=None),
+    }
+    warnings.simplefilter("ignore")
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=4,
+        callbacks=[lightning.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=3)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with pytest.raises(errors.CorpusClientError, match=r"CorpusDataModule|StatefulCorpusLoader in place"):
+        trainer.fit(Model(), train_dataloaders=make[kind]())

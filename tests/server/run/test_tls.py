@@ -113,6 +113,27 @@ def test_the_same_bytes_come_under_tls(authority: Authority, tmp_path: Path) -> 
         assert "Traceback" not in server.log()
 
 
+@pytest.mark.parametrize("path", ["batches?corpus=web&seq_len=16&batch_size=8", "corpora/web/tokens?count=0"])
+def test_a_client_that_leaves_within_a_response_is_noticed(
+    authority: Authority, tmp_path: Path, path: str
+) -> None:
+    """Catalogue row 42: what was not sent is not counted, and the request ends."""
+    large = path.replace("=16&batch_size=8", "=1024&batch_size=4096&step=3").replace("count=0", "count=50000")
+    target = f"/v1/{large}" + ("" if "batches" in path else "&format=json")
+    with serving(authority, tmp_path) as server:
+        context = ssl.create_default_context(cafile=str(authority.certificate))
+        connection = connect(server, context)
+        connection.request("GET", target)
+        connection.sock.recv(600)
+        connection.sock.close()
+        connection.close()
+        server.wait_until_idle()
+        metrics = server.get("/metrics").body.decode()
+        (line,) = [each for each in metrics.splitlines() if "sent_bytes_total" in each and path[:5] in each]
+        assert float(line.rsplit(" ", 1)[1]) < 5 * 2**20
+        assert "unexpected=" not in server.log()
+
+
 def test_connections_that_ended_are_counted_no_longer(authority: Authority, tmp_path: Path) -> None:
     """A TLS connection does not know its peer any more when it is lost."""
     with serving(authority, tmp_path, "--max-connections-per-address", 2) as server:

@@ -1,0 +1,187 @@
+"""What a connection does when something is missing, comes too soon, or goes away."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import psutil
+import pytest
+
+from corpus_server.answers.hot_threads import HotThreads
+from corpus_server.errors import Overloaded
+from tests.corpora import some_tokens, write_raw
+from tests.raw_http import Ended, RawConnection, check_raw_problem, get
+from tests.serving import RunningServer
+
+MIB = 2**20
+LARGE = {"corpus": "a", "seq_len": 1024, "batch_size": 64, "step": 3, "count": 150}
+SMALL = {"corpus": "a", "seq_len": 64, "batch_size": 8, "checksum": "tail"}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_raw(tmp_path_factory.mktemp("corpus") / "a.bin", some_tokens(2_000_000))
+
+
+@pytest.fixture(scope="module")
+def server(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    config = "[server]\nmax_concurrent_answers = 3\n"
+    with RunningServer({"a": corpus}, tmp_path_factory.mktemp("server"), config=config) as running:
+        yield running
+
+
+def test_without_descriptors_requests_are_answered_and_no_slot_is_lost(server: RunningServer) -> None:
+    """Catalogue row 37."""
+    pid = server.worker_pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    with RawConnection(server) as connection:
+        connection.send(get("/v1/batches", **SMALL, step=3))
+        right = connection.read().body
+        used = max(int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()) + 1
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            for _ in range(50):
+                connection.send(get("/v1/batches", **SMALL, step=3))
+                assert connection.read().body == right
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        assert used > 3
+        connection.send(get("/v1/batches", **SMALL, step=3))
+        assert connection.read().body == right
+    server.wait_until_idle()
+
+
+def test_without_threads_work_is_refused_or_waits() -> None:
+    """Catalogue row 37."""
+    pool, release = HotThreads(2, "test"), threading.Event()
+    with patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+        for _ in range(10_000):
+            with pytest.raises(Overloaded):
+                pool.submit(int)
+    first = pool.submit(release.wait)
+    with patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+        second = pool.submit(int)
+    release.set()
+    assert first.result(20)
+    assert second.result(20) == 0
+    pool.shutdown()
+
+
+@pytest.mark.parametrize("target", ["/healthz", "/v1/corpora/a", "/v1/batches"])
+def test_pipelined_requests_of_a_half_closed_connection_are_all_answered(
+    server: RunningServer, target: str
+) -> None:
+    query = {**SMALL, "step": 1} if target == "/v1/batches" else {}
+    with RawConnection(server) as connection:
+        connection.send(get(target, **query), get("/healthz"), get(target, **query))
+        connection.socket.shutdown(socket.SHUT_WR)
+        first = connection.read()
+        assert first.status == 200
+        assert connection.read().json() == {"status": "alive"}
+        assert connection.read().body == first.body
+        assert connection.ended()
+
+
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/corpora/a/tokens"])
+def test_what_a_client_that_left_did_not_take_is_not_counted(server: RunningServer, path: str) -> None:
+    """Catalogue row 42."""
+    query = LARGE if path == "/v1/batches" else {"count": 2_000_000, "format": "raw"}
+    name = f'route="{"/v1/corpora/{name}/tokens" if "corpora" in path else path}"'
+
+    def sent_bytes() -> float:
+        lines = server.get("/metrics").body.decode().splitlines()
+        found = [line for line in lines if "sent_bytes_total" in line and name in line]
+        return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
+
+    before = sent_bytes()
+    with RawConnection(server, receive_buffer=4096) as connection:
+        connection.send(get(path, **query))
+        connection.await_some(600)
+        connection.reset()
+    server.wait_until_idle()
+    deadline = time.monotonic() + 20
+    while 'status="499"' not in (found := server.get("/metrics").body.decode()):
+        assert time.monotonic() < deadline, found
+    assert sent_bytes() - before < 8 * MIB
+
+
+def test_a_plan_that_grows_costs_no_more_than_its_own_responses(server: RunningServer) -> None:
+    """Catalogue row 36: rows of one token, then a stage of a thousand times their number."""
+    stages = [
+        {"from_step": 0, "global_batch_size": 1, "mixture": {"a": 1}},
+        {"from_step": 3, "global_batch_size": 2048, "mixture": {"a": 1}},
+    ]
+    plan = server.post_plan({"seq_len": 512, "seed": 1, "stages": stages}).json()["id"]
+    process = psutil.Process(server.worker_pid)
+    rss, began = process.memory_info().rss, time.monotonic()
+    with RawConnection(server) as connection:
+        for step in range(3):
+            connection.send(get("/v1/batches", corpus="a", seq_len=1, batch_size=1, step=step))
+            assert connection.read().status == 200
+        for step in range(4):
+            connection.send(get("/v1/batches", plan=plan, step=step))
+            assert connection.read().status == 200
+    assert process.memory_info().rss - rss < 60 * MIB
+    assert time.monotonic() - began < 5
+
+
+def test_a_chunk_of_any_size_is_refused_at_once(server: RunningServer) -> None:
+    for size in (b"1000000000000000000", b"fffffffffffff"):  # 2^72; one that httptools takes
+        with RawConnection(server) as connection:
+            connection.send(get("/v1/plans", "Transfer-Encoding: chunked", method="POST"), size + b"\r\n")
+            began = time.monotonic()
+            assert connection.read().status in (400, 413)
+            assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("lines", [("Content-Type: text/plain",), ("Content-Type: multipart/form-data",), ()])
+def test_a_page_of_another_site_cannot_post_a_plan(server: RunningServer, lines: tuple[str, ...]) -> None:
+    """A browser sends these without asking first, and always says where they come from."""
+    body = b'{"seq_len":8,"stages":[{"global_batch_size":1,"mixture":{"a":1}}]}'
+    for more, status in ((("Origin: http://evil.example",), 403), ((), 200)):
+        with RawConnection(server) as connection:
+            connection.send(
+                get("/v1/plans", f"Content-Length: {len(body)}", *lines, *more, method="POST") + body
+            )
+            answer = connection.read()
+            assert answer.status == status
+            if status == 403:
+                check_raw_problem(answer, 403, "forbidden")
+
+
+def test_every_request_that_was_sent_before_the_end_is_answered(corpus: Path, tmp_path: Path) -> None:
+    """SIGTERM while clients connect and ask: whoever has connected and sent a request gets a response."""
+    failures: list[str] = []
+    statuses: set[int] = set()
+    with RunningServer({"a": corpus}, tmp_path) as running:
+        end = threading.Event()
+
+        def ask() -> None:
+            while not end.is_set():
+                try:
+                    connection = RawConnection(running)
+                except ConnectionRefusedError:
+                    return
+                with connection:
+                    try:
+                        connection.send(get("/healthz"))
+                        statuses.add(connection.read().status)
+                    except (Ended, ConnectionError) as error:
+                        failures.append(repr(error))
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        running.stop()
+        end.set()
+        for thread in threads:
+            thread.join(20)
+    assert statuses <= {200, 503}
+    assert failures == []
