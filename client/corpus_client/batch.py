@@ -76,6 +76,22 @@ class Batch(list[torch.Tensor]):
         """Return the same without the kept structure: collate functions put other tensors into the copy."""
         return self._changed(lambda tensor: tensor)
 
+    def __setitem__(self, index: Any, tensor: Any) -> None:
+        """Put a tensor into a copy; torch's DataLoader does so when it collates or pins a batch.
+
+        Raises:
+            InvalidArgument: a DataLoader stacks the batches of a `CorpusIterableDataset`.
+        """
+        is_tensor = isinstance(tensor, torch.Tensor)
+        if self._origin.plan is None and is_tensor and tensor.ndim > self[index].ndim:
+            raise errors.InvalidArgument(
+                "the DataLoader puts the batches of several steps together, and each is a whole rank batch "
+                "already; pass batch_size=None to it"
+            )
+        super().__setitem__(index, tensor)
+        if self._rows is not None and is_tensor and tensor.is_pinned():
+            self._rows = self._rows.pin_memory()  # torch 2.4 pins the items of a list, and not the list
+
     @property
     def inputs(self) -> torch.Tensor:
         """`(rows, seq_len)`, contiguous, of the loader's `dtype`, on its device.

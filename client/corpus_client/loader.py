@@ -17,7 +17,7 @@ from corpus_client.network.options import Network
 from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats, Meter
 from corpus_client.observe.trace import Tracer
-from corpus_client.plan import receipts
+from corpus_client.plan import receipts, trainers
 from corpus_client.plan.document import (
     MAX_STEP,
     OrderArgument,
@@ -292,6 +292,8 @@ class CorpusLoader(PlanLoader[Batch]):
     def _start(self) -> Pipeline:
         self._meter.ask()
         self._placement.check(self.prepared.options.place)
+        if not self._num_batches:
+            trainers.check_dealt_out(self, self.prepared.options.place.world_size)
         sizes = self.prepared.sizes
         if self._slot_memory is None or self._slot_memory.nbytes != sizes.num_bytes:
             self._slot_memory = None  # it goes before the new one comes

@@ -116,9 +116,11 @@ class Trainer:
         """This rank's rows of each global batch; rank and world size come from torch.distributed."""
         shape = {"seq_len": self.args.seq_len, "global_batch_size": self.args.global_batch_size}
         network = Network(auth=self.args.token_file)
-        return CorpusLoader(
+        loader = CorpusLoader(
             self.args.urls, corpus=corpus, **shape, device=self.device, network=network, **changes
         )
+        loader.check_vocab_size(self.args.vocab_size)  # else torch fails in mid-run, without the reason
+        return loader
 
     def open_eval_loader(self) -> CorpusLoader:
         return self.open_loader(self.args.eval_corpus, order="sequential", num_steps=self.args.eval_steps)
@@ -372,6 +374,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     if args.precision is None and args.device.startswith("cuda"):
         args.precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     args.precision = args.precision or "fp32"
+    try:
+        torch.empty(1, device=args.device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {args.device} is none that torch sees here: {str(error).splitlines()[0]}")
     return args
 
 

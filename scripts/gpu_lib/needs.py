@@ -16,7 +16,6 @@ CLIENT = ("torch", "threadpoolctl", "numpy", "httpx", "xxhash", "typer", "rich")
 SERVER = (
     "fastapi",
     "fastapi_offline",
-    "uvicorn",
     "uvloop",
     "httptools",
     "pydantic",

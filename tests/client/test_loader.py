@@ -226,3 +226,13 @@ def test_the_vocabulary_is_known_of_tokenizer_and_sample(
     loader.check_vocab_size(1000)  # a tokenizer may hold ids that no corpus uses
     with pytest.raises(errors.InvalidArgument, match=r"vocab_size must be above 999, .* got 999"):
         loader.check_vocab_size(999)
+
+
+@pytest.mark.parametrize("stored", ["uint32", "int64"])
+def test_tokens_are_never_narrowed(make_loader: MakeLoader, stored: str) -> None:
+    """As int32, an id of 2^31 or more would become another one."""
+    with (
+        ReferenceServer([make_corpus(dtype=stored)]) as server,
+        pytest.raises(errors.InvalidArgument, match=f"or None for {stored} tokens, got int32"),
+    ):
+        make_loader(server.url, dtype=torch.int32)

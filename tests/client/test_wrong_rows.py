@@ -11,25 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from corpus_client import CorpusIterableDataset, CorpusLoader, errors
-from corpus_client import dataset as module
 from tests.client.reference_server import ReferenceServer
 
 PLAN: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
-
-
-class IterableDatasetShard(torch.utils.data.IterableDataset[Any]):
-    """Does as accelerate's class of this name: takes every n-th batch."""
-
-    def __init__(self, dataset: CorpusIterableDataset) -> None:
-        self.dataset = dataset
-
-    def set_epoch(self, epoch: int) -> None:
-        self.dataset.set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[Any]:
-        for number, batch in enumerate(self.dataset):
-            if number % 2 == 0:
-                yield batch
 
 
 @pytest.fixture
@@ -37,20 +21,10 @@ def dataset(server: ReferenceServer) -> CorpusIterableDataset:
     return CorpusIterableDataset(server.url, **PLAN, num_steps=4)
 
 
-def test_whatever_divides_batches_again_is_refused(
-    dataset: CorpusIterableDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SHARDING_MODULES", (__name__,))
-    shard = IterableDatasetShard(dataset)
-    with pytest.raises(errors.WrongRows, match=r"divides the batches over the ranks.*already_sharded"):
-        next(iter(DataLoader(shard, batch_size=None)))
-    with pytest.raises(errors.WrongRows):  # on ranks that only receive, nothing else is called
-        shard.set_epoch(0)
-
-
-def test_batches_of_several_steps_are_refused(dataset: CorpusIterableDataset) -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_of_several_steps_are_refused(dataset: CorpusIterableDataset, num_workers: int) -> None:
     with pytest.raises(errors.InvalidArgument, match="batch_size=None"):
-        next(iter(DataLoader(dataset, batch_size=2)))
+        next(iter(DataLoader(dataset, batch_size=2, num_workers=num_workers)))
 
 
 @pytest.fixture

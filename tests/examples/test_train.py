@@ -285,6 +285,15 @@ def test_a_wrong_name_of_the_other_corpus_shows_at_the_start(
         train.run(trainer)
 
 
+def test_a_vocabulary_below_the_corpus_is_named_at_the_start(
+    train: ModuleType, url: str, tmp_path: Path
+) -> None:
+    trainer = make_trainer(train, url=url, checkpoint=tmp_path / "c.pt")
+    trainer.args.vocab_size = 5
+    with pytest.raises(errors.InvalidArgument, match=r"vocab_size must be above \d+, the largest token id"):
+        trainer.open_loader("train")
+
+
 @pytest.mark.parametrize(
     ("flags", "world_size", "advice"),
     [
@@ -310,6 +319,7 @@ def test_the_advice_names_what_is_left_to_change(
         (["--accumulate", "3"], "2", r"must be one of \[1, 2, 4\], the divisors of a rank's 4 rows"),
         ([], "3", "8 does not divide over 3 ranks"),
         (["--heads", "3"], "1", "--width must be divisible by --heads, got 16 and 3"),
+        (["--device", "mps"], "1", "--device mps is none that torch sees here"),
     ],
 )
 def test_flags_that_cannot_work_are_refused_before_anything_starts(

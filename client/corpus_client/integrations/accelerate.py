@@ -3,13 +3,13 @@
 loader = AccelerateLoader(accelerator, url, corpus="web", seq_len=1023, global_batch_size=512)
 for batch in loader:                                     # {"input_ids", "labels"}
     with accelerator.accumulate(model): ...
-accelerator.save_state(folder)                           # load_state goes on behind the step trained on
+accelerator.save_state(folder)                           # load_state goes on after the step trained on
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
@@ -26,9 +26,9 @@ from corpus_client.plan.world import Placement
 class AccelerateLoader(Feed):
     """The batches of a plan for this process, on its device; `accelerator.prepare` returns it as it is.
 
-    It registers itself, so that `save_state` and `load_state` save and load its place. The place is behind
+    It registers itself, so that `save_state` and `load_state` save and load its place. The place is after
     the last batch for which `accelerator.accumulate` was entered, whatever the loop holds ahead. Where a loop
-    does without `accumulate`, it is behind the last batch yielded: save when that one was trained on.
+    does without `accumulate`, it is after the last batch yielded: save when that one was trained on.
 
     Args:
         convert: what a batch becomes; None: it stays a `Batch`, `inputs, targets = batch`.
@@ -51,8 +51,17 @@ class AccelerateLoader(Feed):
         self._begun = accelerator.step  # it counts how often `accumulate` was entered
         accelerator.register_for_checkpointing(self)
 
+    @property
+    def dataset(self) -> NoReturn:
+        """Refuse: `accelerator.skip_first_batches` asks for it, and would skip twice what was trained on."""
+        raise _NotADataLoader(
+            "accelerator.skip_first_batches is not for an AccelerateLoader: load_state has moved it to the "
+            "first batch that was not trained on; to begin at step n without a state call "
+            "loader.load_state_dict(loader.loader.state_at(n))"
+        )
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a run that goes on behind the last batch trained on.
+        """Return the state of a run that goes on after the last batch trained on.
 
         Raises:
             StepOutOfOrder: `accumulate` was entered more often than batches were yielded.
@@ -66,6 +75,10 @@ class AccelerateLoader(Feed):
         """Go on at the state's next step; `load_state` calls it, after it has set the accelerator's step."""
         super().load_state_dict(saved, trained_steps=trained_steps)
         self._begun = self._accelerator.step
+
+
+class _NotADataLoader(errors.InvalidArgument, AttributeError):
+    """An AttributeError too, so that `hasattr` says no."""
 
 
 def already_sharded(data_loader: DataLoader[Batch], accelerator: Accelerator) -> DataLoader[Batch]:
@@ -83,6 +96,7 @@ def already_sharded(data_loader: DataLoader[Batch], accelerator: Accelerator) ->
             f"data_loader must be over a CorpusIterableDataset, got one over a {type(dataset).__name__}"
         )
     check_place(dataset.place, place_of(accelerator), "accelerate")
+    dataset.declared = True
     data_loader._is_accelerate_prepared = True  # what `prepare` asks for
     return data_loader
 

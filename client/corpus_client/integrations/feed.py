@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,28 +25,36 @@ class Feed:
         state            3         `next_step`: the batches 3 and 4 come again
 
     Args:
-        loader: that nothing else asks for batches.
+        loader: the loader; nothing else may read from it.
         convert: what a batch becomes; None: it stays what it is.
+        epoch_steps: after how many steps of the plan an iterator ends; the next one has the steps after them.
     """
 
     def __init__(
-        self, loader: CorpusLoader | ArrayLoader, convert: Callable[[Any], Any] | None = None
+        self,
+        loader: CorpusLoader | ArrayLoader,
+        convert: Callable[[Any], Any] | None = None,
+        *,
+        epoch_steps: int | None = None,
     ) -> None:
         self.loader = loader
         self._convert = convert
+        self._epoch_steps = epoch_steps
         self._step = loader.step
 
     def __len__(self) -> int:
-        """Return the loader's `num_steps`, the steps of the whole run."""
-        return len(self.loader)
+        """Return the steps of an epoch, or those of the whole run: the loader's `num_steps`."""
+        return self._epoch_steps or len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the steps not trained on; batches that were only held come again."""
         if self.loader.step != self._step:
             self.loader.seek(self._step)
-        iter(self.loader)  # raises `RunComplete` behind the last step
+        iter(self.loader)  # raises `RunComplete` after the last step
         # Not the feed itself: a prefetcher that takes the first batch by `next` iterates over its iterator.
-        return iter(self.__next__, None)
+        rest = iter(self.__next__, None)
+        size = self._epoch_steps
+        return rest if size is None else itertools.islice(rest, size - self._step % size)
 
     def __next__(self) -> Any:
         """Return the next step's batch, converted."""
@@ -72,7 +81,7 @@ class Feed:
         self._step = step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a run that goes on behind the last batch trained on."""
+        """Return the state of a run that goes on after the last batch trained on."""
         return self.loader.state_at(self._step)
 
     def load_state_dict(self, saved: Mapping[str, Any], *, trained_steps: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""torchdata: a `StatefulDataLoader` whose state is a step, so that any number of workers resumes it.
+"""A DataLoader with the methods of torchdata's `StatefulDataLoader`, whose state is a step of the plan.
 
 dataset = CorpusIterableDataset(url, corpus="web", seq_len=1024, global_batch_size=512)
 loader = StatefulCorpusLoader(dataset, num_workers=2, pin_memory=True)
@@ -11,22 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torch.utils.data import DataLoader
 
 from corpus_client import errors
 from corpus_client.batch import Batch
 from corpus_client.dataset import CorpusIterableDataset
+from corpus_client.plan.trainers import check_held_ahead
 
 
-class StatefulCorpusLoader(StatefulDataLoader[Batch]):  # type: ignore[misc]  # torchdata is untyped
-    """A `StatefulDataLoader` over a dataset; it gives the dataset's batches one by one, in order.
+class StatefulCorpusLoader(DataLoader[Batch]):
+    """A DataLoader that gives the dataset's batches one by one, in order, and knows which comes next.
 
     torchdata's own state is of its workers, and needs as many to be resumed. This one is that of the dataset
-    and of `CorpusLoader`: which step comes next, of the batches yielded here. A loop that holds one ahead
-    saves `dataset.state_at(batch.step + 1)` of the batch that it trained on.
+    and of `CorpusLoader`, so any number of workers goes on. It counts the batches yielded here: a loop that
+    holds one ahead saves `dataset.state_at(batch.step + 1)` of the batch that it trained on.
 
     Args:
-        options: of `StatefulDataLoader`, but for `batch_size`.
+        options: of torch's `DataLoader`, but for `batch_size`.
     """
 
     dataset: CorpusIterableDataset
@@ -35,7 +36,7 @@ class StatefulCorpusLoader(StatefulDataLoader[Batch]):  # type: ignore[misc]  # 
         super().__init__(dataset, batch_size=None, **options)
         self._next_step = dataset.first_step
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # DataLoader names a private class
         """Yield a pass.
 
         Raises:
@@ -52,7 +53,12 @@ class StatefulCorpusLoader(StatefulDataLoader[Batch]):  # type: ignore[misc]  # 
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state behind the last batch yielded: `{"plan", "plan_id", "next_step"}`."""
+        """Return the state after the last batch yielded: `{"plan", "plan_id", "next_step"}`.
+
+        Raises:
+            StateMismatch: Lightning iterates over the loader and holds a batch ahead.
+        """
+        check_held_ahead(self)
         return self.dataset.state_at(self._next_step)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, trained_steps: int | None = None) -> None:

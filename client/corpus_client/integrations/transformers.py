@@ -7,15 +7,17 @@ trainer.train(resume_from_checkpoint=True)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from corpus_client import errors
+from corpus_client.dataset import CorpusIterableDataset
 from corpus_client.integrations.accelerate import place_of
 from corpus_client.integrations.causal_lm import causal_lm
-from corpus_client.integrations.feed import Feed
+from corpus_client.integrations.feed import Feed, check_place
 from corpus_client.loader import CorpusLoader
 from corpus_client.plan.world import Placement
 
@@ -28,13 +30,36 @@ def train_from(trainer: Trainer, urls: str | Sequence[str], **options: Any) -> T
     length that the model sees (see `causal_lm`). A checkpoint's trainer_state.json holds the place in the
     plan.
 
+    An `eval_dataset` that is a `CorpusIterableDataset` is evaluated on as it is: `num_steps` batches of its
+    plan, the same each time, on every rank its rows. The Trainer itself makes the DataLoader of any other.
+
     Args:
-        options: of `CorpusLoader`. Device and placement are the trainer's unless given.
+        options: of `CorpusLoader`. Device and placement are the trainer's unless given. `num_steps` is the
+            length of an epoch: `num_train_epochs=2` trains on twice as many steps of the plan.
     """
-    rank, world_size = place_of(trainer.accelerator)
-    found = {"device": trainer.args.device, "placement": Placement(rank=rank, world_size=world_size)}
-    feed = Feed(CorpusLoader(urls, **{**found, **options}), causal_lm)
+    place = place_of(trainer.accelerator)
+    found = {"device": trainer.args.device, "placement": Placement(rank=place[0], world_size=place[1])}
+    epoch_steps = options.pop("num_steps", None)
+    if epoch_steps is not None and epoch_steps % trainer.args.gradient_accumulation_steps:
+        raise errors.InvalidArgument(
+            "num_steps, the steps of an epoch, must be divisible by gradient_accumulation_steps, got "
+            f"{epoch_steps} and {trainer.args.gradient_accumulation_steps}"
+        )
+    feed = Feed(CorpusLoader(urls, **{**found, **options}), causal_lm, epoch_steps=epoch_steps)
     trainer.get_train_dataloader = lambda: feed
+    others = trainer.get_eval_dataloader
+
+    def get_eval_dataloader(eval_dataset: Any = None) -> Any:
+        dataset = trainer.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = trainer.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        if not isinstance(dataset, CorpusIterableDataset):
+            return others(eval_dataset)
+        check_place(dataset.place, place, "the Trainer")
+        return DataLoader(
+            dataset, batch_size=None, collate_fn=cast("Any", causal_lm)
+        )  # called with one batch
+
+    trainer.get_eval_dataloader = get_eval_dataloader
     trainer.args.ignore_data_skip = True  # the place is loaded; a Trainer would ask for every earlier batch
     trainer.add_callback(CorpusCallback(feed))
     return trainer

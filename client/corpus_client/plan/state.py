@@ -22,6 +22,7 @@ from corpus_client.network.replicas import Replicas
 from corpus_client.network.wire import DIGEST
 from corpus_client.plan import receipts
 from corpus_client.plan.document import MAX_STEP, integer
+from corpus_client.plan.trainers import check_held_ahead
 
 REQUIRED = {"plan", "plan_id", "next_step"}
 OPTIONAL = {"next_batch"}
@@ -211,15 +212,19 @@ class PlanLoader(Generic[B]):
     def state_dict(self, *, receipt: bool = False) -> dict[str, Any]:
         """Return `{"plan", "plan_id", "next_step"}` as of the batches yielded so far; asks no server.
 
-        A training loop that fetches one batch before it trains on the last one (nanoGPT, Lightning) must
-        not save this state: it counts the held batch as done. Such a loop saves `batch.state_after()` of
-        the batch it trained on, or `state_at(loader.step - 1)`.
+        A training loop that fetches one batch before it trains on the last one (nanoGPT) must not save this
+        state: it counts the held batch as done. Such a loop saves `batch.state_after()` of the batch it
+        trained on, or `state_at(loader.step - 1)`.
 
         Args:
             receipt: add `next_batch`, the server's checksum of the next global batch, which `load_state_dict`
                 compares. Costs a request. If no server answers within two seconds, `next_batch` is left out
                 and a warning is logged.
+
+        Raises:
+            StateMismatch: Lightning iterates over the loader and holds a batch ahead.
         """
+        check_held_ahead(self)
         return self.state_at(self._step, receipt=receipt)
 
     def state_at(self, step: int, *, receipt: bool = False) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -45,16 +46,18 @@ IN_FRAMEWORK = [
 def on_ranks(world_size: int, folder: Path, job: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run `job(*arguments)` in processes that find each other as under torchrun; return what each returned.
 
-    job: a function of a module, which returns what JSON can hold.
+    job: a function of a module, which returns what JSON can hold. A rank that kills itself returns nothing.
     """
     import torch  # late: some integrations are tested where there is none
 
     # The store that they meet at listens here, so that no port has to be free twice.
     store = torch.distributed.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.spawn(
-        _one_rank, (world_size, store.port, str(folder), job, arguments), nprocs=world_size
-    )
-    return [json.loads(Path(folder, f"rank-{rank}.json").read_text()) for rank in range(world_size)]
+    with contextlib.suppress(torch.multiprocessing.ProcessExitedException):
+        torch.multiprocessing.spawn(
+            _one_rank, (world_size, store.port, str(folder), job, arguments), nprocs=world_size
+        )
+    found = [Path(folder, f"rank-{rank}.json") for rank in range(world_size)]
+    return [json.loads(path.read_text()) for path in found if path.exists()]
 
 
 def _one_rank(

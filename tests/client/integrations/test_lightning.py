@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import warnings
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from corpus_client import CorpusLoader, errors
-from tests.client.integrations.ranks import PLAN, QUICK, VOCABULARY, on_ranks, rows_of
+from corpus_client import CorpusIterableDataset, CorpusLoader, errors
+from tests.client.integrations.ranks import PLAN, QUICK, VOCABULARY, rows_of
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
@@ -57,8 +56,6 @@ def fit(
     start_step: int,
 ) -> list[Any]:
     """Train in this process; return the steps that were trained on and their windows."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        os.environ["TORCHELASTIC_RUN_ID"] = "tests"  # Lightning must not start its processes
     warnings.simplefilter("ignore")  # of Lightning's own: loggers, missing schedulers
     model = Model(dies_at)
     every_step = lightning.callbacks.ModelCheckpoint(
@@ -117,20 +114,6 @@ def test_an_interrupted_run_trains_on_each_step_once(
     assert resumed == expected[dies_at - start_step :]
 
 
-def test_another_number_of_ranks_goes_on_with_the_same_steps(
-    corpus: ReferenceCorpus, server: ReferenceServer, plan: dict[str, Any], tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"max_steps": NUM_STEPS}
-    on_two = {**options, "devices": 2, "strategy": "ddp"}
-    begun = fit(server.url, str(tmp_path), 4, None, options, 0)
-    assert begun == [[step, rows_of(corpus, plan, step)] for step in range(4)]
-    found = on_ranks(2, tmp_path, fit, server.url, str(tmp_path), 9, last(tmp_path), on_two, 0)
-    for rank, seen in enumerate(found):
-        assert seen == [[step, rows_of(corpus, plan, step, rank, 2)] for step in range(4, 9)]
-    ended = fit(server.url, str(tmp_path), None, last(tmp_path), options, 0)
-    assert ended == [[step, rows_of(corpus, plan, step)] for step in range(9, NUM_STEPS)]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"next_step": 4}, "the run would skip 1"), ({"plan": {"seed": 6}}, "seed: the state has 6")],
@@ -153,3 +136,31 @@ def test_a_state_of_the_module_is_one_of_a_loader(server: ReferenceServer, tmp_p
     with CorpusLoader(server.url, device="cpu", **PLAN) as loader:
         loader.load_state_dict(torch.load(last(tmp_path), weights_only=True)["CorpusDataModule"])
         assert loader.step == 5
+
+
+@pytest.mark.parametrize("kind", ["CorpusLoader", "StatefulCorpusLoader", "StatefulDataLoader"])
+def test_a_loader_whose_state_would_count_the_held_batch_is_refused(
+    server: ReferenceServer, tmp_path: Path, kind: str
+) -> None:
+    """Lightning saves the state of a loader that it is given, and holds a batch of one without a length."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from corpus_client.integrations.torchdata import StatefulCorpusLoader
+
+    dataset = CorpusIterableDataset(server.url, **PLAN, **QUICK)
+    make: dict[str, Any] = {
+        "CorpusLoader": lambda: CorpusLoader(server.url, **PLAN, **QUICK, device="cpu"),
+        "StatefulCorpusLoader": lambda: StatefulCorpusLoader(dataset),
+        "StatefulDataLoader": lambda: StatefulDataLoader(dataset, batch_size=None),
+    }
+    warnings.simplefilter("ignore")
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=4,
+        callbacks=[lightning.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=3)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with pytest.raises(errors.CorpusClientError, match=r"CorpusDataModule|StatefulCorpusLoader in place"):
+        trainer.fit(Model(), train_dataloaders=make[kind]())

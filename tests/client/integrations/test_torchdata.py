@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from corpus_client import CorpusIterableDataset, errors
 from corpus_client.batch import Batch
-from tests.client.integrations.ranks import PLAN, QUICK, needs, on_ranks, rows_of
+from tests.client.integrations.ranks import PLAN, QUICK, rows_of
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
 pytestmark = [
-    needs("torchdata"),
     # Python 3.12 warns of every fork beside threads; whether a worker comes up is what is tested here.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # fewer cores than workers
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata 0.11 calls it
 ]
 
 NUM_STEPS = 7
@@ -65,25 +62,13 @@ def test_a_loop_that_holds_a_batch_is_found_out(server: ReferenceServer) -> None
 def test_a_step_that_is_left_out_or_comes_twice_is_an_error(
     server: ReferenceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torch.utils.data import DataLoader
 
     for order, message in ([0, 2], "of step 1, got one of 2"), ([0, 0], "of step 1, got one of 0"):
 
         def disordered(self: Any, order: list[int] = order) -> Iterator[Batch]:
             return (Batch((None, None), step) for step in order)
 
-        monkeypatch.setattr(StatefulDataLoader, "__iter__", disordered)
+        monkeypatch.setattr(DataLoader, "__iter__", disordered)
         with pytest.raises(errors.StepOutOfOrder, match=message):
             list(make(server.url, 0))
-
-
-def job(url: str) -> list[Any]:
-    running = iter(make(url, 1))
-    return [next(running).tokens.tolist() for _ in range(3)]
-
-
-def test_ranks_have_their_rows(server: ReferenceServer, corpus: ReferenceCorpus, tmp_path: Path) -> None:
-    found = on_ranks(2, tmp_path, job, server.url)
-    (plan,) = (plan for plan in server.plans.values() if plan["seed"] == PLAN["seed"])
-    for rank, seen in enumerate(found):
-        assert seen == [rows_of(corpus, plan, step, rank, 2) for step in range(3)]

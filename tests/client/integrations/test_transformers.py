@@ -119,3 +119,28 @@ def test_checkpoints_that_do_not_fit_are_refused(server: ReferenceServer, tmp_pa
     path.write_text(json.dumps(state))
     with pytest.raises(errors.StateMismatch, match="checkpoint of step 2 has no CorpusCallback"):
         train(server.url, str(tmp_path), 3, True)
+
+
+def test_evaluation_is_of_the_plans_batches(server: ReferenceServer, tmp_path: Path) -> None:
+    """And epochs of `num_steps` go on in the plan, which `test_killed.py` shows."""
+    from transformers import Trainer, TrainingArguments
+
+    from corpus_client import CorpusIterableDataset, CorpusLoader
+    from corpus_client.integrations.causal_lm import causal_lm
+    from corpus_client.integrations.transformers import train_from
+
+    held_out = {**PLAN, "seed": 8, "num_steps": 3}
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=1, eval_strategy="steps", eval_steps=1, use_cpu=True, report_to=[]
+    )
+    dataset = CorpusIterableDataset(server.url, **held_out, **QUICK)
+    llama = model()
+    trainer = train_from(Trainer(llama, arguments, eval_dataset=dataset), server.url, **PLAN, **QUICK)
+    trainer.train()
+    found = [trainer.evaluate()["eval_loss"] for _ in range(2)]
+    with CorpusLoader(server.url, **held_out, **QUICK, device="cpu") as loader, torch.no_grad():
+        losses = [llama(**causal_lm(batch)).loss.item() for batch in loader]
+    assert found == pytest.approx([sum(losses) / 3] * 2, rel=1e-5)
+    trainer.args.gradient_accumulation_steps = 2
+    with pytest.raises(errors.InvalidArgument, match="num_steps, the steps of an epoch, must be divisible"):
+        train_from(trainer, server.url, **PLAN, num_steps=3)

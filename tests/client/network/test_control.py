@@ -287,21 +287,6 @@ def test_a_unix_socket_that_accepts_nobody_is_not_waited_for(tmp_path: Path) -> 
             control.get("/")
 
 
-def test_connections_are_kept_until_it_is_closed(server: ReferenceServer) -> None:
-    """A firewall on the way forgets a connection that is silent for long."""
-    control = ControlPlane(Endpoint.parse(server.url))
-    streams = []
-    for _ in range(2):
-        with control._http.stream("GET", "/v1/corpora") as response:
-            streams.append(response.extensions["network_stream"].get_extra_info("socket"))
-            response.read()
-    assert streams[0] is streams[1]
-    assert streams[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    assert streams[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
-    control.close()
-    assert streams[0].fileno() == -1
-
-
 @pytest.mark.parametrize(
     "change", [{"plan": "cd" * 32}, {"step": 6}, {"digest": "xxh3-64=0"}, {"digest": None}, {"digest": 7}]
 )

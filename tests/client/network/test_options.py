@@ -74,26 +74,6 @@ def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> Non
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"deadline_seconds": 1e-9, "progress_seconds": 1e-9},
-        {"deadline_seconds": 1e9, "progress_seconds": 1e9},
-        {"in_flight": 1},
-        {"in_flight": 64},
-        {"headers": {"X-~1": "\t a\xff", "Y": ""}},
-        {"headers": {"Authorization": "Basic x"}},
-        {"headers": {"X": "a"}, "auth": "!~"},
-        {"cert_file": "both.pem"},
-        {"cert_file": "cert.pem", "key_file": "key.pem"},
-    ],
-    ids=str,
-)
-def test_a_right_option_is_taken(options: dict[str, Any]) -> None:
-    network = Network(**options)
-    assert {name: getattr(network, name) for name in options} == options
-
-
 def test_without_options_a_request_is_tried_for_five_minutes() -> None:
     """And verified; the documents name these values, too."""
     assert dataclasses.asdict(Network()) | {"credentials": None} == {
@@ -209,15 +189,6 @@ def test_a_file_must_hold_a_token_from_the_first(content: bytes, message: str, t
     with pytest.raises(errors.InvalidArgument) as caught:
         Network(auth=path)
     assert str(caught.value) == message.format(str(path))
-
-
-def test_a_token_file_is_only_read_where_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every request asks for the token."""
-    path = tmp_path / "token"
-    path.write_text(SECRET)
-    credentials = Credentials(path)
-    monkeypatch.setattr(Path, "read_text", None)
-    assert credentials.header() == f"Bearer {SECRET}"
 
 
 def text(path: Path) -> str:

@@ -87,17 +87,6 @@ def test_an_authority_of_ones_own_is_trusted_by_its_file(
         assert replicas.ask(lambda control: control.get("/v1/corpora"))
 
 
-def test_no_wait_is_longer_than_it_may_be(tls: ssl.SSLContext, corpus: ReferenceCorpus) -> None:
-    """Under TLS the socket's own time-out limits it, and the deadline that."""
-    network = Network(progress_seconds=7)
-    with ReferenceServer([corpus], tls=tls) as server:
-        for seconds in (100.0, 3.0):
-            connection = Connection(Endpoint.parse(server.url, network), network)
-            connection.send("/v1/corpora", deadline=time.monotonic() + seconds)
-            assert 2 < connection._open_socket.gettimeout() <= min(7, seconds)
-            connection.close()
-
-
 def test_a_replica_that_falls_silent_is_left_over_tls_too(
     tls: ssl.SSLContext, corpus: ReferenceCorpus, make_loader: MakeLoader
 ) -> None:

@@ -13,18 +13,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 from urllib.parse import quote
 
 import pytest
 import xxhash
 
 from corpus_client import errors
-from corpus_client.network import transport, wire
+from corpus_client.network import wire
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
 from corpus_client.network.transport import Connection
-from corpus_client.observe.attribution import Phase, Stopwatch
 
 BODY = bytes(range(256)) * 4096  # 1 MiB
 TAIL = xxhash.xxh3_64_digest(BODY)
@@ -135,34 +133,12 @@ def test_body_lies_at_the_start_of_the_buffer_and_nowhere_else(buffer: memoryvie
     assert connection.usable
 
 
-class Noted(Stopwatch):
-    """A stopwatch that notes what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entered: list[tuple[str, float]] = []
-
-    def enter(self, phase: Phase, *, server_seconds: float = 0.0) -> None:
-        self.entered.append((phase, server_seconds))
-        super().enter(phase, server_seconds=server_seconds)
-
-
 def test_informational_answers_come_before_the_answer(buffer: memoryview, connect: Connect) -> None:
     """A proxy may send them unasked (RFC 9110, 15.2)."""
     hints = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
     _, connection = connect([hints + hints, b"HTTP/1.1 100 Continue\r\n\r\n" + head() + BODY + TAIL])
     receive(connection, buffer)
     assert buffer[: len(BODY)] == BODY
-
-
-def test_the_stopwatch_is_told_what_an_answer_is_doing(buffer: memoryview) -> None:
-    server = ScriptedServer([head(Server_Timing="answer;dur=250") + BODY + TAIL])
-    stopwatch = Noted()
-    connection = Connection(Endpoint.parse(f"http://127.0.0.1:{server.port}"), stopwatch=stopwatch)
-    receive(connection, buffer)
-    assert stopwatch.entered == [("answer", 0.0), ("receive", 0.25), ("host", 0.0)]
-    connection.close()
-    server.close()
 
 
 def test_an_answer_without_a_checksum_ends_with_its_array(buffer: memoryview, connect: Connect) -> None:
@@ -406,17 +382,6 @@ def test_abort_wakes_a_blocked_connect(black_hole: str) -> None:
     assert time.monotonic() - started < 1
 
 
-def test_a_connection_that_was_aborted_is_never_opened(connect: Connect) -> None:
-    server, connection = connect([head()])
-    connection.abort()
-    assert not connection.usable
-    with pytest.raises(errors.ConnectionFailed) as caught:
-        connection.open(time.monotonic() + 10)
-    assert str(caught.value) == f"{connection.endpoint.name}: ConnectionAbortedError: closed"
-    assert not caught.value.stale
-    assert server.requests == []
-
-
 def test_a_connection_that_was_aborted_is_not_used(connect: Connect) -> None:
     server, connection = connect([head()])
     connection.open(time.monotonic() + 10)
@@ -437,84 +402,6 @@ def test_nobody_there_is_told_without_a_request(tmp_path: Path) -> None:
         connection.open(time.monotonic() + 10)
     text = f"uds://{tmp_path}/none.sock: FileNotFoundError: [Errno 2] No such file or directory"
     assert (str(caught.value), caught.value.stale) == (text, False)
-
-
-def test_tcp_keeps_idle_connections_alive_and_sends_at_once(connect: Connect) -> None:
-    """A firewall on the way forgets a connection that is silent while the loop computes."""
-    _, connection = connect()
-    connection.open(time.monotonic() + 10)
-    found = {name: connection._open_socket.getsockopt(level, name) for level, name in TCP_OPTIONS}
-    assert list(found.values()) == [1, 15, 15, 3, 1]
-
-
-TCP_OPTIONS = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY),
-]
-
-
-def limits(connection: Connection) -> list[float]:
-    """Return how many seconds the kernel lets a connection's socket wait, to receive and to send."""
-    found = []
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        seconds, microseconds = struct.unpack("ll", connection._open_socket.getsockopt(1, option, 16))
-        found.append(seconds + microseconds / 1e6)
-    assert connection._open_socket.gettimeout() is None, "or Python would wait, and not the kernel"
-    return found
-
-
-class Clock:
-    """In the place of `time`, for one module: it stands still."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.mark.parametrize("progress_seconds", [30.0, 2.5])
-def test_no_wait_is_longer_than_the_deadline_and_the_longest_silence(
-    progress_seconds: float, buffer: memoryview, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However long or short the one before it was."""
-    _, connection = connect(*[[head() + BODY + TAIL]] * 9, progress_seconds=progress_seconds)
-    clock = Clock()
-    monkeypatch.setattr(transport, "time", clock)
-    for left in (1.0, 100.0, 2.0, 1.0, 100.0, 0.5, 1.9999995):
-        connection.send(REQUEST.path, deadline=clock.now + left)
-        assert limits(connection) == pytest.approx(2 * [min(left, progress_seconds)], rel=0.01)
-        connection.receive_into(buffer, REQUEST, deadline=clock.now + left)
-    # A replica beside which another one works has less patience, for one answer.
-    for patience in (1.0, None):
-        connection.send(REQUEST.path, deadline=clock.now + 100)
-        connection.receive_into(buffer, REQUEST, deadline=clock.now + 100, progress_seconds=patience)
-        assert limits(connection) == pytest.approx(2 * [patience or progress_seconds], rel=0.01)
-
-
-def test_the_shortest_wait_is_none_for_ever(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a zero would be, which the kernel takes for no limit."""
-    _, connection = connect()
-    monkeypatch.setattr(transport, "time", Clock())
-    connection.open(Clock.now + 10)
-    connection.send("/", deadline=Clock.now + 1e-7)
-    assert 0 < min(limits(connection)) <= max(limits(connection)) < 0.1
-
-
-@pytest.mark.parametrize("left", [0.0, -0.5])
-def test_nothing_is_waited_for_when_the_time_is_over(
-    left: float, buffer: memoryview, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, connection = connect([head() + BODY + TAIL])
-    monkeypatch.setattr(transport, "time", Clock())
-    connection.send(REQUEST.path, deadline=Clock.now + 10)
-    with pytest.raises(errors.NoProgress) as caught:
-        connection.receive_into(buffer, REQUEST, deadline=Clock.now + left)
-    name, request_id = re.escape(connection.endpoint.name), r"[0-9a-f]{12}-1"
-    text = rf"{name}: nothing came in time \(the time for this attempt is over\); request {request_id}"
-    assert re.fullmatch(text, str(caught.value))
 
 
 def test_connect_keeps_to_the_deadline(black_hole: str) -> None:
@@ -544,16 +431,6 @@ def test_a_unix_socket_is_connected_to_by_its_url(tmp_path: Path, buffer: memory
     connection = Connection(Endpoint.parse(f"uds://{quote(str(path))}"))
     with pytest.raises(errors.ConnectionFailed, match=r"uds://.*a%3Fb.sock: ConnectionRefusedError"):
         connection.send(REQUEST.path, deadline=time.monotonic() + 10)
-
-
-def test_whoever_waits_for_an_answer_does_not_look_all_the_time(connect: Connect) -> None:
-    """The training loop wants the processor."""
-    (_, late) = connect([0.15, head()])
-    late.send(REQUEST.path, deadline=time.monotonic() + 30)
-    late.peek = peek = Mock(wraps=late.peek)
-    assert not late.begins_within(0.01)
-    assert late.begins_within(600)
-    assert peek.call_count < 10
 
 
 def test_a_look_for_an_answer_takes_nothing_of_it(buffer: memoryview, connect: Connect) -> None:

@@ -37,10 +37,6 @@ def test_an_array_is_as_long_as_its_items(dtype: str, num_bytes: int) -> None:
             wire.check_headers(headers, dataclasses.replace(request, verify=not verify))
 
 
-def test_right_headers_pass() -> None:
-    wire.check_headers(GOOD, REQUEST)
-
-
 def test_a_plan_and_a_checksum_that_were_not_asked_for_are_not_checked() -> None:
     request = wire.ArrayRequest(path="/", shape=(2,), dtype="int64", plan_id=None, verify=False)
     headers = {"content-length": "16", "corpus-shape": "2", "corpus-dtype": "int64"}
@@ -100,14 +96,6 @@ def test_checksum_is_that_of_xxh3_64() -> None:
         wire.checked_array(b"\0" + tail)
 
 
-def test_path_says_raw_and_leaves_the_checksum_out_on_request() -> None:
-    assert (
-        wire.array_path("/v1/batches", verify=True, step=3) == "/v1/batches?step=3&format=raw&checksum=tail"
-    )
-    assert wire.array_path("/r", verify=False, c="a b&c") == "/r?c=a+b%26c&format=raw&checksum=false"
-    assert wire.corpus_path("a/b c") == "/v1/corpora/a%2Fb%20c"
-
-
 def test_a_request_for_steps_says_which_and_knows_the_tag_of_its_answer() -> None:
     """Where no rank is named, the rows of the whole global batch are meant."""
     whole = wire.steps_request("/v1/batches", (3, 4, 5), "uint16", step=7, verify=True, plan="ab")
@@ -142,10 +130,6 @@ def test_a_request_for_steps_says_which_and_knows_the_tag_of_its_answer() -> Non
 )
 def test_a_head_is_a_status_and_headers(head: bytes, status: int, headers: dict[str, str]) -> None:
     assert wire.read_head(head) == (status, headers)
-
-
-def test_headers_are_written_line_by_line() -> None:
-    assert wire.header_lines({"A": "b", "C-D": "\xe4"}) == b"A: b\r\nC-D: \xe4\r\n"
 
 
 @pytest.mark.parametrize(
@@ -255,13 +239,6 @@ def test_the_whole_problem_is_in_the_error() -> None:
 )
 def test_an_error_says_what_the_answer_tells(kind: str, body: bytes, message: str) -> None:
     assert str(wire.error_from_answer(400, {"content-type": kind}, body)) == message
-
-
-@pytest.mark.parametrize(
-    ("status", "passing"), [(400, False), (404, False), (422, False), (408, True), (429, True), (503, True)]
-)
-def test_only_passing_trouble_is_retried(status: int, passing: bool) -> None:
-    assert wire.error_from_answer(status, {}, b"").passing is passing
 
 
 @pytest.mark.parametrize(

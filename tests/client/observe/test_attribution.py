@@ -11,7 +11,7 @@ import pytest
 
 from corpus_client import CorpusLoader
 from corpus_client.observe import attribution
-from corpus_client.observe.attribution import FetchSeconds, LoaderStats, Meter, Phase, Stopwatch, WaitSeconds
+from corpus_client.observe.attribution import FetchSeconds, LoaderStats, Meter, Phase, WaitSeconds
 from corpus_client.staging import pinning
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.slots import Slot, SlotSizes
@@ -38,23 +38,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_stopwatch_adds_up_phases_and_the_present_one(clock: Clock) -> None:
-    watch = Stopwatch()
-    clock.now += 1
-    watch.enter("send")
-    clock.now += 2
-    watch.enter("answer")
-    clock.now += 4
-    watch.enter("receive", server_seconds=3)
-    clock.now += 8
-    watch.enter("answer")
-    clock.now += 16
-    expected = FetchSeconds(idle=1, send=2, answer=20, server=3, receive=8)
-    assert watch.reading() == expected
-    watch.enter("host", server_seconds=1000)  # more than it took is not believed
-    assert watch.reading() == replace(expected, server=19)
-
-
 @pytest.mark.parametrize(
     ("fetched", "waited", "cause"),
     [
@@ -74,40 +57,6 @@ def test_causes_of_a_wait(fetched: FetchSeconds, waited: WaitSeconds, cause: str
     assert waited.cause == cause
 
 
-def test_meter_counts_from_the_first_batch_asked_for_to_the_last_one_yielded(clock: Clock) -> None:
-    meter = Meter()
-    clock.now += 50
-    assert meter.stats(copies_on_host=True) == LoaderStats(fetch=FetchSeconds(idle=50))
-    for wait, step_seconds in [(2.0, 5.0), (1.0, 7.0)]:
-        meter.ask()
-        clock.now += wait
-        meter.get(0)
-        clock.now += step_seconds
-    stats = meter.stats(copies_on_host=True)
-    assert (stats.seconds, stats.wait_seconds, stats.wait_share) == (8.0, 3.0, 3 / 8)
-    assert stats.wait == WaitSeconds(host=3)
-
-
-@pytest.mark.parametrize(
-    ("copies_on_host", "wait"),
-    [(True, WaitSeconds(network=4, host=3)), (False, WaitSeconds(network=4, transfer=2, host=1))],
-)
-def test_putting_batches_on_their_way_is_the_hosts_work_or_the_transfers(
-    clock: Clock, copies_on_host: bool, wait: WaitSeconds
-) -> None:
-    meter = Meter()
-    meter.fetcher.enter("receive")
-    meter.ask()
-    before = meter.fetcher.reading()
-    clock.now += 4
-    meter.waited(before)
-    clock.now += 2
-    meter.upload_seconds += 2
-    clock.now += 1
-    meter.get(0)
-    assert meter.stats(copies_on_host=copies_on_host).wait == wait
-
-
 def test_since_is_the_difference_of_counters_beside_the_present_state() -> None:
     early = LoaderStats(num_batches=2, num_tokens=10, seconds=1.0, wait=WaitSeconds(server=1), ready_slots=7)
     late = LoaderStats(
@@ -125,11 +74,6 @@ def test_since_is_the_difference_of_counters_beside_the_present_state() -> None:
     assert since.wait == WaitSeconds(host=1.5)
     assert since.fetch == FetchSeconds(send=2)
     assert (since.ready_slots, since.num_slots) == (3, 4)
-
-
-def test_nothing_was_done_yet() -> None:
-    stats = LoaderStats()
-    assert (stats.tokens_per_second, stats.wait_share, stats.fill, stats.wait.cause) == (0.0, 0.0, 0.0, "")
 
 
 class SlowSource(CountingSource):

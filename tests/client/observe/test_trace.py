@@ -14,8 +14,6 @@ import pytest
 import torch
 
 from corpus_client import CorpusLoader, errors
-from corpus_client.observe.attribution import Stopwatch
-from corpus_client.observe.trace import Tracer
 
 MakeLoader = Callable[..., CorpusLoader]
 PHASES = {"send", "answer", "receive", "host", "retry", "idle"}
@@ -148,12 +146,3 @@ def test_nvtx_ranges_nest_in_each_thread(make_loader: MakeLoader, monkeypatch: p
         "MainThread": {("wait",), ("wait", "transfer")},
     }
     assert set(map(tuple, ranges.open.values())) == {()}
-
-
-def test_tracer_that_is_off_keeps_nothing_and_costs_no_span() -> None:
-    tracer = Tracer()
-    tracer.ask(0.0, 1.0)
-    tracer.get(1.0, 2.0, 0)
-    assert list(tracer._events())[-1]["ph"] == "M"
-    assert tracer.range("wait") is tracer.range("transfer")
-    assert Stopwatch(tracer)._tracer is None

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import pytest
-import torch
 
 from corpus_client.plan.schedule import StepRange
-from corpus_client.staging.fetcher import FetchRange
 from tests.client.staging.counting import (
     STEPS,
-    CountingSource,
     MakePipeline,
     batches_of,
 )
@@ -81,42 +77,3 @@ def test_a_stride_asks_for_single_steps_over_changes_of_batch_size(make_pipeline
     pieces = [(3, 1, (2, 3)), *((step, 1, (1, 3)) for step in (8, 13, 18, 23, 28))]
     assert list(steps.pieces(steps.slot_bytes)) == pieces
     assert [batch.step for batch in batches_of(make_pipeline(steps=steps))] == [3, 8, 13, 18, 23, 28]
-
-
-def test_unless_told_otherwise_every_step_from_the_first_on_is_fetched_by_itself() -> None:
-    steps = FetchRange(step_ranges=STEP_RANGES, dtype=torch.uint16, in_flight=1)
-    defaults = replace(steps, step_stride=1, start_step=0, end_step=None, slot_bytes=0)
-    assert steps == defaults
-    pieces = list(islice(steps.pieces(steps.slot_bytes), 21))
-    shapes = [(2, 3)] * 8 + [(1, 3)] * 11 + [(1, 6), (1, 3)]
-    assert pieces == [(step, 1, shape) for step, shape in enumerate(shapes)]
-    assert steps.batch_bytes == 2 * 6
-
-
-def test_the_largest_batch_is_of_any_range() -> None:
-    """By its tokens: neither by its rows nor by the tokens of a row."""
-    shapes = [(2, 3), (1, 7), (4, 2), (3, 2)]
-    ranges = tuple(StepRange(start_step=n, stop_step=n + 1, shape=shape) for n, shape in enumerate(shapes))
-    assert replace(STEPS, step_ranges=ranges).batch_bytes == 4 * 2 * torch.int32.itemsize
-
-
-@pytest.mark.parametrize("in_flight", [1, 2, 5])
-def test_as_many_requests_are_on_the_wire_as_were_chosen(make_pipeline: MakePipeline, in_flight: int) -> None:
-    on_wire = most = 0
-
-    class Counted(CountingSource):
-        def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> range:
-            nonlocal on_wire, most
-            on_wire += 1
-            most = max(most, on_wire)
-            return super().begin(start_step, num_steps, shape)
-
-        def finish(self, ticket: range, view: memoryview) -> None:
-            nonlocal on_wire
-            super().finish(ticket, view)
-            on_wire -= 1
-
-    steps = replace(STEPS, in_flight=in_flight, end_step=60)
-    batches = list(batches_of(make_pipeline(Counted(), steps=steps, num_slots=in_flight + 2)))
-    assert [batch.step for batch in batches] == list(range(5, 60))
-    assert (most, on_wire) == (in_flight, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import tracemalloc
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -194,45 +193,6 @@ def test_without_threadpoolctl_the_way_out_is_told(tmp_path: Path, monkeypatch: 
         "a local copy of the shards needs threadpoolctl, which is not installed; "
         "pip install 'corpus-client[torch]'"
     )
-
-
-@pytest.mark.parametrize("window", [101, PIECE_BYTES // 4 + 1])
-def test_a_temporary_copy_is_a_piece_at_most(tmp_path: Path, window: int) -> None:
-    """Or one window, if that is larger."""
-    with ExitStack() as opened:
-        shards = [
-            opened.enter_context(closing(shard_of(np.zeros(2 * window, dtype), tmp_path / dtype)))
-            for dtype in ("uint16", "uint32")
-        ]
-        gatherer = Gatherer(shards, window)
-        out = np.zeros((8 * PIECE_BYTES // (4 * window), window), "uint32")
-        gatherer.select(np.array([(1, start % window) for start in range(len(out))]))
-        gatherer.gather(0, out)
-        tracemalloc.start()
-        try:
-            gatherer.gather(0, out)
-            most = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    assert PIECE_BYTES // 2 < most < PIECE_BYTES * 3 // 2
-
-
-def test_windows_that_are_larger_than_a_piece_are_copied_one_by_one(tmp_path: Path) -> None:
-    """Of shards of several types; one window is as long as its shard."""
-    window = PIECE_BYTES // 4 + 1
-    arrays = [np.arange(window + 5).astype(dtype) for dtype in ("uint16", "uint32")]
-    arrays[0] = arrays[0][:window]
-    with ExitStack() as opened:
-        shards = [
-            opened.enter_context(closing(shard_of(array, tmp_path / f"{number}.bin")))
-            for number, array in enumerate(arrays)
-        ]
-        gatherer = Gatherer(shards, window)
-        gatherer.select(np.array([(1, 5), (0, 0), (1, 2)]))
-        out = np.zeros((3, window), "uint32")
-        gatherer.gather(0, out)
-    for row, (number, start) in zip(out, [(1, 5), (0, 0), (1, 2)], strict=True):
-        assert np.array_equal(row, arrays[number][start : start + window])
 
 
 def test_one_thread_copies_and_nobody_else_is_limited(

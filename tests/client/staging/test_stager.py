@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from corpus_client import Batch, errors
 from corpus_client.staging.opening import find_device, open_stager
-from corpus_client.staging.stager import STORED_DTYPES, Stager, shifted
+from corpus_client.staging.stager import STORED_DTYPES, Stager
 
 CPU = torch.device("cpu")
 EDGES = {
@@ -71,39 +67,6 @@ def test_a_context_rank_gets_its_slice_and_the_whole_rows(dtype: torch.dtype | N
     assert (inputs.tolist(), targets.tolist()) == ([[2, 3], [7, 8]], [[3, 4], [8, 9]])
 
 
-@pytest.mark.parametrize("timed", [False, True])
-def test_host_memory_is_its_own_staging_buffer(timed: bool) -> None:
-    """Batches of a slot are uploaded together, but where copies are measured each goes alone."""
-    device = open_stager(CPU, timed=True) if timed else open_stager(CPU)
-    assert (device.location, device.context, device.timed) == (CPU, (0, 1), timed)
-    assert (device.num_buffers, device.num_bytes, device.copies_on_host) == (1, 0, True)
-    assert device.group_bytes == (0 if timed else sys.maxsize)
-    assert device.seconds() == (0.0, 0.0)
-    assert device.upload(torch.zeros(1, 2, 3, dtype=torch.uint16)).next_step == -1
-
-
-@pytest.mark.parametrize(
-    ("context", "inputs", "targets"),
-    [
-        ((0, 1), [[0, 1, 2, 3], [5, 6, 7, 8]], [[1, 2, 3, 4], [6, 7, 8, 9]]),
-        ((0, 2), [[0, 1], [5, 6]], [[1, 2], [6, 7]]),
-        ((1, 2), [[2, 3], [7, 8]], [[3, 4], [8, 9]]),
-        ((2, 4), [[2], [7]], [[3], [8]]),
-    ],
-)
-def test_each_context_rank_has_its_slice(
-    context: tuple[int, int], inputs: list[list[int]], targets: list[list[int]]
-) -> None:
-    stored = torch.arange(10).to(torch.uint16).view(1, 2, 5)
-    (views,) = shifted(stored, context)
-    expected = [inputs, targets, *([stored[0].tolist()] if context[1] > 1 else [])]
-    assert [view.tolist() for view in views] == expected
-    assert [view.tolist() for view in shifted(stored)[0]] == [
-        stored[0, :, :-1].tolist(),
-        stored[0, :, 1:].tolist(),
-    ]
-
-
 META = torch.device("meta")
 
 
@@ -117,31 +80,6 @@ def test_an_accelerator_without_streams_gets_copies(dtype: torch.dtype | None) -
     assert [(each.device, each.dtype, each.shape) for each in made] == [
         (META, dtype or torch.uint16, (2, 2))
     ] * 2
-
-
-class Copies(TorchFunctionMode):
-    """Notes what is copied into tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.noted: list[tuple[torch.device, torch.dtype, list[list[int]]]] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.Tensor.copy_:
-            self.noted.append((args[0].device, args[1].dtype, args[1].tolist()))
-        return func(*args, **(kwargs or {}))
-
-
-def test_an_accelerator_is_given_tokens_of_the_type_that_its_tensors_have() -> None:
-    """Some have no unsigned types."""
-    device = Stager(META)
-    stored = torch.arange(6).to(torch.uint16).view(1, 2, 3)
-    inputs, targets = torch.zeros(2, 2, 2, dtype=torch.int32, device=META)
-    with Copies() as copies:
-        device.upload(stored).read_next(partial(device.fill, inputs, targets))
-    assert copies.noted == [(META, torch.int32, [[0, 1], [3, 4]]), (META, torch.int32, [[1, 2], [4, 5]])]
 
 
 @pytest.mark.parametrize("name", ["inputs", "targets"])
@@ -192,29 +130,6 @@ def test_other_devices_are_refused(named: str | torch.device, monkeypatch: pytes
     )
 
 
-@pytest.mark.parametrize(
-    ("has_cuda", "accelerator", "found"),
-    [
-        (True, None, "cuda:0"),
-        (True, "mps", "cuda:0"),
-        (False, "mps", "mps:0"),
-        (False, "", "cpu"),
-        (False, None, "cpu"),
-    ],
-)
-def test_unless_a_device_is_named_it_is_the_one_that_torch_sees(
-    has_cuda: bool, accelerator: str | None, found: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CUDA before all others. None: torch before 2.6."""
-    seen = SimpleNamespace(is_available=lambda: bool(accelerator), current_accelerator=lambda: accelerator)
-    monkeypatch.setattr(torch, "accelerator", None if accelerator is None else seen)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    for runtime in (torch.cuda, torch.mps):
-        monkeypatch.setattr(runtime, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    assert find_device(None, {}) == torch.device(found)
-
-
 def test_an_accelerator_without_streams_copies_as_the_cpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor can it tell which of its devices is the current one."""
     monkeypatch.setattr(torch.mps, "device_count", lambda: 2)
@@ -223,20 +138,6 @@ def test_an_accelerator_without_streams_copies_as_the_cpu_does(monkeypatch: pyte
     device = open_stager("mps:1", context=(1, 2), timed=True)
     found = (type(device), device.location, device.context, device.timed)
     assert found == (Stager, torch.device("mps", 1), (1, 2), True)
-
-
-def test_group_is_read_in_order_and_then_free() -> None:
-    stored = torch.arange(12).to(torch.uint16).view(3, 2, 2)
-    assert [batch.tokens.flatten().tolist() for batch in read(stored, torch.int64)] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9, 10, 11],
-    ]
-    group = open_stager(CPU).upload(stored)
-    for _ in stored:
-        assert not group.done()
-        group.read_next(len)
-    assert group.done()
 
 
 def test_copies_are_timed_only_when_asked_for() -> None:

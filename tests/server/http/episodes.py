@@ -49,7 +49,7 @@ def random_part(world: World, draw: random.Random) -> Part:
     return Part(source, step, count, draw.randrange(world_size), world_size)
 
 
-def door_request(world: World, draw: random.Random) -> Request:
+def token_request(world: World, draw: random.Random) -> Request:
     """Return a GET of /v1/batches or /v1/indices, good or bad."""
     part, kind = random_part(world, draw), draw.random()
     if kind < 0.5:
@@ -119,8 +119,18 @@ def other_request(world: World, draw: random.Random) -> Request:
             Request(get("/nowhere"), refused=(404, "not-found")),
             Request(get("/v1/batches", method="DELETE"), refused=(405, "method-not-allowed")),
             head(random_part(world, draw)),
+            with_body(raw(random_part(world, draw), "tail"), draw),
         ]
     )
+
+
+def with_body(request: Request, draw: random.Random) -> Request:
+    """Return a request whose body, of either framing, nobody reads."""
+    content = b"GET /healthz HTTP/1.1\r\n\r\n" * draw.randint(1, 20)
+    chunked = draw.random() < 0.5
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content) if chunked else content
+    line = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(content)
+    return dataclasses.replace(request, data=request.data[:-2] + line + b"\r\n\r\n" + body)
 
 
 def random_requests(world: World, draw: random.Random) -> list[Request]:
@@ -131,7 +141,7 @@ def random_requests(world: World, draw: random.Random) -> list[Request]:
         last = STEPS - part.count
         steps = [(part.step + k * part.count) % last for k in range(draw.randint(20, 150))]
         return [raw(dataclasses.replace(part, step=step), checksum) for step in steps]
-    requests = [door_request(world, draw) for _ in range(draw.randint(1, 40))]
+    requests = [token_request(world, draw) for _ in range(draw.randint(1, 40))]
     if kind < 0.60:
         large = Part(world.large, draw.randrange(60), draw.choice([20, LARGE_COUNT]))
         requests.insert(draw.randrange(len(requests) + 1), raw(large, draw.choice(["tail", "false", "true"])))

@@ -333,7 +333,7 @@ def test_a_slow_reader_is_served_and_a_stalled_one_dropped(shared: Running) -> N
 
 @pytest.mark.parametrize("known", [False, True], ids=["first-time", "known"])
 def test_requests_byte_by_byte(shared: Running, known: bool) -> None:
-    """Heads cut at every byte mean what they mean in one piece, to the door and to the application."""
+    """Heads cut at every byte mean what they mean in one piece, to the fast path and to the application."""
     with RawConnection(shared.server) as connection:
         if known:
             shared.learn(connection)
