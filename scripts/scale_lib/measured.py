@@ -31,9 +31,8 @@ MAX_CONCURRENT_ANSWERS = 2048
 RETRY_AFTER_SECONDS = 1.0
 """What a refused request is told: corpus_server.errors.Overloaded."""
 
-STALL_SECONDS, HEDGE_FACTOR, HEDGE_FLOOR_SECONDS = 1.0, 3.0, 0.1
-"""Of the client, corpus_client.network: a silent replica is given up after the first; a request is sent to a
-second replica after so many times the usual p95, and not before the last."""
+STALL_SECONDS = 1.0
+"""Of the client, corpus_client.network: when a silent replica is given up for another one."""
 
 NUM_SLOTS, IN_FLIGHT, MAX_REQUEST_BYTES = 4, 2, 16 << 20
 """Of a loader: slots that its budget is cut into, requests on the wire at a time, largest request."""

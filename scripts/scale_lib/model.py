@@ -105,7 +105,7 @@ class Outcome:
     stalls: npt.NDArray[np.float64]
     first_batch_seconds: float
     num_refused: int
-    num_hedged: int
+    num_left: int
     busy: float
 
     def percentile(self, share: float) -> float:
@@ -154,7 +154,7 @@ class _Request:
     number: int
     sent_at: float
     done: bool = False
-    hedged: bool = False
+    moved: bool = False
 
 
 @dataclass(slots=True)
@@ -199,10 +199,9 @@ class Simulation:
         self._draws: Iterator[float] = iter(())
         self._missing: dict[int, int] = {}  # ranks that lack a request's steps
         self._step, self._step_ends, self._lost = -1, 0.0, False
-        self._late_after = measured.STALL_SECONDS
         self._latencies: list[list[float]] = [[]]  # of each step
         self._stalls: list[float] = []
-        self._num_refused = self._num_hedged = 0
+        self._num_refused = self._num_left = 0
         self._worked = 0.0
 
     def run(self, steps: int, *, warm: int = 4) -> Outcome:
@@ -224,7 +223,7 @@ class Simulation:
             np.array(self._stalls[warm:]),
             first,
             self._num_refused,
-            self._num_hedged,
+            self._num_left,
             busy,
         )
 
@@ -242,11 +241,6 @@ class Simulation:
             self._stalls.append(max(0.0, now - self._step_ends))
         self._step += 1
         self._step_ends = now + self.job.step_seconds
-        recent = self._latencies[-1]
-        # Not after a fault: a loader judges by its last 64 answers, of which a few late ones change no p95.
-        if len(recent) >= self.job.ranks // 2 and self._step < max(1, self.faults.at_step):
-            p95 = float(np.percentile(recent, 95))
-            self._late_after = max(measured.HEDGE_FLOOR_SECONDS, measured.HEDGE_FACTOR * p95)
         self._latencies.append([])
         self._lost = self.faults.lost is not None and self._step >= self.faults.at_step
         number, first = divmod(self._step, self.job.steps_per_request)
@@ -286,10 +280,10 @@ class Simulation:
             self._send(now, request)
 
     def _late(self, now: float, request: _Request, replica: int) -> None:
-        """Ask a second replica as well."""
-        if not request.done and not request.hedged and self.cluster.replicas > 1:
-            request.hedged = True
-            self._num_hedged += 1
+        """Ask another replica: this one was silent for too long."""
+        if not request.done and not request.moved and self.cluster.replicas > 1:
+            request.moved = True
+            self._num_left += 1
             self._ranks[request.rank].avoid_until[replica] = now + measured.STALL_SECONDS
             self._send(now, request, other_than=replica)
 
@@ -322,7 +316,7 @@ class Simulation:
             self._at(now + ROUND_TRIP_SECONDS / 2, self._fail, request, replica, measured.RETRY_AFTER_SECONDS)
             return
         self._slots[process] += 1
-        late_at = sent_at + self._late_after
+        late_at = sent_at + measured.STALL_SECONDS
         if replica < self.faults.cold and self._step >= self.faults.at_step:
             factor = self.faults.disk_factor if replica == 0 else 1.0
             seconds = self.job.request_bytes * factor / measured.COLD_BYTES_PER_SECOND
@@ -339,8 +333,7 @@ class Simulation:
             # No new connection can be opened: the loader does not come back in the time that is simulated.
             self._at(now + ROUND_TRIP_SECONDS / 2, self._fail, request, 0, 1e9)
         else:
-            patience = min(self._late_after, measured.STALL_SECONDS)
-            self._at(max(now, sent_at + patience), self._fail, request, 0, 1e9)
+            self._at(max(now, sent_at + measured.STALL_SECONDS), self._fail, request, 0, 1e9)
 
     def _work(self, now: float, request: _Request, replica: int, sent_at: float) -> None:
         process = self._ranks[request.rank].homes[replica]
@@ -351,8 +344,8 @@ class Simulation:
             self._host.submit(now, ("server", process), seconds, then)
             return
         done = self._cpu_free[process] = max(now, self._cpu_free[process]) + seconds
-        if done > sent_at + self._late_after:
-            self._at(max(now, sent_at + self._late_after), self._late, request, replica)
+        if done > sent_at + measured.STALL_SECONDS:
+            self._at(max(now, sent_at + measured.STALL_SECONDS), self._late, request, replica)
         self._at(done, self._transfer, request, replica, sent_at)
 
     def _transfer(self, now: float, request: _Request, replica: int, sent_at: float) -> None:

@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from corpus_client.network import replica as client_replica
 from corpus_client.network import replicas
 from corpus_client.staging import slots
 from corpus_server.errors import Overloaded
@@ -43,9 +42,8 @@ def test_the_rules_are_those_of_server_and_client() -> None:
     assert int(limit) == measured.MAX_CONCURRENT_ANSWERS
     assert Overloaded.retry_after_seconds == measured.RETRY_AFTER_SECONDS
     assert replicas.STALL_SECONDS == measured.STALL_SECONDS
-    assert client_replica.LATE_FLOOR_SECONDS == measured.HEDGE_FLOOR_SECONDS
     assert slots.REQUEST_BYTES == measured.MAX_REQUEST_BYTES
-    size = slots.slot_sizes(
+    size = slots.choose_slot_sizes(
         batch_bytes=measured.REQUEST_BYTES, prefetch_bytes=2**20, in_flight=measured.IN_FLIGHT
     )
     assert size.num_slots == measured.NUM_SLOTS
@@ -101,19 +99,19 @@ def test_too_little_cpu_shows_as_waiting() -> None:
 
 @pytest.mark.parametrize("lost", [KILLED, SILENT])
 def test_a_lost_replica_is_hidden_by_what_was_fetched_ahead(lost: str) -> None:
-    """A silent one is found out after a tenth of a second at the soonest, a killed one at once."""
+    """A silent one is found out after a second, a killed one at once."""
     short = dataclasses.replace(JOB, step_seconds=0.02)
     for job in (JOB, short):
         seen = Simulation(job, Cluster(replicas=2), Faults(at_step=6, lost=lost)).run(14)
-        assert seen.latencies.max() < 0.5
+        assert seen.latencies.max() < 1.5
         hidden = job is JOB or lost == KILLED
         assert bool(seen.stalls.any()) != hidden
 
 
 def test_a_slow_disk_is_passed_by_and_a_cold_cluster_waits() -> None:
-    slow = Simulation(JOB, Cluster(replicas=2), Faults(cold=1, disk_factor=50.0)).run(12)
-    alone = Simulation(JOB, Cluster(), Faults(cold=1, disk_factor=50.0)).run(12)
-    assert slow.num_hedged > 0
+    slow = Simulation(JOB, Cluster(replicas=2), Faults(cold=1, disk_factor=200.0)).run(12)
+    alone = Simulation(JOB, Cluster(), Faults(cold=1, disk_factor=200.0)).run(12)
+    assert slow.num_left > 0
     assert slow.stalls.sum() < alone.stalls.sum() / 2
 
 
