@@ -125,6 +125,19 @@ def write_megatron(prefix: Path, documents: Sequence[Sequence[int]], **index: An
     return path
 
 
+def write_arrow(path: Path, table: Any, *, rows: int = 1000, kind: str = "stream", **options: Any) -> Path:
+    """Write a pyarrow table in batches of `rows` rows, as a stream or a file; `options` are pyarrow's."""
+    import pyarrow.ipc  # few tests need it
+
+    new = {"stream": pyarrow.ipc.new_stream, "file": pyarrow.ipc.new_file}[kind]
+    with (
+        pyarrow.OSFile(str(path), "wb") as file,
+        new(file, table.schema, options=pyarrow.ipc.IpcWriteOptions(**options)) as writer,
+    ):
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
 def write_sparse(
     path: Path, num_tokens: int, *, dtype: str = "uint16", at: dict[int, int] | None = None
 ) -> Path:

@@ -33,6 +33,7 @@ import orjson
 from corpus_server.building.job import BuildOptions, Input, Part, Slice
 from corpus_server.building.samples import litdata_items, mds_samples
 from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats import side_file
 from corpus_server.corpus.formats.litdata import read_index
 from corpus_server.corpus.selection import natural_key
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
@@ -77,8 +78,8 @@ def find_inputs(sources: Sequence[str]) -> tuple[Input, ...]:
     """Return the files that the sources name: files, folders and quoted patterns.
 
     The sources keep their order; the files of a folder or pattern come in natural order. A folder stands for
-    all files below it whose suffix is known, except hidden ones and plain `.json`: Hugging Face's `datasets`
-    describes its Arrow files in such files.
+    all files below it whose suffix is known, except hidden ones, plain `.json` and the side files of formats:
+    Hugging Face's `datasets` describes its Arrow files in such files, and keeps copies beside them.
 
     Raises:
         UnreadableCorpus: a source names nothing, a file is of an unknown kind or named twice, all are empty.
@@ -177,7 +178,8 @@ def _unlistable(error: OSError) -> None:
 def _is_chosen(path: Path) -> bool:
     hidden = any(part.startswith(".") for part in path.parts)
     is_chunk = path.name.startswith("chunk-") or path.suffix != ".bin"
-    return not hidden and _suffix(path) in KINDS and path.suffix != ".json" and is_chunk
+    is_source = _suffix(path) in KINDS and path.suffix != ".json" and side_file(path) is None
+    return not hidden and is_source and is_chunk
 
 
 def _input(path: Path) -> Input:

@@ -143,7 +143,7 @@ def _facts(described: dict[str, Any]) -> Table:
     facts = {
         "corpus": described["name"],
         "tokens": f"{described['num_tokens']:,} ({described['dtype']})",
-        "size": decimal(sum(shard["size_bytes"] for shard in described["shards"])),
+        "size": decimal(sum({shard["file"]: shard["size_bytes"] for shard in described["shards"]}.values())),
         "documents": no_index if documents is None else f"{documents:,}",
         "end of text": "not known" if described["eot"] is None else str(described["eot"]),
         "tokenizer": described["tokenizer"] or "none",

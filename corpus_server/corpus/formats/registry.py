@@ -13,6 +13,7 @@ from typing import Final
 
 from corpus_server.corpus.files import TokenFile
 from corpus_server.corpus.formats import (
+    arrow,
     datatrove,
     documents,
     foreign,
@@ -33,6 +34,7 @@ FORMATS: Final[tuple[Format, ...]] = (
     datatrove.FORMAT,
     mds.FORMAT,
     litdata.FORMAT,
+    arrow.FORMAT,
     documents.FORMAT,
     foreign.FORMAT,
     npy.FORMAT,

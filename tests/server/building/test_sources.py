@@ -40,7 +40,15 @@ def read(path: Path, options: BuildOptions = TEXT) -> list[Any]:
 
 
 def test_a_folder_gives_its_files_of_known_kinds_in_natural_order(tmp_path: Path) -> None:
-    for name in ("b10.jsonl", "b2.jsonl.gz", "README.md", "dataset_info.json", "c4.json.gz", ".hidden.jsonl"):
+    for name in (
+        "b10.jsonl",
+        "b2.jsonl.gz",
+        "README.md",
+        "dataset_info.json",
+        "c4.json.gz",
+        ".hidden.jsonl",
+        "cache-1.arrow",
+    ):
         (tmp_path / name).write_text("x")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "z.PARQUET").write_text("x")
