@@ -14,9 +14,9 @@ import torch
 from corpus_client import errors
 from corpus_client.batch import Batch, Origin
 from corpus_client.network.options import Network
-from corpus_client.observe import progress
-from corpus_client.observe.attribution import LoaderStats, Meter
-from corpus_client.observe.trace import Tracer
+from corpus_client.observe import progress, trace
+from corpus_client.observe.attribution import LoaderStats
+from corpus_client.observe.recorder import Recorder
 from corpus_client.plan import receipts, trainers
 from corpus_client.plan.document import (
     MAX_STEP,
@@ -108,7 +108,7 @@ class CorpusLoader(PlanLoader[Batch]):
         self._make = partial(self._stager.make, dtype)
         if staging.nvtx and not torch.cuda.is_available():
             raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
-        self._meter = Meter(Tracer(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None))
+        self._recorder = Recorder(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None)
         self._pipeline: Pipeline | None = None
         self._slot_memory: torch.Tensor | None = None
         self._closed = False
@@ -242,7 +242,7 @@ class CorpusLoader(PlanLoader[Batch]):
     def stats(self) -> LoaderStats:
         """Return the counters since the loader was made, and the state of its slots."""
         pipeline, memory = self._pipeline, self._slot_memory
-        times = self._meter.stats(copies_on_host=self._stager.copies_on_host)
+        times = self._recorder.stats(copies_on_host=self._stager.copies_on_host)
         transfer_seconds, stall_seconds = self._stager.seconds()
         return replace(
             times,
@@ -264,11 +264,11 @@ class CorpusLoader(PlanLoader[Batch]):
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write what happened in the last `Staging.trace_steps` steps, for ui.perfetto.dev or chrome://tracing."""
-        if not self._meter.tracer.num_steps:
+        if not self._recorder.num_steps:
             raise errors.InvalidArgument(
                 "trace needs the last steps, and trace_steps is 0; pass staging=Staging(trace_steps=200)"
             )
-        self._meter.tracer.export(path)
+        trace.write(path, self._recorder.spans())
 
     def close(self) -> None:
         """Stop fetching and release everything; idempotent, from any thread."""
@@ -290,7 +290,7 @@ class CorpusLoader(PlanLoader[Batch]):
             raise errors.LoaderClosed("the loader is closed; make a new one and load its state")
 
     def _start(self) -> Pipeline:
-        self._meter.ask()
+        self._recorder.ask()
         self._placement.check(self.prepared.options.place)
         if not self._num_batches:
             trainers.check_dealt_out(self, self.prepared.options.place.world_size)
@@ -300,9 +300,9 @@ class CorpusLoader(PlanLoader[Batch]):
             self._slot_memory = self._stager.host_memory(sizes.num_bytes)
             self._pinned = self._slot_memory.is_pinned()  # torch's word: registering may do less than asked
         self._pipeline = self.prepared.start(
-            cut_slots(self._slot_memory, sizes), self._stager, self._meter, self._step, self._end_step
+            cut_slots(self._slot_memory, sizes), self._stager, self._recorder, self._step, self._end_step
         )
-        self._meter.get(None)
+        self._recorder.get(None)
         self._check_open()  # `close` may have come meanwhile, and seen no pipeline
         return self._pipeline
 
