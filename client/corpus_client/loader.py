@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,16 +17,7 @@ from corpus_client.observe import progress, trace
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.observe.recorder import Recorder
 from corpus_client.plan import receipts, trainers
-from corpus_client.plan.document import (
-    MAX_STEP,
-    OrderArgument,
-    PlanArgument,
-    integer,
-    requested_plan,
-    successor,
-)
-from corpus_client.plan.requests import StepRequests
-from corpus_client.plan.schedule import shape_of
+from corpus_client.plan.document import OrderArgument, PlanArgument, requested_plan, successor
 from corpus_client.plan.state import PlanLoader
 from corpus_client.plan.world import Placement
 from corpus_client.prepared import PlanOptions, PreparedPlan
@@ -156,17 +146,10 @@ class CorpusLoader(PlanLoader[Batch]):
 
         By a connection of its own, and a copy that blocks: to look at batches, not to train on them.
         """
-        self._check_process()
-        bound, place = self._bound, self.prepared.options.place
-        step = integer("step", step, 0, MAX_STEP)
-        shape, dtype = shape_of(self.prepared.steps.step_ranges, step), self.prepared.steps.dtype
-        replicas = self._connect(plan=bound)
-        requests = StepRequests(replicas, bound, rank=place.rank, world_size=place.world_size)
-        with closing(requests):
-            tokens = requests.receive_step(step, shape)
-        stored = torch.frombuffer(tokens, dtype=dtype).view(1, *shape)
-        (views,) = shifted(stored, place.context)
-        make = Stager(self._stager.location, context=place.context).make
+        steps, context = self.prepared.steps, self.prepared.options.place.context
+        tokens, shape = self._receive_step(step, steps.step_ranges)
+        (views,) = shifted(torch.frombuffer(tokens, dtype=steps.dtype).view(1, *shape), context)
+        make = Stager(self._stager.location, context=context).make
         return self._batch_of(step, make(self.prepared.options.dtype, views))
 
     @property

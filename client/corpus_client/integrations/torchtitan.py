@@ -19,7 +19,7 @@ import tyro
 from torchtitan.components.dataloader import BaseDataLoader
 
 from corpus_client import errors
-from corpus_client.integrations.micro import MicroBatches
+from corpus_client.integrations.feed import MicroBatches
 from corpus_client.loader import CorpusLoader
 from corpus_client.plan.world import Placement
 

@@ -110,8 +110,8 @@ class Pool:
             return errors.ReplicaUnusable("; ".join(map(str, refused)))
         return refused[0] if refused else None
 
-    def ready(self, *, idle: bool, other_than: Replica | None = None) -> tuple[Replica, Connection] | None:
-        """Return the best replica (`other_than` one) and an open connection to it, if any; open more behind.
+    def ready(self, *, idle: bool) -> tuple[Replica, Connection] | None:
+        """Return the best replica and an open connection to it, if any; open more behind.
 
         idle: no other answer may come before that of the next request.
         """
@@ -119,8 +119,6 @@ class Pool:
             now = time.monotonic()
             found, without = [], []
             for replica in self.live():
-                if replica is other_than:
-                    continue
                 connection = replica.connection(idle=idle)
                 if connection is None:
                     without.append(replica)
