@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from corpus_client import errors
 from corpus_client.plan.document import integer
+from corpus_client.plan.world import Placement
 
 if TYPE_CHECKING:
     from corpus_client.arrays import ArrayLoader
@@ -139,6 +140,16 @@ class MicroBatches(Iterator["Batch"]):
         """Go on at the state's next step."""
         self._parts.clear()
         self.loader.load_state_dict(saved)
+
+
+def open_at(
+    urls: str | Sequence[str], place: tuple[int, int], device: Any, options: Mapping[str, Any]
+) -> CorpusLoader:
+    """Return a loader for a framework's (rank, world size) and device, where `options` name no others."""
+    from corpus_client.loader import CorpusLoader  # late: the feed of an `ArrayLoader` needs no torch
+
+    placement = Placement(rank=place[0], world_size=place[1])
+    return CorpusLoader(urls, **{"device": device, "placement": placement, **options})
 
 
 def check_place(found: tuple[int, int], expected: tuple[int, int], framework: str) -> None:
