@@ -172,7 +172,7 @@ def _groups(
 
 
 def json_response(value: object, headers: Mapping[str, str]) -> Response:
-    """Return a JSON response; NumPy arrays become lists, bytes of file names that are not UTF-8 `\\udc80` on."""
+    """Return a JSON response; NumPy arrays become lists, and bytes of names that are not UTF-8 `\\udcxx`."""
     try:
         content = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # orjson refuses such names
