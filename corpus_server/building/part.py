@@ -9,8 +9,6 @@ A part leaves these files, each published when it is complete. The last one show
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -24,10 +22,10 @@ import numpy as np
 import xxhash
 
 from corpus_server.building.job import MAX_IDS, BuildOptions, Part
+from corpus_server.building.manifest import Strict, read_json, write_json
 from corpus_server.building.sources import Document, read_documents
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.tokenizers import Tokenizer, open_tokenizer
-from corpus_server.user_files import parse_json, read_regular
 
 LENGTH_DTYPE: Final[np.dtype[np.uint64]] = np.dtype("<u8")
 
@@ -39,7 +37,7 @@ _NOTHING: Final[Tokens] = np.empty(0, np.uint32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartSplit:
+class PartSplit(Strict):
     """What one split got of a part."""
 
     num_documents: int
@@ -48,7 +46,7 @@ class PartSplit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartResult:
+class PartResult(Strict):
     """What a part came to."""
 
     number: int
@@ -97,19 +95,13 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
                 writer.flush()
     splits = {writer.name: writer.result() for writer in writers}
     result = PartResult(number=part.number, num_bytes=part.num_bytes, num_empty=num_empty, splits=splits)
-    with publishing(_result_path(part, folder)) as file:
-        file.write(json.dumps(dataclasses.asdict(result)).encode())
+    write_json(_result_path(part, folder), result)
     return result
 
 
 def find_result(part: Part, folder: Path) -> PartResult | None:
     """Return what a part came to if it is whole, else None."""
-    try:
-        document = parse_json(read_regular(_result_path(part, folder)))
-    except FileNotFoundError:
-        return None
-    splits = {name: PartSplit(**split) for name, split in document["splits"].items()}
-    return PartResult(**{**document, "splits": splits})
+    return read_json(PartResult, _result_path(part, folder), "part", "remove it, and build again")
 
 
 def _result_path(part: Part, folder: Path) -> Path:

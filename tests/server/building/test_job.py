@@ -27,14 +27,18 @@ def test_a_job_is_read_as_it_was_saved_and_not_by_another_release(tmp_path: Path
     assert Job.load(tmp_path) == job
     document = json.loads((tmp_path / "job.json").read_text())
     (tmp_path / "job.json").write_text(json.dumps({**document, "version": 2}))
-    with pytest.raises(UnreadableCorpus, match=r"begun by another release \(its version is 2, not 1\)"):
+    with pytest.raises(UnreadableCorpus, match="is no job of version 1: version: Input should be 1"):
         Job.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"version": 1, "options": {"x": 1}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "{}", "[]", '{"version": 1, "options": {"x": 1}}', "[" * 10_000]
+)
 def test_a_damaged_job_is_named_with_the_way_out(tmp_path: Path, content: str) -> None:
     (tmp_path / "job.json").write_text(content)
-    with pytest.raises(UnreadableCorpus, match=r"job\.json is damaged: .*; remove the folder to build anew"):
+    with pytest.raises(
+        UnreadableCorpus, match=r"job\.json: is no job of version 1: .*; remove .* to build anew"
+    ):
         Job.load(tmp_path)
 
 
