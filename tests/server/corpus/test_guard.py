@@ -154,6 +154,31 @@ print("still alive", flush=True)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "alive\nstill alive\n", "")
 
 
+def test_garbage_collection_may_close_files_at_any_time(tmp_path: Path) -> None:
+    """Also while the guard of another one begins or ends: the error of opening a file keeps it in a cycle."""
+    ended = run(
+        """
+import gc
+from corpus_server.corpus.files import OpenFile
+path.write_bytes(bytes(PAGE))
+gc.set_threshold(1)
+for change in (lambda: guard(other), lambda: mapguard.release(guarded)):
+    gc.disable()
+    file = OpenFile(path)
+    view = np.frombuffer(file.map(), np.uint8)
+    file.cycle = file
+    del file
+    other = np.zeros(PAGE, np.uint8)
+    guarded = guard(view)
+    gc.enable()
+    change()
+print("alive")
+""",
+        tmp_path / "file",
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "alive\n", "")
+
+
 def test_threads_fault_at_the_same_time(tmp_path: Path) -> None:
     """Every page is read by all of them, some at the same moment: none is lost, none ends the process."""
     ended = run(
