@@ -82,14 +82,15 @@ class Batch(list[torch.Tensor]):
         Raises:
             InvalidArgument: a DataLoader stacks the batches of a `CorpusIterableDataset`.
         """
-        if self._origin.plan is None and isinstance(tensor, torch.Tensor) and tensor.ndim > self[index].ndim:
+        is_tensor = isinstance(tensor, torch.Tensor)
+        if self._origin.plan is None and is_tensor and tensor.ndim > self[index].ndim:
             raise errors.InvalidArgument(
                 "the DataLoader puts the batches of several steps together, and each is a whole rank batch "
                 "already; pass batch_size=None to it"
             )
         super().__setitem__(index, tensor)
-        if self._rows is not None and tensor.is_pinned():  # torch 2.4 pins the items of a list, not the list
-            self._rows = self._rows.pin_memory()
+        if self._rows is not None and is_tensor and tensor.is_pinned():
+            self._rows = self._rows.pin_memory()  # torch 2.4 pins the items of a list, and not the list
 
     @property
     def inputs(self) -> torch.Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from corpus_client import CorpusIterableDataset, CorpusLoader
+from corpus_client import CorpusIterableDataset, CorpusLoader, Placement
 from tests.client.cuda.conftest import Accelerator
 from tests.client.reference_server import ReferenceServer
 
@@ -27,3 +29,19 @@ def test_stored_batches_are_pinned_and_widened_on_the_device(
         found.append(batch.to(accelerator.name, dtype=torch.int64, non_blocking=True))
     assert {batch.inputs.device.type for batch in found} == {accelerator.name}
     assert [(batch.step, batch.tokens.tolist()) for batch in found] == expected
+
+
+def test_a_context_ranks_rows_are_pinned_also_by_torch_2_4(
+    server: ReferenceServer, accelerator: Accelerator
+) -> None:
+    """It copies a list and pins its items; later versions call the list's `pin_memory`."""
+    options = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
+    dataset = CorpusIterableDataset(server.url, **options, placement=Placement(context_parallel=(1, 2)))
+    batch = next(iter(dataset))
+    clone = copy.copy(batch)
+    for index, item in enumerate(batch):
+        clone[index] = item.pin_memory()
+    for pinned in (clone, batch.pin_memory()):
+        assert pinned.inputs.is_pinned()
+        assert pinned.tokens.is_pinned()
+        assert pinned.tokens.equal(batch.tokens)

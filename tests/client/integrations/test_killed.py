@@ -208,9 +208,11 @@ def lightning(run: Run, kind: str) -> None:
 
 
 TRAINERS: list[Any] = [
-    pytest.param(bare_loop, ()),
-    pytest.param(data_loader, ()),
-    pytest.param(stateful_data_loader, ()),
+    # These need no framework. They take a minute, so they run where the others do.
+    *(
+        pytest.param(each, (), marks=needs("accelerate"))
+        for each in (bare_loop, data_loader, stateful_data_loader)
+    ),
     pytest.param(accelerate_loop, (), marks=needs("accelerate")),
     pytest.param(accelerate_skipping, (), marks=needs("accelerate")),
     pytest.param(hugging_face_trainer, (), marks=needs("transformers", "accelerate")),

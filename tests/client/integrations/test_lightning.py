@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import warnings
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from corpus_client import CorpusIterableDataset, CorpusLoader, errors
-from tests.client.integrations.ranks import PLAN, QUICK, VOCABULARY, on_ranks, rows_of
+from tests.client.integrations.ranks import PLAN, QUICK, VOCABULARY, rows_of
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
@@ -57,8 +56,6 @@ def fit(
     start_step: int,
 ) -> list[Any]:
     """Train in this process; return the steps that were trained on and their windows."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        os.environ["TORCHELASTIC_RUN_ID"] = "tests"  # Lightning must not start its processes
     warnings.simplefilter("ignore")  # of Lightning's own: loggers, missing schedulers
     model = Model(dies_at)
     every_step = lightning.callbacks.ModelCheckpoint(
@@ -115,20 +112,6 @@ def test_an_interrupted_run_trains_on_each_step_once(
     assert begun == expected[: dies_at - start_step]
     resumed = fit(server.url, str(tmp_path), None, last(tmp_path), options, start_step)
     assert resumed == expected[dies_at - start_step :]
-
-
-def test_another_number_of_ranks_goes_on_with_the_same_steps(
-    corpus: ReferenceCorpus, server: ReferenceServer, plan: dict[str, Any], tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"max_steps": NUM_STEPS}
-    on_two = {**options, "devices": 2, "strategy": "ddp"}
-    begun = fit(server.url, str(tmp_path), 4, None, options, 0)
-    assert begun == [[step, rows_of(corpus, plan, step)] for step in range(4)]
-    found = on_ranks(2, tmp_path, fit, server.url, str(tmp_path), 9, last(tmp_path), on_two, 0)
-    for rank, seen in enumerate(found):
-        assert seen == [[step, rows_of(corpus, plan, step, rank, 2)] for step in range(4, 9)]
-    ended = fit(server.url, str(tmp_path), None, last(tmp_path), options, 0)
-    assert ended == [[step, rows_of(corpus, plan, step)] for step in range(9, NUM_STEPS)]
 
 
 @pytest.mark.parametrize(

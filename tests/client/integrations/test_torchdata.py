@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from corpus_client import CorpusIterableDataset, errors
 from corpus_client.batch import Batch
-from tests.client.integrations.ranks import PLAN, QUICK, on_ranks, rows_of
+from tests.client.integrations.ranks import PLAN, QUICK, rows_of
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
@@ -73,15 +72,3 @@ def test_a_step_that_is_left_out_or_comes_twice_is_an_error(
         monkeypatch.setattr(DataLoader, "__iter__", disordered)
         with pytest.raises(errors.StepOutOfOrder, match=message):
             list(make(server.url, 0))
-
-
-def job(url: str) -> list[Any]:
-    running = iter(make(url, 1))
-    return [next(running).tokens.tolist() for _ in range(3)]
-
-
-def test_ranks_have_their_rows(server: ReferenceServer, corpus: ReferenceCorpus, tmp_path: Path) -> None:
-    found = on_ranks(2, tmp_path, job, server.url)
-    (plan,) = (plan for plan in server.plans.values() if plan["seed"] == PLAN["seed"])
-    for rank, seen in enumerate(found):
-        assert seen == [rows_of(corpus, plan, step, rank, 2) for step in range(3)]
