@@ -161,17 +161,19 @@ def test_garbage_collection_may_close_files_at_any_time(tmp_path: Path) -> None:
 import gc
 from corpus_server.corpus.files import OpenFile
 path.write_bytes(bytes(PAGE))
-gc.set_threshold(1)
-for change in (lambda: guard(other), lambda: mapguard.release(guarded)):
+view = np.zeros(PAGE, np.uint8)
+start, guarded = view.ctypes.data, guard(view)
+for num_objects in range(1, 100):  # so many are made before the next collection
     gc.disable()
+    gc.collect()
     file = OpenFile(path)
-    view = np.frombuffer(file.map(), np.uint8)
+    file.map()
     file.cycle = file
     del file
-    other = np.zeros(PAGE, np.uint8)
-    guarded = guard(view)
+    gc.set_threshold(num_objects)
     gc.enable()
-    change()
+    mapguard.release(guarded)
+    guarded = mapguard.guard(start, PAGE)
 print("alive")
 """,
         tmp_path / "file",
