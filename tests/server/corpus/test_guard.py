@@ -69,23 +69,6 @@ print(guarded.num_faults)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "6\n", "")
 
 
-def test_the_copy_of_a_gather_runs_on_without_the_interpreter_s_lock(tmp_path: Path) -> None:
-    """NumPy releases the lock for a fancy index: the handler must take it in that thread."""
-    ended = run(
-        """
-mapguard.install()
-view = mapped(400)
-guarded = guard(view)
-os.truncate(path, PAGE)
-rows = view.reshape(400, PAGE)[np.arange(399, -1, -1)]
-assert (rows[-1] == 7).all() and not rows[:-1].any()
-print(guarded.num_faults)
-""",
-        tmp_path / "cut",
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "399\n", "")
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -110,23 +93,6 @@ print("still alive", flush=True)
 """
     ended = run(program, tmp_path / "cut")
     assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "alive\n")
-
-
-def test_a_signal_that_is_sent_ends_the_process_too(tmp_path: Path) -> None:
-    """It names no address inside a range."""
-    ended = run(
-        """
-import signal
-mapguard.install()
-guard(mapped(10))
-# The handler gives the signal back to the kernel: unlike a fault, a sent one does not come again.
-os.kill(os.getpid(), signal.SIGBUS)
-os.kill(os.getpid(), signal.SIGBUS)
-print("still alive")
-""",
-        tmp_path / "file",
-    )
-    assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "")
 
 
 @pytest.mark.parametrize("closes", [False, True])

@@ -23,7 +23,6 @@ from corpus_server.corpus.verify import record, verify
 from corpus_server.errors import CorpusChanged, InvalidParameter, UnknownDocument, UnreadableCorpus
 from tests.corpora import (
     open_corpus,
-    open_descriptors,
     some_tokens,
     spec,
     write_llmc,
@@ -205,20 +204,6 @@ def test_a_shard_written_to_meanwhile_is_not_published(tmp_path: Path) -> None:
     with pytest.raises(CorpusChanged, match=r"^a\.bin"):
         index(spec(path, eot=0), progress=lambda done, total: os.utime(path, ns=(0, 0)))
     assert names(tmp_path) == ["a.bin"]
-
-
-def test_an_interrupt_leaves_what_was_there(tmp_path: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
-        if done == total:
-            raise KeyboardInterrupt
-
-    for name in ("0.bin", "1.bin"):
-        write_raw(tmp_path / name, [1, 0, 2])
-    before = open_descriptors()
-    with pytest.raises(KeyboardInterrupt):
-        index(spec(tmp_path, eot=0), progress=interrupt)
-    assert names(tmp_path) == ["0.bin", "0.bin.documents", "1.bin"]
-    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize(
