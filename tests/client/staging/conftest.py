@@ -45,4 +45,6 @@ def make_pipeline() -> Iterator[MakePipeline]:
     for reference in made:
         if (pipeline := reference()) is not None:
             pipeline.close()
+    for thread in fetchers():
+        thread.join(20)  # one that collected its own pipeline was joined by nobody
     assert fetchers() == []
