@@ -7,10 +7,12 @@ plans may be bounded.
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan.document import Plan
@@ -20,6 +22,7 @@ MAX_PLANS = 100_000
 MAX_BYTES = 2**30
 """Of the plans' documents."""
 
+_BEGINNING = '{"fingerprints":'
 _MAX_NAMED = 5
 _SEEN_SECONDS = 60.0
 """A plan that is seen again within a minute is not written again."""
@@ -39,6 +42,25 @@ _EVICT_OF_OWNER = """
     )
 """
 """Removes all plans of an owner but some, those seen last."""
+
+
+class StoredPlan(NamedTuple):
+    """A plan as it is stored: nothing was parsed, which takes a second for the largest.
+
+    Attributes:
+        document: canonical JSON.
+        seen: when, in Unix seconds.
+    """
+
+    id: str
+    document: str
+    seen: float
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of its corpora: those of its fingerprints, with which the sorted document begins."""
+        fingerprints, _ = json.JSONDecoder().raw_decode(self.document, len(_BEGINNING))
+        return list(fingerprints)
 
 
 class PlanStore:
@@ -145,8 +167,8 @@ class PlanStore:
         """Say that a plan is never removed to make room, or may be again."""
         self._database.rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
 
-    def newest(self, limit: int, *, max_bytes: int | None = None) -> list[tuple[Plan, float]]:
-        """Return at most `limit` plans, those seen last, each with its Unix time.
+    def newest(self, limit: int, *, max_bytes: int | None = None) -> list[StoredPlan]:
+        """Return at most `limit` plans, those seen last.
 
         If their documents have more than `max_bytes`, fewer are returned, but at least one.
         """
@@ -155,15 +177,15 @@ class PlanStore:
             found: list[Row] = []
             num_bytes = 0
             for row in connection.execute(
-                "SELECT document, seen FROM plans ORDER BY seen DESC, id LIMIT ?", (limit,)
+                "SELECT id, document, seen FROM plans ORDER BY seen DESC, id LIMIT ?", (limit,)
             ):
-                num_bytes += len(row[0])
+                num_bytes += len(row[1])
                 if found and max_bytes is not None and num_bytes > max_bytes:
                     break
                 found.append(row)
             return found
 
-        return [(Plan.parse(document), seen) for document, seen in self._database.run(read)]
+        return [StoredPlan(*row) for row in self._database.run(read)]
 
     def count(self) -> int:
         """Return how many plans there are."""

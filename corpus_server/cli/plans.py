@@ -51,7 +51,7 @@ def list_(
 ) -> None:
     """List plans, the last seen first."""
     with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
-        found = store.newest(limit)
+        found = [(Plan.parse(each.document), each.seen) for each in store.newest(limit)]
     if as_json:
         plans = [{"id": plan.id, "seen": _when(seen), "plan": plan.to_json()} for plan, seen in found]
         print_json({"plans": plans})
