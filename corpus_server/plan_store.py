@@ -11,6 +11,8 @@ import json
 import re
 import sqlite3
 import time
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,17 +169,22 @@ class PlanStore:
         """Say that a plan is never removed to make room, or may be again."""
         self._database.rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
 
-    def newest(self, limit: int, *, max_bytes: int | None = None) -> list[StoredPlan]:
+    def newest(
+        self, limit: int, *, max_bytes: int | None = None, may_read: Callable[[str], bool] | None = None
+    ) -> list[StoredPlan]:
         """Return at most `limit` plans, those seen last.
 
-        If their documents have more than `max_bytes`, fewer are returned, but at least one.
+        Args:
+            max_bytes: of the documents that are looked at; the first one is in any case.
+            may_read: leaves out plans with a corpus for which it is false.
         """
 
         def read(connection: sqlite3.Connection) -> list[Row]:
             found: list[Row] = []
             num_bytes = 0
             for row in connection.execute(
-                "SELECT id, document, seen FROM plans ORDER BY seen DESC, id LIMIT ?", (limit,)
+                "SELECT id, document, seen FROM plans ORDER BY seen DESC, id LIMIT ?",
+                (limit if may_read is None else -1,),
             ):
                 num_bytes += len(row[1])
                 if found and max_bytes is not None and num_bytes > max_bytes:
@@ -185,7 +192,9 @@ class PlanStore:
                 found.append(row)
             return found
 
-        return [StoredPlan(*row) for row in self._database.run(read)]
+        plans = map(StoredPlan._make, self._database.run(read))
+        allowed = (each for each in plans if may_read is None or all(map(may_read, each.sources)))
+        return list(islice(allowed, limit))
 
     def count(self) -> int:
         """Return how many plans there are."""
