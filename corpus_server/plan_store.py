@@ -154,7 +154,7 @@ class PlanStore:
         """Say that a plan is never removed to make room, or may be again."""
         self._database.rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
 
-    def newest(
+    def listed(
         self, limit: int, *, max_bytes: int | None = None, may_read: Callable[[str], bool] | None = None
     ) -> list[StoredPlan]:
         """Return at most `limit` plans, those seen last.
@@ -180,6 +180,10 @@ class PlanStore:
         plans = map(StoredPlan._make, self._database.run(read))
         allowed = (each for each in plans if may_read is None or all(map(may_read, each.sources)))
         return list(islice(allowed, limit))
+
+    def newest(self, limit: int) -> list[tuple[Plan, float]]:
+        """Return the plans seen last, each with its Unix time."""
+        return [(Plan.parse(each.document), each.seen) for each in self.listed(limit)]
 
     def count(self) -> int:
         """Return how many plans there are."""

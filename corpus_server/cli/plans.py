@@ -67,13 +67,8 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List plans, the last seen first."""
-<<<<<<< HEAD
-    with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
-        found = [(Plan.parse(each.document), each.seen) for each in store.newest(limit)]
-=======
     with _opened(state_dir, server) as known:
         found = known.newest(limit)
->>>>>>> main
     if as_json:
         plans = [{"id": plan.id, "seen": _when(seen), "plan": plan.to_json()} for plan, seen in found]
         print_json({"plans": plans})

@@ -50,7 +50,7 @@ async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiRe
 
     def list_them() -> Response:
         may_read = call.head.caller.may_read  # a plan tells the fingerprints of its corpora
-        newest = call.service.store.newest(query.limit, max_bytes=MAX_LIST_BYTES, may_read=may_read)
+        newest = call.service.store.listed(query.limit, max_bytes=MAX_LIST_BYTES, may_read=may_read)
         plans = [
             {"id": each.id, "plan": Fragment(each.document), "seen_unix_seconds": each.seen}
             for each in newest
