@@ -17,7 +17,7 @@ FLOORS = (
     {"settings", "plan", "corpus"},
     {"stores", "admission"},
     {"read", "building"},
-    {"readers", "catalog", "plan_store", "plan_parser", "metrics"},
+    {"readers", "catalog", "plan_store", "metrics"},
     {"known_plans", "live"},
     {"answers"},
     {"http"},
@@ -67,7 +67,7 @@ def test_the_package_itself_is_light() -> None:
 
 
 def test_what_lies_below_the_data_plane_loads_no_web_framework() -> None:
-    core = modules("errors", "plan", "corpus", "read", "catalog", "plan_store", "plan_parser", "known_plans")
+    core = modules("errors", "plan", "corpus", "read", "catalog", "plan_store", "known_plans")
     assert not loaded_by(*core) & {"torch", "typer", "rich", *OPTIONAL, "pydantic", *WEB_FRAMEWORK}
 
 

@@ -1,4 +1,4 @@
-"""Large plan documents are parsed in a process of their own: `python -m corpus_server.plan_parser`.
+"""Large plan documents are parsed in a process of their own: `python -m corpus_server.read.plan_parser`.
 
 `json.loads` of 14 MB, and the checks of a million ranges, take 0.8 s, in which no other thread of a process
 can run. What comes back has its ranges as arrays and its canonical JSON, and takes some milliseconds.
