@@ -15,11 +15,13 @@ from corpus_server.plan import Plan
 from corpus_server.plan.windows import Windows
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan, ShardList
+from corpus_server.read.plan_parser import parse_apart
 
 MAX_PLANS = 1024
 MAX_BYTES = 64 * 2**20
 LARGE_BYTES = 2**20
-"""A document of this size takes some 20 times as much memory while it is parsed: one such at a time."""
+"""A document of this size takes some 20 times as much memory while it is parsed: one such at a time, in a
+process of its own."""
 
 
 class KnownPlans:
@@ -71,10 +73,13 @@ class KnownPlans:
                 remedy="POST its document to /v1/plans, then ask again",
             )
         with self._turn(len(document)):
-            plan = Plan.parse(document)
-            caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
             # Another thread may have bound it meanwhile.
-            return self.in_memory(plan_id) or self._remember(self._catalog.bind(plan))
+            if (bound := self.in_memory(plan_id)) is None:
+                plan = self._parsed(document)
+                caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
+                return self._remember(self._catalog.bind(plan))
+            caller.check_read(bound.plan.sources)
+            return bound
 
     def keep_document(
         self, body: bytes | bytearray, caller: Caller = ANYONE, *, keep: bool = True
@@ -90,7 +95,7 @@ class KnownPlans:
             UnknownCorpus, FingerprintMismatch: see `Catalog.bind`.
         """
         with self._turn(len(body)):
-            plan = Plan.parse(body)
+            plan = self._parsed(body)
             caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
             bound = self._catalog.bind(plan)
             if not keep:
@@ -118,6 +123,12 @@ class KnownPlans:
             if len(self._ids) > self._max_plans:
                 self._ids.popitem(last=False)
         return bound
+
+    def _parsed(self, document: bytes | bytearray | str) -> Plan:
+        if len(document) <= LARGE_BYTES:
+            return Plan.parse(document)
+        corpora = self._catalog.corpora.items()
+        return parse_apart(document, {name: corpus.fingerprint for name, corpus in corpora})
 
     def _turn(self, num_bytes: int) -> AbstractContextManager[object]:
         return self._large if num_bytes > LARGE_BYTES else nullcontext()

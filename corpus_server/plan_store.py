@@ -7,19 +7,26 @@ plans may be bounded.
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import time
+from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan.document import Plan
 from corpus_server.plan_database import Database, Row
 
+T = TypeVar("T")
+
 MAX_PLANS = 100_000
 MAX_BYTES = 2**30
 """Of the plans' documents."""
 
+_BEGINNING = '{"fingerprints":'
 _MAX_NAMED = 5
 _SEEN_SECONDS = 60.0
 """A plan that is seen again within a minute is not written again."""
@@ -39,6 +46,25 @@ _EVICT_OF_OWNER = """
     )
 """
 """Removes all plans of an owner but some, those seen last."""
+
+
+class StoredPlan(NamedTuple):
+    """A plan as it is stored: nothing was parsed, which takes a second for the largest.
+
+    Attributes:
+        document: canonical JSON.
+        seen: when, in Unix seconds.
+    """
+
+    id: str
+    document: str
+    seen: float
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of its corpora: those of its fingerprints, with which the sorted document begins."""
+        fingerprints, _ = json.JSONDecoder().raw_decode(self.document, len(_BEGINNING))
+        return list(fingerprints)
 
 
 class PlanStore:
@@ -117,54 +143,71 @@ class PlanStore:
         return rows[0][0] if rows else None
 
     def find(self, prefix: str) -> Plan:
-        """Return the one plan whose id begins with `prefix`.
-
-        Raises:
-            UnknownPlan: there is none.
-            InvalidParameter: there are several, or `prefix` is no part of an id.
-        """
-        if not re.fullmatch(r"[0-9a-f]{1,64}", prefix):
-            raise InvalidParameter.expected("id", "up to 64 of the digits 0-9 and a-f", prefix)
+        """Return the one plan whose id begins with `prefix`; errors as in `find_by_prefix`."""
         rows = self._database.rows(
             "SELECT id, document FROM plans WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
             *(prefix, prefix + "g", _MAX_NAMED + 1),  # "g" sorts behind every digit
         )
-        if not rows:
-            raise UnknownPlan(f"no plan here begins with {prefix!r}", parameter="id", received=prefix)
-        if len(rows) > 1:
-            named = ", ".join(row[0][: len(prefix) + 8] for row in rows[:_MAX_NAMED])
-            raise InvalidParameter(
-                f"several plans begin with {prefix!r}: {named}{', ...' if len(rows) > _MAX_NAMED else ''}",
-                parameter="id",
-                received=prefix,
-                remedy="give more digits",
-            )
-        return Plan.parse(rows[0][1])
+        return Plan.parse(find_by_prefix(prefix, dict(rows)))
 
     def keep(self, plan_id: str, *, kept: bool = True) -> None:
         """Say that a plan is never removed to make room, or may be again."""
         self._database.rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
 
-    def newest(self, limit: int, *, max_bytes: int | None = None) -> list[tuple[Plan, float]]:
-        """Return at most `limit` plans, those seen last, each with its Unix time.
+    def listed(
+        self, limit: int, *, max_bytes: int | None = None, may_read: Callable[[str], bool] | None = None
+    ) -> list[StoredPlan]:
+        """Return at most `limit` plans, those seen last.
 
-        If their documents have more than `max_bytes`, fewer are returned, but at least one.
+        Args:
+            max_bytes: of the documents that are looked at; the first one is in any case.
+            may_read: leaves out plans with a corpus for which it is false.
         """
 
         def read(connection: sqlite3.Connection) -> list[Row]:
             found: list[Row] = []
             num_bytes = 0
             for row in connection.execute(
-                "SELECT document, seen FROM plans ORDER BY seen DESC, id LIMIT ?", (limit,)
+                "SELECT id, document, seen FROM plans ORDER BY seen DESC, id LIMIT ?",
+                (limit if may_read is None else -1,),
             ):
-                num_bytes += len(row[0])
+                num_bytes += len(row[1])
                 if found and max_bytes is not None and num_bytes > max_bytes:
                     break
                 found.append(row)
             return found
 
-        return [(Plan.parse(document), seen) for document, seen in self._database.run(read)]
+        plans = map(StoredPlan._make, self._database.run(read))
+        allowed = (each for each in plans if may_read is None or all(map(may_read, each.sources)))
+        return list(islice(allowed, limit))
+
+    def newest(self, limit: int) -> list[tuple[Plan, float]]:
+        """Return the plans seen last, each with its Unix time."""
+        return [(Plan.parse(each.document), each.seen) for each in self.listed(limit)]
 
     def count(self) -> int:
         """Return how many plans there are."""
         return int(self._database.rows("SELECT num_plans FROM totals")[0][0])
+
+
+def find_by_prefix(prefix: str, found: Mapping[str, T]) -> T:
+    """Return the one value whose id begins with `prefix`.
+
+    Raises:
+        UnknownPlan: there is none.
+        InvalidParameter: there are several, or `prefix` is no part of an id.
+    """
+    if not re.fullmatch(r"[0-9a-f]{1,64}", prefix):
+        raise InvalidParameter.expected("id", "up to 64 of the digits 0-9 and a-f", prefix)
+    ids = sorted(each for each in found if each.startswith(prefix))
+    if not ids:
+        raise UnknownPlan(f"no plan here begins with {prefix!r}", parameter="id", received=prefix)
+    if len(ids) > 1:
+        named = ", ".join(each[: len(prefix) + 8] for each in ids[:_MAX_NAMED])
+        raise InvalidParameter(
+            f"several plans begin with {prefix!r}: {named}{', ...' if len(ids) > _MAX_NAMED else ''}",
+            parameter="id",
+            received=prefix,
+            remedy="give more digits",
+        )
+    return found[ids[0]]

@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from corpus_server.building.assemble import assemble, origin_of
-from corpus_server.building.job import (
-    PARTS,
-    WHOLE,
-    BuildOptions,
-    Input,
-    Job,
-    Part,
-    Report,
-    work_folder,
-)
+from corpus_server.building.job import PARTS, WHOLE, BuildOptions, Input, Job, Part, Report, work_folder
 from corpus_server.building.manifest import Manifest, folders, read_manifest
 from corpus_server.building.part import PartResult, find_result
 from corpus_server.building.sources import find_inputs, plan_parts
@@ -49,21 +40,19 @@ def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> 
         UnreadableCorpus, MissingPackage: the tokenizer cannot be opened.
     """
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
-    if tokenizer == "bytes":
-        eot = _BYTES_EOT if eot is None else eot
-    elif tokenizer is not None:
-        tokenizer = str(Path(tokenizer).absolute())
-    if eot is None and opened is not None:
-        eot = opened.eot_id
-    if tokenizer is None and others.get("column") is None:
+    if opened is None and others.get("column") is None:
         accepted = "'bytes', a tokenizer.json, a tiktoken rank file or a SentencePiece model"
         remedy = "for token ids name their column with --column"
         raise InvalidParameter.expected("tokenizer", accepted, None, remedy=remedy)
+    if eot is None and opened is not None:
+        eot = _BYTES_EOT if tokenizer == "bytes" else opened.eot_id
     if eot is None:
         known = "there is no tokenizer that names it" if opened is None else "the tokenizer names none"
         raise InvalidParameter(
             f"no end-of-text token is known, because {known}; give its id with --eot", parameter="eot"
         )
+    if tokenizer not in (None, "bytes"):
+        tokenizer = str(Path(tokenizer).absolute())
     vocab_size = None if opened is None else opened.vocab_size
     return BuildOptions(tokenizer=tokenizer, eot=eot, vocab_size=vocab_size, **others)
 

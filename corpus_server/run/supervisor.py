@@ -111,6 +111,9 @@ class _Supervisor:
         self._environment = {
             **os.environ,
             metrics.FOLDER_VARIABLE: str(folder),
+            # One heap for all threads. With one each, as glibc gives them, a worker takes 83 MiB, not 72,
+            # after an hour of mixed load, and goes on growing while pieces reach ever more of these heaps.
+            "MALLOC_ARENA_MAX": "1",
             # With `-P`: workers import from where this process did, and not from the current folder.
             "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
         }

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import ClassVar, Final, TypeGuard
 
@@ -74,7 +74,7 @@ class StagedFile(TokenFile):
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from byte `offset`: from the cache, or else from the store."""
-        with self._local_copy() as local:
+        with self._open_local() or nullcontext() as local:
             if local is not None:
                 local.read_into(offset, buffer)
                 return
@@ -111,9 +111,9 @@ class StagedFile(TokenFile):
             if local is None:
                 return False
             local.name = self.name
-            if self._address:  # an empty shard has no map
+            if self._reserved is not None:  # an empty shard has no map
                 try:
-                    map_over(self.path, self._address, self.size_bytes, local.fd)
+                    map_over(self.path, self._address, len(self._reserved), local.fd)
                 except CorpusServerError:
                     local.close()
                     raise
@@ -220,9 +220,9 @@ class StagedFile(TokenFile):
 
     def _detach(self) -> None:
         assert self._local is not None
-        if self._guarded is not None:
+        if self._guarded is not None and self._reserved is not None:
             guard.release(self._guarded)
-            map_over(self.path, self._address, self.size_bytes, -1)
+            map_over(self.path, self._address, len(self._reserved), -1)
         self._guarded = None
         self._local.close()
         self._local = None
@@ -235,15 +235,6 @@ class StagedFile(TokenFile):
         local.close()
         self.discard()
         return None
-
-    @contextmanager
-    def _local_copy(self) -> Iterator[OpenFile | None]:
-        local = self._open_local()
-        try:
-            yield local
-        finally:
-            if local is not None:
-                local.close()
 
 
 def is_staged(file: TokenFile) -> TypeGuard[StagedFile]:
