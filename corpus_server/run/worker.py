@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
-import resource
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -52,9 +51,6 @@ def main() -> None:
     listeners = [socket.socket(fileno=number) for number in rest]
     log_to_stderr(settings)
     tracing.start()
-    # Login shells and systemd allow 1,024 descriptors, fewer than a process may have connections.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, channel, listeners))
