@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import pickle
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -29,10 +30,9 @@ from corpus_server.answers import tracing
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
 from corpus_server.http import Connection, Connections
-from corpus_server.run.common import BEAT, BEAT_SECONDS, RETIRE, TERMINATE, read_settings
-from corpus_server.run.listening import BACKLOG, take_no_more
+from corpus_server.run.listening import BACKLOG, server_context, take_no_more
 from corpus_server.run.logs import log_to_stderr
-from corpus_server.run.tls import server_context
+from corpus_server.run.process import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
 from corpus_server.settings import Settings
 from corpus_server.web.app import create_app
 
@@ -47,7 +47,9 @@ _CLEAN_UP_SECONDS = 0.5  # beyond the grace, for closing files and threads that 
 def main() -> None:
     """Serve until the supervisor says otherwise; report to it what keeps this worker from starting."""
     first, second, *rest = map(int, sys.argv[1:])
-    channel, settings = socket.socket(fileno=first), read_settings(second)
+    channel = socket.socket(fileno=first)
+    with open(second, "rb") as file:
+        settings: Settings = pickle.load(file)
     listeners = [socket.socket(fileno=number) for number in rest]
     log_to_stderr(settings)
     tracing.start()

@@ -24,8 +24,7 @@ from typing import Self
 import psutil
 import pytest
 
-from corpus_server.run.common import BEAT
-from corpus_server.run.process import WorkerProcess
+from corpus_server.run.process import BEAT, WorkerProcess
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
 from tests.serving import RunningServer, ask, command, environment
