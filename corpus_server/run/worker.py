@@ -26,7 +26,7 @@ from functools import partial
 import uvloop
 
 from corpus_server import live, metrics
-from corpus_server.answers import tracing
+from corpus_server.answers.access_log import start_tracing, stop_tracing
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
 from corpus_server.http import Connection, Connections
@@ -48,11 +48,11 @@ def main() -> None:
     """Serve until the supervisor says otherwise; report to it what keeps this worker from starting."""
     first, second, *rest = map(int, sys.argv[1:])
     channel = socket.socket(fileno=first)
-    with open(second, "rb") as file:
+    with open(second, "rb") as file:  # noqa: PTH123
         settings: Settings = pickle.load(file)
     listeners = [socket.socket(fileno=number) for number in rest]
     log_to_stderr(settings)
-    tracing.start()
+    start_tracing()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, channel, listeners))
@@ -117,7 +117,7 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
             task.cancel()
     with contextlib.suppress(OSError):
         await asyncio.to_thread(metrics.publish)
-    await asyncio.to_thread(tracing.stop)
+    await asyncio.to_thread(stop_tracing)
 
 
 async def _beat(channel: socket.socket, shared: Connections) -> None:
