@@ -36,12 +36,12 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-@pytest.mark.parametrize(("flags", "num_spans"), [("01", 5), ("00", 0)], ids=["sampled", "not sampled"])
+@pytest.mark.parametrize(("flags", "status", "num_spans"), [("01", 200, 5), ("01", 503, 5), ("00", 200, 0)])
 def test_a_span_continues_its_trace_ends_now_and_its_stages_follow_one_another(
-    exporter: InMemorySpanExporter, flags: str, num_spans: int
+    exporter: InMemorySpanExporter, flags: str, status: int, num_spans: int
 ) -> None:
     request = RequestHead("GET", b"/x?secret", {}, trace_parent=PARENT + flags)
-    about = {"route": "/x", "via": "application", "status": 200, "sent_bytes": 5, "seconds": 2.5}
+    about = {"route": "/x", "via": "application", "status": status, "sent_bytes": 5, "seconds": 2.5}
     Requests("off").done(Answered(request=request, **about, stages=(0.5, 0.25, 1.0, 9.0)))
     spans = exporter.get_finished_spans()
     assert len(spans) == num_spans
@@ -50,6 +50,7 @@ def test_a_span_continues_its_trace_ends_now_and_its_stages_follow_one_another(
         begin = END - 2_500_000_000
         assert (span.name, span.kind, span.attributes["http.route"]) == ("GET /x", SpanKind.SERVER, "/x")
         assert (span.start_time, span.end_time) == (begin, END)
+        assert span.status.is_ok == (status == 200)
         assert f"00-{span.context.trace_id:032x}-{span.parent.span_id:016x}-" == PARENT
         assert [(each.name, each.start_time - begin, each.end_time - begin) for each in stages] == [
             ("wait", 0, 500_000_000),
