@@ -22,11 +22,6 @@ from corpus_server.stores import Cache, Mirror
 class Catalog(Closing):
     """Open corpora by name; a context manager that closes them.
 
-    Args:
-        reads_ahead: see `Gatherer`.
-        tables: of plans in Megatron's order; without them each is built in memory when the plan is bound.
-        lists_names: whether who asks for an unknown corpus may learn which there are.
-
     Attributes:
         cache: of shards, if a corpus lies in an object store.
     """
@@ -34,17 +29,18 @@ class Catalog(Closing):
     def __init__(
         self,
         corpora: Iterable[Corpus],
+        mirrors: ExitStack,
+        cache: Cache | None,
+        tables: Tables,
         *,
-        reads_ahead: bool = True,
-        cache: Cache | None = None,
-        tables: Tables | None = None,
-        lists_names: bool = True,
+        reads_ahead: bool,
+        lists_names: bool,
     ) -> None:
         self.cache = cache
-        self._mirrors = ExitStack()
+        self._mirrors = mirrors
         self.corpora = {corpus.name: corpus for corpus in corpora}
         self._reads_ahead = reads_ahead
-        self._tables = tables or Tables()
+        self._tables = tables
         self._lists_names = lists_names
         self._gatherers = {
             name: Gatherer(corpus.shards, reads_ahead=reads_ahead) for name, corpus in self.corpora.items()
@@ -66,6 +62,9 @@ class Catalog(Closing):
         """Open every corpus, or none.
 
         Args:
+            reads_ahead: see `Gatherer`.
+            tables: of plans in Megatron's order; without them each is built in memory when the plan is bound.
+            lists_names: whether who asks for an unknown corpus may learn which there are.
             cache_dir, cache_bytes: of the cache, if a corpus lies in an object store; None: the user's.
 
         Raises:
@@ -81,13 +80,23 @@ class Catalog(Closing):
                 if missing := [name for name in spec.earlier if name not in served]:
                     accepted = f"names of corpora that are served: {', '.join(served)}"
                     raise InvalidParameter.expected(f"earlier of corpus {spec.name}", accepted, missing[0])
-            corpora = [opened.enter_context(_open(spec, cache, mirrors)) for spec in specs]
-            catalog = cls(
-                corpora, reads_ahead=reads_ahead, cache=cache, tables=tables, lists_names=lists_names
-            )
+            corpora = [
+                opened.enter_context(
+                    Corpus.open(spec)
+                    if cache is None or spec.store is None
+                    else mirrors.enter_context(Mirror(spec, cache)).open_corpus()
+                )
+                for spec in specs
+            ]
             opened.pop_all()
-            catalog._mirrors = mirrors.pop_all()
-        return catalog
+            return cls(
+                corpora,
+                mirrors.pop_all(),
+                cache,
+                tables or Tables(),
+                reads_ahead=reads_ahead,
+                lists_names=lists_names,
+            )
 
     def close(self) -> None:
         """Close every corpus."""
@@ -101,14 +110,11 @@ class Catalog(Closing):
         Raises:
             UnknownCorpus: naming the corpora that are served, unless that is a secret.
         """
-        if name not in self.corpora and not self._lists_names:
-            remedy = "GET /v1/corpora lists those that you may read"
-            detail = f"no corpus {name!r} is served here"
-            raise UnknownCorpus(detail, parameter="corpus", received=name, remedy=remedy)
         if name not in self.corpora:
-            served = ", ".join(self.corpora)
-            detail = f"no corpus {name!r} is served here; there are: {served}"
-            raise UnknownCorpus(detail, parameter="corpus", received=name, accepted=served)
+            served = ", ".join(self.corpora) if self._lists_names else None
+            detail = f"no corpus {name!r} is served here" + (f"; there are: {served}" if served else "")
+            remedy = None if served else "GET /v1/corpora lists those that you may read"
+            raise UnknownCorpus(detail, parameter="corpus", received=name, accepted=served, remedy=remedy)
         return self.corpora[name]
 
     def gatherer(self, name: str) -> Gatherer:
@@ -159,11 +165,3 @@ def _mismatch(corpus: Corpus, wanted: str) -> FingerprintMismatch:
         accepted=", ".join(corpus.fingerprints.values()),
         remedy=remedy,
     )
-
-
-def _open(spec: CorpusSpec, cache: Cache | None, mirrors: ExitStack) -> Corpus:
-    """Open a corpus; one in an object store through a mirror, which must outlive it."""
-    if spec.store is None:
-        return Corpus.open(spec)
-    assert cache is not None
-    return mirrors.enter_context(Mirror(spec, cache)).open_corpus()

@@ -7,9 +7,12 @@
     s3://bucket/web                             the same in an object store, see `docs/stores.md`
     /data/web#train                             the files of one split, by the words of their names
     web=/data/web,dtype=uint32,eot=50256        options
+    '/data/a\\,b\\#1.bin'                         a file that is called `a,b#1.bin`
 
-An existing path wins over every other meaning of its `,`, `=`, `#`, `*`, `?` and `[`. The options are keys of
-a table `[corpora.NAME]` in a configuration file, too, and its `path` is all between NAME and the options.
+The text alone decides, whatever files there are: NAME ends at the first `=` if no `/`, `,` or `#` is before
+it, and `,WORD=` begins an option. A backslash makes one of `,=#*?[` or a backslash after it part of a name.
+The options are keys of a table `[corpora.NAME]` in a configuration file, too, and its `path` is all between
+NAME and the options.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from corpus_server.errors import InvalidParameter
@@ -37,10 +40,17 @@ OTHER: Final = "other"  # the split of files whose names say none
 ALL: Final = "all"  # says that a corpus may hold files of several splits
 
 _STORE: Final = re.compile(r"(s3|gs|az|https?)://[^/,#]*")
-_OPTIONS: Final = ("dtype", "eot", "tokenizer", "include", "exclude", "token_range", "earlier")
+_PATTERNS: Final = ("include", "exclude")
+_OPTIONS: Final = ("dtype", "eot", "tokenizer", *_PATTERNS, "token_range", "earlier")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _SPLIT: Final = re.compile(r"[A-Za-z]+(\+[A-Za-z]+)*")
+_ESCAPED: Final = re.compile(r"\\([\\,=#*?[])")
+_UNIT: Final = re.compile(rf"{_ESCAPED.pattern}|.", re.DOTALL)
+_CLASS: Final = re.compile(r"\[([*?[])\]|\[!?\]?[^\]]*\]")  # of a pattern; group 1 of one that escapes
+
+ESCAPES: Final = r"write \ before a , = # * ? or [ that belongs to a name"
+"""What an error says about a path that is not there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +93,12 @@ class CorpusSpec:
         Without a name, the corpus is called as its folder, or as its file without the extension; behind it
         stands the split: `/data/web#train` is `web-train`.
         """
-        name, equals, rest = text.partition("=")
-        if not equals or re.search("[/,#]", name) or _exists(Path(), text):
-            name, rest = "", text
-        path, options = _cut_options(rest)
+        name, *rest = _cut(text, "=")
+        if not rest or re.search("[/,#]", name):
+            name, path = "", text
+        else:
+            path = text[len(name) + 1 :]
+        path, options = _cut_options(path)
         given = _read("", path, options, Path())
         return cls(name=name or _default_name(**given), **given).narrowed()
 
@@ -111,10 +123,14 @@ class CorpusSpec:
         return dataclasses.replace(self, path=folder, split=None)
 
     def path_text(self, split: str | None = None) -> str:
-        """Return the path as a shell takes it, with `#SPLIT` if there is one."""
-        patterns = [os.path.join(self.path, each) for each in self.include] or [str(self.path)]  # noqa: PTH118
-        patterns = [f"{self.store or ''}{each}" for each in patterns]
-        return shlex.quote(",".join(patterns) + ("" if split is None else f"#{split}"))
+        """Return the path as a shell takes it, escaped, with `#SPLIT` if there is one."""
+        root = (self.store or "") + escaped(str(self.path))
+        patterns = (re.sub(r"[\\,#]", r"\\\g<0>", each) for each in self.include)
+        below = (
+            _CLASS.sub(lambda found: f"\\{found[1]}" if found[1] else found[0], each) for each in patterns
+        )
+        paths = [f"{root.rstrip('/')}/{each}" for each in below] or [root]
+        return shlex.quote(",".join(paths) + ("" if split is None else f"#{split}"))
 
 
 def split_of(name: str) -> str:
@@ -126,12 +142,34 @@ def split_of(name: str) -> str:
     return "+".join(sorted({word for word in words if word})) or OTHER
 
 
+def escaped(path: str) -> str:
+    """Return an absolute path as `CorpusSpec.parse` takes it."""
+    # No `=`: an absolute path begins neither with a name nor with an option.
+    return re.sub(r"[\\,#*?[]", r"\\\g<0>", path)
+
+
 def _at(folder: Path, text: str) -> Path:
     return folder / os.path.expanduser(text)  # noqa: PTH111  # Path.expanduser fails on unknown users
 
 
-def _exists(folder: Path, text: str) -> bool:
-    return bool(text) and os.path.exists(_at(folder, text))  # noqa: PTH110  # Path.exists fails on long names
+def _cut(text: str, mark: str) -> list[str]:
+    """Cut a text at each `mark` that is not escaped; the pieces keep their escapes."""
+    pieces = [""]
+    for unit in _UNIT.finditer(text):
+        if unit[0] == mark:
+            pieces.append("")
+        else:
+            pieces[-1] += unit[0]
+    return pieces
+
+
+def _plain(text: str) -> str:
+    return _ESCAPED.sub(r"\1", text)
+
+
+def _pattern(text: str) -> str:
+    """Return a pattern as `fnmatch` takes it."""
+    return _ESCAPED.sub(lambda found: glob.escape(found[1]), text)
 
 
 def _default_name(path: Path, split: str | None = None, store: str | None = None, **_: object) -> str:
@@ -145,23 +183,19 @@ def _default_name(path: Path, split: str | None = None, store: str | None = None
 
 def _cut_options(text: str) -> tuple[str, dict[str, str]]:
     """Cut `PATH,OPTION=VALUE...` into the path and the options; a value may hold commas."""
-    pieces = text.split(",")
-    # The longest existing path may hold what looks like an option.
-    heads = (",".join(pieces[:number]) for number in range(1, len(pieces) + 1))
-    existing = (_exists(Path(), _cut_split(Path(), head)[0]) for head in heads)
-    first = max((number for number, exists in enumerate(existing, 1) if exists), default=1)
-    path, options, key = pieces[:first], dict[str, str](), ""
-    for piece in pieces[first:]:
-        word, equals, value = piece.partition("=")
-        if equals and word.isidentifier() and not _exists(Path(), piece):
+    path, *pieces = _cut(text, ",")
+    options, key = dict[str, str](), ""
+    for piece in pieces:
+        word, *value = _cut(piece, "=")
+        if value and word.isidentifier():
             if word in options:
                 raise InvalidParameter(f"{word} is given twice in {text!r}", parameter=word)
-            options[word], key = value, word
+            options[word], key = piece[len(word) + 1 :], word
         elif key:
             options[key] += f",{piece}"
         else:
-            path.append(piece)
-    return ",".join(path), options
+            path += f",{piece}"
+    return path, {key: each if key in _PATTERNS else _plain(each) for key, each in options.items()}
 
 
 def _read(where: str, path: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -169,66 +203,49 @@ def _read(where: str, path: str, options: Mapping[str, Any], folder: Path) -> di
     fields, given = _read_path(folder, path), _read_options(where, options, folder)
     if "include" in fields and "include" in given:
         raise InvalidParameter(
-            f"{where}include is given, but the path holds patterns: {path}; give one of them"
+            f"{where}include is given, but the path holds patterns: {path}; give one of them, or {ESCAPES}"
         )
     return fields | given
 
 
 def _read_path(folder: Path, text: str) -> dict[str, Any]:
-    """Return path, include and split of `PATH[,PATH...][#SPLIT]`, relative to `folder`."""
-    text, split = _cut_split(folder, text)
-    pieces = [text] if _exists(folder, text) else text.split(",")
+    """Return path, store, include and split of `PATH[,PATH...][#SPLIT]`, relative to `folder`."""
+    *before, last = _cut(text, "#")
+    split = None
+    if before and _SPLIT.fullmatch(last):
+        text, split = "#".join(before), _read_split(last)
+    pieces = _cut(text, ",")
     if not all(pieces):  # an empty path would be the current folder
         raise InvalidParameter.expected("path", "a path, or several joined by commas", text)
-    if _STORE.match(text):
-        store, paths = _read_urls(pieces)
-        literal = [not glob.has_magic(piece) for piece in pieces]
-    else:
-        store, paths = None, [_at(folder, piece).resolve() for piece in pieces]
-        literal = [_exists(folder, piece) or not glob.has_magic(piece) for piece in pieces]
-    if len(pieces) == 1 and literal[0]:
-        return {"path": paths[0], "store": store, "split": _read_split(split)}
-    roots, patterns = [], []
-    for path, is_literal in zip(paths, literal, strict=True):
-        depth = next((n for n in range(1, len(path.parts)) if _is_pattern(*path.parts[: n + 1])), -1)
-        root = Path(*path.parts[:depth]) if len(path.parts) > 1 else path
-        rest = path.parts[len(root.parts) :]
-        rest = tuple(map(glob.escape, rest)) if is_literal else rest
-        roots.append(root)
-        is_folder = is_literal and store is None and path.is_dir()
-        patterns.append(root.joinpath(*rest, *(["**"] if is_folder else [])))
-    common = Path(os.path.commonpath(roots))
-    return {
-        "path": common,
-        "store": store,
-        "include": tuple(pattern.relative_to(common).as_posix() for pattern in patterns),
-        "split": _read_split(split),
-    }
+    stores = [match[0] if (match := _STORE.match(piece)) else None for piece in pieces]
+    if other := next((n for n, each in enumerate(stores) if each != stores[0]), None):
+        raise InvalidParameter.expected("path", f"paths of one store, {stores[0]}", pieces[other])
+    found = [_read_piece(folder, piece, store) for piece, store in zip(pieces, stores, strict=True)]
+    fields = {"store": stores[0], "split": split}
+    if len(found) == 1 and not found[0][1]:
+        return {"path": found[0][0], **fields}
+    for number, (path, pattern) in enumerate(found):
+        if not pattern:
+            below = ["**"] if stores[0] is None and path.is_dir() else []
+            found[number] = path.parent, PurePosixPath(glob.escape(path.name), *below).as_posix()
+    common = Path(os.path.commonpath([root for root, _ in found]))
+    include = (
+        PurePosixPath(glob.escape(root.relative_to(common).as_posix()), pattern) for root, pattern in found
+    )
+    return {"path": common, "include": tuple(map(str, include)), **fields}
 
 
-def _read_urls(pieces: list[str]) -> tuple[str, list[Path]]:
-    """Return the object store of some URLs, and their paths in it."""
-    found = [match[0] if (match := _STORE.match(piece)) else piece for piece in pieces]
-    if other := next((each for each in found if each != found[0]), None):
-        raise InvalidParameter.expected("path", f"URLs of one store, {found[0]}", other)
-    return found[0], [Path("/", piece[len(found[0]) :].strip("/")) for piece in pieces]
+def _read_piece(folder: Path, text: str, store: str | None) -> tuple[Path, str]:
+    """Return the folders before the first pattern of a path, and the pattern, "" if there is none."""
+    parts = text.removeprefix(store or "").split("/")
+    is_pattern = (any(unit[0] in "*?[" for unit in _UNIT.finditer(part)) for part in parts)
+    depth = next((number for number, found in enumerate(is_pattern) if found), len(parts))
+    root = _plain("".join(f"{part}/" for part in parts[:depth]))
+    pattern = _pattern("/".join(parts[depth:]))
+    return (_at(folder, root).resolve() if store is None else Path("/", root.strip("/"))), pattern
 
 
-def _is_pattern(*parts: str) -> bool:
-    """Tell whether the last part of a path is a pattern; in an existing path its characters are literal."""
-    return glob.has_magic(parts[-1]) and not _exists(Path(), os.path.join(*parts))  # noqa: PTH118
-
-
-def _cut_split(folder: Path, text: str) -> tuple[str, str | None]:
-    before, mark, after = text.rpartition("#")
-    if mark and _SPLIT.fullmatch(after) and not _exists(folder, text):
-        return before, after
-    return text, None
-
-
-def _read_split(text: str | None) -> str | None:
-    if text is None:
-        return None
+def _read_split(text: str) -> str:
     words = [SPLITS.get(word.lower(), word.lower()) for word in text.split("+")]
     if unknown := [word for word in words if word not in {*SPLITS.values(), OTHER, ALL}]:
         accepted = f"one of {', '.join(SPLITS)}, {OTHER} (names that say none), {ALL}"
@@ -245,7 +262,10 @@ def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[
         )
     given: dict[str, Any] = {}
     for key, value in options.items():
-        if key in ("include", "exclude", "earlier"):
+        if key in _PATTERNS:
+            patterns = _cut(value, ",") if isinstance(value, str) else value
+            given[key] = tuple(map(_pattern, _strings(where + key, patterns)))
+        elif key == "earlier":
             given[key] = tuple(_strings(where + key, value.split(",") if isinstance(value, str) else value))
         elif key == "eot":
             (given[key],) = _integers(where + key, "an id, 0 or more", [value], 1)

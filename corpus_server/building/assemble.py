@@ -52,7 +52,10 @@ def assemble(
         largest = (split.largest_id for result in results for split in result.splits.values())
         dtype = smallest_dtype(max(options.eot, *largest))
     origin = origin_of(options, job.inputs, report)
-    rows = {name: _pack(tokens, options) for name, tokens in splits.items()}
+    rows: dict[str, Documents] = dict(splits)
+    if options.row_tokens is not None:
+        packed = {"row_tokens": options.row_tokens, "padding": options.eot}
+        rows = {name: PackedDocuments(tokens, **packed) for name, tokens in splits.items()}
     done, num_bytes = 0, dtype.itemsize * sum(tokens.num_tokens for tokens in rows.values())
 
     def wrote(num_tokens: int) -> None:
@@ -72,12 +75,6 @@ def assemble(
         manifests[split] = _describe(folder, split, documents, origin, options, report)
     sync_folder(work / WHOLE)
     return manifests
-
-
-def _pack(tokens: SplitTokens, options: BuildOptions) -> Documents:
-    if options.row_tokens is None:
-        return tokens
-    return PackedDocuments(tokens, row_tokens=options.row_tokens, padding=options.eot)
 
 
 def _describe(

@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from corpus_server.building.assemble import assemble, origin_of
-from corpus_server.building.job import (
-    PARTS,
-    WHOLE,
-    BuildOptions,
-    Input,
-    Job,
-    Part,
-    Report,
-    work_folder,
-)
+from corpus_server.building.job import PARTS, WHOLE, BuildOptions, Input, Job, Part, Report, work_folder
 from corpus_server.building.manifest import Manifest, folders, read_manifest
 from corpus_server.building.part import PartResult, find_result
 from corpus_server.building.sources import find_inputs, plan_parts
@@ -49,35 +40,44 @@ def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> 
         UnreadableCorpus, MissingPackage: the tokenizer cannot be opened.
     """
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
-    if tokenizer == "bytes":
-        eot = _BYTES_EOT if eot is None else eot
-    elif tokenizer is not None:
-        tokenizer = str(Path(tokenizer).absolute())
-    if eot is None and opened is not None:
-        eot = opened.eot_id
-    if tokenizer is None and others.get("column") is None:
+    if opened is None and others.get("column") is None:
         accepted = "'bytes', a tokenizer.json, a tiktoken rank file or a SentencePiece model"
         remedy = "for token ids name their column with --column"
         raise InvalidParameter.expected("tokenizer", accepted, None, remedy=remedy)
+    if eot is None and opened is not None:
+        eot = _BYTES_EOT if tokenizer == "bytes" else opened.eot_id
     if eot is None:
         known = "there is no tokenizer that names it" if opened is None else "the tokenizer names none"
         raise InvalidParameter(
             f"no end-of-text token is known, because {known}; give its id with --eot", parameter="eot"
         )
+    if tokenizer not in (None, "bytes"):
+        tokenizer = str(Path(tokenizer).absolute())
     vocab_size = None if opened is None else opened.vocab_size
     return BuildOptions(tokenizer=tokenizer, eot=eot, vocab_size=vocab_size, **others)
 
 
 def build(
-    sources: Sequence[str], out: Path, options: BuildOptions, run_parts: RunParts, report: Report = ignore
+    sources: Sequence[str],
+    out: Path,
+    options: BuildOptions,
+    run_parts: RunParts,
+    report: Report = ignore,
+    *,
+    task: tuple[int, int] | None = None,
 ) -> dict[str | None, Manifest]:
     """Build the corpus `out`, or continue where a build of it was interrupted.
 
     Nothing is at `out` until the corpus is whole; the work lies in `out.building` beside it. A build that was
     completed before is left as it is.
 
+    Args:
+        task: K and N, to run only share K of N of the parts, at the same time as other shares. A build
+            without it then finds these parts done.
+
     Returns:
-        The manifests of the corpora in `out` by split; by None if there are no splits.
+        The manifests of the corpora in `out` by split; by None if there are no splits. Empty if a task has
+        run its share.
 
     Raises:
         InvalidParameter: `out` exists, or its work folder holds another job.
@@ -86,10 +86,13 @@ def build(
     inputs = _find_all(sources, options)
     work = work_folder(out)
     with _writing(work):
-        if not _is_free(out):
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
             return _built_before(out, work, options, inputs)
         job = _begin(work, options, inputs)
-        results = _run(job, job.parts, work, run_parts, report)
+        number, count = task or (0, 1)
+        results = _run(job, job.parts[number::count], work, run_parts, report)
+        if task is not None:
+            return {}
         if changed := {*job.inputs} ^ {*_find_all(sources, options)}:
             paths = sorted(each.path for each in changed)
             raise unreadable(Path(paths[0]), "was changed while it was read", f"remove {work} to build anew")
@@ -98,35 +101,6 @@ def build(
         sync_folder(out.parent)
         shutil.rmtree(work)
     return manifests
-
-
-def tokenize(
-    sources: Sequence[str],
-    out: Path,
-    options: BuildOptions,
-    run_parts: RunParts,
-    report: Report = ignore,
-    *,
-    task: tuple[int, int],
-) -> None:
-    """Run share `task[0]` of `task[1]` of the parts of the build of `out`, at the same time as other shares.
-
-    `build` with the same arguments then finds these parts done. Does nothing if `out` was built before, as
-    when a task is repeated too late.
-    """
-    number, count = task
-    inputs = _find_all(sources, options)
-    work = work_folder(out)
-    with _writing(work):
-        if not _is_free(out):
-            _built_before(out, work, options, inputs)
-            return
-        job = _begin(work, options, inputs)
-        _run(job, job.parts[number::count], work, run_parts, report)
-
-
-def _is_free(out: Path) -> bool:
-    return not out.exists() or (out.is_dir() and not any(out.iterdir()))
 
 
 def _begin(work: Path, options: BuildOptions, inputs: tuple[Input, ...]) -> Job:

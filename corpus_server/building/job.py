@@ -12,20 +12,18 @@ with the same options on the same inputs, and so that many machines can work on 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
+from corpus_server.building.manifest import Strict, read_json, write_json
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats import TOKEN_DTYPES, TokenDtype
-from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import SPLITS
 from corpus_server.errors import InvalidParameter
-from corpus_server.user_files import parse_json, read_regular
 
 SHARD_TOKENS: Final = 100_000_000  # tokens; as FineWeb's and modded-nanogpt's shards
 TRAIN: Final = "train"
@@ -33,7 +31,6 @@ MAX_IDS: Final = 1 << 32  # token ids lie below
 PARTS: Final = "parts"
 WHOLE: Final = "whole"
 _FILE: Final = "job.json"
-_VERSION: Final = 1
 
 Report = Callable[[str, int, int, int], None]
 """Called with (what is being done, bytes done, bytes in all, tokens that this run has made)."""
@@ -45,7 +42,7 @@ def work_folder(out: Path) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
+class Split(Strict):
     """A share of all documents, chosen by a hash of their content. It becomes the folder OUT/name."""
 
     name: str
@@ -60,7 +57,7 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BuildOptions:
+class BuildOptions(Strict):
     """Everything that decides the bytes of the corpus, besides the inputs.
 
     Attributes:
@@ -121,12 +118,11 @@ class BuildOptions:
 
 def smallest_dtype(largest_id: int) -> TokenDtype:
     """Return the smallest token dtype that holds an id."""
-    names = ("uint8", "uint16", "uint32")
-    return next(TOKEN_DTYPES[name] for name in names if largest_id <= np.iinfo(TOKEN_DTYPES[name]).max)
+    return TOKEN_DTYPES[np.min_scalar_type(largest_id).name]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Input:
+class Input(Strict):
     """A file that the corpus is made from, as it was when the job began."""
 
     path: str  # absolute
@@ -147,7 +143,7 @@ class Input:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slice:
+class Slice(Strict):
     """A stretch [start, stop) of one input: bytes of a file, or row groups of a Parquet file."""
 
     path: str
@@ -155,14 +151,9 @@ class Slice:
     stop: int
     num_bytes: int
 
-    def joined(self, following: Slice) -> Slice:
-        """Return this slice together with the one that begins where it ends."""
-        num_bytes = self.num_bytes + following.num_bytes
-        return Slice(path=self.path, start=self.start, stop=following.stop, num_bytes=num_bytes)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class Part(Strict):
     """A unit of work: slices whose documents follow one another in the corpus."""
 
     number: int
@@ -175,45 +166,23 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class Job(Strict):
     """The options, the inputs (the tokenizer's file last), and the parts in the corpus's order."""
 
+    kind: Literal["corpus-build"] = "corpus-build"
+    version: Literal[1] = 1
     options: BuildOptions
     inputs: tuple[Input, ...]
     parts: tuple[Part, ...]
 
     def save(self, work: Path) -> None:
         """Publish the job in its work folder."""
-        document = {"kind": "corpus-build", "version": _VERSION, **dataclasses.asdict(self)}
-        with publishing(work / _FILE) as file:
-            file.write(json.dumps(document).encode())
+        write_json(work / _FILE, self)
 
     @classmethod
     def load(cls, work: Path) -> Job | None:
         """Return the job of a work folder, None if none was saved there."""
-        try:
-            return cls._parse(parse_json(read_regular(work / _FILE)), work)
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            what = f"its {_FILE} is damaged: {error!r}"
-            raise unreadable(work, what, "remove the folder to build anew") from error
-
-    @classmethod
-    def _parse(cls, document: dict[str, Any], work: Path) -> Job:
-        if document["version"] != _VERSION:
-            what = f"was begun by another release (its version is {document['version']}, not {_VERSION})"
-            raise unreadable(work, what, "remove the folder to build anew")
-        options = document["options"]
-        parts = (
-            Part(number=part["number"], slices=tuple(Slice(**each) for each in part["slices"]))
-            for part in document["parts"]
-        )
-        return cls(
-            options=BuildOptions(**{**options, "splits": tuple(Split(**each) for each in options["splits"])}),
-            inputs=tuple(Input(**each) for each in document["inputs"]),
-            parts=tuple(parts),
-        )
+        return read_json(cls, work / _FILE, "job", f"remove {work} to build anew")
 
     def check_same(self, options: BuildOptions, inputs: tuple[Input, ...], work: Path) -> None:
         """Raise InvalidParameter, naming the difference, unless the job was begun with these."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from corpus_server.building.job import BuildOptions
 from corpus_server.building.pack import Documents, Tokens
-from corpus_server.building.part import LENGTH_DTYPE, PartResult, lengths_path, tokens_path
+from corpus_server.building.part import LENGTH_DTYPE, PartResult, part_path
 from corpus_server.corpus.formats import TokenDtype
 from corpus_server.corpus.formats.documents import documents_path
 from corpus_server.corpus.formats.layout import Ends
@@ -43,7 +43,7 @@ class SplitTokens(Documents):
         """Yield the tokens [start, stop), some at a time, in the type of the parts."""
         for index in self._within(start, stop):
             base, end = self._starts[index], self._starts[index + 1]
-            path = tokens_path(self._folder, self._numbers[index], self._split)
+            path = part_path(self._folder, self._numbers[index], f"{self._split}.tokens")
             last = min(stop, end) - base
             for token in range(max(start - base, 0), last, _PIECE):
                 count = min(_PIECE, last - token)
@@ -53,7 +53,8 @@ class SplitTokens(Documents):
         """Yield the ends of documents in (start, stop], some at a time, increasing."""
         for index in self._within(start, stop):
             end = self._starts[index]
-            with lengths_path(self._folder, self._numbers[index], self._split).open("rb") as file:
+            path = part_path(self._folder, self._numbers[index], f"{self._split}.lengths")
+            with path.open("rb") as file:
                 while data := file.read(_PIECE * LENGTH_DTYPE.itemsize):
                     ends = np.cumsum(np.frombuffer(data, LENGTH_DTYPE)) + np.uint64(end)
                     end = int(ends[-1])

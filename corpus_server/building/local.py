@@ -53,8 +53,6 @@ class LocalProcesses:
 def _begin(parent: Connection) -> None:
     """Prepare a worker: it ends when the parent closes its end of the pipe, or ends itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
-    # As many processes as cores run already; read when the library is first imported.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with, args=(parent,), name="end-with-parent", daemon=True).start()
 
 

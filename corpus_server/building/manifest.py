@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, cast
 
 import xxhash
 
@@ -25,17 +25,20 @@ from corpus_server.user_files import open_regular, read_regular
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+_T = TypeVar("_T")
 _PIECE_BYTES: Final = 1 << 20  # bytes; stays in the processor's cache between reading and hashing
 
 
-class _Strict:
+class Strict:
+    """Base of what is kept as JSON."""
+
     __slots__ = ()
     # A field of a newer version must not be lost in silence.
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source(_Strict):
+class Source(Strict):
     """A file that a corpus was made from: input text, or a tokenizer."""
 
     path: str  # as the user named it, or below the folder that the user named
@@ -44,7 +47,7 @@ class Source(_Strict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Origin(_Strict):
+class Origin(Strict):
     """One run of `corpus-server build`. A merged corpus has several."""
 
     options: dict[str, Any]
@@ -53,7 +56,7 @@ class Origin(_Strict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ManifestShard(_Strict):
+class ManifestShard(Strict):
     """A shard; its dtype, tokens and digests are also in the recorded hashes."""
 
     name: str
@@ -63,7 +66,7 @@ class ManifestShard(_Strict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Packing(_Strict):
+class Packing(Strict):
     """How documents were packed into rows."""
 
     row_tokens: int
@@ -72,7 +75,7 @@ class Packing(_Strict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest(_Strict):
+class Manifest(Strict):
     """See the module.
 
     Attributes:
@@ -102,10 +105,36 @@ def spec_of(folder: Path) -> CorpusSpec:
     return CorpusSpec(name="built", path=folder)
 
 
+def write_json(path: Path, value: object, *, indent: int | None = None) -> None:
+    """Publish a dataclass as a JSON file."""
+    with publishing(path) as file:
+        file.write(_adapter(cast("Any", type(value))).dump_json(value, indent=indent) + b"\n")
+
+
+def read_json(kind: type[_T], path: Path, name: str, remedy: str) -> _T | None:
+    """Return the dataclass that a JSON file holds, None if there is no file.
+
+    Raises:
+        UnreadableCorpus: the file cannot be read or holds something else than a `name`, which has a `remedy`.
+    """
+    from pydantic import ValidationError  # the command line starts without it
+
+    try:
+        adapter: TypeAdapter[_T] = _adapter(cast("Any", kind))
+        return adapter.validate_json(read_regular(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, f"cannot be read: {error.strerror}", "check its permissions") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the text"
+        raise unreadable(path, f"is no {name} of version 1: {where}: {first['msg']}", remedy) from error
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Publish the manifest of the corpus in `folder`."""
-    with publishing(folder / MANIFEST) as file:
-        file.write(_adapter().dump_json(manifest, indent=1) + b"\n")
+    write_json(folder / MANIFEST, manifest, indent=1)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -114,22 +143,11 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         UnreadableCorpus: there is none, or it is damaged or of a newer version.
     """
-    from pydantic import ValidationError  # the command line starts without it
-
-    path = folder / MANIFEST
-    try:
-        return _adapter().validate_json(read_regular(path))
-    except FileNotFoundError:
+    remedy = "copy the file again, or use the release that wrote it"
+    if (found := read_json(Manifest, folder / MANIFEST, "manifest", remedy)) is None:
         what = f"expected a corpus that corpus-server build made: it has no {MANIFEST}"
-        raise unreadable(folder, what, "name the folder that build wrote, or build the corpus") from None
-    except OSError as error:
-        raise unreadable(path, f"cannot be read: {error.strerror}", "check its permissions") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the text"
-        what = f"is no manifest of version 1: {where}: {first['msg']}"
-        remedy = "copy the file again, or use the release that wrote it"
-        raise unreadable(path, what, remedy) from error
+        raise unreadable(folder, what, "name the folder that build wrote, or build the corpus")
+    return found
 
 
 def check_hashes(folder: Path, manifest: Manifest) -> RecordedHashes:
@@ -169,7 +187,7 @@ def folders(path: Path) -> dict[str | None, Path]:
 
 
 @cache
-def _adapter() -> TypeAdapter[Manifest]:
+def _adapter(kind: type) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Manifest)
+    return TypeAdapter(kind)

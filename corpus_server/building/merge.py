@@ -70,7 +70,13 @@ def merge(paths: Sequence[Path], out: Path, *, copy: bool = False) -> dict[str |
     if out.exists():
         raise InvalidParameter.expected("out", "a folder that does not exist yet", str(out))
     found = [folders(path) for path in paths]
-    _check_splits(paths, found)
+    for path, splits in zip(paths, found, strict=True):
+        if set(splits) != set(found[0]):
+            raise InvalidParameter(
+                f"corpora must have the same splits, {paths[0]} has {_names(found[0])}, {path} has "
+                f"{_names(splits)}",
+                remedy="name the folders of the splits that belong together",
+            )
     merged = {}
     try:
         with publishing_folder(out) as folder:
@@ -147,16 +153,6 @@ def _place(source: Path, target: Path, *, copy: bool) -> None:
             remedy = "give out on the same file system, or copy the shards with --copy"
         what = f"cannot be {'copied' if copy else 'linked'} to {target.parent}: {error.strerror}"
         raise unreadable(source, what, remedy) from error
-
-
-def _check_splits(paths: Sequence[Path], found: Sequence[Mapping[str | None, Path]]) -> None:
-    for path, splits in zip(paths, found, strict=True):
-        if set(splits) != set(found[0]):
-            raise InvalidParameter(
-                f"corpora must have the same splits, {paths[0]} has {_names(found[0])}, {path} has "
-                f"{_names(splits)}",
-                remedy="name the folders of the splits that belong together",
-            )
 
 
 def _names(splits: Mapping[str | None, Path]) -> str:

@@ -6,13 +6,12 @@ folder beside OUT under the same paths: a shared file system.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from corpus_server.building.job import BuildOptions, Job, Part
+from corpus_server.building.job import Job, Part
 from corpus_server.building.part import PartResult, build_part
 from corpus_server.errors import InvalidParameter
 from corpus_server.extras import optional_package
@@ -40,7 +39,7 @@ def on_ray(job: Job, parts: Sequence[Part], folder: Path) -> Iterator[PartResult
             remedy = "set RAY_ADDRESS, and RAY_AUTH_TOKEN if the cluster wants one, or build without Ray"
             raise InvalidParameter(f"expected a Ray cluster: {error}", remedy=remedy) from error
     try:
-        task = ray.remote(num_cpus=1)(_build_part)
+        task = ray.remote(num_cpus=1)(build_part)
         options = ray.put(job.options)
         waiting = iter(parts)
         pending = [task.remote(options, part, folder) for part in islice(waiting, _IN_FLIGHT)]
@@ -54,9 +53,3 @@ def on_ray(job: Job, parts: Sequence[Part], folder: Path) -> Iterator[PartResult
     finally:
         if not connected:
             ray.shutdown()
-
-
-def _build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
-    # Ray runs as many tasks as there are cores; read when the library is first imported.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    return build_part(options, part, folder)

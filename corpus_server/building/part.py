@@ -9,25 +9,24 @@ A part leaves these files, each published when it is complete. The last one show
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 import xxhash
 
 from corpus_server.building.job import MAX_IDS, BuildOptions, Part
+from corpus_server.building.manifest import Strict, read_json, write_json
 from corpus_server.building.sources import Document, read_documents
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.tokenizers import Tokenizer, open_tokenizer
-from corpus_server.user_files import parse_json, read_regular
 
 LENGTH_DTYPE: Final[np.dtype[np.uint64]] = np.dtype("<u8")
 
@@ -39,7 +38,7 @@ _NOTHING: Final[Tokens] = np.empty(0, np.uint32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartSplit:
+class PartSplit(Strict):
     """What one split got of a part."""
 
     num_documents: int
@@ -48,7 +47,7 @@ class PartSplit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartResult:
+class PartResult(Strict):
     """What a part came to."""
 
     number: int
@@ -62,14 +61,9 @@ class PartResult:
         return sum(split.num_tokens for split in self.splits.values())
 
 
-def tokens_path(folder: Path, number: int, split: str) -> Path:
-    """Return where a part's tokens lie."""
-    return folder / f"{number:06}.{split}.tokens"
-
-
-def lengths_path(folder: Path, number: int, split: str) -> Path:
-    """Return where the lengths of a part's documents lie."""
-    return folder / f"{number:06}.{split}.lengths"
+def part_path(folder: Path, number: int, name: str) -> Path:
+    """Return where a file of a part lies; `name` is `SPLIT.tokens`, `SPLIT.lengths` or `json`."""
+    return folder / f"{number:06}.{name}"
 
 
 def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
@@ -83,7 +77,7 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
     """
     if (done := find_result(part, folder)) is not None:
         return done
-    choose = _Chooser(options)
+    choose = _chooser(options)
     num_empty = 0
     with ExitStack() as files:
         writers = [_Writer(options, part.number, folder, name, files) for name in options.split_names]
@@ -97,23 +91,13 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
                 writer.flush()
     splits = {writer.name: writer.result() for writer in writers}
     result = PartResult(number=part.number, num_bytes=part.num_bytes, num_empty=num_empty, splits=splits)
-    with publishing(_result_path(part, folder)) as file:
-        file.write(json.dumps(dataclasses.asdict(result)).encode())
+    write_json(part_path(folder, part.number, "json"), result)
     return result
 
 
 def find_result(part: Part, folder: Path) -> PartResult | None:
     """Return what a part came to if it is whole, else None."""
-    try:
-        document = parse_json(read_regular(_result_path(part, folder)))
-    except FileNotFoundError:
-        return None
-    splits = {name: PartSplit(**split) for name, split in document["splits"].items()}
-    return PartResult(**{**document, "splits": splits})
-
-
-def _result_path(part: Part, folder: Path) -> Path:
-    return folder / f"{part.number:06}.json"
+    return read_json(PartResult, part_path(folder, part.number, "json"), "part", "remove it, and build again")
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
@@ -152,27 +136,28 @@ def _check_range(document: Document, limit: int) -> Tokens:
 
 @lru_cache(maxsize=1)  # a process that builds many parts reads the tokenizer once
 def _tokenizer(source: str) -> Tokenizer:
+    # As many processes as cores build parts; read when the library is first imported.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return open_tokenizer(source)
 
 
-class _Chooser:
-    """Chooses a document's split by a hash of its content: neither order nor division into files counts.
+def _chooser(options: BuildOptions) -> Callable[[Document], int]:
+    """Return what chooses a document's split by a hash of its content, whatever its file and place.
 
     xxh3-64 of its UTF-8 text, or of its ids as <u4, is compared with the shares: with val=0.001 and test=0.01
     the lowest 1/1000 of the hashes is `val`, the next 1/100 is `test`, and the others are `train`.
     """
+    bounds = [round(share * 2**64) for share in accumulate(split.share for split in options.splits)]
 
-    def __init__(self, options: BuildOptions) -> None:
-        shares = accumulate(split.share for split in options.splits)
-        self._bounds = [round(share * 2**64) for share in shares]
-
-    def __call__(self, document: Document) -> int:
-        if not self._bounds:
+    def choose(document: Document) -> int:
+        if not bounds:
             return 0
         content = document.content
         data = content.encode() if isinstance(content, str) else content.astype("<u4").tobytes()
-        found = bisect_right(self._bounds, xxhash.xxh3_64_intdigest(data))
-        return (found + 1) % (len(self._bounds) + 1)  # `train`, number 0, takes what no share does
+        found = bisect_right(bounds, xxhash.xxh3_64_intdigest(data))
+        return (found + 1) % (len(bounds) + 1)  # `train`, number 0, takes what no share does
+
+    return choose
 
 
 class _Writer:
@@ -182,8 +167,8 @@ class _Writer:
         self.name = name
         self._dtype = options.part_dtype
         self._eot = np.array([options.eot], self._dtype)
-        self._tokens_file: BinaryIO = files.enter_context(publishing(tokens_path(folder, number, name)))
-        self._lengths_file: BinaryIO = files.enter_context(publishing(lengths_path(folder, number, name)))
+        paths = (part_path(folder, number, f"{name}.{kind}") for kind in ("tokens", "lengths"))
+        self._tokens_file, self._lengths_file = (files.enter_context(publishing(path)) for path in paths)
         self._pieces: list[Tokens] = []
         self._lengths: list[int] = []
         self._num_documents = self._num_tokens = self._largest_id = 0

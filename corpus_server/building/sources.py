@@ -110,7 +110,9 @@ def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
                 pending, num_bytes = [], 0
             num_bytes += piece.num_bytes
             if pending and (pending[-1].path, pending[-1].stop) == (piece.path, piece.start):
-                piece = pending.pop().joined(piece)
+                before = pending.pop()
+                both = before.num_bytes + piece.num_bytes
+                piece = Slice(path=piece.path, start=before.start, stop=piece.stop, num_bytes=both)
             pending.append(piece)
     return (*parts, Part(number=len(parts), slices=tuple(pending)))
 

@@ -13,7 +13,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from corpus_server.building import Split
-from corpus_server.building.driver import RunParts, choose_options, tokenize
+from corpus_server.building.driver import RunParts, choose_options
 from corpus_server.building.driver import build as build_corpus
 from corpus_server.building.job import SHARD_TOKENS, Report
 from corpus_server.building.local import LocalProcesses
@@ -91,10 +91,10 @@ def build(
     )
     run_parts: RunParts = on_ray if ray else LocalProcesses(processes or len(os.sched_getaffinity(0)))
     with _progress(quiet=as_json) as report:
-        if task is not None:
-            tokenize(sources, out, options, run_parts, report, task=_task(task))
-            return
-        built = build_corpus(sources, out, options, run_parts, report)
+        share = None if task is None else _task(task)
+        built = build_corpus(sources, out, options, run_parts, report, task=share)
+    if task is not None:
+        return
     said = {out / (name or ""): manifest for name, manifest in built.items()}
     if as_json:
         print_json(

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from corpus_server.catalog import Catalog
 from corpus_server.cli.common import AsJson, console, errors, print_json
-from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.corpus_spec import CorpusSpec, escaped
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
 from corpus_server.plan.importing import ImportedOrder, Trainer, import_plan
@@ -116,7 +116,7 @@ def import_(
     Plan.from_json(imported.document)  # refuses what a server would refuse
     for each in imported.left_out:
         errors.print(f"[yellow]not carried over:[/] {escape(each)}", soft_wrap=True)
-    served = " ".join(shlex.quote(f"{name}={path}") for name, path in imported.corpora.items())
+    served = " ".join(shlex.quote(f"{name}={escaped(path)}") for name, path in imported.corpora.items())
     errors.print(escape(f"serve the tokens with: corpus-server serve {served}"), soft_wrap=True)
     print_json(imported.document)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats import check_folder, data_path, is_side_file
-from corpus_server.corpus_spec import ALL, OTHER, CorpusSpec, split_of
+from corpus_server.corpus_spec import ALL, ESCAPES, OTHER, CorpusSpec, split_of
 from corpus_server.errors import UnreadableCorpus
 
 
@@ -95,7 +95,7 @@ def _matching(spec: CorpusSpec) -> tuple[list[ShardFile], list[ShardFile]]:
         url = f"{spec.store}{spec.path}"
         remedy = (
             "run it on a copy and put the file that it makes (*.hashes.json, *.documents) beside the "
-            f"shards in the store; serve a split by its name: {url}#train"
+            f"shards in the store; serve a split by its name: {spec.path_text('train')}"
         )
         raise UnreadableCorpus(
             f"{url}: lies in an object store, and this command takes local files; {remedy}",
@@ -110,11 +110,12 @@ def _matching(spec: CorpusSpec) -> tuple[list[ShardFile], list[ShardFile]]:
         shards = found = [ShardFile(path.name, path)]
     else:
         what = "expected a token file or a folder of shards, found nothing"
-        raise unreadable(spec.path, what, "check the path and that it is mounted")
+        raise unreadable(spec.path, what, f"check the path and that it is mounted; {ESCAPES}")
     for pattern in (*spec.include, *spec.exclude):
         # A typing error in a pattern must not serve what the user meant to leave out.
         if not any(_matches(file.name, pattern) for file in shards):
-            raise unreadable(path, f"the pattern {pattern!r} matches no token file", "check its spelling")
+            what = f"the pattern {pattern!r} matches no token file"
+            raise unreadable(path, what, f"check its spelling; {ESCAPES}")
     if spec.include:
         shards = [file for file in shards if any(_matches(file.name, each) for each in spec.include)]
     shards = [file for file in shards if not any(_matches(file.name, each) for each in spec.exclude)]

@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import chain
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from starlette.types import ASGIApp
 
@@ -55,6 +55,7 @@ LAST_REQUEST_SECONDS = 0.5
 """At shutdown, a client that has just connected may send its first request for so long; on others one that is
 on its way is answered if it comes within a tenth of that."""
 
+_CLOSE = (b"Connection", b"close")
 _CLIENT_LEFT = 499  # nginx's number for a client that closed the connection; only the metrics see it
 
 _log = logging.getLogger("corpus_server")
@@ -79,17 +80,16 @@ _NEXT = {
 }
 
 
-class Connections:
-    """What the connections of a process share.
+class Shared(Protocol):
+    """What the connections of a server share; uvicorn's `ServerState` is one.
 
     Attributes:
-        all: that are open.
-        date: headers that each response has besides its own; renewed every second.
+        connections: that are open.
+        default_headers: that each response has besides its own: `Date`, renewed every second.
     """
 
-    def __init__(self) -> None:
-        self.all: set[Connection] = set()
-        self.date: list[tuple[bytes, bytes]] = []
+    connections: set[Any]
+    default_headers: list[tuple[bytes, bytes]]
 
 
 class Connection(asyncio.Protocol):
@@ -98,10 +98,10 @@ class Connection(asyncio.Protocol):
     Args:
         service: of this process.
         app: answers what `ROUTES` do not.
-        shared: of this process.
+        shared: with the other connections of the server.
     """
 
-    def __init__(self, service: Service, app: ASGIApp, shared: Connections) -> None:
+    def __init__(self, service: Service, app: ASGIApp, shared: Shared) -> None:
         self._service = service
         self._app = app
         self._shared = shared
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
         widen(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")
         self._address = peer[0] if isinstance(peer, tuple) else ""  # of a Unix socket
-        self._shared.all.add(self)
+        self._shared.connections.add(self)
         try:
             self._service.admission.connect(self.transport)
         except CorpusServerError as error:
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection; a thread that is at work for it stops at its next slice."""
         self._state = State.CLOSED
-        self._shared.all.discard(self)
+        self._shared.connections.discard(self)
         self._service.admission.disconnect(self.transport)
         self._stop_timers()
         if self._exchange is not None:
@@ -277,7 +277,7 @@ class Connection(asyncio.Protocol):
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of the connection, which each of its responses has."""
-        return [*self._shared.date, (b"Connection", b"close")] if self.ends else self._shared.date
+        return [*self._shared.default_headers, _CLOSE] if self.ends else self._shared.default_headers
 
     def _work(self) -> None:
         """Let a gather thread make and send more of the response."""

@@ -252,7 +252,7 @@ class Stager(Closing):
             self._planned.note_absent(gone)
             until = time.monotonic() - (_SYNC_SECONDS if self._running else 0.0)
             while self._unsynced and self._unsynced[0][1] <= until:
-                self._syncs.submit(self._unsynced.popleft()[0].sync)
+                self._syncs.submit(_sync, self._unsynced.popleft()[0])
         self._let_go()
 
     def _let_go(self, *, urgent: bool = False) -> None:
@@ -333,6 +333,13 @@ def _is_good(file: StagedFile) -> bool:
             file.discard()
         return False
     return True
+
+
+def _sync(file: StagedFile) -> None:
+    try:
+        file.sync()
+    except Exception:  # noqa: BLE001 - nobody takes the result of this thread
+        _log.exception("%s is staged, but may not be on the disk", file.name)
 
 
 def _unforeseen(file: StagedFile, failed: BaseException) -> CorpusServerError:

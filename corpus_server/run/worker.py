@@ -18,18 +18,21 @@ import faulthandler
 import logging
 import pickle
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
-from email.utils import formatdate
 from functools import partial
+from typing import cast
 
+import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from corpus_server import live, metrics
 from corpus_server.answers.access_log import start_tracing, stop_tracing
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
-from corpus_server.http import Connection, Connections
+from corpus_server.http.connection import Connection, Shared
 from corpus_server.run.listening import BACKLOG, server_context, take_no_more
 from corpus_server.run.logs import log_to_stderr
 from corpus_server.run.process import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
@@ -65,27 +68,21 @@ def main() -> None:
 async def _serve(settings: Settings, channel: socket.socket, listeners: list[socket.socket]) -> None:
     loop = asyncio.get_running_loop()
     channel.setblocking(False)
-    shared = Connections()
     gateway = create_app(settings)
-    # Not by messages as other servers do: they log a traceback where the start fails, this raises the error.
+    # Not by uvicorn, which logs a traceback where the start fails: this raises the error.
     async with gateway.app.router.lifespan_context(gateway.app):
         service: Service = gateway.app.state.service
-        connect = partial(Connection, service, gateway, shared)
-        tls = server_context(settings)
-        servers = []
-        for each in listeners:
-            ssl = None if each.family == socket.AF_UNIX else tls
-            # A handshake is counted as no connection yet, so it gets no more time than a head.
-            patience = settings.head_timeout_seconds if ssl else None
-            servers.append(
-                await loop.create_server(
-                    connect, sock=each, backlog=BACKLOG, ssl=ssl, ssl_handshake_timeout=patience
-                )
-            )
+        sockets = {_server(gateway, service, tls): each for tls, each in _by_tls(settings, listeners) if each}
+        serving = [loop.create_task(server.serve(each)) for server, each in sockets.items()]
+        servers = list(sockets)
+        while not all(server.started for server in servers):
+            done, _ = await asyncio.wait(serving, timeout=_POLL_SECONDS)
+            for each in done:
+                await each  # raises what kept it from starting
         # Before the first beat, the supervisor does not take this worker for ready.
         publish = partial(service.run_probe, live.publish)
         background = [
-            loop.create_task(_repeat(BEAT_SECONDS, "the beat", partial(_beat, channel, shared))),
+            loop.create_task(_repeat(BEAT_SECONDS, "the beat", partial(_beat, channel))),
             loop.create_task(_repeat(metrics.PUBLISH_SECONDS, "sharing counts with other workers", publish)),
         ]
         command = await loop.sock_recv(channel, 1)
@@ -96,23 +93,26 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
             drain = min(settings.drain_seconds, rest)
             rest -= drain
             await asyncio.sleep(drain)
-            for each in listeners:
-                take_no_more(each)
+            for listener in listeners:
+                take_no_more(listener)
             accepting = min(_ACCEPT_SECONDS, rest)
             rest -= accepting
             await asyncio.sleep(accepting)
         for server in servers:
-            server.close()
+            for listening in server.servers:
+                listening.close()
         if command == RETIRE:
             # The server may end, or the supervisor die, meanwhile.
-            await _until_closed(shared, rest, loop.create_task(loop.sock_recv(channel, 1)))
+            await _until_closed(servers, rest, loop.create_task(loop.sock_recv(channel, 1)))
         # Python itself would wait for ever for a thread in a hung read. This says where the threads hang.
         faulthandler.dump_traceback_later(rest + _CLEAN_UP_SECONDS, exit=True)
-        for connection in list(shared.all):
-            connection.shutdown()  # at once when idle, else after its response
-        await _until_closed(shared, rest)
-        for connection in list(shared.all):
-            connection.transport.abort()
+        for server in servers:
+            server.should_exit = True  # closes each connection: at once when idle, else after its response
+        await _until_closed(servers, rest)
+        for server in servers:
+            for connection in list(server.server_state.connections):
+                connection.transport.abort()
+        await asyncio.wait(serving)
         for task in background:
             task.cancel()
     with contextlib.suppress(OSError):
@@ -120,9 +120,38 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
     await asyncio.to_thread(stop_tracing)
 
 
-async def _beat(channel: socket.socket, shared: Connections) -> None:
-    """Tell the supervisor that the event loop turns, and renew the Date header."""
-    shared.date = [(b"date", formatdate(usegmt=True).encode())]
+def _by_tls(
+    settings: Settings, listeners: list[socket.socket]
+) -> list[tuple[ssl.SSLContext | None, list[socket.socket]]]:
+    """Return the listeners of each kind: Unix sockets have no TLS."""
+    tls = server_context(settings)
+    plain = [each for each in listeners if tls is None or each.family == socket.AF_UNIX]
+    return [(None, plain), (tls, [each for each in listeners if each not in plain])]
+
+
+def _server(app: ASGIApp, service: Service, tls: ssl.SSLContext | None) -> uvicorn.Server:
+    """Return what holds sockets and connections: uvicorn's server, with our protocol for each connection."""
+
+    def connect(*, server_state: Shared, **_: object) -> Connection:
+        return Connection(service, app, server_state)
+
+    config = uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", connect),
+        ws="none",
+        lifespan="off",
+        backlog=BACKLOG,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+    )
+    config.load()
+    config.ssl = tls
+    return uvicorn.Server(config)
+
+
+async def _beat(channel: socket.socket) -> None:
+    """Tell the supervisor that the event loop turns."""
     with contextlib.suppress(OSError):  # the supervisor is gone; who reads the channel ends this worker
         channel.send(BEAT)
 
@@ -141,12 +170,14 @@ async def _repeat(seconds: float, what: str, work: Callable[[], Awaitable[object
 
 
 async def _until_closed(
-    shared: Connections, seconds: float, sooner: asyncio.Future[bytes] | None = None
+    servers: list[uvicorn.Server], seconds: float, sooner: asyncio.Future[bytes] | None = None
 ) -> None:
     """Wait until no connection is left, or `sooner` is done, or for so long."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    while shared.all and loop.time() < end and not (sooner and sooner.done()):
+    while loop.time() < end and not (sooner and sooner.done()):
+        if not any(server.server_state.connections for server in servers):
+            break
         await asyncio.sleep(_POLL_SECONDS)
 
 

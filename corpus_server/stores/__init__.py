@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from corpus_server.stores.cache import Cache
 from corpus_server.stores.mirror import Mirror
-from corpus_server.stores.objects import is_url
 from corpus_server.stores.staged import StagedFile, is_staged
 
-__all__ = ["Cache", "Mirror", "StagedFile", "is_staged", "is_url"]
+__all__ = ["Cache", "Mirror", "StagedFile", "is_staged"]

@@ -14,10 +14,10 @@ import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -26,6 +26,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing, TokenFile
 from corpus_server.corpus.fingerprints import load_sidecar
 from corpus_server.corpus.formats import is_side_file
+from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
@@ -35,6 +36,8 @@ from corpus_server.stores.objects import Store, StoreObject, check_versions
 from corpus_server.stores.staged import StagedFile, is_staged
 
 _THREADS: Final = 32  # requests at a time while a corpus is opened; each waits for the network
+
+_LOOK_SECONDS: Final = 0.1  # whether another process has made the folder
 
 # Beside shards and opened by nobody: an object of this kind may be large.
 _UNREAD: Final = (".txt", ".log", ".md", ".rst", ".py", ".sh", ".pkl")
@@ -171,20 +174,15 @@ class Mirror(Closing):
                 self._remove_others(of_url, target)
                 if target.is_dir():
                     return target, _lock(target, fcntl.LOCK_SH)
-            self._make(target)
-
-    def _make(self, target: Path) -> None:
-        """Make the folder, under another name until it is complete."""
-        with ExitStack() as stack:
-            with self._cache.locked():  # or another process could take it for one that was left behind
-                temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-                stack.callback(os.close, _lock(temporary, fcntl.LOCK_EX))
-            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-            with ThreadPoolExecutor(_THREADS, "open") as threads:
-                for _ in threads.map(lambda item: self._write(temporary, *item), self._objects.items()):
-                    pass
-            with suppress(OSError):  # another process was faster
-                temporary.rename(target)
+            try:
+                with publishing_folder(target) as folder, ThreadPoolExecutor(_THREADS, "open") as threads:
+                    for _ in threads.map(lambda item: self._write(folder, *item), self._objects.items()):
+                        pass
+            except BlockingIOError:  # another process makes it
+                time.sleep(_LOOK_SECONDS)
+            except OSError:
+                if not target.is_dir():  # no other process was faster
+                    raise
 
     def _write(self, folder: Path, name: str, what: StoreObject) -> None:
         path = folder / name

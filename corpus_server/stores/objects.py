@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 from corpus_server.errors import CorpusChanged, CorpusServerError, InvalidParameter, StoreFailed
 from corpus_server.extras import optional_package
 
-_SCHEMES: Final = ("s3", "gs", "az", "https", "http")
 _WEB: Final = ("https", "http")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
@@ -31,11 +30,6 @@ _TRIES: Final = 3  # of a range that came back wrong
 _TRY_AGAIN_SECONDS: Final = 0.2
 
 _MD5_ETAG: Final = re.compile(r'"?([0-9a-f]{32})"?')
-
-
-def is_url(text: str) -> bool:
-    """Tell whether a text names something in an object store."""
-    return text.partition("://")[0] in _SCHEMES and "://" in text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,11 +186,6 @@ def check_versions(objects: Iterable[StoreObject]) -> None:
                 f"{each.url}: the server sends neither ETag nor Last-Modified: changes would go unnoticed",
                 remedy="serve it by a server that sends one of them",
             )
-
-
-def join(parts: Sequence[str]) -> str:
-    """Return the path of an object in its store."""
-    return "/".join(part for part in parts if part)
 
 
 def _changed(what: StoreObject, now: str) -> CorpusChanged:

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import ClassVar, Final, TypeGuard
 
@@ -74,7 +74,7 @@ class StagedFile(TokenFile):
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from byte `offset`: from the cache, or else from the store."""
-        with self._local_copy() as local:
+        with self._open_local() or nullcontext() as local:
             if local is not None:
                 local.read_into(offset, buffer)
                 return
@@ -235,15 +235,6 @@ class StagedFile(TokenFile):
         local.close()
         self.discard()
         return None
-
-    @contextmanager
-    def _local_copy(self) -> Iterator[OpenFile | None]:
-        local = self._open_local()
-        try:
-            yield local
-        finally:
-            if local is not None:
-                local.close()
 
 
 def is_staged(file: TokenFile) -> TypeGuard[StagedFile]:

@@ -16,7 +16,7 @@ from corpus_client import ArrayLoader, CorpusLoader
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
 
-INTERRUPTED = ("arrays.py", "loader.py", "pipeline.py", "device.py")
+INTERRUPTED = ("arrays.py", "loader.py", "pipeline.py", "stager.py")
 PLAN: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "order": "sequential"}
 
 

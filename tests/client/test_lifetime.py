@@ -148,7 +148,7 @@ def test_an_unexpected_error_is_raised_every_time_with_its_cause(
         raise ZeroDivisionError("a mistake of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr("corpus_client.plan.requests.StepRequests.finish", broken)
+        patch.setattr("corpus_client.network.replicas.Replicas.finish", broken)
         for _ in range(3):
             with pytest.raises(errors.FetchFailed, match="ZeroDivisionError: a mistake of ours") as caught:
                 next(loader)
@@ -175,5 +175,5 @@ def test_what_a_forked_child_closes_stays_open_in_the_parent(server: ReferenceSe
         get_batch(remote, 2, 4)
         assert [next(loader).step for _ in range(5)] == [1, 2, 3, 4, 5]
         assert loader._requests is not None
-        pools = remote._replicas, loader._requests._replicas
+        pools = remote._replicas, loader._requests._requests._replicas
         assert [replicas.stopwatch.num_retries for replicas in pools] == [0, 0]

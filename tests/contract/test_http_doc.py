@@ -10,9 +10,9 @@ import pytest
 import xxhash
 
 from corpus_server import errors
-from corpus_server.admission import admission as gate
+from corpus_server.admission import admission, checks, load, request
 from corpus_server.answers import questions
-from corpus_server.http import connection as door
+from corpus_server.http import connection
 from corpus_server.settings import Settings
 from corpus_server.web.routes import plans
 from tests.corpora import write_raw
@@ -88,25 +88,25 @@ def test_the_limits_are_those_of_the_code() -> None:
     shown = {what: limit for what, limit, _ in rows("## Limits")}
     defaults = Settings.__dataclass_fields__
     numbers = {
-        "URL": gate.MAX_URL_BYTES,
-        "head": gate.MAX_HEAD_BYTES,
-        "body of a posted": gate.MAX_BODY_BYTES,
-        "body of any": gate.SMALL_BODY_BYTES,
-        "bodies over 64 KiB": gate.MAX_BODIES_BYTES,
+        "URL": checks.MAX_URL_BYTES,
+        "head": request.MAX_HEAD_BYTES,
+        "body of a posted": checks.MAX_BODY_BYTES,
+        "body of any": checks.SMALL_BODY_BYTES,
+        "bodies over 64 KiB": admission.MAX_BODIES_BYTES,
         "time from": int(defaults["head_timeout_seconds"].default),
         "time until": int(defaults["body_timeout_seconds"].default),
         "connections of": defaults["max_connections"].default,
         "connections from": defaults["max_connections_per_address"].default,
         "descriptions": defaults["max_concurrent_answers"].default,
-        "rows": gate.MAX_ROWS,
+        "rows": admission.MAX_ROWS,
         "bytes": defaults["max_answer_bytes"].default // 2**20,
         "numbers": defaults["max_text_tokens"].default,
         "global batch": questions.MAX_RECEIPT_BYTES,
         "plan documents": plans.MAX_LIST_BYTES // 2**20,
         "costly": defaults["max_concurrent_answers"].default,
-        "streams": gate.MAX_FOLLOWERS,
-        "token bytes": gate.MAX_BYTES,
-        "pipelined": door.MAX_WAITING_BYTES,
+        "streams": admission.MAX_FOLLOWERS,
+        "token bytes": load.MAX_BYTES,
+        "pipelined": connection.MAX_WAITING_BYTES,
     }
     assert len(shown) == len(numbers)
     for beginning, number in numbers.items():

@@ -1,8 +1,9 @@
-"""What users say of a corpus: one grammar for the command line and the file, and existing paths first."""
+"""What users say of a corpus: one grammar for the command line and the file, which the text alone decides."""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus_spec import SPLITS, CorpusSpec, split_of
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from tests.serving import ROOT
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
@@ -43,6 +45,19 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("/d/x,token_range=0,10", "x", {"path": "/d/x", "token_range": (0, 10)}),
     ("/d/x,tokenizer=bytes", "x", {"path": "/d/x", "tokenizer": "bytes"}),
     ("/d/x,tokenizer=none", "x", {"path": "/d/x", "tokenizer": "none"}),
+    (r"/d/a\,b.bin", "a-b", {"path": "/d/a,b.bin"}),
+    (r"a\=b", "a-b", {"path": "a=b"}),
+    (r"web=a=b", "web", {"path": "a=b"}),
+    (r"/d/q\#train", "q-train", {"path": "/d/q#train"}),
+    (r"/d/q\#train#val", "q-train-val", {"path": "/d/q#train", "split": "val"}),
+    (r"/d/a\,dtype=uint8,eot=3", "a-dtype-uint8", {"path": "/d/a,dtype=uint8", "eot": 3}),
+    (r"x=a,dtype\=uint8", "x", {"path": ".", "include": ("a", "dtype=uint8")}),
+    (r"/d/\[x]/s\*r\?\[0].bin", "s-r-0", {"path": "/d/[x]/s*r?[0].bin"}),
+    (r"/d/\[x]/a\*b*\#", "x", {"path": "/d/[x]", "include": ("a[*]b*#",)}),
+    (r"w=/1/[a]/\*,/1/b*", "w", {"path": "/1", "include": ("[a]/[*]", "b*")}),
+    (r"/d/a\b\\\,c\\", "a-b-c", {"path": "/d/a\\b\\,c\\"}),
+    (r"/d/x,tokenizer=/t/a\,eot\=1", "x", {"path": "/d/x", "tokenizer": "/t/a,eot=1"}),
+    (r"/d/x,exclude=a\,b\*,\[c", "x", {"path": "/d/x", "exclude": ("a,b[*]", "[[]c")}),
 ]  # fmt: skip
 
 
@@ -52,36 +67,34 @@ def test_the_command_line(text: str, name: str, fields: dict[str, Any]) -> None:
     assert CorpusSpec.parse(text) == CorpusSpec(**{**fields, "name": name, "path": Path.cwd() / path})
 
 
-@pytest.mark.parametrize(
-    "name", ["a,b.bin", "a=b", "web=a=b", "q#train", "s*r[0].bin", "a,dtype=uint8", "~x"]
-)
-def test_an_existing_path_wins(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_changes_what_a_text_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for path in (tmp_path / name, tmp_path / "folder" / name):
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-        for text in (name, str(path), f"w={path}"):
-            spec = CorpusSpec.parse(text)
-            assert (spec.path, spec.include, spec.split, spec.dtype) in [
-                (tmp_path / name, (), None, None),
-                (path, (), None, None),
-            ]
-        with_more = CorpusSpec.parse(f"{path}#val,eot=3")
-        assert (with_more.path, with_more.split, with_more.eot) == (path, "val", 3)
+    for text, name, fields in CASES:
+        path = tmp_path / text
+        if not text.startswith(("/", "~")) and "/" not in text:
+            path.touch()
+            assert CorpusSpec.parse(text).path == tmp_path / fields["path"], (text, name)
 
 
-def test_literal_files_beside_patterns_are_literal(tmp_path: Path) -> None:
-    (tmp_path / "a[0].bin").touch()
+def test_a_path_is_shown_as_it_is_given(tmp_path: Path) -> None:
+    name = r"a,b=c#train*?[0]\,dtype=uint8.bin"
+    (tmp_path / name).touch()
+    (given,) = shlex.split(CorpusSpec(name="x", path=tmp_path / name).path_text("val"))
+    assert given == rf"{tmp_path}/a\,b=c\#train\*\?\[0]\\\,dtype=uint8.bin#val"
+    assert CorpusSpec.parse(f"x={given}") == CorpusSpec(name="x", path=tmp_path / name, split="val")
+
+
+def test_a_file_and_a_folder_beside_patterns(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    spec = CorpusSpec.parse(f"c={tmp_path}/a[0].bin,{tmp_path}/b*,{tmp_path}/sub")
+    spec = CorpusSpec.parse(rf"c={tmp_path}/a\[0].bin,{tmp_path}/b*,{tmp_path}/sub")
     assert (spec.path, spec.include) == (tmp_path, ("a[[]0].bin", "b*", "sub/**"))
+    assert spec.path_text() == rf"'{tmp_path}/a\[0].bin,{tmp_path}/b*,{tmp_path}/sub/**'"
 
 
-def test_an_existing_folder_of_strange_name_holds_patterns(tmp_path: Path) -> None:
-    (tmp_path / "[x]").mkdir()
-    spec = CorpusSpec.parse(f"{tmp_path}/[x]/*.bin")
-    assert (spec.path, spec.include, spec.name) == (tmp_path / "[x]", ("*.bin",), "x")
-    assert spec.path_text() == f"'{tmp_path}/[x]/*.bin'"
+@pytest.mark.parametrize("text", ["a,b.bin", "/d/a#train", "/d/s*", "web=web"])
+def test_a_path_that_is_not_there_says_how_to_write_one(text: str) -> None:
+    with pytest.raises(UnreadableCorpus, match=r"write \\ before a"):
+        list_shards(CorpusSpec.parse(text))
 
 
 def test_a_relative_path_is_resolved_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -179,7 +192,7 @@ def test_the_split_is_a_word_of_the_name(name: str, split: str) -> None:
     assert split_of(name) == split
 
 
-PARTS = [*"ab=,#*?[]/.~+-_ \nä\udcff", "dtype=", "eot=", "token_range=", "1"]
+PARTS = [*"ab=,#*?[]\\/.~+-_ \nä\udcff", "dtype=", "eot=", "token_range=", "1"]
 
 
 @given(text=st.lists(st.sampled_from(PARTS), max_size=20).map("".join))
@@ -190,7 +203,9 @@ def test_any_text_is_a_corpus_or_a_mistake(text: str) -> None:
     except InvalidParameter:
         return
     assert spec.path.is_absolute()
-    spec.path_text()
+    (shown,) = shlex.split(spec.path_text(spec.split))
+    again = CorpusSpec.parse(f"{spec.name}={shown}")
+    assert shlex.split(again.path_text(again.split)) == [shown]
 
 
 def test_every_option_is_explained() -> None:

@@ -103,13 +103,15 @@ def test_a_damaged_text_is_one_line(
         {"column_encodings": ["ndarray:nothing:4"]},
         {"column_encodings": ["ndarray:float32:2"]},
         {"column_encodings": ["ndarray"]},
+        {"column_encodings": [f"ndarray:uint16:{DIGITS}"]},
     ],
 )
 def test_a_shard_that_build_cannot_read_is_one_line(tmp_path: Path, changed: dict[str, object]) -> None:
     config = {name: each for name, each in {**CONFIG, **changed}.items() if each != DELETED}
     path = mds(tmp_path, json.dumps(config))
     refused("inspect", path)
-    refused(*BUILD, tmp_path / "out", path)
+    if DIGITS not in str(changed):  # a build reads the shape of each sample
+        refused(*BUILD, tmp_path / "out", path)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +130,6 @@ def test_an_index_of_litdata_with_impossible_values_is_one_line(
     refused("inspect", path)
     if "dim" not in str(changed):  # only a chunk that is mapped is believed
         refused(*BUILD, tmp_path / "out", path)
-
-
-def test_a_shape_with_many_digits_is_one_line(tmp_path: Path) -> None:
-    refused(
-        "inspect", mds(tmp_path, json.dumps({**CONFIG, "column_encodings": [f"ndarray:uint16:{DIGITS}"]}))
-    )
 
 
 def test_metadata_with_a_number_of_many_digits_is_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import pytest
@@ -26,7 +27,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, InvalidParameter, Overloaded, UnknownCorpus
-from corpus_server.http import Connection, Connections
+from corpus_server.http import Connection
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 
@@ -58,7 +59,7 @@ def begin_work(service: Service) -> tuple[threading.Thread, threading.Event]:
 
 def refuse(service: Service) -> None:
     """Have a connection refuse a request; must be called in an event loop."""
-    connection = Connection(service, Mock(), Connections())
+    connection = Connection(service, Mock(), SimpleNamespace(connections=set(), default_headers=[]))
     transport = Mock(**{"get_extra_info.return_value": None})  # knows neither peer nor TLS
     with patch("corpus_server.http.connection.widen"):
         connection.connection_made(transport)

@@ -97,19 +97,17 @@ def test_token_ids_of_every_kind_of_file_are_kept(tmp_path: Path, name: str) -> 
     assert (built.dtype, built.tokenizer) == ("uint32", None)
 
 
-@pytest.mark.parametrize(("largest", "dtype"), [(255, "uint8"), (256, "uint16"), (65536, "uint32")])
-def test_ids_without_a_tokenizer_take_the_smallest_type(tmp_path: Path, largest: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("largest", "eot", "dtype"),
+    [(255, 7, "uint8"), (256, 7, "uint16"), (255, 256, "uint16"), (65536, 7, "uint32")],
+)
+def test_ids_without_a_tokenizer_take_the_smallest_type(
+    tmp_path: Path, largest: int, eot: int, dtype: str
+) -> None:
     source = write_parquet(tmp_path / "a.parquet", [[1, 2], [largest]], field="ids")
-    built = build_here([source], tmp_path / "out", column="ids", eot=7)[None]
+    built = build_here([source], tmp_path / "out", column="ids", eot=eot)[None]
     assert built.dtype == dtype
-    assert tokens_of(tmp_path / "out") == [1, 2, 7, largest, 7]
-
-
-def test_the_type_also_holds_an_end_of_text_that_is_larger_than_all_ids(tmp_path: Path) -> None:
-    source = write_parquet(tmp_path / "a.parquet", [[1, 2], [255]], field="ids")
-    built = build_here([source], tmp_path / "out", column="ids", eot=256)[None]
-    assert built.dtype == "uint16"
-    assert tokens_of(tmp_path / "out") == [1, 2, 256, 255, 256]
+    assert tokens_of(tmp_path / "out") == [1, 2, eot, largest, eot]
 
 
 def test_parts_are_joined_as_they_are_however_little_is_read_at_a_time(
@@ -301,18 +299,22 @@ def test_finished_parts_are_not_built_again(tmp_path: Path) -> None:
 def test_a_restart_with_other_options_or_sources_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", texts(10))
+    named = [write_jsonl(tmp_path / f"{name}.jsonl", texts(10)) for name in "ab"]
+    other = write_jsonl(tmp_path / "c.jsonl", texts(1))
     monkeypatch.setattr(driver, "assemble", raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        build_here([source], tmp_path / "out", tokenizer="bytes")
-    with pytest.raises(InvalidParameter, match=r"unfinished build: shard_tokens was 100000000, now 5"):
-        build_here([source], tmp_path / "out", tokenizer="bytes", shard_tokens=5)
-    other = write_jsonl(tmp_path / "b.jsonl", texts(1))
-    with pytest.raises(InvalidParameter, match=r"unfinished build: .*b\.jsonl was changed, added or removed"):
-        build_here([source, other], tmp_path / "out", tokenizer="bytes")
-    write_jsonl(source, texts(11))
+        build_here(named, tmp_path / "out", tokenizer="bytes")
+    for named_now, options, said in (
+        (named, {"shard_tokens": 5}, "shard_tokens was 100000000, now 5"),
+        (named[::-1], {}, "the sources come in another order"),
+        (named[:1], {}, r".*b\.jsonl was changed, added or removed"),
+        ([*named, other], {}, r".*c\.jsonl was changed, added or removed"),
+    ):
+        with pytest.raises(InvalidParameter, match=f"unfinished build: {said}"):
+            build_here(named_now, tmp_path / "out", tokenizer="bytes", **options)
+    write_jsonl(named[0], texts(11))
     with pytest.raises(InvalidParameter, match=r"a\.jsonl was changed") as caught:
-        build_here([source], tmp_path / "out", tokenizer="bytes")
+        build_here(named, tmp_path / "out", tokenizer="bytes")
     assert caught.value.remedy is not None
     assert "remove the folder" in caught.value.remedy
 

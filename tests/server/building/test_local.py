@@ -49,15 +49,6 @@ def children() -> list[psutil.Process]:
     return found
 
 
-def test_one_process_and_three_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    for number in (1, 3):
-        build_in(number, source, tmp_path / str(number))
-    build_here([source], tmp_path / "here", tokenizer="bytes", shard_tokens=3_000_000)
-    found = [content(tmp_path / name) for name in ("1", "3", "here")]
-    assert found[0] == found[1] == found[2]
-    assert children() == []
-
-
 def test_the_first_error_of_a_part_ends_the_build(source: Path, tmp_path: Path) -> None:
     with (source / "2.jsonl").open("a") as file:
         file.write("{\n")

@@ -12,7 +12,7 @@ import pytest
 
 from corpus_server.building import part
 from corpus_server.building.job import BuildOptions
-from corpus_server.building.part import build_part, tokens_path
+from corpus_server.building.part import build_part, part_path
 from corpus_server.building.sources import find_inputs, plan_parts
 from corpus_server.errors import UnreadableCorpus
 
@@ -29,7 +29,7 @@ def build(folder: Path, options: BuildOptions, *rows: object) -> list[int]:
     except BaseException:
         assert list(parts.iterdir()) == []
         raise
-    return np.fromfile(tokens_path(parts, 0, "train"), options.part_dtype).tolist()
+    return np.fromfile(part_path(parts, 0, "train.tokens"), options.part_dtype).tolist()
 
 
 @pytest.mark.parametrize(

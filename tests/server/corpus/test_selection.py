@@ -91,7 +91,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path, side_files: list[str], found
 def test_a_missing_path_is_refused(tmp_path: Path) -> None:
     assert _refusal(tmp_path / "missing") == (
         f"{tmp_path / 'missing'}: expected a token file or a folder of shards, found nothing; "
-        "check the path and that it is mounted"
+        "check the path and that it is mounted; write \\ before a , = # * ? or [ that belongs to a name"
     )
 
 
@@ -102,7 +102,7 @@ def test_a_path_in_an_object_store_is_refused() -> None:
     assert caught.value.received == "s3://bucket/web"
     assert caught.value.remedy == (
         "run it on a copy and put the file that it makes (*.hashes.json, *.documents) beside the shards in "
-        "the store; serve a split by its name: s3://bucket/web#train"
+        "the store; serve a split by its name: 's3://bucket/web#train'"
     )
     assert caught.value.detail == (
         f"s3://bucket/web: lies in an object store, and this command takes local files; {caught.value.remedy}"
@@ -323,7 +323,7 @@ def test_patterns_choose(tmp_path: Path, options: dict[str, Any], chosen: list[s
     ("options", "message"),
     [
         ({"include": ("*",)}, "several splits"),
-        ({"exclude": ("*vla*",)}, r"the pattern '\*vla\*' matches no token file; check its spelling$"),
+        ({"exclude": ("*vla*",)}, r"the pattern '\*vla\*' matches no token file; check its spelling; write"),
         ({"include": ("*train*", "*.npy")}, r"the pattern '\*\.npy' matches no token file"),
         ({"exclude": ("*",)}, "expected token files in the folder, found only"),
         (

@@ -12,7 +12,14 @@ import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import CacheFull, CacheTooSmall, CorpusChanged, CorpusServerError, NotStaged
+from corpus_server.errors import (
+    CacheFull,
+    CacheTooSmall,
+    CorpusChanged,
+    CorpusServerError,
+    NotStaged,
+    UnreadableCorpus,
+)
 from corpus_server.plan import Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Registry, Stager, StepsRequest, staging
@@ -240,6 +247,18 @@ def test_what_is_planned_is_kept_written_out_and_fetched_again_if_it_was_removed
     wait_until(lambda: shard.num_synced == slow.num_synced == 1)
     shard.is_cached = False  # by another process
     wait_until(lambda: shard.num_fetched == 2)
+
+
+def test_a_shard_that_cannot_be_written_out_is_logged(
+    stager: Stager, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise UnreadableCorpus("too many open files")
+
+    shard = Shard()
+    monkeypatch.setattr(shard, "sync", fail)
+    assert want(stager, shard).result(20) is None
+    wait_until(lambda: "may not be on the disk" in caplog.text and "too many open files" in caplog.text)
 
 
 def test_what_nobody_reads_or_plans_for_is_unmapped(

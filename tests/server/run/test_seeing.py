@@ -69,10 +69,10 @@ def test_what_failed_has_a_line_with_its_id_and_what_did_not_has_none(
         for line in lines
     }
     assert about == {
-        "mine-1": [422, "invalid-parameter", "door", "me", "/v1/batches"],
-        "mine-2": [401, "unauthorized", "door", "anyone", "refused"],
+        "mine-1": [422, "invalid-parameter", "fast-path", "me", "/v1/batches"],
+        "mine-2": [401, "unauthorized", "fast-path", "anyone", "refused"],
         "mine-3": [404, "unknown-corpus", "application", "me", "/v1/corpora/{name}"],
-        "mine-4": [403, "forbidden", "door", "ops", "refused"],
+        "mine-4": [403, "forbidden", "fast-path", "ops", "refused"],
         "mine-5": [403, "forbidden", "application", "ops", "unknown"],
     }
     assert all(line["level"] == "info" and line["timestamp"] and line["seconds"] < 60 for line in lines)
@@ -107,7 +107,7 @@ def test_all_requests_are_logged_where_that_is_asked_for(
         server.get(f"{BATCH}5", headers={"X-Request-Id": "fine"})
         server.wait_until_idle()
         (line,) = [line for line in lines_of(server) if line.get("request_id") == "fine"]
-    assert (line["status"], line["via"], line["sent_bytes"]) == (200, "door", 12 * 17 * 2 + 8)
+    assert (line["status"], line["via"], line["sent_bytes"]) == (200, "fast-path", 12 * 17 * 2 + 8)
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

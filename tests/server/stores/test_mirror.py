@@ -77,39 +77,20 @@ def test_a_split_is_chosen_as_on_this_machine(tmp_path: Path, bucket: Bucket) ->
 
 
 def test_what_lies_beside_a_shard_comes_along(tmp_path: Path, bucket: Bucket) -> None:
+    """Megatron's index, document ends, and recorded hashes, which are of the tokens behind a header."""
     folder = tmp_path / "web"
     folder.mkdir()
     write_megatron(folder / "m", [list(range(50)), list(range(20))])
+    tokens = some_tokens(1000, vocabulary=50)
+    write_npy(folder / "z.npy", tokens)
+    index(CorpusSpec.parse(f"{folder}/z.npy,eot=7"))
+    record(CorpusSpec.parse(f"{folder}/z.npy"))
     url = bucket(contents(folder))
-    same(url, str(folder), tmp_path / "cache")
-    same(f"{url}/m.bin", f"{folder}/m.bin", tmp_path / "cache")
-    same(f"{url}/m", f"{folder}/m", tmp_path / "cache")
-    with served(url, tmp_path / "cache") as catalog:
+    for name in ("m.bin", "m", "z.npy"):
+        same(f"{url}/{name}", f"{folder}/{name}", tmp_path / "cache")
+    with served(f"{url}/m", tmp_path / "cache") as catalog:
         assert catalog.corpus("web").document_range(1) == (50, 70)
-
-
-def test_document_ends_and_recorded_hashes_come_along(tmp_path: Path, bucket: Bucket) -> None:
-    folder = tmp_path / "web"
-    folder.mkdir()
-    write_raw(folder / "a.bin", some_tokens(40_000, vocabulary=50))
-    spec = CorpusSpec.parse(f"{folder},eot=7")
-    index(spec)
-    record(spec)
-    url = bucket(contents(folder))
-    same(url, str(folder), tmp_path / "cache")
-    with served(url, tmp_path / "cache") as catalog:
-        file = catalog.corpus("web").shards[0].file
-        assert isinstance(file, StagedFile)
-        assert [len(each.digests) for each in file.recorded] == [1]
-
-
-def test_recorded_hashes_are_of_the_tokens_behind_a_header(tmp_path: Path, bucket: Bucket) -> None:
-    folder = tmp_path / "web"
-    folder.mkdir()
-    tokens = some_tokens(1000)
-    write_npy(folder / "a.npy", tokens)
-    record(CorpusSpec.parse(str(folder)))
-    with served(bucket(contents(folder)), tmp_path / "cache") as catalog:
+    with served(f"{url}/z.npy", tmp_path / "cache") as catalog:
         (shard,) = catalog.corpus("web").shards
         assert isinstance(shard.file, StagedFile)
         (recorded,) = shard.file.recorded

@@ -154,14 +154,6 @@ def test_full_shuffle_is_refused_with_the_arithmetic(tmp_path: Path, bucket: Buc
         check_problem(server.get("/v1/batches", plan=plan, step=0), 422, "cache-too-small", parameter="plan")
 
 
-def test_a_request_that_comes_too_early_waits(tmp_path: Path, web: WebServer) -> None:
-    web.fault = Faults(stores.after(1.0), most=3)
-    with start(f"{web.url}/web.bin", tmp_path / "a") as server:
-        web.fault = Faults(stores.after(1.0))
-        answer = first_batch(server)
-        assert (answer.status, answer.body) == (200, expected(web))
-
-
 def test_a_request_that_would_wait_too_long_is_told_when_to_come_again(
     tmp_path: Path, web: WebServer
 ) -> None:
@@ -200,6 +192,7 @@ def test_a_store_that_fails_gives_errors_and_never_tokens(tmp_path: Path, web: W
         answer = first_batch(server)
         problem = check_problem(answer, 503, "corpus-changed" if name == "changed" else "store-failed")
         assert "web.bin" in problem["detail"]
+        assert name not in ("expired", "forbidden") or "credentials" in problem["remedy"]
         assert [each for each in files_of(tmp_path / "cache") if each.startswith("shards")] == []
         web.fault = lambda path, reply: None
         deadline = time.monotonic() + 20
@@ -260,16 +253,6 @@ def test_two_servers_share_a_cache(tmp_path: Path, web: WebServer) -> None:
             thread.join()
         assert [answer.body for answer in answers] == [expected(web)] * 2
         assert len(web.gets) == 1
-
-
-def test_recorded_hashes_and_etags_hold_in_a_real_store(tmp_path: Path, bucket: Bucket) -> None:
-    objects = shards()
-    url = bucket(objects)
-    with start(f"{url}/web", tmp_path / "a") as server:
-        plan = server.post_plan(document()).json()["id"]
-        assert server.get("/v1/batches", plan=plan, step=0).status == 200
-        kept = {path.read_bytes() for path in (tmp_path / "cache" / "shards").glob("*/tokens")}
-        assert kept <= set(objects.values())
 
 
 def test_an_object_that_is_replaced_is_refused_until_the_server_is_restarted(
