@@ -219,7 +219,8 @@ def _read_path(folder: Path, text: str) -> dict[str, Any]:
         raise InvalidParameter.expected("path", "a path, or several joined by commas", text)
     stores = [match[0] if (match := _STORE.match(piece)) else None for piece in pieces]
     if other := next((n for n, each in enumerate(stores) if each != stores[0]), None):
-        raise InvalidParameter.expected("path", f"paths of one store, {stores[0]}", pieces[other])
+        accepted = f"paths of one store, {stores[0] or 'this machine'}"
+        raise InvalidParameter.expected("path", accepted, pieces[other])
     found = [_read_piece(folder, piece, store) for piece, store in zip(pieces, stores, strict=True)]
     fields = {"store": stores[0], "split": split}
     if len(found) == 1 and not found[0][1]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
@@ -131,24 +133,30 @@ class PlanStore(Database):
         """Say that a plan is never removed to make room, or may be again."""
         self.rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
 
-    def newest(self, limit: int, *, max_bytes: int | None = None) -> list[tuple[Plan, float]]:
+    def newest(
+        self, limit: int, *, max_bytes: int | None = None, may_read: Callable[[str], bool] | None = None
+    ) -> list[tuple[Plan, float]]:
         """Return at most `limit` plans, those seen last, each with its Unix time.
 
-        If their documents have more than `max_bytes`, fewer are returned, but at least one.
+        Args:
+            max_bytes: of the documents that are looked at; the first one is in any case.
+            may_read: leaves out plans with a corpus for which it is false.
         """
 
         def read(connection: sqlite3.Connection) -> list[Row]:
             found: list[Row] = []
             num_bytes = 0
             newest = "SELECT document, seen FROM plans ORDER BY seen DESC, id LIMIT ?"
-            for row in connection.execute(newest, (limit,)):
+            for row in connection.execute(newest, (limit if may_read is None else -1,)):
                 num_bytes += len(row[0])
                 if found and max_bytes is not None and num_bytes > max_bytes:
                     break
                 found.append(row)
             return found
 
-        return [(Plan.parse(document), seen) for document, seen in self.run(read)]
+        plans = ((Plan.parse(document), seen) for document, seen in self.run(read))
+        allowed = (each for each in plans if may_read is None or all(map(may_read, each[0].sources)))
+        return list(islice(allowed, limit))
 
     def count(self) -> int:
         """Return how many plans there are."""

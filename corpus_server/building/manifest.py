@@ -9,6 +9,8 @@ A manifest says nothing that differs between two builds of the same corpus: no t
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,9 +22,10 @@ from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.fingerprints import RecordedHashes, load_sidecar
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import MANIFEST, CorpusSpec
-from corpus_server.user_files import open_regular, read_regular
+from corpus_server.user_files import open_regular, parse_json, read_regular
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from pydantic import TypeAdapter
 
 _T = TypeVar("_T")
@@ -105,10 +108,10 @@ def spec_of(folder: Path) -> CorpusSpec:
     return CorpusSpec(name="built", path=folder)
 
 
-def write_json(path: Path, value: object, *, indent: int | None = None) -> None:
-    """Publish a dataclass as a JSON file."""
+def write_json(path: Path, value: DataclassInstance) -> None:
+    """Publish a dataclass as a JSON file; paths in it may hold any bytes."""
     with publishing(path) as file:
-        file.write(_adapter(cast("Any", type(value))).dump_json(value, indent=indent) + b"\n")
+        file.write(json.dumps(dataclasses.asdict(value)).encode())
 
 
 def read_json(kind: type[_T], path: Path, name: str, remedy: str) -> _T | None:
@@ -121,20 +124,23 @@ def read_json(kind: type[_T], path: Path, name: str, remedy: str) -> _T | None:
 
     try:
         adapter: TypeAdapter[_T] = _adapter(cast("Any", kind))
-        return adapter.validate_json(read_regular(path))
+        return adapter.validate_python(parse_json(read_regular(path)))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise unreadable(path, f"cannot be read: {error.strerror}", "check its permissions") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the text"
-        raise unreadable(path, f"is no {name} of version 1: {where}: {first['msg']}", remedy) from error
+    except ValueError as error:
+        what = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            what = f"{'.'.join(map(str, first['loc'])) or 'the text'}: {first['msg']}"
+        raise unreadable(path, f"is no {name} of version 1: {what}", remedy) from error
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Publish the manifest of the corpus in `folder`."""
-    write_json(folder / MANIFEST, manifest, indent=1)
+    with publishing(folder / MANIFEST) as file:
+        file.write(_adapter(Manifest).dump_json(manifest, indent=1) + b"\n")
 
 
 def read_manifest(folder: Path) -> Manifest:

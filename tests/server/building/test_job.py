@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from corpus_server.building.job import BuildOptions, Input, Job, Split
-from corpus_server.building.sources import find_inputs, plan_parts
+from corpus_server.building.sources import plan_parts
 from corpus_server.errors import UnreadableCorpus
 
 
 def test_a_job_is_read_as_it_was_saved_and_not_by_another_release(tmp_path: Path) -> None:
-    source = tmp_path / "a.txt"
+    source = tmp_path / os.fsdecode(b"\xff") / "a.txt"
+    source.parent.mkdir()
     source.write_text("text")
-    inputs = find_inputs([str(source)])
+    inputs = (Input.of(source),)
     splits = (Split(name="val", share=0.1),)
     options = BuildOptions(tokenizer="bytes", eot=0, vocab_size=256, splits=splits)
     job = Job(options=options, inputs=inputs, parts=plan_parts(inputs))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import threading
 import time
@@ -296,19 +295,6 @@ def test_a_loop_over_more_than_the_cache_never_waits_after_the_first_group(
     assert rows_seen == sorted(row.tobytes() for row in windows(objects))
     assert held <= 5 * SHARD_BYTES
     assert len(late) <= 1, late  # the restart
-
-
-@pytest.mark.parametrize("cut_bytes", [100, SHARD_BYTES])
-def test_a_shard_that_was_cut_in_the_cache_is_staged_anew(
-    tmp_path: Path, web: WebServer, cut_bytes: int
-) -> None:
-    with start(f"{web.url}/web.bin", tmp_path / "a") as server:
-        assert first_batch(server).body == expected(web)
-        server.kill()
-        (shard,) = (tmp_path / "cache").glob("shards/*/tokens")
-        os.truncate(shard, SHARD_BYTES - cut_bytes)
-        server.start()
-        assert first_batch(server).body == expected(web)
 
 
 def test_a_cache_that_was_removed_is_no_failure_of_the_server(tmp_path: Path, web: WebServer) -> None:

@@ -36,6 +36,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     found.add("all", "read:*", "plans", "inspect", "metrics")
     found.add("web", "read:web")
     found.add("planner", "read:web", "plans")
+    found.add("inspector", "read:web", "inspect")
     found.add("prometheus", "metrics")
     found.add("gone", "read:gone", "plans")
     found.add("old", "read:*", expires=datetime.now(UTC) - HOUR)
@@ -202,6 +203,50 @@ def test_the_list_of_corpora_has_those_that_may_be_read(server: RunningServer, t
 
     assert names("web") == ["web"]
     assert sorted(names("all")) == ["code", "web"]
+
+
+def test_the_list_of_plans_has_those_whose_corpora_may_be_read(server: RunningServer, tokens: Tokens) -> None:
+    """Newer plans of other corpora take none of their places."""
+    own, mixed, other = (
+        post(server, {**plan(*names), "seed": 71}, tokens.header("all")).json()["id"]
+        for names in (["web"], ["web", "code"], ["code"])
+    )
+
+    def listed(token: str, **query: int) -> list[str]:
+        answer = server.get("/v1/plans", **query, headers=tokens.header(token))
+        assert answer.status == 200
+        return [each["id"] for each in answer.json()["plans"]]
+
+    assert {own, mixed, other} <= set(listed("all"))
+    assert own in listed("inspector")
+    assert not {mixed, other} & set(listed("inspector"))
+    assert listed("inspector", limit=1) == [own]
+    kept = server.get("/v1/plans", headers=tokens.header("inspector")).body
+    code = server.get("/v1/corpora/code", headers=tokens.header("all")).json()["fingerprint"]
+    assert code.encode() not in kept
+
+
+def test_neither_side_of_a_comparison_may_be_of_a_corpus_that_may_not_be_read(
+    server: RunningServer, tokens: Tokens
+) -> None:
+    """The refusal names no fingerprint; an inline look-up is refused like one by a plan's id."""
+    own, mixed, other = (
+        post(server, plan(*names), tokens.header("all")).json()["id"]
+        for names in (["web"], ["web", "code"], ["code"])
+    )
+    code = server.get("/v1/corpora/code", headers=tokens.header("all")).json()["fingerprint"]
+    for target in (
+        *(f"/v1/plans/{own}/diff?other={each}" for each in (mixed, other)),
+        *(f"/v1/plans/{each}/diff?other={own}" for each in (mixed, other)),
+        f"/v1/lookup?plan={mixed}&corpus=web&token=5",
+        f"/v1/lookup?plan={other}&corpus=code&token=5",
+        "/v1/lookup?corpus=code&seq_len=16&batch_size=8&token=5",
+    ):
+        for name in ("web", "inspector"):
+            refused = server.get(target, headers=tokens.header(name))
+            check_problem(refused, 403, "forbidden")
+            assert code.encode() not in refused.body
+        assert server.get(target, headers=tokens.header("all")).status == 200, target
 
 
 @pytest.mark.parametrize(
