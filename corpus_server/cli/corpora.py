@@ -26,7 +26,6 @@ from corpus_server.cli.common import (
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats import is_side_file, side_file
 from corpus_server.corpus.index import index as index_corpus
-from corpus_server.corpus.sample import sample_ids
 from corpus_server.corpus.selection import files_left_out
 from corpus_server.corpus.verify import record
 from corpus_server.corpus.verify import verify as verify_corpus
@@ -62,7 +61,7 @@ def inspect(
 
 def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str, Any]:
     """Return the description that the server gives, and under `inspected` what only `inspect` says."""
-    ids = sample_ids(corpus.shards)
+    ids = corpus.sampled_ids
     inspected: dict[str, Any] = {
         "reasons": {shard.name: shard.reason for shard in corpus.shards},
         "sample": None if ids is None else ids._asdict(),

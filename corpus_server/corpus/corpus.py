@@ -14,10 +14,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.corpus.files import LOCAL_FILES, Closing, Files, unreadable
-from corpus_server.corpus.fingerprints import check_fingerprints
+from corpus_server.corpus.files import Closing, Files, OpenFile, unreadable
+from corpus_server.corpus.fingerprints import SampledIds, check_fingerprints, sample_ids
 from corpus_server.corpus.formats import DocumentIndex, TokenDtype, data_path, token_dtype
-from corpus_server.corpus.sample import SampledIds, sample_ids
 from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus.shards import Shard, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
@@ -71,11 +70,11 @@ class Corpus(Closing):
         self.num_documents = self._document_starts[-1] if self._indices else None
 
     @classmethod
-    def open(cls, spec: CorpusSpec, files: Files = LOCAL_FILES) -> Corpus:
+    def open(cls, spec: CorpusSpec, files: Files | None = None) -> Corpus:
         """Open a corpus, in O(1) of the token count.
 
         Args:
-            files: opens the token files; other ones than local files lie in an object store.
+            files: opens the token files of an object store; None for local ones.
 
         Raises:
             UnreadableCorpus: a file is not what it should be; nothing stays open.
@@ -218,7 +217,7 @@ class Corpus(Closing):
 
 
 def open_shards(
-    spec: CorpusSpec, opened: ExitStack, *, sidecars: bool = True, files: Files = LOCAL_FILES
+    spec: CorpusSpec, opened: ExitStack, *, sidecars: bool = True, files: Files | None = None
 ) -> list[Shard]:
     """Open every shard of a corpus.
 
@@ -226,18 +225,15 @@ def open_shards(
     """
     dtype = None if spec.dtype is None else token_dtype(spec.dtype)
     listed = list_shards(spec)
-    files.prepare([file.path for file in listed])
+    if files is not None:
+        files.prepare([file.path for file in listed])
     _allow_open_files()
     in_folder = data_path(spec.path).is_dir()
+    open_file = OpenFile if files is None else files.open
     shards: list[Shard] = []
-    for file in listed:
+    for name, path in listed:
         runs = open_runs(
-            file.path,
-            name=file.name,
-            dtype=dtype,
-            in_folder=in_folder,
-            sidecar=sidecars,
-            open_file=files.open,
+            path, name=name, dtype=dtype, in_folder=in_folder, sidecar=sidecars, open_file=open_file
         )
         shards += map(opened.enter_context, runs)
     return shards if spec.token_range is None else cut_shards(shards, spec.token_range)

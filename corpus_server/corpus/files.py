@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import mmap
 import os
 import resource
@@ -27,7 +26,6 @@ from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from corpus_server.user_files import open_fd
 
 _REOPEN: Final = "check the file with corpus-server verify, then restart the server to serve it as it is now"
-_MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000  # addresses only, no memory
 
 
@@ -250,24 +248,13 @@ class OpenFile(TokenFile):
 
 
 class Files(Protocol):
-    """Opens the token files of a corpus."""
+    """Opens the token files of a corpus in an object store."""
 
     def prepare(self, paths: Sequence[Path]) -> None:
         """Note which files will be opened."""
 
     def open(self, path: Path) -> TokenFile:
         """Open a token file."""
-
-
-class _LocalFiles:
-    def prepare(self, paths: Sequence[Path]) -> None:
-        pass
-
-    def open(self, path: Path) -> TokenFile:
-        return OpenFile(path)
-
-
-LOCAL_FILES: Final[Files] = _LocalFiles()
 
 
 def reserve(path: Path, num_bytes: int) -> mmap.mmap:
@@ -286,11 +273,11 @@ def map_over(path: Path, address: int, num_bytes: int, fd: int) -> None:
     """Map a file over addresses that were reserved; nothing but the reservation if `fd` is -1."""
     flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     protection = mmap.PROT_READ if fd >= 0 else 0
-    if _libc().mmap(address, num_bytes, protection, flags | _MAP_FIXED, fd, 0) != address:
+    if guard.libc().mmap(address, num_bytes, protection, flags | guard.MAP_FIXED, fd, 0) != address:
         raise _unmappable(path, ctypes.get_errno())
     if fd >= 0:
         # Without this hint, a cold read of one window reads megabytes ahead.
-        _libc().madvise(address, num_bytes, mmap.MADV_RANDOM)
+        guard.libc().madvise(address, num_bytes, mmap.MADV_RANDOM)
 
 
 def _open_remedy(code: int | None) -> str | None:
@@ -328,16 +315,7 @@ def advise(tokens: np.ndarray[tuple[int], np.dtype[Any]], advice: int) -> None:
     """Call `madvise` for the pages of a view of a map; a hint, so an error is ignored."""
     address = tokens.ctypes.data
     first = address - address % mmap.PAGESIZE
-    _libc().madvise(first, address + tokens.nbytes - first, advice)
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return libc
+    guard.libc().madvise(first, address + tokens.nbytes - first, advice)
 
 
 def unreadable(path: Path, what: str, remedy: str | None = None) -> UnreadableCorpus:

@@ -15,7 +15,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats import TokenDtype, data_path
@@ -24,7 +26,7 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.user_files import parse_json, read_regular, reason_of
 
 SAMPLE_BYTES: Final = 4096
-SAMPLES_PER_CORPUS: Final = 64
+_SAMPLES: Final = 64  # of a corpus
 BLOCK_BYTES: Final = 16 << 20  # bytes; 70 KB of digests for 32 GiB, and a bad block is quick to copy again
 
 _MADE: Final = {"kind": "corpus-hashes", "version": 1, "digest": "xxh3-128", "block_bytes": BLOCK_BYTES}
@@ -40,20 +42,42 @@ class TokenData(Protocol):
         """Return `count` bytes of token data from byte `offset` of it."""
 
 
-def sampled_fingerprint(shards: Sequence[TokenData], *, samples: int = SAMPLES_PER_CORPUS) -> str:
+def sampled_fingerprint(shards: Sequence[TokenData], *, samples: int = _SAMPLES) -> str:
     """Return `sampled-<64 hex>` of the shards in order, reading about `samples` blocks in all."""
     digest = hashlib.sha256(b"corpus-server sampled fingerprint 1\n")
-    # At least two, so that the start and the end of every shard count.
-    num_samples = max(2, samples // len(shards))
     for shard in shards:
         digest.update(f"{shard.num_tokens} {shard.dtype.name}\n".encode())
-        for offset, count in sample_blocks(shard.num_tokens * shard.dtype.itemsize, num_samples):
+        for offset, count in _sample_blocks(shard, samples // len(shards)):
             digest.update(shard.read_data(offset, count))
     return f"sampled-{digest.hexdigest()}"
 
 
-def sample_blocks(num_bytes: int, num_samples: int) -> list[tuple[int, int]]:
-    """Return (offset, size) of blocks evenly spaced over `num_bytes`, the first and last included."""
+class SampledIds(NamedTuple):
+    """The ids of the blocks that the sampled fingerprint reads."""
+
+    num_tokens: int
+    smallest: int
+    largest: int
+
+
+def sample_ids(shards: Sequence[TokenData]) -> SampledIds | None:
+    """Return the smallest and largest id of about 64 blocks of 4 KiB; None for an empty corpus."""
+    found = []
+    for shard in shards:
+        itemsize = shard.dtype.itemsize
+        for offset, count in _sample_blocks(shard, _SAMPLES // len(shards)):
+            start, size = offset // itemsize * itemsize, count // itemsize * itemsize
+            if size:
+                found.append(np.frombuffer(shard.read_data(start, size), shard.dtype))
+    if not found:
+        return None
+    smallest, largest = min(int(ids.min()) for ids in found), max(int(ids.max()) for ids in found)
+    return SampledIds(sum(ids.size for ids in found), smallest, largest)
+
+
+def _sample_blocks(shard: TokenData, num_samples: int) -> list[tuple[int, int]]:
+    """Return (offset, size) of blocks evenly spaced over the tokens, the first and last included."""
+    num_bytes, num_samples = shard.num_tokens * shard.dtype.itemsize, max(2, num_samples)
     if num_bytes <= num_samples * SAMPLE_BYTES:
         return [(0, num_bytes)]
     last = num_bytes - SAMPLE_BYTES
@@ -108,9 +132,9 @@ class RecordedHashes:
             shards = (shard | {"digests": tuple(shard["digests"])} for shard in document["shards"])
             hashes = cls(sampled=document["sampled"], shards=tuple(ShardHashes(**shard) for shard in shards))
             recorded_full = document["full"]
-            for shard in hashes.shards:
-                if not all(isinstance(text, str) for text in (shard.name, shard.dtype, *shard.digests)):
-                    raise TypeError(f"shard {shard.name!r:.100} is not described by text")
+            texts = (text for each in hashes.shards for text in (each.name, each.dtype, *each.digests))
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError("a shard is not described by text")
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"field missing or of the wrong type: {error}") from error
         if hashes.full != recorded_full:

@@ -23,7 +23,7 @@ from functools import cache
 
 _SA_SIGINFO = 4
 _SA_NODEFER = 0x40000000
-_MAP_FIXED = 0x10
+MAP_FIXED = 0x10
 _SIG_DFL = 0
 
 
@@ -62,24 +62,44 @@ class _SignalAction(ctypes.Structure):
 
 # Replaced as a whole, never modified, so that the handler needs no lock.
 _ranges: tuple[GuardedRange, ...] = ()
-_lock = threading.Lock()
+# Reentrant: a garbage collection in `_replace` may close a file, and so end its guard.
+_lock = threading.RLock()
 _installed: list[object] = []
 
 
 def guard(start: int, num_bytes: int) -> GuardedRange:
     """Put a mapped range under guard, until `release`."""
-    global _ranges
     guarded = GuardedRange(start, start + num_bytes)
-    with _lock:
-        _ranges = (*_ranges, guarded)
+    _replace(lambda ranges: (*ranges, guarded))
     return guarded
 
 
 def release(guarded: GuardedRange) -> None:
     """End the guard of a range before it is unmapped; idempotent."""
+    _replace(lambda ranges: tuple(each for each in ranges if each is not guarded))
+
+
+def _replace(change: Callable[[tuple[GuardedRange, ...]], tuple[GuardedRange, ...]]) -> None:
     global _ranges
     with _lock:
-        _ranges = tuple(each for each in _ranges if each is not guarded)
+        while True:
+            before = _ranges
+            after = change(before)
+            if _ranges is before:  # no garbage collection has changed them meanwhile
+                _ranges = after
+                return
+
+
+@cache
+def libc() -> ctypes.CDLL:
+    """Return the C library with the types of `mmap`, `madvise` and `signal`."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    library.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    library.signal.restype = ctypes.c_void_p
+    return library
 
 
 @cache
@@ -90,20 +110,15 @@ def install() -> bool:
     """
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    action = _SignalAction(sa_sigaction=_make_handler(libc), sa_flags=_SA_SIGINFO | _SA_NODEFER)
+    action = _SignalAction(sa_sigaction=_make_handler(), sa_flags=_SA_SIGINFO | _SA_NODEFER)
     _installed.append(action)  # the handler must live as long as the process
-    return bool(libc.sigaction(signal.SIGBUS, ctypes.byref(action), None) == 0)
+    return bool(libc().sigaction(signal.SIGBUS, ctypes.byref(action), None) == 0)
 
 
-def _make_handler(libc: ctypes.CDLL) -> Callable[..., None]:
-    # Made before the signal, so that the handler does as little as possible.
-    map_pages = libc.mmap
-    map_pages.restype = ctypes.c_void_p
-    map_pages.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-    libc.signal.restype = ctypes.c_void_p
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+def _make_handler() -> Callable[..., None]:
+    # Looked up before the signal, so that the handler does as little as possible.
+    map_pages, set_action = libc().mmap, libc().signal
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
     page = mmap.PAGESIZE
 
     def handle(number: int, info: ctypes._Pointer[_SignalInfo], context: int) -> None:
@@ -116,6 +131,6 @@ def _make_handler(libc: ctypes.CDLL) -> Callable[..., None]:
                     return
         # With the default action restored, the instruction runs again and ends the process. If no page
         # can be mapped (vm.max_map_count, ulimit -v), it would otherwise fault for ever.
-        libc.signal(number, _SIG_DFL)
+        set_action(number, _SIG_DFL)
 
     return _Handler(handle)

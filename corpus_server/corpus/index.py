@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -63,7 +63,6 @@ class Indexed:
     eot: int | None
     shards: tuple[IndexedShard, ...]
     num_tokens: int
-    bytes_read: int
 
     @property
     def num_documents(self) -> int:
@@ -105,7 +104,7 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
         counter = ByteCounter(sum(shard.data_bytes for shard in shards if shard.documents is None), progress)
         files = [list(runs) for _, runs in groupby(shards, key=lambda shard: shard.file)]
         done = tuple(_index_file(runs, eot, counter, force=force) for runs in files)
-        return Indexed(eot, done, sum(shard.num_tokens for shard in shards), counter.bytes_read)
+        return Indexed(eot, done, sum(shard.num_tokens for shard in shards))
 
 
 def _index_file(runs: list[Shard], eot: int | None, counter: ByteCounter, *, force: bool) -> IndexedShard:
@@ -114,15 +113,14 @@ def _index_file(runs: list[Shard], eot: int | None, counter: ByteCounter, *, for
         num_documents = sum(run.documents.num_documents for run in runs if run.documents is not None)
         return IndexedShard(name, "own", None, num_documents, None)
     sidecar = documents_path(last.path)
-    header = None if force else _right_header(runs, eot)
-    kept = header is not None
+    header = kept = None if force else _right_header(runs, eot)
     try:
         if header is None:
             with publishing(sidecar) as file:
                 header = write_ends(runs, eot, _find_ends(runs, eot, counter), file)
         else:
             remove_stale(sidecar)
-            counter.add(sum(run.data_bytes for run in runs), read=False)
+            counter.add(sum(run.data_bytes for run in runs))
     except OSError as error:
         what = f"the document ends cannot be written: {error.strerror}"
         remedy = "make room, then run it again: shards that are done stay done"
@@ -133,20 +131,17 @@ def _index_file(runs: list[Shard], eot: int | None, counter: ByteCounter, *, for
         raise unreadable(sidecar, what, remedy) from error
     unfinished = header.num_tokens > 0 and int(np.concatenate([run.tokens[-1:] for run in runs])[-1]) != eot
     num_found = None if eot is None else header.num_documents - unfinished
-    return IndexedShard(name, "kept" if kept else "written", sidecar, header.num_documents, num_found)
+    return IndexedShard(name, "written" if kept is None else "kept", sidecar, header.num_documents, num_found)
 
 
 def _right_header(runs: Sequence[Shard], eot: int | None) -> DocumentsHeader | None:
     """Return the header of the file's sidecar if it is undamaged and for this content and id."""
-    try:
-        documents = open_sidecar(runs)
-    except UnreadableCorpus:
-        return None
-    if documents is None:
-        return None
-    with documents:
-        is_right = documents.header.eot == eot and documents.find_problem() is None
-        return documents.header if is_right else None
+    with suppress(UnreadableCorpus):
+        if (documents := open_sidecar(runs)) is not None:
+            with documents:
+                if documents.header.eot == eot and documents.find_problem() is None:
+                    return documents.header
+    return None
 
 
 def write_ends(
@@ -187,7 +182,7 @@ def _find_ends(runs: Sequence[Shard], eot: int | None, counter: ByteCounter) -> 
     if eot is None:
         listed = runs[0].listed_ends
         yield from listed() if listed is not None else ()
-        counter.add(sum(run.data_bytes for run in runs), read=False)
+        counter.add(sum(run.data_bytes for run in runs))
         return
     itemsize, base = runs[0].dtype.itemsize, 0
     buffer = memoryview(bytearray(min(_PIECE_TOKENS, max(run.num_tokens for run in runs)) * itemsize))

@@ -9,16 +9,13 @@ Progress = Callable[[int, int], None]
 
 
 class ByteCounter:
-    """Counts the bytes that are done, and those of them that were read from disk, and reports progress."""
+    """Counts the bytes that are done, and reports progress."""
 
     def __init__(self, bytes_total: int, report: Progress | None) -> None:
-        self.bytes_done = self.bytes_read = 0
-        self._bytes_total = bytes_total
-        self._report = report
+        self._bytes_done, self._bytes_total, self._report = 0, bytes_total, report
 
-    def add(self, num_bytes: int, *, read: bool = True) -> None:
-        """Count bytes that are done now; `read` says whether they were read from disk."""
-        self.bytes_done += num_bytes
-        self.bytes_read += num_bytes if read else 0
+    def add(self, num_bytes: int) -> None:
+        """Count bytes that are done now."""
+        self._bytes_done += num_bytes
         if self._report is not None:
-            self._report(self.bytes_done, self._bytes_total)
+            self._report(self._bytes_done, self._bytes_total)

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+_BUSY = "another process is writing it"
+
 
 @contextmanager
 def publishing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
@@ -28,7 +30,7 @@ def publishing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """
     temporary = _temporary(path)
     try:
-        with _open_locked(temporary) as file:
+        with os.fdopen(_lock(temporary, os.O_RDWR | os.O_CREAT), "r+b") as file:
             file.truncate()
             yield file
             file.flush()
@@ -55,16 +57,8 @@ def publishing_folder(path: Path) -> Iterator[Path]:
     """
     temporary = _temporary(path)
     temporary.mkdir(exist_ok=True)
-    lock = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+    lock = _lock(temporary, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between open and lock, another process may have published this folder.
-            ours = os.path.samestat(os.fstat(lock), temporary.stat())
-        except (BlockingIOError, FileNotFoundError):
-            ours = False
-        if not ours:
-            raise BlockingIOError(errno.EAGAIN, "another process is writing it")
         try:
             _empty(temporary)
             yield temporary
@@ -92,8 +86,11 @@ def remove_stale(path: Path) -> None:
     """Remove the temporary file that a killed process left, if any. `publishing` needs no such call."""
     temporary = _temporary(path)
     if temporary.exists():
-        with _open_locked(temporary):
+        lock = _lock(temporary, os.O_RDWR | os.O_CREAT)
+        try:
             temporary.unlink()
+        finally:
+            os.close(lock)
 
 
 def _temporary(path: Path) -> Path:
@@ -108,19 +105,21 @@ def _empty(folder: Path) -> None:
             entry.unlink()
 
 
-def _open_locked(temporary: Path) -> BinaryIO:
+def _lock(temporary: Path, flags: int) -> int:
+    """Open a temporary file or folder and lock it; return the descriptor."""
     while True:
-        file = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
+        fd, is_ours = os.open(temporary, flags | os.O_CLOEXEC, 0o666), False
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between open and lock, another process may have published or removed this file.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between open and lock, another process may have published or removed it.
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), temporary.stat()):
-                    return file
+                is_ours = os.path.samestat(os.fstat(fd), temporary.stat())
         except BlockingIOError as error:
-            file.close()
-            raise BlockingIOError(errno.EAGAIN, "another process is writing it") from error
-        except BaseException:
-            file.close()
-            raise
-        file.close()
+            raise BlockingIOError(errno.EAGAIN, _BUSY) from error
+        finally:
+            if not is_ours:
+                os.close(fd)
+        if is_ours:
+            return fd
+        if not flags & os.O_CREAT:  # a folder that is published now cannot be replaced
+            raise BlockingIOError(errno.EAGAIN, _BUSY)

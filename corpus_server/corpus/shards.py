@@ -13,8 +13,8 @@ import numpy as np
 from corpus_server.corpus.files import Closing, OpenFile, TokenFile, advise
 from corpus_server.corpus.fingerprints import sampled_fingerprint
 from corpus_server.corpus.formats import DocumentIndex, ShardLayout, TokenDtype, read_layout
-from corpus_server.corpus.formats.cut_documents import CutDocuments
 from corpus_server.corpus.formats.documents import DocumentEnds, documents_path
+from corpus_server.corpus.formats.ends import CutDocuments
 
 _DIGEST_SAMPLES = 8
 

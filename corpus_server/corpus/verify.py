@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,6 @@ class Recorded:
     fingerprints: dict[str, str]
     num_shards: int
     num_tokens: int
-    bytes_read: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +79,6 @@ class Verification:
     fingerprint: str | None = None  # the full one, if it was confirmed
     num_shards: int = 0
     num_tokens: int = 0
-    bytes_read: int = 0
     bad_blocks: list[BadBlock] = field(default_factory=list)
     problems: list[ShardProblem] = field(default_factory=list)
 
@@ -92,6 +90,14 @@ class Verification:
     def add_problem(self, shard: str | None, detail: str) -> None:
         """Report a problem of a shard, or of the corpus if `shard` is None."""
         self.problems.append(ShardProblem(shard=shard, detail=detail))
+
+    @contextmanager
+    def collecting(self, shard: str) -> Iterator[None]:
+        """Report errors of reading a shard instead of raising them."""
+        try:
+            yield
+        except (ReadFailed, CorpusChanged) as error:
+            self.add_problem(shard, error.detail)
 
 
 def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
@@ -106,8 +112,12 @@ def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
     with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
         shards = open_shards(spec, opened)
         counter = ByteCounter(sum(shard.data_bytes for shard in shards), progress)
-        hashes = [_hash_shard(shard, pool, counter) for shard in shards]
-        recorded = RecordedHashes(sampled=sampled_fingerprint(shards), shards=tuple(hashes))
+        digests = [tuple(map(_checked, _hash_blocks(shard, pool, counter))) for shard in shards]
+        hashes = tuple(
+            ShardHashes(name=shard.name, num_tokens=shard.num_tokens, dtype=shard.dtype.name, digests=its)
+            for shard, its in zip(shards, digests, strict=True)
+        )
+        recorded = RecordedHashes(sampled=sampled_fingerprint(shards), shards=hashes)
         for shard in shards:
             shard.check_unchanged()
     return Recorded(
@@ -115,7 +125,6 @@ def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
         fingerprints={"sampled": recorded.sampled, "full": recorded.full},
         num_shards=len(shards),
         num_tokens=sum(shard.num_tokens for shard in shards),
-        bytes_read=counter.bytes_read,
     )
 
 
@@ -129,7 +138,11 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
         UnreadableCorpus: there are no such shards at all, or the sidecar is damaged.
     """
     recorded = load_sidecar(spec)
-    spec = dataclasses.replace(spec, dtype=spec.dtype or _recorded_dtype(recorded))
+    was_named = [] if recorded is None else [shard.name for shard in recorded.shards]
+    dtypes = set() if recorded is None else {shard.dtype for shard in recorded.shards}
+    # If all recorded shards have one dtype, the user need not name it again.
+    if spec.dtype is None and len(dtypes) == 1:
+        spec = dataclasses.replace(spec, dtype=dtypes.pop())
     accepted = None if spec.dtype is None else token_dtype(spec.dtype)
     found = Verification(sidecar=None if recorded is None else sidecar_path(spec))
     in_folder = data_path(spec.path).is_dir()
@@ -143,7 +156,8 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
                 names += [run.name for run in runs]
             except CorpusServerError as error:
                 found.add_problem(file.name, error.detail)
-                names += _recorded_names(file.name, recorded)
+                # All its runs, as far as they were recorded.
+                names += [each for each in was_named if each.startswith(f"{file.name}:")] or [file.name]
         if spec.token_range is not None and found.ok:  # without all shards, nobody knows where the range is
             shards = cut_shards(shards, spec.token_range)
             names = [shard.name for shard in shards]
@@ -153,30 +167,26 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
         for shard in shards:
             _verify_shard(shard, expected.get(shard.name), pool, counter, found)
         for shard in {shard.file: shard for shard in shards}.values():  # runs of a file share its index
-            _verify_documents(shard, found)
+            with found.collecting(shard.name):
+                if shard.documents is not None and (problem := shard.documents.find_problem()) is not None:
+                    found.add_problem(shard.name, problem)
         if recorded is not None and found.ok:
             if sampled_fingerprint(shards) == recorded.sampled:
                 found.fingerprint = recorded.full
             else:
                 found.add_problem(None, "the sidecar's sampled fingerprint is wrong")
         found.num_tokens = sum(shard.num_tokens for shard in shards)
-        found.bytes_read = counter.bytes_read
     return found
-
-
-def _hash_shard(shard: Shard, pool: ThreadPoolExecutor, counter: ByteCounter) -> ShardHashes:
-    digests = []
-    for digest in _hash_blocks(shard, pool, counter):
-        if isinstance(digest, CorpusServerError):
-            raise digest
-        digests.append(digest)
-    return ShardHashes(
-        name=shard.name, num_tokens=shard.num_tokens, dtype=shard.dtype.name, digests=tuple(digests)
-    )
 
 
 Digest = str | CorpusServerError
 """The xxh3-128 hex of a block's bytes, or the error of reading them."""
+
+
+def _checked(digest: Digest) -> str:
+    if isinstance(digest, CorpusServerError):
+        raise digest
+    return digest
 
 
 def _hash_blocks(shard: Shard, pool: ThreadPoolExecutor, counter: ByteCounter) -> Iterator[Digest]:
@@ -204,18 +214,6 @@ def _hash_block(shard: Shard, start: int) -> Digest:
     return digest.hexdigest()
 
 
-def _recorded_dtype(recorded: RecordedHashes | None) -> str | None:
-    """Return the one dtype of all recorded shards, so that the user need not name it again."""
-    names = set() if recorded is None else {shard.dtype for shard in recorded.shards}
-    return names.pop() if len(names) == 1 else None
-
-
-def _recorded_names(name: str, recorded: RecordedHashes | None) -> list[str]:
-    """Return the names of the shards that a file, which cannot be opened now, held when it was recorded."""
-    shards = [] if recorded is None else [shard.name for shard in recorded.shards]
-    return [each for each in shards if each.startswith(f"{name}:")] or [name]
-
-
 def _expected(
     names: Sequence[str], recorded: RecordedHashes | None, found: Verification
 ) -> dict[str, ShardHashes]:
@@ -239,9 +237,8 @@ def _verify_shard(
     counter: ByteCounter,
     found: Verification,
 ) -> None:
-    digests: tuple[str, ...] = ()
+    digests = () if expected is None else expected.digests
     if expected is not None:
-        digests = expected.digests
         was, now = f"{expected.num_tokens} {expected.dtype}", f"{shard.num_tokens} {shard.dtype.name}"
         if was != now:
             found.add_problem(shard.name, f"holds {now} tokens, recorded were {was}")
@@ -257,16 +254,5 @@ def _verify_shard(
         found.bad_blocks.append(
             BadBlock(shard=shard.name, block=block, start=start, stop=stop, reason=reason)
         )
-    try:
+    with found.collecting(shard.name):
         shard.check_unchanged()
-    except (ReadFailed, CorpusChanged) as error:
-        found.add_problem(shard.name, error.detail)
-
-
-def _verify_documents(shard: Shard, found: Verification) -> None:
-    try:
-        problem = None if shard.documents is None else shard.documents.find_problem()
-        if problem is not None:
-            found.add_problem(shard.name, problem)
-    except (ReadFailed, CorpusChanged) as error:
-        found.add_problem(shard.name, error.detail)

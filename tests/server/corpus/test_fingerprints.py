@@ -99,19 +99,6 @@ def test_a_changed_token_in_a_sampled_block_changes_it(tmp_path: Path, position:
     assert _fingerprint(before) != _fingerprint(after)
 
 
-def test_of_many_shards_each_is_sampled_at_its_start_and_its_end(tmp_path: Path) -> None:
-    """70 shards share 64 samples, but each gets two."""
-    for number in range(70):
-        write_raw(tmp_path / f"{number}.bin", TOKENS[:10_000])
-    found = {_fingerprint(tmp_path)}
-    for position in (0, -1):
-        changed = TOKENS[:10_000].copy()
-        changed[position] ^= 1
-        write_raw(tmp_path / "69.bin", changed)
-        found.add(_fingerprint(tmp_path))
-    assert len(found) == 3
-
-
 @given(index=st.integers(0, 100_000 - 1))
 @settings(max_examples=40, deadline=None)
 def test_small_corpora_are_hashed_whole(tmp_path_factory: pytest.TempPathFactory, index: int) -> None:

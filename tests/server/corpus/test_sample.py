@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corpus_server.corpus.sample import sample_ids
 from tests.corpora import open_corpus, write_npy, write_raw
 
 
@@ -16,7 +15,7 @@ def test_a_small_corpus_is_sampled_whole(tmp_path: Path) -> None:
     write_npy(tmp_path / "b.npy", [-5, 100_000], dtype="int32")
     write_raw(tmp_path / "c.bin", [])
     with open_corpus(tmp_path) as corpus:
-        assert sample_ids(corpus.shards) == (4, -5, 100_000)
+        assert corpus.sampled_ids == (4, -5, 100_000)
 
 
 @pytest.mark.parametrize(

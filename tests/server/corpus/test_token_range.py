@@ -97,7 +97,7 @@ def test_without_all_shards_nobody_knows_where_a_range_is(tmp_path: Path) -> Non
     (tmp_path / "0.bin").write_bytes((tmp_path / "0.bin").read_bytes()[:-2])
     found = verify(part)
     assert [problem.shard for problem in found.problems] == ["0.bin"]
-    assert (found.num_tokens, found.bytes_read) == (3, 6)
+    assert found.num_tokens == 3
 
 
 def test_no_window_reaches_outside(tmp_path: Path) -> None:

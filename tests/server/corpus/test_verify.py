@@ -54,7 +54,6 @@ def test_records_the_digest_of_every_block(folder: Path) -> None:
     result = record(spec(folder))
     assert result.sidecar == folder / "corpus.hashes.json"
     assert (result.num_shards, result.num_tokens) == (2, NUM_TOKENS + 1000)
-    assert result.bytes_read == 2 * (NUM_TOKENS + 1000)
     shards = json.loads(result.sidecar.read_text())["shards"]
     data = [(folder / "0.bin").read_bytes(), (folder / "1.bin").read_bytes()[1024:]]
     for shard, content in zip(shards, data, strict=True):
@@ -81,7 +80,7 @@ def test_blocks_of_any_number_are_hashed_in_pieces(
     assert shard["digests"] == [xxhash.xxh3_128(piece).hexdigest() for piece in pieces]
     counts = [min(64 * (i + 1), len(content)) for i in range(len(pieces))]
     assert seen == [(count, len(content)) for count in counts]
-    assert recorded.bytes_read == verify(spec(path)).bytes_read == len(content)
+    assert verify(spec(path)).ok
     for block, piece in enumerate(pieces):
         _flip(path, 1024 + 64 * block)
         bad = [(bad.block, bad.start, bad.stop) for bad in verify(spec(path)).bad_blocks]
@@ -122,7 +121,7 @@ def test_an_undamaged_corpus_is_confirmed(folder: Path) -> None:
     result = verify(spec(folder))
     assert result.ok
     assert (result.sidecar, result.fingerprint) == (recorded.sidecar, recorded.fingerprints["full"])
-    assert (result.num_tokens, result.bytes_read) == (NUM_TOKENS + 1000, 2 * (NUM_TOKENS + 1000))
+    assert result.num_tokens == NUM_TOKENS + 1000
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,6 @@ def test_without_recorded_hashes_every_byte_is_read_and_that_is_said(folder: Pat
     result = verify(spec(folder))
     assert result.ok
     assert (result.sidecar, result.fingerprint) == (None, None)
-    assert result.bytes_read == 2 * (NUM_TOKENS + 1000)
 
 
 def test_a_truncated_shard_is_reported_and_the_rest_verified(folder: Path) -> None:

@@ -227,25 +227,6 @@ def test_the_groups_of_each_source_take_page_cache(tmp_path: Path) -> None:
         assert group_bytes(opened.bind(plan)) == 2 * tokens + 4 * tokens + 4 * 2001
 
 
-def test_a_block_is_read_chunk_by_piece(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups_module, "_CHUNK_TOKENS", 900)
-    disk = Disk(monkeypatch, bound)
-    Asker(bound).request(0)
-    assert disk.read == [
-        (shard, first, min(first + 900, stop))
-        for shard, start, stop in group(bound, 0) + group(bound, 1)
-        for first in range(start, stop, 900)
-    ]
-
-
-def test_a_closed_shard_is_neither_read_nor_dropped(bound: BoundPlan, catalog: Catalog) -> None:
-    shard = bound.shards[0][1]
-    catalog.close()
-    groups_module._start_reading(shard, 0, 100)
-    shard.release(0, 100)
-    shard.drop(0, 100)
-
-
 @pytest.mark.parametrize("how", ["the next group", "the rank falls silent", "the catalogue is reloaded"])
 def test_groups_come_from_the_disk_and_leave_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

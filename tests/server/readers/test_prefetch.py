@@ -168,36 +168,6 @@ def test_rows_of_pieces_are_not_prefetched(tmp_path: Path) -> None:
     assert disk.num_bytes == 0
 
 
-def test_the_groups_of_a_plan_are_added_up_once_and_without_a_lock(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """That takes ms with thousands of shards. A refusal is said once, and windows are read one by one."""
-    bound, threads = bind(catalog, order=GROUPED), list[str]()
-
-    def added_up(plan: BoundPlan) -> int:
-        threads.append(threading.current_thread().name)
-        assert disk.prefetcher._changed.acquire(timeout=1)
-        disk.prefetcher._changed.release()
-        return group_bytes(plan)
-
-    monkeypatch.setattr(prefetch, "group_bytes", added_up)
-    needed = group_bytes(bound)
-    with Disk(needed - 1) as disk:
-        for step in range(0, 2000, 20):
-            for rank in range(4):
-                disk.ask(bound, step, rank=rank, world=4)
-            time.sleep(0.001)
-        wait_until(lambda: disk.asked[bound])
-    assert threads == ["prefetch"]
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert message == (
-        f"plan {bound.plan.id}: reading ahead its groups ({GROUPED} windows) takes {needed:,} bytes of page "
-        f"cache, three groups of each source; read_ahead_bytes is {needed - 1:,}, of which other plans take "
-        "0; its windows are read one by one instead, at the rate of random reads; set read_ahead_bytes to at "
-        f"least {needed:,}, or choose smaller groups"
-    )
-
-
 def test_without_a_budget_there_is_no_thread(bound: BoundPlan) -> None:
     before = num_threads()
     with Disk(0) as disk:

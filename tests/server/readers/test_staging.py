@@ -340,18 +340,3 @@ def test_without_stores_there_is_nothing_to_do(registry: Registry) -> None:
     with Stager(registry, None):
         registry.note(FakePlan(Shard()).request())
         assert set(threading.enumerate()) <= before
-
-
-def test_with_nothing_to_do_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks when something has changed, and once a second: not for as long as a core is free."""
-    turns: list[float] = []
-    turn = Stager._turn
-
-    def counted(stager: Stager) -> None:
-        turns.append(time.monotonic())
-        turn(stager)
-
-    monkeypatch.setattr(Stager, "_turn", counted)
-    with Stager(Registry(), Cache(tmp_path, 1000)):
-        wait_until(lambda: len(turns) >= 3)
-        assert turns[-1] - turns[0] > 0.5

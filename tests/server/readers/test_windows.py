@@ -135,18 +135,6 @@ def test_a_warm_reader_is_left_alone_until_a_gather_waits(bound: BoundPlan) -> N
     assert rank.asked(40) == list(range(40, 41 + HORIZON))
 
 
-def test_only_the_first_turn_after_a_request_looks_whether_windows_are_resident(catalog: Catalog) -> None:
-    """A turn has some 1,024 windows, here of two steps."""
-    rank = Rank(bind(catalog, 512), share_bytes=9 * 512 * WINDOW_BYTES)
-    rank.ask(0)
-    assert rank.windows is not None
-    turns = []
-    while (turn := rank.windows.next_turn()) is not None:
-        turns.append((turn.num_steps, len(turn.windows), turn.samples))
-        rank.windows.finish(turn, is_warm=False)
-    assert turns == [(2, 1024, True), *[(2, 1024, False)] * 4]
-
-
 @pytest.mark.parametrize(("before", "after"), [(1, 1024), (4, 4096), (2, 1025)])
 def test_what_is_read_ahead_is_bounded_by_what_comes_next(catalog: Catalog, before: int, after: int) -> None:
     """Batches grow a thousandfold at step 20: a share of forty small ones holds none of the large ones."""
@@ -155,12 +143,6 @@ def test_what_is_read_ahead_is_bounded_by_what_comes_next(catalog: Catalog, befo
     assert [step for first in range(5, 20) for step in rank.asked(first)] == list(range(5, 20))
     large = Rank(bind(catalog, before, after), share_bytes=3 * after * WINDOW_BYTES)
     assert large.asked(15) == list(range(15, 22))
-
-
-def test_more_steps_are_read_ahead_where_batches_shrink(catalog: Catalog) -> None:
-    rank = Rank(bind(catalog, 100, 1), share_bytes=150 * WINDOW_BYTES)
-    assert rank.asked(18) == list(range(18, 19 + 1 + 50))
-    assert rank.asked(19) == list(range(70, 170))
 
 
 def test_a_rank_that_has_no_place_in_the_next_stage_ends_there(catalog: Catalog) -> None:

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 import xxhash
 
-from corpus_server.corpus import files, guard
+from corpus_server.corpus import guard
 from corpus_server.errors import CorpusChanged, ReadFailed, StoreFailed, UnreadableCorpus
 from corpus_server.stores import Cache, StagedFile
 from corpus_server.stores.download import Recorded
@@ -156,7 +156,7 @@ def test_a_map_that_cannot_be_made_is_an_error(
     fill(cache)
     file.map()
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_libc", Full)
+        patch.setattr(guard, "libc", Full)
         with pytest.raises(UnreadableCorpus, match=r"cannot be mapped.*vm\.max_map_count"):
             file.attach()
     assert not file.is_attached

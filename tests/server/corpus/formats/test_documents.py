@@ -6,13 +6,11 @@ import os
 import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 import xxhash
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats import documents as module
-from corpus_server.corpus.formats.documents import DocumentEnds
 from corpus_server.corpus.index import index
 from corpus_server.corpus.shards import content_digest
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
@@ -46,15 +44,6 @@ def test_bytes_as_documented(shard: Path) -> None:
         assert written[48:80] == content_digest([file])
     assert written[80:88] == struct.pack("<Q", xxhash.xxh3_64_intdigest(ends))
     assert written[88:96] == struct.pack("<Q", xxhash.xxh3_64_intdigest(written[:88]))
-
-
-def test_lookups(shard: Path) -> None:
-    with opened(shard) as corpus:
-        documents = corpus.shards[0].documents
-        assert isinstance(documents, DocumentEnds)
-        assert (documents.header.eot, documents.num_documents) == (0, 3)
-        assert [documents.document_range(n) for n in range(3)] == [(0, 3), (3, 5), (5, 6)]
-        assert documents.find_problem() is None
 
 
 @pytest.mark.parametrize(
@@ -230,7 +219,3 @@ def test_a_billion_documents_open_at_once(tmp_path: Path) -> None:
     with opened(path) as corpus:
         assert corpus.num_documents == num_documents
         assert corpus.document_range(num_documents - 1) == (num_documents - 1, num_documents)
-
-
-def test_ends_lie_little_endian_and_unsigned(shard: Path) -> None:
-    assert np.fromfile(sidecar(shard), "<u8", offset=96).tolist() == [3, 5, 6]

@@ -62,27 +62,6 @@ UINT32 = (
 
 
 @pytest.mark.parametrize(
-    ("rows", "last", "said"),
-    [
-        pytest.param(64, (300, 0, 300, 0), UINT32, id="512 bytes are enough"),
-        pytest.param(63, (300, 0, 300, 0), None, id="fewer are not"),
-        pytest.param(512, (300, 31, 300, 31), UINT32, id="small upper halves"),
-        pytest.param(512, (300, 32, 300, 0), None, id="large first upper half"),
-        pytest.param(512, (300, 0, 300, 32), None, id="large second upper half"),
-        pytest.param(512, (300, 0, 0, 0), UINT32, id="one zero"),
-        pytest.param(512, (0, 0, 65535, 0), UINT32, id="the lower halves may be anything"),
-    ],
-)
-def test_every_token_of_the_sample_counts_against_the_guess(
-    tmp_path: Path, rows: int, last: tuple[int, ...], said: str | None
-) -> None:
-    """A sample looks like uint32 but for the last two of its tokens, given as halves of 16 bits."""
-    halves = np.tile([300, 0, 300, 0], (rows, 1))
-    halves[-1] = last
-    assert_guess(write_raw(tmp_path / "a.bin", halves), said)
-
-
-@pytest.mark.parametrize(
     ("halves", "said"),
     [
         pytest.param((256, 0, 256, 0), UINT32, id="large enough"),
