@@ -127,18 +127,16 @@ def _place(metric: Metric, place: Curve | CorpusColumn) -> str:
     return f"{metric.stem}_per_second" if place.per_second else metric.stem
 
 
-def _curve(metric: Metric, curve: Curve) -> Column:
-    name = _place(metric, curve)
+def _curve(metric: Metric, curve: Curve) -> tuple[Column, Chart]:
+    name, about = _place(metric, curve), metric.meaning
     if metric.kind == "gauge":
-        return Column(name, metric.meaning, lambda change: change.now(metric))
-    if curve.per_second:
-        return Column(name, metric.meaning, lambda change: change.grown(metric) / change.seconds)
-    return Column(name, f"{metric.meaning}, since the sample before", lambda change: change.grown(metric))
-
-
-def _chart(metric: Metric, curve: Curve) -> Chart:
-    label = metric.stem.replace("_", " ")
-    return Chart(title=curve.title, lines=[Line(column=_place(metric, curve), label=label)])
+        column = Column(name, about, lambda change: change.now(metric))
+    elif curve.per_second:
+        column = Column(name, about, lambda change: change.grown(metric) / change.seconds)
+    else:
+        column = Column(name, f"{about}, since the sample before", lambda change: change.grown(metric))
+    line = Line(column=name, label=metric.stem.replace("_", " "))
+    return column, Chart(title=curve.title, lines=[line])
 
 
 def _latency(name: str, share: float) -> Column:
@@ -147,7 +145,7 @@ def _latency(name: str, share: float) -> Column:
 
 
 _places = [(metric, place) for metric in METRICS.values() for place in metric.live]
-_curves = [(metric, place) for metric, place in _places if isinstance(place, Curve)]
+_curves = [_curve(metric, place) for metric, place in _places if isinstance(place, Curve)]
 _by_corpus = [(metric, place) for metric, place in _places if isinstance(place, CorpusColumn)]
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -167,10 +165,10 @@ COLUMNS = (
         Change.hit_share,
     ),
     Column("bytes_in_flight", BYTES_IN_FLIGHT.meaning, lambda change: change.now(BYTES_IN_FLIGHT)),
-    *(_curve(metric, curve) for metric, curve in _curves),
+    *(column for column, _ in _curves),
 )
 CHARTS = [
-    *(_chart(metric, curve) for metric, curve in _curves),
+    *(chart for _, chart in _curves),
     Chart(
         title="Latency, ms",
         lines=[Line(column=f"{name}_seconds", label=name) for name in _QUANTILES],
@@ -263,8 +261,7 @@ def answer() -> dict[str, Any]:
         if not _is_recent(_own.get("at", 0.0)):
             _own.update(orjson.loads(orjson.dumps(next_state(_own, shared.own_numbers(), time.time()))))
         return dict(_own["answer"])
-    path = folder / "live"
-    if not path.exists():  # within the first second of a server
+    if not (path := folder / "live").exists():  # within the first second of a server
         publish()
     return _read(path, path.stat().st_mtime_ns)
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan.document import Plan
 from corpus_server.plan_database import Database, Row
+
+T = TypeVar("T")
 
 MAX_PLANS = 100_000
 MAX_BYTES = 2**30
@@ -108,26 +111,12 @@ class PlanStore(Database):
         return rows[0][0] if rows else None
 
     def find(self, prefix: str) -> Plan:
-        """Return the one plan whose id begins with `prefix`.
-
-        Raises:
-            UnknownPlan: there is none.
-            InvalidParameter: there are several, or `prefix` is no part of an id.
-        """
-        if not re.fullmatch(r"[0-9a-f]{1,64}", prefix):
-            raise InvalidParameter.expected("id", "up to 64 of the digits 0-9 and a-f", prefix)
+        """Return the one plan whose id begins with `prefix`; errors as in `find_by_prefix`."""
         rows = self.rows(
             "SELECT id, document FROM plans WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
             *(prefix, prefix + "g", _MAX_NAMED + 1),  # "g" sorts behind every digit
         )
-        if not rows:
-            raise UnknownPlan(f"no plan here begins with {prefix!r}", parameter="id", received=prefix)
-        if len(rows) > 1:
-            named = ", ".join(row[0][: len(prefix) + 8] for row in rows[:_MAX_NAMED])
-            more = ", ..." if len(rows) > _MAX_NAMED else ""
-            detail = f"several plans begin with {prefix!r}: {named}{more}"
-            raise InvalidParameter(detail, parameter="id", received=prefix, remedy="give more digits")
-        return Plan.parse(rows[0][1])
+        return Plan.parse(find_by_prefix(prefix, dict(rows)))
 
     def keep(self, plan_id: str, *, kept: bool = True) -> None:
         """Say that a plan is never removed to make room, or may be again."""
@@ -161,3 +150,26 @@ class PlanStore(Database):
     def count(self) -> int:
         """Return how many plans there are."""
         return int(self.rows("SELECT num_plans FROM totals")[0][0])
+
+
+def find_by_prefix(prefix: str, found: Mapping[str, T]) -> T:
+    """Return the one value whose id begins with `prefix`.
+
+    Raises:
+        UnknownPlan: there is none.
+        InvalidParameter: there are several, or `prefix` is no part of an id.
+    """
+    if not re.fullmatch(r"[0-9a-f]{1,64}", prefix):
+        raise InvalidParameter.expected("id", "up to 64 of the digits 0-9 and a-f", prefix)
+    ids = sorted(each for each in found if each.startswith(prefix))
+    if not ids:
+        raise UnknownPlan(f"no plan here begins with {prefix!r}", parameter="id", received=prefix)
+    if len(ids) > 1:
+        named = ", ".join(each[: len(prefix) + 8] for each in ids[:_MAX_NAMED])
+        raise InvalidParameter(
+            f"several plans begin with {prefix!r}: {named}{', ...' if len(ids) > _MAX_NAMED else ''}",
+            parameter="id",
+            received=prefix,
+            remedy="give more digits",
+        )
+    return found[ids[0]]

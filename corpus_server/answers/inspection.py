@@ -221,15 +221,7 @@ def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead)
             begins.append(corpus.starts[shard_number - first_shard[name]] + start)
             texts += spans(corpus, begins[-1], left[:length])
             left = left[length:]
-        shown.append(
-            Row(
-                row=number,
-                corpus=name,
-                shard=shard.name,
-                start=begins[0],
-                spans=texts,
-            )
-        )
+        shown.append(Row(row=number, corpus=name, shard=shard.name, start=begins[0], spans=texts))
         yield None
     fields = Rows(
         plan=bound.plan.id,
@@ -266,11 +258,7 @@ def statistics(service: Service, corpus: Corpus, query: StatisticsQuery) -> Slic
     found, counts = np.unique(np.concatenate(ids) if ids else np.empty(0, np.int64), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     top = [
-        TopToken(
-            token=token,
-            count=number,
-            text=decode_known(corpus.tokenizer, [token]),
-        )
+        TopToken(token=token, count=number, text=decode_known(corpus.tokenizer, [token]))
         for token, number in zip(found[order[:TOP_TOKENS]].tolist(), counts[order].tolist(), strict=False)
     ]
     lengths = yield from _document_lengths(corpus, query.seed)
@@ -342,12 +330,7 @@ def diff(service: Service, plan_id: str, query: DiffQuery, request: RequestHead)
     compared = yield from compare_slices(
         one.plan, other.plan, shard_tokens, num_steps=query.steps, max_rows=DIFF_ROWS
     )
-    fields = Diff(
-        a=one.plan.id,
-        b=other.plan.id,
-        fields=changed_fields(one.plan, other.plan),
-        rows=compared,
-    )
+    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed_fields(one.plan, other.plan), rows=compared)
     return json_response(fields, headers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import orjson
 import xxhash
 from pydantic import ValidationError
@@ -170,9 +172,16 @@ def _groups(
 
 
 def json_response(value: object, headers: Mapping[str, str]) -> Response:
-    """Return a JSON response; NumPy arrays become lists."""
-    content = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    """Return a JSON response; NumPy arrays become lists, and bytes of names that are not UTF-8 `\\udcxx`."""
+    try:
+        content = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:  # orjson refuses such names
+        content = json.dumps(value, default=_plain).encode()
     return Response.whole(content, {**headers, "Content-Type": wire.MEDIA_TYPES["json"]})
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else dataclasses.asdict(value)
 
 
 def text_response(text: str, headers: Mapping[str, str]) -> Response:

@@ -1,22 +1,23 @@
-"""`corpus-server explore | stats`: text and statistics in the terminal, of files or of a server.
-
-Both ask what the server's routes answer, see `answers`.
-"""
+"""`corpus-server explore | stats`: text and statistics in the terminal, of files or of a server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import cycle
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.bar import Bar
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from corpus_server.cli.common import CORPUS_HELP, AsJson, console, print_json
+from corpus_server.cli.server import Server
 from corpus_server.corpus_spec import CorpusSpec
+
+if TYPE_CHECKING:
+    from corpus_server.cli.files import Files
 
 SourceArgument = Annotated[
     str,
@@ -29,8 +30,6 @@ CorpusOption = Annotated[
     typer.Option("--corpus", metavar="NAME", help="Which corpus of the server; needless if it has one."),
 ]
 _COLOURS = ("blue", "dark_orange3", "green", "magenta", "cyan", "yellow")
-
-Ask = Callable[..., Any]
 
 
 def explore(
@@ -48,34 +47,29 @@ def explore(
     as_json: AsJson = False,
 ) -> None:
     """Show a document, a range of tokens or the rows of a step as text."""
-    with _asked(source, corpus) as ask:
-        shown: list[RenderableType] = []
+    with _opened(source, corpus) as asked:
         if step is not None:
             spelled = {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}
-            answer = ask("rows", plan=plan, spelled=spelled, step=step, count=min(count, 64))
-            if as_json:
-                print_json(answer)
-                return
-            names = list(dict.fromkeys(row["corpus"] for row in answer["rows"]))
-            for row in answer["rows"]:
-                colour = _COLOURS[names.index(row["corpus"]) % len(_COLOURS)]
-                where = f"step {step} row {row['row']}: {row['corpus']}, {row['shard']}, token {row['start']}"
-                shown += [Text(where, style=f"bold {colour}"), _text(row["spans"]), Text()]
+            answer = asked.rows(plan, spelled, step=step, first=0, count=min(count, 64))
         else:
             if document is not None:
-                start, stop = ask("document", number=document)
+                start, stop = asked.document_range(document)
                 count = max(1, min(stop - start, 2**16))
-            answer = ask("spans", start=start, count=count)
-            if as_json:
-                print_json(answer)
-                return
-            where = f"tokens {answer['start']:,} to {answer['stop']:,} of {answer['num_tokens']:,}"
-            shown = [Text(where, style="bold"), _text(answer["spans"])]
-    if pager:
-        with console.pager(styles=True):
-            console.print(Group(*shown))
+            answer = asked.spans(start=start, count=count)
+    if as_json:
+        print_json(answer)
+        return
+    if step is None:
+        where = f"tokens {answer['start']:,} to {answer['stop']:,} of {answer['num_tokens']:,}"
+        shown = [Text(where, style="bold"), _text(answer["spans"])]
     else:
-        console.print(Group(*shown))
+        shown = []
+        colours = dict(zip(dict.fromkeys(row["corpus"] for row in answer["rows"]), cycle(_COLOURS)))
+        for row in answer["rows"]:
+            where = f"step {step} row {row['row']}: {row['corpus']}, {row['shard']}, token {row['start']}"
+            shown += [Text(where, style=f"bold {colours[row['corpus']]}"), _text(row["spans"]), Text()]
+    with console.pager(styles=True) if pager else nullcontext():
+        console.print(*shown, sep="\n")
 
 
 def stats(
@@ -85,8 +79,8 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Show the lengths of documents and the frequencies of tokens in a sample."""
-    with _asked(source, corpus) as ask:
-        answer = ask("statistics", seed=seed)
+    with _opened(source, corpus) as asked:
+        answer = asked.statistics(seed=seed)
     if as_json:
         print_json(answer)
         return
@@ -144,13 +138,12 @@ def _bars(head: tuple[str, str], rows: list[tuple[str, int]]) -> Table:
 
 
 @contextmanager
-def _asked(source: str, corpus: str | None) -> Iterator[Ask]:
-    """Yield a function that asks a server, or files in this process."""
-    # It loads pydantic, which the other commands do not wait for.
-    from corpus_server.cli.answers import of_files, of_server
-
+def _opened(source: str, corpus: str | None) -> Iterator[Server | Files]:
+    """Yield what answers about a corpus: a server, or files in this process."""
     if source.startswith(("http://", "https://")):
-        yield of_server(source.rstrip("/"), corpus)
-    else:
-        with of_files(CorpusSpec.parse(source)) as ask:
-            yield ask
+        yield Server(source, corpus)
+        return
+    from corpus_server.cli.files import open_files  # loads pydantic, which the other commands do not wait for
+
+    with open_files(CorpusSpec.parse(source)) as files:
+        yield files

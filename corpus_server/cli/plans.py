@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,14 +17,13 @@ from rich.table import Table
 
 from corpus_server.catalog import Catalog
 from corpus_server.cli.common import AsJson, console, errors, print_json
+from corpus_server.cli.server import Server
 from corpus_server.corpus_spec import CorpusSpec, escaped
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
 from corpus_server.plan.importing import ImportedOrder, Trainer, import_plan
 from corpus_server.plan.questions.diff import (
     MAX_ROWS,
-    FieldChange,
-    RowComparison,
     changed_fields,
     compare_rows,
     count_equal_steps,
@@ -40,18 +41,34 @@ StateDir = Annotated[
     Path | None,
     typer.Option(help="The server's --state-dir.", show_default="~/.local/state/corpus-server"),
 ]
+ServerUrl = Annotated[
+    str | None, typer.Option("--server", metavar="URL", help="Ask a server, instead of reading its state.")
+]
 Id = Annotated[str, typer.Argument(help="A plan's id, or the beginning of it.")]
+
+
+@contextmanager
+def _opened(state_dir: Path | None, server: str | None) -> Iterator[PlanStore | Server]:
+    """Yield what knows the plans: a server, or the state folder of one."""
+    if server is None:
+        with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
+            yield store
+    elif state_dir is None:
+        yield Server(server)
+    else:
+        raise InvalidParameter.expected("state_dir", "left out with --server", str(state_dir))
 
 
 @app.command("list")
 def list_(
     state_dir: StateDir = None,
+    server: ServerUrl = None,
     limit: Annotated[int, typer.Option(min=1, help="Show so many, the newest first.")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List plans, the last seen first."""
-    with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
-        found = store.newest(limit)
+    with _opened(state_dir, server) as known:
+        found = known.newest(limit)
     if as_json:
         plans = [{"id": plan.id, "seen": _when(seen), "plan": plan.to_json()} for plan, seen in found]
         print_json({"plans": plans})
@@ -79,17 +96,27 @@ def keep(
     plan_id: Id,
     state_dir: StateDir = None,
     kept: Annotated[bool, typer.Option("--keep/--release", help="Release: it may be removed again.")] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Keep a plan, however many others come: a server removes those it has not seen for the longest time."""
-    with PlanStore(state_dir or default_state_dir()) as store:
-        store.keep(store.find(plan_id).id, kept=kept)
+    folder = state_dir or default_state_dir()
+    with PlanStore(folder, read_only=True) as store:  # a wrong folder is not made
+        plan = store.find(plan_id)
+    with PlanStore(folder) as store:
+        store.keep(plan.id, kept=kept)
+    if as_json:
+        print_json({"id": plan.id, "kept": kept})
 
 
 @app.command()
-def show(plan_id: Id, state_dir: StateDir = None) -> None:
-    """Print a plan's canonical JSON, of which its id is the SHA-256."""
-    with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
-        print(store.find(plan_id).canonical_json, end="")
+def show(plan_id: Id, state_dir: StateDir = None, server: ServerUrl = None, as_json: AsJson = False) -> None:
+    """Print a plan's canonical JSON, of which its id is the SHA-256; with --json, its id beside it."""
+    with _opened(state_dir, server) as known:
+        plan = known.find(plan_id)
+    if as_json:
+        print_json({"id": plan.id, "plan": plan.to_json()})
+    else:
+        print(plan.canonical_json, end="")
 
 
 @app.command("import")
@@ -126,10 +153,13 @@ def diff(
     a: Id,
     b: Id,
     state_dir: StateDir = None,
+    server: ServerUrl = None,
     corpora: Annotated[
         list[str] | None,
         typer.Option(
-            "--corpus", metavar="NAME=PATH", help="A corpus of the plans; with all of them rows are compared."
+            "--corpus",
+            metavar="NAME=PATH",
+            help="A corpus of the plans; with all of them, rows are compared.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Show so many steps that differ.")] = 10,
@@ -137,35 +167,33 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say in which fields two plans differ, and from which step on which rows."""
-    with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
-        one, other = store.find(a), store.find(b)
-    fields = changed_fields(one, other)
-    equal_steps = count_equal_steps(one, other)
-    rows = None
-    if corpora:
-        with Catalog.open(CorpusSpec.parse(text) for text in corpora) as catalog:
-            bound = _bind(one, catalog), _bind(other, catalog)
-            shard_tokens = {
-                name: [shard.num_tokens for shard in corpus.shards]
-                for name, corpus in catalog.corpora.items()
-            }
-        rows = compare_rows(*bound, shard_tokens, num_steps=steps, max_rows=max_rows)
-        equal_steps = rows.equal_steps
+    with _opened(state_dir, server) as known:
+        one, other = known.find(a), known.find(b)
+        if isinstance(known, Server) and not corpora:
+            answer = known.diff(one, other, steps=steps)
+        else:
+            fields = [dataclasses.asdict(change) for change in changed_fields(one, other)]
+            rows = _compare(one, other, corpora, steps, max_rows) if corpora else None
+            answer = {"a": one.id, "b": other.id, "fields": fields, "rows": rows}
+    rows = answer["rows"]
+    equal_steps = count_equal_steps(one, other) if rows is None else rows["equal_steps"]
     if as_json:
-        answer = {
-            "a": one.id,
-            "b": other.id,
-            "fields": [dataclasses.asdict(change) for change in fields],
-            "equal_steps": equal_steps,
-            "rows": None if rows is None else dataclasses.asdict(rows),
+        print_json({**answer, "equal_steps": equal_steps})
+    elif not answer["fields"]:
+        console.print("The two plans are the same.")
+    else:
+        console.print(_fields(answer), _said(equal_steps, rows), sep="\n")
+        if rows is not None and rows["steps"]:
+            console.print(_steps(rows["steps"]))
+
+
+def _compare(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:
+    with Catalog.open(CorpusSpec.parse(text) for text in corpora) as catalog:
+        bound = _bind(a, catalog), _bind(b, catalog)
+        sizes = {
+            name: [shard.num_tokens for shard in corpus.shards] for name, corpus in catalog.corpora.items()
         }
-        print_json(answer)
-        return
-    console.print(_fields(one, other, fields) if fields else "The two plans are the same.")
-    if fields:
-        console.print(_said(equal_steps, rows))
-    if rows is not None and rows.steps:
-        console.print(_steps(rows))
+    return dataclasses.asdict(compare_rows(*bound, sizes, num_steps=steps, max_rows=max_rows))
 
 
 def _bind(plan: Plan, catalog: Catalog) -> Plan:
@@ -181,10 +209,10 @@ def _bind(plan: Plan, catalog: Catalog) -> Plan:
     return plan.bind({name: catalog.corpora[name].fingerprint for name in plan.sources})
 
 
-def _fields(a: Plan, b: Plan, changes: list[FieldChange]) -> Table:
-    table = Table("field", f"A {a.id[:SHORT_ID]}", f"B {b.id[:SHORT_ID]}")
-    for change in changes:
-        table.add_row(*map(escape, (change.field, _value(change.a), _value(change.b))))
+def _fields(answer: dict[str, Any]) -> Table:
+    table = Table("field", f"A {answer['a'][:SHORT_ID]}", f"B {answer['b'][:SHORT_ID]}")
+    for change in answer["fields"]:
+        table.add_row(*map(escape, (change["field"], _value(change["a"]), _value(change["b"]))))
     return table
 
 
@@ -197,30 +225,26 @@ def _value(value: object) -> str:
     return _shortened(text, 200)
 
 
-def _said(equal_steps: int | None, rows: RowComparison | None) -> str:
+def _said(equal_steps: int | None, rows: dict[str, Any] | None) -> str:
     if equal_steps is None:
         return "Every step holds the same rows."
     same = f"Steps before {equal_steps:,} hold the same rows" if equal_steps else "The first step may differ"
     if rows is None:
         return f"{same}; which rows differ from there on is told with --corpus NAME=PATH for every source."
-    if rows.first_step is None:
+    if rows["first_step"] is None:
         return (
-            f"{same}; those up to {rows.compared_until:,} were compared row by row and are the same too. "
+            f"{same}; those up to {rows['compared_until']:,} were compared row by row and are the same too. "
             "Later ones were not compared; --max-rows says how far."
         )
-    return f"The first step that differs is {rows.first_step:,}."
+    return f"The first step that differs is {rows['first_step']:,}."
 
 
-def _steps(rows: RowComparison) -> Table:
+def _steps(steps: list[dict[str, Any]]) -> Table:
     table = Table("step", "plan step in A", "in B", "rows that differ", "which")
-    for change in rows.steps:
-        spans = [f"{start}" if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in change.rows]
-        table.add_row(
-            f"{change.step:,}",
-            *(f"{plan_step:,}" for plan_step in change.plan_steps),
-            f"{change.num_rows:,}",
-            _shortened(", ".join(spans), 60),
-        )
+    for change in steps:
+        spans = [f"{start}" if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in change["rows"]]
+        numbers = (change["step"], *change["plan_steps"], change["num_rows"])
+        table.add_row(*(f"{number:,}" for number in numbers), _shortened(", ".join(spans), 60))
     return table
 
 

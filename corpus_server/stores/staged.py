@@ -111,9 +111,9 @@ class StagedFile(TokenFile):
             if local is None:
                 return False
             local.name = self.name
-            if self._address:  # an empty shard has no map
+            if self._reserved is not None:  # an empty shard has no map
                 try:
-                    map_over(self.path, self._address, self.size_bytes, local.fd)
+                    map_over(self.path, self._address, len(self._reserved), local.fd)
                 except CorpusServerError:
                     local.close()
                     raise
@@ -220,9 +220,9 @@ class StagedFile(TokenFile):
 
     def _detach(self) -> None:
         assert self._local is not None
-        if self._guarded is not None:
+        if self._guarded is not None and self._reserved is not None:
             guard.release(self._guarded)
-            map_over(self.path, self._address, self.size_bytes, -1)
+            map_over(self.path, self._address, len(self._reserved), -1)
         self._guarded = None
         self._local.close()
         self._local = None

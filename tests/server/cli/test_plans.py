@@ -15,12 +15,13 @@ from corpus_server.plan_store import PlanStore
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
 from tests.serving import RunningServer, command, environment
+from tests.tokens import Tokens
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path, token: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command("plans", *arguments),
-        capture_output=True, text=True, env=environment(), timeout=60, check=False,
+        capture_output=True, text=True, env=environment(CORPUS_TOKEN=token), timeout=60, check=False,
     )  # fmt: skip
 
 
@@ -40,47 +41,74 @@ def seen(tmp_path: Path) -> tuple[Path, Path, list[str]]:
     return tmp_path / "state", path, ids
 
 
-def test_list_show_and_diff(seen: tuple[Path, Path, list[str]]) -> None:
-    state, path, (one, skipping, reseeded) = seen
+def test_list_and_show(seen: tuple[Path, Path, list[str]]) -> None:
+    state, _, plans = seen
     listed = run("list", "--state-dir", state)
     assert (listed.returncode, listed.stderr) == (0, "")
-    assert all(plan[:12] in listed.stdout for plan in (one, skipping, reseeded))
+    assert all(plan[:12] in listed.stdout for plan in plans)
+    shown = run("show", plans[0][:10], "--state-dir", state)
+    assert hashlib.sha256(shown.stdout.encode()).hexdigest() == plans[0]
+    assert Plan.from_json(json.loads(shown.stdout)).id == plans[0]
 
-    shown = run("show", one[:10], "--state-dir", state)
-    assert hashlib.sha256(shown.stdout.encode()).hexdigest() == one
-    assert Plan.from_json(json.loads(shown.stdout)).id == one
 
+def test_diff(seen: tuple[Path, Path, list[str]]) -> None:
+    state, path, (one, skipping, _) = seen
     documents = run("diff", one[:10], skipping[:10], "--state-dir", state)
     assert (documents.returncode, documents.stderr) == (0, "")
-    assert "skip_steps" in documents.stdout
-    assert "[[40, 42]]" in documents.stdout
-    assert "Steps before 40 hold the same rows" in documents.stdout
-
-    asked = [one, skipping, "--state-dir", str(state), "--corpus", f"web={path}", "--steps", "2"]
-    rows = run("diff", *asked)
+    for part in ("skip_steps", "[[40, 42]]", "Steps before 40 hold the same rows"):
+        assert part in documents.stdout
+    asked = ["diff", one, skipping, "--state-dir", state, "--corpus", f"web={path}", "--steps", "2"]
+    rows = run(*asked)
     assert "The first step that differs is 40." in rows.stdout
     assert "0-7" in rows.stdout
-    as_json = (
-        "diff",
-        one,
-        skipping,
-        "--state-dir",
-        state,
-        "--corpus",
-        f"web={path}",
-        "--steps",
-        "2",
-        "--json",
-    )
-    answer = json.loads(run(*as_json).stdout)
+    answer = json.loads(run(*asked, "--json").stdout)
     assert (answer["a"], answer["b"], answer["equal_steps"]) == (one, skipping, 40)
     assert answer["fields"] == [{"field": "skip_steps", "a": [], "b": [[40, 42]]}]
     assert answer["rows"]["first_step"] == 40
-    assert [(step["step"], step["plan_steps"]) for step in answer["rows"]["steps"]] == [
-        (40, [40, 42]),
-        (41, [41, 43]),
-    ]
+    changed = [(step["step"], step["plan_steps"]) for step in answer["rows"]["steps"]]
+    assert changed == [(40, [40, 42]), (41, [41, 43])]
     assert "The two plans are the same." in run("diff", one, one, "--state-dir", state).stdout
+
+
+def test_a_server_and_its_state_folder_give_the_same(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "web.bin", some_tokens(5000))
+    tokens = Tokens(tmp_path / "tokens.toml")
+    tokens.add("reader", "read:*", "plans", "inspect")
+    header = tokens.header("reader")
+    with RunningServer({"web": path}, tmp_path, arguments=["--tokens", str(tokens.path)]) as server:
+        one, other = (
+            server.get(
+                "/v1/plans",
+                method="POST",
+                body=json.dumps(one_source("web", 16, 8, seed=seed)).encode(),
+                headers=header,
+            ).json()["id"]
+            for seed in (1, 2)
+        )
+        for asked in (["list"], ["list", "--json"], ["show", one], ["show", other[:9], "--json"]):
+            of_server = run(*asked, "--server", server.url, token=header["Authorization"][7:])
+            of_folder = run(*asked, "--state-dir", tmp_path / "state")
+            assert (of_server.returncode, of_server.stderr) == (0, "")
+            assert of_server.stdout == of_folder.stdout
+        for option in ((), ("--json",)):
+            asked = ["diff", one, other, *option]
+            of_server = run(*asked, "--server", server.url, token=header["Authorization"][7:])
+            of_folder = run(*asked, "--state-dir", tmp_path / "state", "--corpus", f"web={path}")
+            assert (of_server.returncode, of_server.stderr) == (0, "")
+            assert of_server.stdout == of_folder.stdout
+        refused = run("list", "--server", server.url)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "token" in refused.stderr
+
+
+def test_a_plan_is_kept_and_a_wrong_folder_is_not_made(
+    seen: tuple[Path, Path, list[str]], tmp_path: Path
+) -> None:
+    state, _, (one, *_) = seen
+    kept = run("keep", one[:10], "--state-dir", state, "--json")
+    assert json.loads(kept.stdout) == {"id": one, "kept": True}
+    assert run("keep", one[:10], "--state-dir", tmp_path / "typo").returncode == 2
+    assert not (tmp_path / "typo").exists()
 
 
 def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_path: Path) -> None:
@@ -90,6 +118,9 @@ def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_pat
         (["show", "0123456789abcdef", "--state-dir", state], "no plan here begins with '0123456789abcdef'"),
         (["show", "xyz", "--state-dir", state], "id must be up to 64 of the digits"),
         (["list", "--state-dir", tmp_path / "none"], "holds no plans that can be read"),
+        (["list", "--server", "http://127.0.0.1:9"], "is the server running?"),
+        (["list", "--server", "http://[", "--state-dir", state], "state_dir must be left out with --server"),
+        (["list", "--server", "http://["], "no answer from http://["),
         (
             ["diff", one, skipping, "--state-dir", state, "--corpus", f"code={path}"],
             "reads corpus 'web': name it with --corpus web=PATH",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import OpenFile, address_of
 from corpus_server.corpus.guard import GuardedRange
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import open_descriptors
@@ -193,3 +194,17 @@ def test_a_file_whose_disk_does_not_even_say_its_size_is_not_taken_for_unchanged
             file.check_unchanged()
         os.dup2(kept, file.fd, inheritable=False)
         os.close(kept)
+
+
+def test_a_large_file_is_mapped_at_a_huge_page_where_the_system_does_so(tmp_path: Path) -> None:
+    """Otherwise a gather takes 1.2 times as long. The map is one: their number is limited."""
+    num_bytes = 3 * 2**21 + 4096
+    with mmap.mmap(-1, 2**22, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as other:
+        if address_of(other) % 2**21:
+            pytest.skip("this system aligns no map")
+    (tmp_path / "a").write_bytes(bytes(num_bytes))
+    with OpenFile(tmp_path / "a") as file:
+        mapped = file.map()
+        assert address_of(mapped) % 2**21 == 0
+        assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 1
+        assert bytes(mapped[num_bytes - 3 : num_bytes]) == bytes(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from corpus_server.corpus.index import index
 from tests.corpora import some_tokens, spec, write_raw
+from tests.reference import one_source
 from tests.serving import RunningServer, check_problem
 
 WORDS = ["alpha", "beta", "gamma", "d\u00e9lta", "<b>bold</b>", "\u202eturned", "one\ttwo"]
@@ -175,3 +177,19 @@ def test_what_cannot_be_shown_is_said(
 ) -> None:
     answer = served.get("/v1/" + path.format(plan=plan_id), **query)
     check_problem(answer, status, slug, parameter=parameter)
+
+
+def test_shards_whose_names_are_not_utf8_are_described(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff.bin")
+    (tmp_path / "odd").mkdir()
+    write_raw(tmp_path / "odd" / name, some_tokens(2000))
+    with RunningServer({"odd": tmp_path / "odd"}, tmp_path) as server:
+        plan = server.post_plan(one_source("odd", 16, 4)).json()
+        assert [shard["name"] for shard in plan["shards"]] == [name]
+        (corpus,) = server.get("/v1/corpora").json()["corpora"]
+        assert [shard["name"] for shard in corpus["shards"]] == [name]
+        for route, listed in (("rows", "rows"), ("shards", "shards")):
+            shown = server.get(f"/v1/plans/{plan['id']}/{route}", step=0).json()[listed]
+            assert {each.get("shard", each.get("name")) for each in shown} == {name}
+        pairs = server.get("/v1/indices", plan=plan["id"], step=0, format="json")
+        assert pairs.status == 200

@@ -25,6 +25,7 @@ async function answerTo(target, options = {}) {
   const headers = { Accept: "application/json", ...options.headers };
   const token = sessionStorage.getItem(KEY);
   if (token) headers.Authorization = `Bearer ${token}`;
+  if (options.body !== undefined) headers["Content-Type"] = "application/json"; // else the server refuses it for its Origin
   let response;
   try {
     response = await fetch(target, { ...options, headers });
