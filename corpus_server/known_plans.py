@@ -15,11 +15,13 @@ from corpus_server.plan import Plan
 from corpus_server.plan.windows import Windows
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan, ShardList
+from corpus_server.read.plan_parser import parse_apart
 
 MAX_PLANS = 1024
 MAX_BYTES = 64 * 2**20
 LARGE_BYTES = 2**20
-"""A document of this size takes some 20 times as much memory while it is parsed: one such at a time."""
+"""A document of this size takes some 20 times as much memory while it is parsed: one such at a time, in a
+process of its own."""
 
 
 class KnownPlans:
@@ -71,7 +73,9 @@ class KnownPlans:
             )
         with self._turn(len(document)):
             # Another thread may have bound it meanwhile.
-            return self._allowed(plan_id, caller) or self._remember(self._bind(Plan.parse(document), caller))
+            return self._allowed(plan_id, caller) or self._remember(
+                self._bind(self._parsed(document), caller)
+            )
 
     def keep_document(
         self, body: bytes | bytearray, caller: Caller = ANYONE, *, keep: bool = True
@@ -87,7 +91,7 @@ class KnownPlans:
             UnknownCorpus, FingerprintMismatch: see `Catalog.bind`.
         """
         with self._turn(len(body)):
-            bound = self._bind(Plan.parse(body), caller)
+            bound = self._bind(self._parsed(body), caller)
             if not keep:
                 return bound
             self._store.add(bound.plan, owner=caller.name, most=caller.limits.max_plans)
@@ -120,6 +124,12 @@ class KnownPlans:
     def _bind(self, plan: Plan, caller: Caller) -> BoundPlan:
         caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
         return self._catalog.bind(plan)
+
+    def _parsed(self, document: bytes | bytearray | str) -> Plan:
+        if len(document) <= LARGE_BYTES:
+            return Plan.parse(document)
+        corpora = self._catalog.corpora.items()
+        return parse_apart(document, {name: corpus.fingerprint for name, corpus in corpora})
 
     def _turn(self, num_bytes: int) -> AbstractContextManager[object]:
         return self._large if num_bytes > LARGE_BYTES else nullcontext()

@@ -7,13 +7,14 @@ plans may be bounded.
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan.document import Plan
@@ -25,6 +26,7 @@ MAX_PLANS = 100_000
 MAX_BYTES = 2**30
 """Of the plans' documents."""
 
+_BEGINNING = '{"fingerprints":'
 _MAX_NAMED = 5
 _SEEN_SECONDS = 60.0
 """A plan that is seen again within a minute is not written again."""
@@ -44,6 +46,25 @@ _EVICT_OF_OWNER = """
     )
 """
 """Removes all plans of an owner but some, those seen last."""
+
+
+class StoredPlan(NamedTuple):
+    """A plan as it is stored: nothing was parsed, which takes a second for the largest.
+
+    Attributes:
+        document: canonical JSON.
+        seen: when, in Unix seconds.
+    """
+
+    id: str
+    document: str
+    seen: float
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of its corpora: those of its fingerprints, with which the sorted document begins."""
+        fingerprints, _ = json.JSONDecoder().raw_decode(self.document, len(_BEGINNING))
+        return list(fingerprints)
 
 
 class PlanStore(Database):
@@ -122,10 +143,10 @@ class PlanStore(Database):
         """Say that a plan is never removed to make room, or may be again."""
         self.rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
 
-    def newest(
+    def listed(
         self, limit: int, *, max_bytes: int | None = None, may_read: Callable[[str], bool] | None = None
-    ) -> list[tuple[Plan, float]]:
-        """Return at most `limit` plans, those seen last, each with its Unix time.
+    ) -> list[StoredPlan]:
+        """Return at most `limit` plans, those seen last.
 
         Args:
             max_bytes: of the documents that are looked at; the first one is in any case.
@@ -135,17 +156,23 @@ class PlanStore(Database):
         def read(connection: sqlite3.Connection) -> list[Row]:
             found: list[Row] = []
             num_bytes = 0
-            newest = "SELECT document, seen FROM plans ORDER BY seen DESC, id LIMIT ?"
-            for row in connection.execute(newest, (limit if may_read is None else -1,)):
-                num_bytes += len(row[0])
+            for row in connection.execute(
+                "SELECT id, document, seen FROM plans ORDER BY seen DESC, id LIMIT ?",
+                (limit if may_read is None else -1,),
+            ):
+                num_bytes += len(row[1])
                 if found and max_bytes is not None and num_bytes > max_bytes:
                     break
                 found.append(row)
             return found
 
-        plans = ((Plan.parse(document), seen) for document, seen in self.run(read))
-        allowed = (each for each in plans if may_read is None or all(map(may_read, each[0].sources)))
+        plans = map(StoredPlan._make, self.run(read))
+        allowed = (each for each in plans if may_read is None or all(map(may_read, each.sources)))
         return list(islice(allowed, limit))
+
+    def newest(self, limit: int) -> list[tuple[Plan, float]]:
+        """Return the plans seen last, each with its Unix time."""
+        return [(Plan.parse(each.document), each.seen) for each in self.listed(limit)]
 
     def count(self) -> int:
         """Return how many plans there are."""

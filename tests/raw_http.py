@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import time
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ class RawConnection:
             raise
         # A head that is cut into pieces must arrive in pieces.
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if server.tls is not None:
+            self.socket = server.tls.wrap_socket(self.socket)
         self._received = bytearray()
 
     def __enter__(self) -> Self:
@@ -160,7 +163,7 @@ class RawConnection:
 
     def _receive(self, num_bytes: int) -> bytes:
         # A server that closes while unread requests wait resets the connection: an end like any other.
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
             return self.socket.recv(num_bytes)
         return b""
 

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -92,6 +93,7 @@ class RunningServer:
         self.uds = uds
         self._prelude = prelude
         self.port = 0
+        self.tls: ssl.SSLContext | None = None  # what raw connections to the port speak
         self._log_path = folder / "server.log"
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None

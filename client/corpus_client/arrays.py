@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +17,9 @@ import numpy.typing as npt
 
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
-from corpus_client.plan.document import MAX_STEP, integer, requested_plan
-from corpus_client.plan.requests import AheadRequests, StepRequests
-from corpus_client.plan.schedule import pieces, rank_shapes, shape_of
+from corpus_client.plan.document import requested_plan
+from corpus_client.plan.requests import AheadRequests
+from corpus_client.plan.schedule import pieces, rank_shapes
 from corpus_client.plan.state import PlanLoader, make_state
 from corpus_client.plan.world import find_rank
 
@@ -90,7 +89,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         with self._connect() as replicas:
             self._bound = replicas.bind(document)
         self._step_ranges = rank_shapes(self._bound.stages, self.place[1], self._bound.num_steps)
-        self._requests: AheadRequests | None = None
+        self._ahead: AheadRequests | None = None
         self._received: deque[Tokens] = deque()
 
     def __next__(self) -> ArrayBatch:
@@ -110,32 +109,24 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
 
     def peek(self, step: int) -> ArrayBatch:
         """Return the batch of any step; the loader stays where it is."""
-        self._check_process()
-        step = integer("step", step, 0, MAX_STEP)
-        shape = shape_of(self._step_ranges, step)
-        with closing(self._make_requests()) as requests:
-            tokens = requests.receive_step(step, shape)
+        tokens, shape = self._receive_step(step, self._step_ranges)
         dtype = np.dtype(self._bound.dtype).newbyteorder("<")
         return ArrayBatch(step=step, tokens=np.frombuffer(tokens, dtype).reshape(shape), plan=self._bound)
 
     def _stop(self) -> None:
-        requests, self._requests = self._requests, None
-        if requests is not None and os.getpid() == self._pid:  # else the sockets are the parent's
-            requests.close()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and os.getpid() == self._pid:  # else the sockets are the parent's
+            ahead.requests.close()
         self._received.clear()
 
     def _receive(self) -> None:
         """Receive the oldest answer, with as many newer requests on the wire as may be."""
         dtype = np.dtype(self._bound.dtype).newbyteorder("<")
-        if self._requests is None:
+        if self._ahead is None:
             max_tokens = REQUEST_BYTES // dtype.itemsize
             wanted = pieces(self._step_ranges, self._step, self._end_step, max_tokens=max_tokens)
-            self._requests = AheadRequests(self._make_requests(), wanted, self._in_flight)
-        exchange, _ = self._requests.next()
+            self._ahead = AheadRequests(self._step_requests(), wanted, self._in_flight)
+        exchange, _ = self._ahead.next()
         tokens = np.empty(exchange.request.shape, dtype)
-        self._requests.finish(exchange, tokens.data.cast("B"))
+        self._ahead.requests.finish(exchange, tokens.data.cast("B"))
         self._received.extend(tokens)
-
-    def _make_requests(self) -> StepRequests:
-        rank, world_size = self.place
-        return StepRequests(self._connect(plan=self._bound), self._bound, rank=rank, world_size=world_size)

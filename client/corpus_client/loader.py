@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,20 +13,11 @@ import torch
 from corpus_client import errors
 from corpus_client.batch import Batch, Origin
 from corpus_client.network.options import Network
-from corpus_client.observe import progress
-from corpus_client.observe.attribution import LoaderStats, Meter
-from corpus_client.observe.trace import Tracer
+from corpus_client.observe import progress, trace
+from corpus_client.observe.attribution import LoaderStats
+from corpus_client.observe.recorder import Recorder
 from corpus_client.plan import receipts, trainers
-from corpus_client.plan.document import (
-    MAX_STEP,
-    OrderArgument,
-    PlanArgument,
-    integer,
-    requested_plan,
-    successor,
-)
-from corpus_client.plan.requests import StepRequests
-from corpus_client.plan.schedule import shape_of
+from corpus_client.plan.document import OrderArgument, PlanArgument, requested_plan, successor
 from corpus_client.plan.state import PlanLoader
 from corpus_client.plan.world import Placement
 from corpus_client.prepared import PlanOptions, PreparedPlan
@@ -108,7 +98,7 @@ class CorpusLoader(PlanLoader[Batch]):
         self._make = partial(self._stager.make, dtype)
         if staging.nvtx and not torch.cuda.is_available():
             raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
-        self._meter = Meter(Tracer(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None))
+        self._recorder = Recorder(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None)
         self._pipeline: Pipeline | None = None
         self._slot_memory: torch.Tensor | None = None
         self._closed = False
@@ -156,17 +146,10 @@ class CorpusLoader(PlanLoader[Batch]):
 
         By a connection of its own, and a copy that blocks: to look at batches, not to train on them.
         """
-        self._check_process()
-        bound, place = self._bound, self.prepared.options.place
-        step = integer("step", step, 0, MAX_STEP)
-        shape, dtype = shape_of(self.prepared.steps.step_ranges, step), self.prepared.steps.dtype
-        replicas = self._connect(plan=bound)
-        requests = StepRequests(replicas, bound, rank=place.rank, world_size=place.world_size)
-        with closing(requests):
-            tokens = requests.receive_step(step, shape)
-        stored = torch.frombuffer(tokens, dtype=dtype).view(1, *shape)
-        (views,) = shifted(stored, place.context)
-        make = Stager(self._stager.location, context=place.context).make
+        steps, context = self.prepared.steps, self.prepared.options.place.context
+        tokens, shape = self._receive_step(step, steps.step_ranges)
+        (views,) = shifted(torch.frombuffer(tokens, dtype=steps.dtype).view(1, *shape), context)
+        make = Stager(self._stager.location, context=context).make
         return self._batch_of(step, make(self.prepared.options.dtype, views))
 
     @property
@@ -242,7 +225,7 @@ class CorpusLoader(PlanLoader[Batch]):
     def stats(self) -> LoaderStats:
         """Return the counters since the loader was made, and the state of its slots."""
         pipeline, memory = self._pipeline, self._slot_memory
-        times = self._meter.stats(copies_on_host=self._stager.copies_on_host)
+        times = self._recorder.stats(copies_on_host=self._stager.copies_on_host)
         transfer_seconds, stall_seconds = self._stager.seconds()
         return replace(
             times,
@@ -264,11 +247,11 @@ class CorpusLoader(PlanLoader[Batch]):
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write what happened in the last `Staging.trace_steps` steps, for ui.perfetto.dev or chrome://tracing."""
-        if not self._meter.tracer.num_steps:
+        if not self._recorder.num_steps:
             raise errors.InvalidArgument(
                 "trace needs the last steps, and trace_steps is 0; pass staging=Staging(trace_steps=200)"
             )
-        self._meter.tracer.export(path)
+        trace.write(path, self._recorder.spans())
 
     def close(self) -> None:
         """Stop fetching and release everything; idempotent, from any thread."""
@@ -290,7 +273,7 @@ class CorpusLoader(PlanLoader[Batch]):
             raise errors.LoaderClosed("the loader is closed; make a new one and load its state")
 
     def _start(self) -> Pipeline:
-        self._meter.ask()
+        self._recorder.ask()
         self._placement.check(self.prepared.options.place)
         if not self._num_batches:
             trainers.check_dealt_out(self, self.prepared.options.place.world_size)
@@ -300,9 +283,9 @@ class CorpusLoader(PlanLoader[Batch]):
             self._slot_memory = self._stager.host_memory(sizes.num_bytes)
             self._pinned = self._slot_memory.is_pinned()  # torch's word: registering may do less than asked
         self._pipeline = self.prepared.start(
-            cut_slots(self._slot_memory, sizes), self._stager, self._meter, self._step, self._end_step
+            cut_slots(self._slot_memory, sizes), self._stager, self._recorder, self._step, self._end_step
         )
-        self._meter.get(None)
+        self._recorder.get(None)
         self._check_open()  # `close` may have come meanwhile, and seen no pipeline
         return self._pipeline
 

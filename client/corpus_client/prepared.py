@@ -14,7 +14,7 @@ from corpus_client import errors
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
-from corpus_client.observe.attribution import Meter
+from corpus_client.observe.recorder import Recorder
 from corpus_client.plan.document import integer
 from corpus_client.plan.requests import AheadRequests, StepRequests
 from corpus_client.plan.schedule import MAX_STEPS_PER_REQUEST, rank_shapes
@@ -124,13 +124,13 @@ class PreparedPlan:
         return min(self._request_bytes // self.sizes.batch_bytes, MAX_STEPS_PER_REQUEST)
 
     def start(
-        self, slots: Sequence[Slot], stager: Stager, meter: Meter, start_step: int, end_step: int | None
+        self, slots: Sequence[Slot], stager: Stager, recorder: Recorder, start_step: int, end_step: int | None
     ) -> Pipeline:
         """Return a pipeline over `[start_step, end_step)`; nothing else may read or write the slots."""
         place, root = self.options.place, self.options.staging.local_root
         steps = replace(self.steps, start_step=start_step, end_step=end_step)
         shards = local.open_shards(self.bound, root) if root is not None else []
-        replicas = self.options.connect(plan=self.bound, stopwatch=meter.fetcher)
+        replicas = self.options.connect(plan=self.bound, recorder=recorder)
         requests = StepRequests(
             replicas, self.bound, rank=place.rank, world_size=place.world_size, places=root is not None
         )
@@ -138,7 +138,7 @@ class PreparedPlan:
         if root is not None:
             ahead = AheadRequests(requests, steps.pieces(self._request_bytes), steps.in_flight)
             source = local.LocalSource(ahead, self.bound, shards)
-        return Pipeline(source, slots, stager, steps, meter)
+        return Pipeline(source, slots, stager, steps, recorder)
 
     @property
     def _request_bytes(self) -> int:

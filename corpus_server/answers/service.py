@@ -7,24 +7,22 @@ import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from corpus_server import metrics
 from corpus_server.admission.access import Access, Caller
 from corpus_server.admission.admission import Admission
-from corpus_server.answers import heap
 from corpus_server.answers.access_log import Requests
-from corpus_server.answers.hot_threads import HotThreads
 from corpus_server.answers.queries import PlanQuery
 from corpus_server.answers.response import ClientLeft, Slices
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import TokenFile
-from corpus_server.errors import CorpusServerError, InvalidParameter
-from corpus_server.known_plans import KnownPlans
+from corpus_server.errors import CorpusServerError, InvalidParameter, Overloaded
+from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
@@ -61,6 +59,12 @@ class Service:
     """
 
     def __init__(self, catalog: Catalog, store: PlanStore, settings: Settings) -> None:
+        self.gather_threads = _started(settings.gather_threads, "gather")
+        self._control_threads = _started(_CONTROL_THREADS, "control")
+        # Of its own: one that is parsed for a second would keep all other plans waiting.
+        self._large_thread = _started(1, "large-plan")
+        # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.
+        self._probe_thread = _started(1, "probe")
         self.catalog = catalog
         self.settings = settings
         self.access = Access(settings.tokens)
@@ -79,10 +83,6 @@ class Service:
         if (cache := catalog.cache) is not None:
             metrics.STAGED_SHARDS.pull(lambda: self.stager.num_staged)
             metrics.EVICTED_SHARDS.pull(lambda: cache.num_evicted)
-        self.gather_threads = HotThreads(settings.gather_threads, "gather")
-        self._control_threads = HotThreads(_CONTROL_THREADS, "control")
-        # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.
-        self._probe_thread = HotThreads(1, "probe")
         self._probes: dict[Callable[[], Any], Future[Any]] = {}  # by their work, the last of each
         self.draining = False
         self._working_since: dict[int, float] = {}
@@ -94,7 +94,6 @@ class Service:
     def open(cls, settings: Settings) -> Iterator[Service]:
         """Open everything that the settings name, or raise UnreadableCorpus; close it at the end."""
         guard.install()
-        heap.keep_freed()
         with (
             Catalog.open(
                 settings.corpora,
@@ -117,7 +116,8 @@ class Service:
         """Stop the threads; idempotent. Waits for them: they must not touch a map that is gone."""
         self.prefetcher.close()
         self.stager.close()
-        for threads in (self.gather_threads, self._control_threads, self._probe_thread):
+        pools = (self.gather_threads, self._control_threads, self._large_thread, self._probe_thread)
+        for threads in pools:
             threads.shutdown(cancel_futures=True)
 
     def why_not_ready(self) -> str | None:
@@ -184,10 +184,15 @@ class Service:
             yield waiting
             waiting.result()
 
-    async def run(self, work: Callable[[], T], caller: Caller) -> T:
-        """Run short blocking work off the event loop; raise Overloaded if there is too much of it."""
+    async def run(self, work: Callable[[], T], caller: Caller, *, size_bytes: int = 0) -> T:
+        """Run short blocking work off the event loop; raise Overloaded if there is too much of it.
+
+        Args:
+            size_bytes: of the plan that is worked on; a large one waits for other large ones alone.
+        """
+        threads = self._large_thread if size_bytes > LARGE_BYTES else self._control_threads
         with self.admission.short(caller):
-            return await asyncio.get_running_loop().run_in_executor(self._control_threads, work)
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     async def run_probe(self, work: Callable[[], T]) -> T:
         """Run what tells how the process is doing: it waits behind nothing that callers ask for.
@@ -243,6 +248,26 @@ class Service:
             yield
         finally:
             del self._working_since[threading.get_ident()]
+
+
+def _started(number: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool whose threads run already: no request can then fail because no thread can be started.
+
+    The standard library's pool would keep work that it refuses for that reason, and do it later.
+
+    Raises:
+        Overloaded: the process, or the machine, has as many threads as it may.
+    """
+    pool = ThreadPoolExecutor(number, thread_name_prefix=name)
+    all_run = threading.Barrier(number)
+    try:
+        for each in [pool.submit(all_run.wait) for _ in range(number)]:
+            each.result()
+    except RuntimeError as error:
+        all_run.abort()
+        pool.shutdown()
+        raise Overloaded(f"the {number} threads for {name} cannot be started: {error}") from error
+    return pool
 
 
 class _Done(Generic[T]):

@@ -184,7 +184,7 @@ class Plan(Declared):
 
     def bind(self, fingerprints: Mapping[str, str]) -> Plan:
         """Return the same plan with the fingerprints of its corpora."""
-        return replace(self, fingerprints=dict(fingerprints))
+        return self if fingerprints == self.fingerprints else replace(self, fingerprints=dict(fingerprints))
 
     @cached_property
     def canonical_json(self) -> str:

@@ -45,6 +45,9 @@ class Ranges:
         self._outside_before = self.starts - self._inside_before[:-1]
         self.total = int(self._inside_before[-1])
 
+    def __reduce__(self) -> tuple[type[Ranges], tuple[UInt64Array]]:
+        return Ranges, (self.bounds,)  # the other arrays are made of it
+
     @property
     def bounds(self) -> UInt64Array:
         """`(r, 2) uint64`: start, stop of each range."""

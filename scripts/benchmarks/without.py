@@ -13,7 +13,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,12 +74,6 @@ TRICKS = (
             lambda *asked: (importlib.import_module("corpus_server.read.reading").select_alone(*asked), 0),
         ),
     ),
-    Trick(
-        name="the hottest thread first",
-        patch=replace("corpus_server.answers.hot_threads:HotThreads", ThreadPoolExecutor),
-    ),
-    Trick(name="heap tuning", patch=replace("corpus_server.answers.heap:keep_freed", lambda: None)),
-    Trick(name="one heap for all threads", patch=replace("corpus_server.answers.heap:MAX_HEAPS", 64)),
     Trick(name="reading ahead by plan", settings={"read_ahead_bytes": 0}),
     *(
         Trick(

@@ -18,13 +18,17 @@ import pytest
 
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan import Plan
-from corpus_server.plan_store import PlanStore
+from corpus_server.plan_store import PlanStore, StoredPlan
 from tests.reference import one_source
 from tests.serving import environment
 
 
 def bound(seed: int = 0) -> Plan:
     return Plan.from_json(one_source("web", 8, 4, seed=seed, fingerprints={"web": "sampled-00"}))
+
+
+def seeds(found: list[StoredPlan]) -> list[int]:
+    return [Plan.parse(each.document).seed for each in found]
 
 
 def test_what_was_added_is_found_by_another_process_and_later(tmp_path: Path) -> None:
@@ -34,19 +38,20 @@ def test_what_was_added_is_found_by_another_process_and_later(tmp_path: Path) ->
         store.add(plan)
         store.add(plan)
         assert other.find(plan.id) == plan
-        assert [(found, found.id) for found, _ in other.newest(10)] == [(plan, plan.id)]
+        (listed,) = other.listed(10)
+        assert (Plan.parse(listed.document), listed.id, listed.sources) == (plan, plan.id, ["web"])
     with PlanStore(tmp_path / "deep" / "state") as later:
         found = later.find(plan.id)
         assert (found, found.id) == (plan, plan.id)
 
 
-def test_the_newest_come_first_and_a_list_of_large_ones_is_cut_but_never_empty(tmp_path: Path) -> None:
-    size = len(bound(0).canonical_json)
+def test_the_newest_come_first(tmp_path: Path) -> None:
     with PlanStore(tmp_path) as store:
         for seed in range(5):
             store.add(bound(seed))
-        for max_bytes, seeds in ((None, [4, 3, 2]), (2 * size, [4, 3]), (1, [4])):
-            assert [plan.seed for plan, _ in store.newest(3, max_bytes=max_bytes)] == seeds
+        newest = store.listed(3)
+        assert seeds(newest) == [4, 3, 2]
+        assert newest[0].seen >= newest[2].seen
         assert store.count() == 5
 
 
@@ -58,10 +63,10 @@ def test_a_database_of_an_older_server_is_replaced(tmp_path: Path) -> None:
         old.execute("INSERT INTO plans VALUES ('ab', '{}', 1)")
     old.close()
     with PlanStore(tmp_path) as store:
-        assert (store.count(), store.newest(3)) == (0, [])
+        assert (store.count(), store.listed(3)) == (0, [])
         store.add(bound(1))
     with PlanStore(tmp_path) as store:
-        assert [plan.seed for plan, _ in store.newest(3)] == [1]
+        assert seeds(store.listed(3)) == [1]
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -80,7 +85,7 @@ def test_seen_is_the_last_time_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ):
             set_clock(monkeypatch, seconds)
             store.add(bound(seed))
-            assert [(plan.seed, seen) for plan, seen in store.newest(3)] == expected
+            assert [(*seeds([each]), each.seen) for each in store.listed(3)] == expected
 
 
 def test_a_bounded_number_of_plans_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +94,7 @@ def test_a_bounded_number_of_plans_is_kept(tmp_path: Path, monkeypatch: pytest.M
             set_clock(monkeypatch, 100.0 * seconds)
             store.add(bound(seed))
             assert store.count() <= 3
-        assert [plan.seed for plan, _ in store.newest(9)] == [5, 4, 1]
+        assert seeds(store.listed(9)) == [5, 4, 1]
         assert store.document(bound(2).id) is None
 
 
@@ -107,7 +112,16 @@ def test_a_bounded_number_of_bytes_is_kept(tmp_path: Path, monkeypatch: pytest.M
             set_clock(monkeypatch, 5000.0 + num_steps)
             store.add(Plan.from_json(large))
             assert store.count() in expected
-            assert store.newest(1)[0][0] == Plan.from_json(large)
+            assert Plan.parse(store.listed(1)[0].document) == Plan.from_json(large)
+
+
+def test_a_list_of_large_plans_is_cut_but_never_empty(tmp_path: Path) -> None:
+    with PlanStore(tmp_path) as store:
+        for seed in range(3):
+            store.add(bound(seed))
+        size = len(bound(0).canonical_json)
+        assert seeds(store.listed(3, max_bytes=2 * size)) == [2, 1]
+        assert seeds(store.listed(3, max_bytes=1)) == [2]
 
 
 def test_threads_may_share_it(tmp_path: Path) -> None:
@@ -163,7 +177,7 @@ def open_in_four_processes(folder: Path, times: int) -> list[str]:
     assert [process.returncode for process in processes] == [0] * 4, said
     for number in range(times):
         with PlanStore(folder / str(number)) as store:
-            assert len(store.newest(10)) == 4
+            assert len(store.listed(10)) == 4
     return "".join(said).splitlines()
 
 
@@ -326,7 +340,7 @@ def test_a_database_that_was_lost_is_made_again_at_once(tmp_path: Path, harm: Ca
         other.check_writable()
         other.add(bound(101))
         store.add(bound(102))
-        assert {plan.seed for plan, _ in other.newest(200)} >= {101, 102}
+        assert set(seeds(other.listed(200))) >= {101, 102}
 
 
 def test_a_plan_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:

@@ -1,3 +1,1 @@
 """`corpus-client doctor`: is everything as it should be, and is data the bottleneck?"""
-
-__all__ = ["command", "findings", "host", "servers", "speed"]

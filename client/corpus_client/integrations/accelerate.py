@@ -18,9 +18,7 @@ from corpus_client import errors
 from corpus_client.batch import Batch
 from corpus_client.dataset import CorpusIterableDataset
 from corpus_client.integrations.causal_lm import causal_lm
-from corpus_client.integrations.feed import Feed, check_place
-from corpus_client.loader import CorpusLoader
-from corpus_client.plan.world import Placement
+from corpus_client.integrations.feed import Feed, check_place, open_at
 
 
 class AccelerateLoader(Feed):
@@ -43,10 +41,7 @@ class AccelerateLoader(Feed):
         convert: Callable[[Batch], Any] | None = causal_lm,
         **options: Any,
     ) -> None:
-        rank, world_size = place_of(accelerator)
-        placement = Placement(rank=rank, world_size=world_size)
-        found = {"device": accelerator.device, "placement": placement}
-        super().__init__(CorpusLoader(urls, **{**found, **options}), convert)
+        super().__init__(open_at(urls, place_of(accelerator), accelerator.device, options), convert)
         self._accelerator = accelerator
         self._begun = accelerator.step  # it counts how often `accumulate` was entered
         accelerator.register_for_checkpointing(self)

@@ -15,8 +15,8 @@ from lightning.pytorch import LightningDataModule
 
 from corpus_client import errors
 from corpus_client.batch import Batch
+from corpus_client.integrations.feed import open_at
 from corpus_client.loader import CorpusLoader
-from corpus_client.plan.world import Placement
 
 
 class CorpusDataModule(LightningDataModule):  # type: ignore[misc]
@@ -56,11 +56,8 @@ class CorpusDataModule(LightningDataModule):  # type: ignore[misc]
         self._close()
         # Lightning's word for which part of the data a process gets; None where there is one process.
         share = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
-        found = {
-            "device": self.trainer.strategy.root_device,
-            "placement": Placement(rank=share["rank"], world_size=share["num_replicas"]),
-        }
-        self._loader = CorpusLoader(self._urls, **{**found, **self._options})
+        place = share["rank"], share["num_replicas"]
+        self._loader = open_at(self._urls, place, self.trainer.strategy.root_device, self._options)
         if self._loaded:
             self._loader.load_state_dict(self._loaded, trained_steps=self.trained_step)
         self._loaded = {}

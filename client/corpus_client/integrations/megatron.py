@@ -17,7 +17,7 @@ from megatron.core import mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 
 from corpus_client import errors
-from corpus_client.integrations.micro import MicroBatches
+from corpus_client.integrations.feed import MicroBatches
 from corpus_client.loader import CorpusLoader
 from corpus_client.plan.world import Placement
 

@@ -19,9 +19,7 @@ import tyro
 from torchtitan.components.dataloader import BaseDataLoader
 
 from corpus_client import errors
-from corpus_client.integrations.micro import MicroBatches
-from corpus_client.loader import CorpusLoader
-from corpus_client.plan.world import Placement
+from corpus_client.integrations.feed import MicroBatches, open_at
 
 
 class CorpusDataLoader(BaseDataLoader):  # type: ignore[misc]
@@ -61,8 +59,7 @@ class CorpusDataLoader(BaseDataLoader):  # type: ignore[misc]
                 "a pass that ends, as validation with steps=-1, needs options num_steps"
             )
         # torchtitan moves each micro batch to its device itself.
-        place = Placement(rank=dp_rank, world_size=dp_world_size)
-        loader = CorpusLoader(config.urls, device="cpu", placement=place, **options)
+        loader = open_at(config.urls, (dp_rank, dp_world_size), "cpu", options)
         if loader.plan["seq_len"] != seq_len:
             raise errors.InvalidArgument(
                 f"the plan's seq_len must be torchtitan's, got {loader.plan['seq_len']} and {seq_len}"

@@ -17,9 +17,7 @@ from corpus_client import errors
 from corpus_client.dataset import CorpusIterableDataset
 from corpus_client.integrations.accelerate import place_of
 from corpus_client.integrations.causal_lm import causal_lm
-from corpus_client.integrations.feed import Feed, check_place
-from corpus_client.loader import CorpusLoader
-from corpus_client.plan.world import Placement
+from corpus_client.integrations.feed import Feed, check_place, open_at
 
 
 def train_from(trainer: Trainer, urls: str | Sequence[str], **options: Any) -> Trainer:
@@ -38,14 +36,13 @@ def train_from(trainer: Trainer, urls: str | Sequence[str], **options: Any) -> T
             length of an epoch: `num_train_epochs=2` trains on twice as many steps of the plan.
     """
     place = place_of(trainer.accelerator)
-    found = {"device": trainer.args.device, "placement": Placement(rank=place[0], world_size=place[1])}
     epoch_steps = options.pop("num_steps", None)
     if epoch_steps is not None and epoch_steps % trainer.args.gradient_accumulation_steps:
         raise errors.InvalidArgument(
             "num_steps, the steps of an epoch, must be divisible by gradient_accumulation_steps, got "
             f"{epoch_steps} and {trainer.args.gradient_accumulation_steps}"
         )
-    feed = Feed(CorpusLoader(urls, **{**found, **options}), causal_lm, epoch_steps=epoch_steps)
+    feed = Feed(open_at(urls, place, trainer.args.device, options), causal_lm, epoch_steps=epoch_steps)
     trainer.get_train_dataloader = lambda: feed
     others = trainer.get_eval_dataloader
 
@@ -55,9 +52,8 @@ def train_from(trainer: Trainer, urls: str | Sequence[str], **options: Any) -> T
         if not isinstance(dataset, CorpusIterableDataset):
             return others(eval_dataset)
         check_place(dataset.place, place, "the Trainer")
-        return DataLoader(
-            dataset, batch_size=None, collate_fn=cast("Any", causal_lm)
-        )  # called with one batch
+        # The function is called with one batch.
+        return DataLoader(dataset, batch_size=None, collate_fn=cast("Any", causal_lm))
 
     trainer.get_eval_dataloader = get_eval_dataloader
     trainer.args.ignore_data_skip = True  # the place is loaded; a Trainer would ask for every earlier batch

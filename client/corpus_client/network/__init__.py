@@ -1,3 +1,1 @@
 """The network: from a request to the bytes of its answer in a buffer that the caller owns. No torch."""
-
-__all__ = ["control", "endpoint", "options", "pool", "replica", "replicas", "transport", "wire"]

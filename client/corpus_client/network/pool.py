@@ -23,7 +23,7 @@ from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
 from corpus_client.network.replica import Replica, may_pass
 from corpus_client.network.transport import Connection
-from corpus_client.observe.attribution import Stopwatch
+from corpus_client.observe.recorder import Recorder
 
 LOOKUP_SECONDS = 30.0
 """Between two look-ups of a name: usual lifetime of a record for services that come and go."""
@@ -59,12 +59,12 @@ class Pool:
     """
 
     def __init__(
-        self, urls: Sequence[str], network: Network, stopwatch: Stopwatch, plan: BoundPlan | None = None
+        self, urls: Sequence[str], network: Network, recorder: Recorder, plan: BoundPlan | None = None
     ) -> None:
         self.network = network
         self.changed = threading.Condition()
         self.plan = plan
-        self._stopwatch = stopwatch
+        self._recorder = recorder
         self._names: list[_Name] = []
         self._replicas: list[Replica] = []
         self._controls: list[ControlPlane] = []
@@ -110,8 +110,8 @@ class Pool:
             return errors.ReplicaUnusable("; ".join(map(str, refused)))
         return refused[0] if refused else None
 
-    def ready(self, *, idle: bool, other_than: Replica | None = None) -> tuple[Replica, Connection] | None:
-        """Return the best replica (`other_than` one) and an open connection to it, if any; open more behind.
+    def ready(self, *, idle: bool) -> tuple[Replica, Connection] | None:
+        """Return the best replica and an open connection to it, if any; open more behind.
 
         idle: no other answer may come before that of the next request.
         """
@@ -119,8 +119,6 @@ class Pool:
             now = time.monotonic()
             found, without = [], []
             for replica in self.live():
-                if replica is other_than:
-                    continue
                 connection = replica.connection(idle=idle)
                 if connection is None:
                     without.append(replica)
@@ -130,7 +128,7 @@ class Pool:
             # A busy one gets a second connection only where no other is idle.
             for replica in [] if idle and healthy else without:
                 if not replica.opening and (replica.probe_at if healthy else replica.retry_at) <= now:
-                    replica.opening = Connection(replica.endpoint, self.network, stopwatch=self._stopwatch)
+                    replica.opening = Connection(replica.endpoint, self.network, recorder=self._recorder)
                     self.run(self._open, replica, replica.opening)
             return min(found, key=lambda each: each[0].cost(now), default=None)
 

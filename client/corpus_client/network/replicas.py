@@ -23,7 +23,7 @@ from corpus_client.network.pool import Pool
 from corpus_client.network.replica import Replica, may_pass
 from corpus_client.network.transport import Connection
 from corpus_client.network.wire import ArrayRequest
-from corpus_client.observe.attribution import Stopwatch
+from corpus_client.observe.recorder import Recorder
 
 STALL_SECONDS = 1.0
 """Longest silence of a replica while another one works."""
@@ -64,7 +64,7 @@ class Replicas(AbstractContextManager["Replicas"]):
 
     Args:
         plan: what `bind` returned for the same URLs; posted to a replica that does not know it.
-        stopwatch: of the thread that uses them; measures and counts what it does.
+        recorder: of the thread that uses them; measures and counts what it does.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Replicas(AbstractContextManager["Replicas"]):
         network: Network | None = None,
         *,
         plan: BoundPlan | None = None,
-        stopwatch: Stopwatch | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         urls = urls if isinstance(urls, Iterable) and not isinstance(urls, str | bytes) else (urls,)
         if not urls:
             raise errors.InvalidArgument("urls must name at least one server, got none")
-        self.stopwatch = stopwatch if stopwatch is not None else Stopwatch()
+        self.recorder = recorder or Recorder()
         self.network = network if network is not None else Network()
-        self._pool = Pool(urls, self.network, self.stopwatch, plan)
+        self._pool = Pool(urls, self.network, self.recorder, plan)
         self._num_sent = 0
 
     def __exit__(self, *_: object) -> None:
@@ -126,7 +126,7 @@ class Replicas(AbstractContextManager["Replicas"]):
     def begin(self, request: ArrayRequest) -> Exchange:
         """Send the request if a replica can be reached now; else `finish` sends it."""
         exchange = Exchange(request=request)
-        self.stopwatch.enter("send")
+        self.recorder.enter("send")
         deadline = time.monotonic() + self.network.connect_seconds
         found = self._pool.acquire(deadline, idle=False)
         if found is not None:
@@ -152,12 +152,12 @@ class Replicas(AbstractContextManager["Replicas"]):
                 attempt, again = None, True
         for tries in itertools.count():
             while attempt is None:
-                self.stopwatch.enter("retry" if tries else "send")
+                self.recorder.enter("retry" if tries else "send")
                 found = self._pool.acquire(deadline, idle=True, since=started)
                 if found is None:
                     raise self._pool.deadline_exceeded(self.network.deadline_seconds)
                 attempt = self._send(request, *found)
-                self.stopwatch.num_retries += again
+                self.recorder.num_retries += again
                 again = False
             try:
                 waited = self._await_answer(attempt, deadline)
@@ -178,7 +178,7 @@ class Replicas(AbstractContextManager["Replicas"]):
             attempt.replica.latency.add(now - attempt.sent_at, now, waited=waited)
             attempt.replica.succeeded()
             self._end(attempt)
-            self.stopwatch.received_bytes += request.num_bytes
+            self.recorder.received_bytes += request.num_bytes
             return
 
     def stop(self) -> None:
@@ -215,7 +215,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         """
         if len(self._pool.live()) == 1:
             return True
-        self.stopwatch.enter("answer")
+        self.recorder.enter("answer")
         wait = 0.0  # a look first: an answer that is there already tells little about its replica
         while not attempt.connection.begins_within(wait):
             now = time.monotonic()

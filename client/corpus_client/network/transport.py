@@ -22,7 +22,7 @@ from corpus_client import errors
 from corpus_client.network import wire
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
-from corpus_client.observe.attribution import Stopwatch
+from corpus_client.observe.recorder import Recorder
 from corpus_client.observe.telemetry import SentRequest
 
 MAX_ERROR_BYTES = 65_536
@@ -55,11 +55,11 @@ class Connection:
     """
 
     def __init__(
-        self, endpoint: Endpoint, network: Network | None = None, *, stopwatch: Stopwatch | None = None
+        self, endpoint: Endpoint, network: Network | None = None, *, recorder: Recorder | None = None
     ) -> None:
         self.endpoint = endpoint
         self._network = network if network is not None else Network()
-        self._stopwatch = stopwatch if stopwatch is not None else Stopwatch()
+        self._recorder = recorder or Recorder()
         headers = {"Host": endpoint.authority, "Accept-Encoding": "identity", **self._network.headers}
         self._header_lines = wire.header_lines(headers)  # of every request
         self._progress_seconds = self._network.progress_seconds
@@ -157,7 +157,7 @@ class Connection:
             deadline: `time.monotonic` seconds; no wait goes beyond it.
             progress_seconds: longest wait for the next byte, instead of the network's.
         """
-        self._stopwatch.enter("answer")
+        self._recorder.enter("answer")
         sent = self._sent.popleft()
         self._progress_seconds = progress_seconds or self._network.progress_seconds
         silent = True
@@ -170,7 +170,7 @@ class Connection:
                 status, headers = wire.read_head(head)
                 if status != 200:
                     raise self._error_answer(status, headers, deadline)
-                self._stopwatch.enter("receive", server_seconds=wire.server_seconds(headers))
+                self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
                 wire.check_headers(headers, request)
                 digest = xxhash.xxh3_64() if request.verify else None
                 self._fill(buffer[: request.num_bytes], deadline, digest)
@@ -180,7 +180,7 @@ class Connection:
                     wire.check_tail(digest, bytes(tail))
                 if self._received and not self._sent:
                     raise errors.AnswerCorrupt("the body must end where the headers say, more came")
-                self._stopwatch.enter("host")
+                self._recorder.enter("host")
         except errors.AnswerCorrupt as error:
             self.close()
             raise errors.AnswerCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error

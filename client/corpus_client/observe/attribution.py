@@ -1,9 +1,9 @@
 """Where the time goes: what the fetcher is doing, and what it was doing while the training loop waited.
 
-The fetcher thread is always in one phase; its stopwatch adds up how long each took. A training loop that
-waits reads the stopwatch before and after: the difference is, phase by phase, what it waited for. Nothing
-is sampled or guessed, but for the share of the server in the time to an answer's first byte, which is the
-server's own word (`Server-Timing`), at most that time.
+The fetcher thread is always in one phase; the recorder adds up how long each took. A training loop that
+waits reads it before and after: the difference is, phase by phase, what it waited for. Nothing is sampled
+or guessed, but for the share of the server in the time to an answer's first byte, which is the server's own
+word (`Server-Timing`), at most that time.
 
     fetcher's phase    what it does                            the wait's cause
     send               connects, sends a request               network
@@ -16,12 +16,8 @@ server's own word (`Server-Timing`), at most that time.
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal, Self
-
-from corpus_client.observe.trace import Tracer
 
 Phase = Literal["send", "answer", "receive", "host", "retry", "idle"]
 
@@ -121,83 +117,3 @@ class LoaderStats:
         names = [each.name for each in fields(self)]
         counters = names[: names.index("ready_slots")]  # the others say how things are now
         return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in counters})
-
-
-class Stopwatch:
-    """Time the fetcher's phases and count its requests; the fetcher alone writes, any thread may read."""
-
-    def __init__(self, tracer: Tracer | None = None) -> None:
-        self._tracer = tracer if tracer is not None and tracer.active else None
-        self._lock = threading.Lock()
-        self._phase: Phase = "idle"
-        self._since = time.perf_counter()
-        self._seconds: dict[str, float] = {each.name: 0.0 for each in fields(FetchSeconds)}
-        self.received_bytes = self.num_retries = 0  # as in `LoaderStats`
-
-    def enter(self, phase: Phase, *, server_seconds: float = 0.0) -> None:
-        """End the present phase and begin another. server_seconds: of it, what the server says it took."""
-        now = time.perf_counter()
-        with self._lock:
-            ended, since = self._phase, self._since
-            self._seconds[ended] += now - since
-            self._seconds["server"] += min(server_seconds, now - since)
-            self._phase, self._since = phase, now
-        if self._tracer is not None:
-            self._tracer.phase(ended, since, now, phase)
-
-    def reading(self) -> FetchSeconds:
-        """Return the seconds in each phase, the present one included."""
-        now = time.perf_counter()
-        with self._lock:
-            seconds = dict(self._seconds)
-            seconds[self._phase] += now - self._since
-        return FetchSeconds(**seconds)
-
-
-class Meter:
-    """Measure a loader's waits by cause; everything but `fetcher` belongs to the training loop's thread."""
-
-    def __init__(self, tracer: Tracer | None = None) -> None:
-        self.tracer = tracer if tracer is not None else Tracer()
-        self.fetcher = Stopwatch(self.tracer)
-        self.wait_seconds = 0.0
-        self._for_slots = WaitSeconds()
-        self.upload_seconds = 0.0  # in which the training loop queued copies to the device
-        self._first_asked: float | None = None
-        self._asked = self._yielded = 0.0
-
-    def ask(self) -> None:
-        """Note that the training loop asks for a batch, or begins to prepare for it."""
-        self._asked = time.perf_counter()
-        if self._first_asked is None:
-            self._first_asked = self._yielded = self._asked
-        if self.tracer.active:
-            self.tracer.ask(self._yielded, self._asked)
-
-    def get(self, step: int | None) -> None:
-        """Note that the training loop got the batch of a step; None: it is prepared, or no batch came."""
-        self._yielded = time.perf_counter()
-        self.wait_seconds += self._yielded - self._asked
-        if self.tracer.active:
-            self.tracer.get(self._asked, self._yielded, step)
-
-    def waited(self, before: FetchSeconds) -> None:
-        """Count a wait for a slot by cause. before: what the fetcher's stopwatch read when it began."""
-        self._for_slots += WaitSeconds.during(self.fetcher.reading() - before)
-
-    def stats(self, *, copies_on_host: bool) -> LoaderStats:
-        """Return the times. copies_on_host: whether this CPU copies batches, rather than ask a device to."""
-        wait = self._for_slots
-        if not copies_on_host:
-            wait += WaitSeconds(transfer=self.upload_seconds)
-        others = wait.network + wait.server + wait.transfer + wait.retry
-        # What remains is this thread's own work: copies, and handing over.
-        wait = replace(wait, host=max(0.0, self.wait_seconds - others))
-        return LoaderStats(
-            seconds=0.0 if self._first_asked is None else self._yielded - self._first_asked,
-            wait_seconds=self.wait_seconds,
-            wait=wait,
-            fetch=self.fetcher.reading(),
-            received_bytes=self.fetcher.received_bytes,
-            num_retries=self.fetcher.num_retries,
-        )

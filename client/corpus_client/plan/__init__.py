@@ -1,3 +1,1 @@
 """The plan as a loader sees it: what it asks for, which rows are its own, where it goes on. No torch."""
-
-__all__ = ["document", "receipts", "requests", "schedule", "state", "trainers", "world"]

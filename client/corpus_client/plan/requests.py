@@ -48,19 +48,18 @@ class StepRequests:
 
 
 class AheadRequests:
-    """Asks for pieces of a plan in order, with `in_flight` requests on the wire."""
+    """Asks for pieces of a plan in order, with `in_flight` of `requests` on the wire."""
 
     def __init__(self, requests: StepRequests, pieces: Iterator[Piece], in_flight: int) -> None:
-        self._requests = requests
+        self.requests = requests
         self._pieces = pieces
         self._in_flight = in_flight
         self._asked: deque[tuple[Exchange, int]] = deque()  # with the tokens of a row
-        self.finish, self.stop, self.close = requests.finish, requests.stop, requests.close
 
     def ask(self) -> None:
         """Send as many requests as may be on the wire."""
         while len(self._asked) < self._in_flight and (piece := next(self._pieces, None)) is not None:
-            self._asked.append((self._requests.begin(*piece), piece[2][1]))
+            self._asked.append((self.requests.begin(*piece), piece[2][1]))
 
     def next(self) -> tuple[Exchange, int]:
         """Return the oldest request, to be finished, and the tokens of a row; or raise `StopIteration`."""

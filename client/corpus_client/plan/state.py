@@ -12,6 +12,7 @@ import copy
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
@@ -22,6 +23,8 @@ from corpus_client.network.replicas import Replicas
 from corpus_client.network.wire import DIGEST
 from corpus_client.plan import receipts
 from corpus_client.plan.document import MAX_STEP, integer
+from corpus_client.plan.requests import StepRequests
+from corpus_client.plan.schedule import StepRange, shape_of
 from corpus_client.plan.trainers import check_held_ahead
 
 REQUIRED = {"plan", "plan_id", "next_step"}
@@ -259,6 +262,18 @@ class PlanLoader(Generic[B]):
     def _stop(self) -> None:
         """Drop what was fetched ahead; the next batch starts fetching again."""
         raise NotImplementedError
+
+    def _step_requests(self) -> StepRequests:
+        rank, world_size = self.place
+        return StepRequests(self._connect(plan=self._bound), self._bound, rank=rank, world_size=world_size)
+
+    def _receive_step(self, step: int, step_ranges: Sequence[StepRange]) -> tuple[bytearray, tuple[int, int]]:
+        """Receive the tokens of any step over a connection of its own; return them and their shape."""
+        self._check_process()
+        step = integer("step", step, 0, MAX_STEP)
+        shape = shape_of(step_ranges, step)
+        with closing(self._step_requests()) as requests:
+            return requests.receive_step(step, shape), shape
 
     def _check_thread(self) -> None:
         """Make the calling thread the one that iterates; refuse a second one by name.

@@ -17,8 +17,7 @@ import torch
 
 from corpus_client import errors
 from corpus_client.network.pool import Stopped
-from corpus_client.observe.attribution import Stopwatch
-from corpus_client.observe.trace import Tracer
+from corpus_client.observe.recorder import Recorder
 from corpus_client.plan.schedule import Piece, StepRange, pieces
 from corpus_client.staging.slots import Slot
 from corpus_client.staging.stager import Group
@@ -87,9 +86,9 @@ class FilledSlot:
 class SlotQueues:
     """What the fetcher thread and the training loop share."""
 
-    def __init__(self, slots: Sequence[Slot], source: Source, stopwatch: Stopwatch) -> None:
+    def __init__(self, slots: Sequence[Slot], source: Source, recorder: Recorder) -> None:
         self.source = source
-        self.stopwatch = stopwatch
+        self.recorder = recorder
         self.pid = os.getpid()
         self.thread: threading.Thread | None = None
         self._changed = threading.Condition()
@@ -112,7 +111,7 @@ class SlotQueues:
                     return self._free.pop()
                 if not wait:
                     return None
-                self.stopwatch.enter("idle")
+                self.recorder.enter("idle")
                 self._changed.wait()
         raise Stopped
 
@@ -176,13 +175,13 @@ class SlotQueues:
             thread.join(JOIN_SECONDS)
 
 
-def fetch(queues: SlotQueues, steps: FetchRange, tracer: Tracer) -> None:
+def fetch(queues: SlotQueues, steps: FetchRange) -> None:
     """Run the fetcher thread: keep `in_flight` requests on the wire and fill slots in order."""
     on_wire: deque[tuple[Any, FilledSlot]] = deque()
 
     def receive_oldest() -> None:
         ticket, filled = on_wire.popleft()
-        with tracer.fetch(filled.start_step, filled.num_steps):
+        with queues.recorder.fetching(filled.start_step, filled.num_steps):
             queues.source.finish(ticket, filled.slot.view)
         queues.put_ready(filled)
 
@@ -203,5 +202,5 @@ def fetch(queues: SlotQueues, steps: FetchRange, tracer: Tracer) -> None:
     except BaseException as error:  # noqa: BLE001 - it is raised again in the training loop
         queues.end(error)
     finally:
-        queues.stopwatch.enter("idle")
+        queues.recorder.enter("idle")
         queues.source.close()

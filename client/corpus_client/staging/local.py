@@ -85,17 +85,17 @@ class LocalSource:
     The answers wait in the kernel's buffers while no slot is free.
     """
 
-    def __init__(self, requests: AheadRequests, plan: BoundPlan, shards: list[LocalShard]) -> None:
-        self._requests = requests
+    def __init__(self, ahead: AheadRequests, plan: BoundPlan, shards: list[LocalShard]) -> None:
+        self._ahead, self._requests = ahead, ahead.requests
         self._dtype = plan.dtype
         self._shards = shards
         self._gatherers: dict[int, Gatherer] = {}  # by tokens of a row
         self._num_selected = self._num_gathered = 0  # rows of the answer received last
-        self.stop = requests.stop
+        self.stop = self._requests.stop
 
     def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> tuple[int, int]:
         """Have requests on the wire for steps with batches of this shape, or for those after them."""
-        self._requests.ask()
+        self._ahead.ask()
         return num_steps * shape[0], shape[1]
 
     def finish(self, ticket: tuple[int, int], view: memoryview) -> None:
@@ -117,7 +117,7 @@ class LocalSource:
 
     def _receive(self) -> None:
         """Select the windows that the next answer names; those before them are gathered."""
-        exchange, window = self._requests.next()
+        exchange, window = self._ahead.next()
         indices = np.empty(exchange.request.shape, "<i8")
         self._requests.finish(exchange, indices.data.cast("B"))
         if window not in self._gatherers:

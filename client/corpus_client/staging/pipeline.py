@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from corpus_client.observe.attribution import Meter
+from corpus_client.observe.recorder import Recorder
 from corpus_client.staging.fetcher import FetchRange, FilledSlot, SlotQueues, Source, fetch
 from corpus_client.staging.slots import Slot
 from corpus_client.staging.stager import Group, Stager, T, Views
@@ -37,9 +36,9 @@ class Pipeline:
         slots: Sequence[Slot],
         stager: Stager,
         steps: FetchRange,
-        meter: Meter | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        self._meter = meter = meter if meter is not None else Meter()
+        self._recorder = recorder = recorder or Recorder()
         self._stager = stager
         self._steps = steps
         stager.prepare(steps.batch_bytes)
@@ -49,16 +48,16 @@ class Pipeline:
         self._uploading: FilledSlot | None = None
         self.waiting = False  # whether the training loop stands still here
         self._in_use: deque[FilledSlot] = deque()  # slots whose batches are uploaded, or being uploaded
-        self.queues = SlotQueues(slots, source, meter.fetcher)
+        self.queues = SlotQueues(slots, source, recorder)
         self.queues.thread = threading.Thread(
-            target=fetch, args=(self.queues, steps, meter.tracer), name="corpus-fetcher", daemon=True
+            target=fetch, args=(self.queues, steps), name="corpus-fetcher", daemon=True
         )
         self._closer = weakref.finalize(self, self.queues.stop)
         self.queues.thread.start()
 
     def take(self, use: Callable[[Views], T]) -> tuple[int, T]:
         """Return (step, what `use` makes of its batch); raise `StopIteration` after the last step."""
-        self._meter.ask()
+        self._recorder.ask()
         step = None
         try:
             if len(self._uploaded) < self._max_uploaded:  # once per group
@@ -74,7 +73,7 @@ class Pipeline:
                 self._uploaded.popleft()
             return step, made
         finally:
-            self._meter.get(step)
+            self._recorder.get(step)
 
     def close(self) -> bool:
         """Stop the thread, also while it waits for the network; wait a bounded time for its end.
@@ -109,15 +108,14 @@ class Pipeline:
         return True
 
     def _await_filled(self) -> FilledSlot | None:
-        before = self._meter.fetcher.reading()
         self.waiting = True
         try:
-            # The fetcher may itself wait for a slot, and only this thread sees that a copy is done.
-            while not self.queues.await_ready(TRANSFER_POLL_SECONDS if self._in_use else None):
-                self._reclaim()
+            with self._recorder.waiting():
+                # The fetcher may itself wait for a slot, and only this thread sees that a copy is done.
+                while not self.queues.await_ready(TRANSFER_POLL_SECONDS if self._in_use else None):
+                    self._reclaim()
         finally:
             self.waiting = False
-            self._meter.waited(before)
         filled = self.queues.take_ready()
         if filled is None:
             self.queues.check_end()
@@ -128,12 +126,10 @@ class Pipeline:
         batch_bytes = math.prod(filled.shape) * self._steps.dtype.itemsize
         count = min(filled.num_steps - first, max(1, self._stager.group_bytes // batch_bytes))
         stored = filled.slot.batches(first, count, filled.shape, self._steps.dtype)
-        started = time.perf_counter()
-        with self._meter.tracer.range("transfer"):
+        with self._recorder.uploading():
             group = self._stager.upload(stored)
-        self._meter.upload_seconds += time.perf_counter() - started
         group.next_step = filled.start_step + first
-        self._meter.tracer.transfer(group.next_step, count, group)
+        self._recorder.uploaded(group.next_step, count, group)
         self._uploaded.append(group)
         filled.groups.append(group)
         filled.num_uploaded += count

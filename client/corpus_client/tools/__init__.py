@@ -1,3 +1,1 @@
 """Instruments of the `corpus-client` command: why a GPU waits for data, on this machine."""
-
-__all__ = ["bench", "export", "machine", "report", "timing", "transfer"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from orjson import Fragment
 from starlette.responses import Response as AsgiResponse
 
 from corpus_server.answers import inspection, questions
@@ -34,7 +35,9 @@ async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> Asg
     with call.service.admission.receiving() as count:
         await _receive(call.request, body, count, call.service.settings.body_timeout_seconds)
         keep, plans = query.keep == "true", call.service.plans
-        described = await call.run(lambda: plans.keep_document(body, call.head.caller, keep=keep).to_json())
+        described = await call.run(
+            lambda: plans.keep_document(body, call.head.caller, keep=keep).to_json(), size_bytes=len(body)
+        )
     return AsgiResponse(described, media_type="application/json")
 
 
@@ -47,8 +50,11 @@ async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiRe
 
     def list_them() -> Response:
         may_read = call.head.caller.may_read  # a plan tells the fingerprints of its corpora
-        newest = call.service.store.newest(query.limit, max_bytes=MAX_LIST_BYTES, may_read=may_read)
-        plans = [{"id": plan.id, "plan": plan.to_json(), "seen_unix_seconds": seen} for plan, seen in newest]
+        newest = call.service.store.listed(query.limit, max_bytes=MAX_LIST_BYTES, may_read=may_read)
+        plans = [
+            {"id": each.id, "plan": Fragment(each.document), "seen_unix_seconds": each.seen}
+            for each in newest
+        ]
         return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})
 
     return sent(await call.run(list_them))

@@ -39,9 +39,9 @@ class Call(NamedTuple):
     head: RequestHead
     service: Service
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run short blocking work off the event loop; raise Overloaded if there is too much of it."""
-        return await self.service.run(work, self.head.caller)
+    async def run(self, work: Callable[[], T], *, size_bytes: int = 0) -> T:
+        """Run short blocking work off the event loop; see `Service.run`."""
+        return await self.service.run(work, self.head.caller, size_bytes=size_bytes)
 
     def made(self, work: Slices[Response]) -> Made:
         """Return the costly response that `work` makes, in the gather threads."""

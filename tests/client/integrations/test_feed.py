@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from corpus_client import CorpusLoader, errors
+from corpus_client import CorpusLoader, Placement, errors
 from corpus_client.integrations.causal_lm import causal_lm
-from corpus_client.integrations.feed import Feed, check_place
+from corpus_client.integrations.feed import Feed, check_place, open_at
+from tests.client.reference_server import ReferenceServer
 
 MakeLoader = Callable[..., CorpusLoader]
 
@@ -80,3 +81,14 @@ def test_shifted_once_the_labels_are_the_targets(make_loader: MakeLoader, ignore
     assert (found["labels"][:, 0] == -100).all()
     assert (found["input_ids"] >= 0).all()
     assert (found["labels"] == -100).sum() == 12 + (batch.targets == -100).sum()
+
+
+def test_a_loader_opens_at_its_frameworks_place_unless_an_option_says_otherwise(
+    server: ReferenceServer,
+) -> None:
+    plan = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
+    with open_at(server.url, (1, 2), "cpu", plan) as loader:
+        assert (loader.place, next(loader).inputs.shape) == ((1, 2), (6, 16))
+    alone = {**plan, "placement": Placement(rank=0, world_size=1), "device": "cpu"}
+    with open_at(server.url, (1, 2), "no device", alone) as loader:
+        assert loader.place == (0, 1)

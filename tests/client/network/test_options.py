@@ -244,7 +244,7 @@ def test_a_token_that_is_not_accepted_fails_at_once(
         server.token = "another"
         with pytest.raises(errors.AccessDenied):
             filler.finish(filler.begin(0, 1, (12, 17)), memoryview(bytearray(12 * 17 * 2)))
-        assert replicas.stopwatch.num_retries == 0
+        assert replicas.recorder.num_retries == 0
     assert "wr0ng" not in str(caught.value) + caplog.text
 
 
@@ -260,4 +260,4 @@ def test_a_token_that_changes_in_its_file_goes_on(server: ReferenceServer, tmp_p
         path.write_text("second-one")
         server.token = "second-one"
         filler.finish(filler.begin(1, 1, (12, 17)), buffer)
-        assert replicas.stopwatch.num_retries == 0
+        assert replicas.recorder.num_retries == 0

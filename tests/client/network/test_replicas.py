@@ -275,11 +275,6 @@ def test_server_that_comes_back_with_another_corpus_is_refused(
         assert_exact(loader, corpus, 1000)
 
 
-def test_headers_go_with_every_request(server: ReferenceServer, make_loader: MakeLoader) -> None:
-    next(make_loader(headers={"Authorization": "Bearer abc"}))
-    assert {headers.get("Authorization") for headers in server.headers} == {"Bearer abc"}
-
-
 def test_two_requests_are_on_the_wire_before_the_first_is_answered(
     server: ReferenceServer, make_loader: MakeLoader
 ) -> None:

@@ -235,7 +235,7 @@ def test_faults_and_late_answers_together_stay_exact(corpus: ReferenceCorpus) ->
     servers = [ReferenceServer([corpus], sometimes) for _ in range(3)]
     with servers[0], servers[1], servers[2], Reader([each.url for each in servers]) as reader:
         reader.read(300, corpus)
-        assert reader.replicas.stopwatch.num_retries > 10
+        assert reader.replicas.recorder.num_retries > 10
 
 
 def test_no_attempt_takes_more_than_a_quarter_of_the_deadline(

@@ -19,8 +19,7 @@ from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
 from corpus_client.network.replica import BACKOFF_LAST_SECONDS
 from corpus_client.network.replicas import Replicas
-from corpus_client.observe.attribution import Stopwatch
-from corpus_client.observe.trace import Tracer
+from corpus_client.observe.recorder import Recorder
 from corpus_client.plan.requests import StepRequests
 from corpus_client.plan.schedule import StepRange
 from corpus_client.staging.fetcher import FetchRange, FilledSlot, SlotQueues, fetch
@@ -333,7 +332,7 @@ class Run:
         slot_bytes = self.steps_per_slot * STEP_BYTES
         storages = [torch.empty(slot_bytes, dtype=torch.uint8) for _ in range(network.in_flight + 2)]
         slots = [Slot(view=memoryview(storage.numpy()), storage=storage) for storage in storages]
-        queues = SlotQueues(slots, filler, Stopwatch())
+        queues = SlotQueues(slots, filler, Recorder())
         steps = FetchRange(
             step_ranges=(StepRange(start_step=0, stop_step=None, shape=(1, 4)),),
             dtype=torch.uint16,
@@ -342,7 +341,7 @@ class Run:
             slot_bytes=slot_bytes,
             in_flight=network.in_flight,
         )
-        world.start(lambda: fetch(queues, steps, Tracer()))
+        world.start(lambda: fetch(queues, steps))
         limit = network.deadline_seconds
         try:
             while queues.await_ready(None) and (filled := queues.take_ready()) is not None:
@@ -355,7 +354,7 @@ class Run:
             self.num_errors += 1
         finally:
             self.longest = max(self.longest, filler.longest)
-            self.num_retries += replicas.stopwatch.num_retries
+            self.num_retries += replicas.recorder.num_retries
             queues.stop()
         assert filler.longest <= 1.1 * limit + 0.1, f"waited for {filler.longest:.2f} s, not {limit:g}"
         assert world.most_open <= (network.in_flight + 1) * len(self.servers), f"{world.most_open} sockets"

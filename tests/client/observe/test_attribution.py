@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from corpus_client import CorpusLoader
-from corpus_client.observe import attribution
-from corpus_client.observe.attribution import FetchSeconds, LoaderStats, Meter, Phase, WaitSeconds
+from corpus_client.observe.attribution import FetchSeconds, LoaderStats, Phase, WaitSeconds
+from corpus_client.observe.recorder import Recorder
 from corpus_client.staging import pinning
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.slots import Slot, SlotSizes
@@ -21,21 +21,6 @@ from tests.client.staging.counting import BATCH_BYTES, CPU, STEPS, CountingSourc
 
 MakeLoader = Callable[..., CorpusLoader]
 CAUSES = [field.name for field in dataclasses.fields(WaitSeconds)]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(attribution.time, "perf_counter", clock)
-    return clock
 
 
 @pytest.mark.parametrize(
@@ -79,16 +64,16 @@ def test_since_is_the_difference_of_counters_beside_the_present_state() -> None:
 class SlowSource(CountingSource):
     """Spends its time in one phase."""
 
-    def __init__(self, meter: Meter, phase: Phase, server_seconds: float) -> None:
+    def __init__(self, recorder: Recorder, phase: Phase, server_seconds: float) -> None:
         super().__init__()
-        self._watch = meter.fetcher
+        self._recorder = recorder
         self._phase = phase
         self._server_seconds = server_seconds
 
     def finish(self, ticket: range, view: memoryview) -> None:
-        self._watch.enter(self._phase)
+        self._recorder.enter(self._phase)
         time.sleep(0.05)
-        self._watch.enter("host", server_seconds=self._server_seconds)
+        self._recorder.enter("host", server_seconds=self._server_seconds)
         super().finish(ticket, view)
 
 
@@ -112,12 +97,12 @@ def slots() -> Iterator[tuple[Slot, ...]]:
 def test_training_loop_waits_for_what_the_fetcher_does(
     slots: tuple[Slot, ...], phase: Phase, server_seconds: float, cause: str
 ) -> None:
-    meter = Meter()
-    filler, device = SlowSource(meter, phase, server_seconds), Stager(CPU)
-    pipeline = Pipeline(filler, slots, device, replace(STEPS, end_step=17), meter)
+    recorder = Recorder()
+    filler, device = SlowSource(recorder, phase, server_seconds), Stager(CPU)
+    pipeline = Pipeline(filler, slots, device, replace(STEPS, end_step=17), recorder)
     assert len(list(batches_of(pipeline))) == 12
     pipeline.close()
-    stats = meter.stats(copies_on_host=device.copies_on_host)
+    stats = recorder.stats(copies_on_host=device.copies_on_host)
     assert stats.wait.cause == cause
     assert sum(getattr(stats.wait, name) for name in CAUSES) == pytest.approx(stats.wait_seconds)
 

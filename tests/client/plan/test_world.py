@@ -124,17 +124,6 @@ def test_a_sequence_that_does_not_divide_is_refused(make_loader: MakeLoader) -> 
         make_loader(context_parallel=(0, 3))
 
 
-@pytest.mark.parametrize(
-    ("eot_id", "message"),
-    [(-1, r"eot_id of uint16 tokens must be an integer in \[0,"), (65536, r"\[0, 65535\], got 65536")],
-)
-def test_an_end_of_text_that_cannot_occur_is_refused(
-    make_loader: MakeLoader, eot_id: int, message: str
-) -> None:
-    with pytest.raises(errors.InvalidArgument, match=message):
-        make_loader(eot_id=eot_id)
-
-
 CASES: list[tuple[tuple[str, ...], tuple[int, ...], dict[str, Any]]] = [
     (("dp", "tp"), (2, 2), {"data_dims": ("dp",)}),
     (("dp_replicate", "dp_shard", "tp"), (2, 2, 1), {"data_dims": ("dp_replicate", "dp_shard")}),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from corpus_client.observe.attribution import Meter
+from corpus_client.observe.recorder import Recorder
 from corpus_client.staging.fetcher import FetchRange
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.slots import SlotSizes, cut_slots
@@ -32,12 +32,12 @@ def make_pipeline() -> Iterator[MakePipeline]:
         stager: Stager | None = None,
         steps: FetchRange = STEPS,
         num_slots: int = 3,
-        meter: Meter | None = None,
+        recorder: Recorder | None = None,
     ) -> Pipeline:
         size = SlotSizes(num_slots=num_slots, steps_per_slot=4, batch_bytes=BATCH_BYTES)
         stager = stager or Stager(CPU)
         slots = cut_slots(stager.host_memory(size.num_bytes), size)
-        pipeline = Pipeline(source or CountingSource(), slots, stager, steps, meter)
+        pipeline = Pipeline(source or CountingSource(), slots, stager, steps, recorder)
         made.append(weakref.ref(pipeline))
         return pipeline
 
@@ -45,4 +45,6 @@ def make_pipeline() -> Iterator[MakePipeline]:
     for reference in made:
         if (pipeline := reference()) is not None:
             pipeline.close()
+    for thread in fetchers():
+        thread.join(20)  # one that collected its own pipeline was joined by nobody
     assert fetchers() == []

@@ -11,8 +11,7 @@ from functools import partial
 import pytest
 import torch
 
-from corpus_client.observe.attribution import Meter
-from corpus_client.observe.trace import Tracer
+from corpus_client.observe.recorder import Recorder
 from corpus_client.staging.stager import Stager
 from tests.client.staging.counting import CPU, MakePipeline, batches_of
 
@@ -31,7 +30,7 @@ def test_steps_come_in_order_with_their_own_tokens(
 def test_nothing_grows_over_thousands_of_steps(make_pipeline: MakePipeline) -> None:
     """Memory of the device is measured in `cuda/test_ring.py`."""
     stager = Stager(CPU)
-    pipeline = make_pipeline(stager=stager, meter=Meter(Tracer(20)))
+    pipeline = make_pipeline(stager=stager, recorder=Recorder(20))
     tracemalloc.start()
     try:
         traced = 0

@@ -7,8 +7,9 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -18,7 +19,6 @@ import pytest
 from corpus_server import metrics
 from corpus_server.admission.access import ANYONE, Caller
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import heap
 from corpus_server.answers import service as module
 from corpus_server.answers.queries import PlanQuery
 from corpus_server.answers.response import ClientLeft
@@ -121,12 +121,11 @@ def settings(folder: Path, **more: int) -> Settings:
 def test_a_process_is_prepared_for_serving(tmp_path: Path, read_ahead_bytes: int, reads_ahead: bool) -> None:
     with (
         patch.object(guard, "install") as install,
-        patch.object(heap, "keep_freed") as keep_freed,
         patch.object(gc, "freeze") as freeze,
         patch.object(Catalog, "open", wraps=Catalog.open) as opened,
         Service.open(settings(tmp_path, read_ahead_bytes=read_ahead_bytes)) as service,
     ):
-        for each in (install, keep_freed, freeze):
+        for each in (install, freeze):
             each.assert_called_once_with()
         assert opened.call_args.kwargs["reads_ahead"] is reads_ahead
         assert service.draining is False
@@ -134,6 +133,28 @@ def test_a_process_is_prepared_for_serving(tmp_path: Path, read_ahead_bytes: int
         assert metrics.BYTES_IN_FLIGHT.numbers() == {(): [17]}
     with pytest.raises(RuntimeError):  # they end with the process
         service.gather_threads.submit(int)
+
+
+def test_no_request_needs_a_new_thread(tmp_path: Path) -> None:
+    """Catalogue row 37: a machine without threads refuses the start, in words, and no request afterwards."""
+    no_thread = patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
+    with (
+        no_thread,
+        pytest.raises(Overloaded, match="can't start new thread"),
+        Service.open(settings(tmp_path)),
+    ):
+        pass
+
+    async def ask_all(service: Service) -> None:
+        asking = [ask() for _ in range(100) for ask in asks(service)]
+        assert await asyncio.gather(*asking) == [0] * len(asking)
+
+    def asks(service: Service) -> list[Callable[[], Awaitable[int]]]:
+        return [partial(service.in_gather_thread, int), partial(service.run_probe, int)]
+
+    with Service.open(settings(tmp_path)) as service, no_thread:
+        asyncio.run(ask_all(service))
+        assert asyncio.run(service.run(int, ANYONE)) == 0
 
 
 def test_the_end_stops_all_threads(tmp_path: Path) -> None:

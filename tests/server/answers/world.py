@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import ssl
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -75,7 +77,9 @@ class World:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def start(cls, folder: Path, draw: random.Random, *, max_concurrent_answers: int) -> World:
+    def start(
+        cls, folder: Path, draw: random.Random, *, max_concurrent_answers: int, tls: bool = False
+    ) -> World:
         """Write the files, start a server with settings by chance, and post the plans."""
         shards: dict[str, list[np.ndarray]] = {
             "one": [some_tokens(30_000, seed=1)],
@@ -103,9 +107,15 @@ class World:
         server = RunningServer(
             {name: folder / name for name in shards},
             folder,
+            uds=folder / "socket" if tls else None,  # for all that is not fuzzed
+            arguments=_with_certificate(folder) if tls else (),
             config="[server]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()),
         )
         server.start()
+        if tls:
+            server.port = int(server.log().partition("https://127.0.0.1:")[2].split()[0])
+            server.tls = ssl.create_default_context(cafile=str(folder / "certificate.pem"))
+            server.tls.check_hostname = False
         sources = {name: cls._source(server, name, own, paths[name], draw) for name, own in shards.items()}
         return cls(
             server,
@@ -177,3 +187,13 @@ class World:
             source.phase = CHANGED
         with self.lock:
             self.counts[f"file: {how}"] += 1
+
+
+def _with_certificate(folder: Path) -> list[str]:
+    """Make a certificate; return the options that serve TLS on a port."""
+    key, certificate = str(folder / "key.pem"), str(folder / "certificate.pem")
+    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    subprocess.run(
+        ["openssl", "req", *options, "-keyout", key, "-out", certificate], check=True, capture_output=True
+    )
+    return ["--host", "127.0.0.1", "--port", "0", "--tls-certificate", certificate, "--tls-key", key]

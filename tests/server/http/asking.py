@@ -67,6 +67,8 @@ class Request:
         refused: (status, slug) of the only right answer, if that is an error.
         admitted: whether it may be refused above the limit, be it good or bad.
         bodiless: whether the response has no body whatever its Content-Length says.
+        has_unread_body: whether the request has a body that nobody reads: if all of it has not come when the
+            response begins, that is the last one.
     """
 
     data: bytes
@@ -76,6 +78,7 @@ class Request:
     refused: tuple[int, str] | None = None
     admitted: bool = False
     bodiless: bool = False
+    has_unread_body: bool = False
 
     def verify(self, answer: RawAnswer, phase_before: int) -> str:
         """Check a response; return what it was, to be counted.

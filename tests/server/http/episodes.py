@@ -130,7 +130,8 @@ def with_body(request: Request, draw: random.Random) -> Request:
     chunked = draw.random() < 0.5
     body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content) if chunked else content
     line = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(content)
-    return dataclasses.replace(request, data=request.data[:-2] + line + b"\r\n\r\n" + body)
+    data = request.data[:-2] + line + b"\r\n\r\n" + body
+    return dataclasses.replace(request, data=data, has_unread_body=True)
 
 
 def random_requests(world: World, draw: random.Random) -> list[Request]:
@@ -246,6 +247,10 @@ class Episode:
                 return False
             self.counts[request.verify(answer, phases[k])] += 1
             self.num_read += 1
+            if request.has_unread_body and answer.headers.get("connection") == "close":
+                assert connection.ended(), "nothing may follow the last response"
+                self.counts["closed over a body"] += 1
+                return False
         connection.send(data[sent:])
         return True
 

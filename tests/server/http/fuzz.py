@@ -29,8 +29,8 @@ class Failure(Exception):
     """A response was wrong; says by which seed to see it again."""
 
 
-def run_round(seed: int, round_number: int, num_requests: int) -> Counter[str]:
-    """Run one server through `num_requests` checked responses; return what was counted.
+def run_round(seed: int, round_number: int, num_requests: int, *, tls: bool = False) -> Counter[str]:
+    """Run one server through `num_requests` checked responses, or over TLS; return what was counted.
 
     Raises:
         Failure: with the seed, the episode and its requests.
@@ -39,7 +39,7 @@ def run_round(seed: int, round_number: int, num_requests: int) -> Counter[str]:
     with tempfile.TemporaryDirectory() as folder:
         # By turns: a limit that is met all the time, and one that never is.
         limit = (3, 64)[round_number % 2]
-        world = World.start(Path(folder), draw, max_concurrent_answers=limit)
+        world = World.start(Path(folder), draw, max_concurrent_answers=limit, tls=tls)
         try:
             _run_episodes(world, seed, round_number, num_requests)
             _check_idle(world)
@@ -102,12 +102,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--requests-per-round", type=int, default=10_000)
+    parser.add_argument("--tls", action="store_true", help="over TLS")
     chosen = parser.parse_args()
     print(f"seed {chosen.seed}", flush=True)
     total: Counter[str] = Counter()
     began = time.monotonic()
     for number in range(-(-chosen.requests // chosen.requests_per_round)):
-        total += run_round(chosen.seed, number, chosen.requests_per_round)
+        total += run_round(chosen.seed, number, chosen.requests_per_round, tls=chosen.tls)
         num_done = sum(n for name, n in total.items() if ":" not in name)
         print(f"{num_done} responses, {num_done / (time.monotonic() - began):.0f}/s", flush=True)
     print(", ".join(f"{name} {number}" for name, number in sorted(total.items())))

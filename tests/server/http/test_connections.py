@@ -17,10 +17,12 @@ REQUESTS_PER_ROUND = 3000
 NUM_ROUNDS = -(-int(os.environ.get("CORPUS_FUZZ_REQUESTS", "6000")) // REQUESTS_PER_ROUND)
 
 
-@pytest.mark.parametrize("round_number", range(NUM_ROUNDS))
-def test_every_response_is_framed_in_order_and_right(round_number: int) -> None:
+@pytest.mark.parametrize(
+    ("round_number", "tls"), [*((number, False) for number in range(NUM_ROUNDS)), (1, True)]
+)
+def test_every_response_is_framed_in_order_and_right(round_number: int, tls: bool) -> None:
     """Catalogue row 30."""
-    counts = run_round(SEED, round_number, REQUESTS_PER_ROUND)
+    counts = run_round(SEED, round_number, REQUESTS_PER_ROUND, tls=tls)
     # With room for three answers, slow clients take it all, and thousands are refused in no time.
     assert counts["200"] > REQUESTS_PER_ROUND / (4 if round_number % 2 else 50), counts
     # What never occurred was not tested.

@@ -8,13 +8,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import psutil
 import pytest
 
-from corpus_server.answers.hot_threads import HotThreads
-from corpus_server.errors import Overloaded
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import Ended, RawConnection, check_raw_problem, get
 from tests.serving import RunningServer
@@ -55,22 +52,6 @@ def test_without_descriptors_requests_are_answered_and_no_slot_is_lost(server: R
         connection.send(get("/v1/batches", **SMALL, step=3))
         assert connection.read().body == right
     server.wait_until_idle()
-
-
-def test_without_threads_work_is_refused_or_waits() -> None:
-    """Catalogue row 37."""
-    pool, release = HotThreads(2, "test"), threading.Event()
-    with patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
-        for _ in range(10_000):
-            with pytest.raises(Overloaded):
-                pool.submit(int)
-    first = pool.submit(release.wait)
-    with patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
-        second = pool.submit(int)
-    release.set()
-    assert first.result(20)
-    assert second.result(20) == 0
-    pool.shutdown()
 
 
 @pytest.mark.parametrize("target", ["/healthz", "/v1/corpora/a", "/v1/batches"])

@@ -52,14 +52,27 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
         at >= rows for at, rows in zip(before_skips, ((shards < 2).sum(), (shards == 2).sum()), strict=True)
     )
     raw = {"format": "raw", "dtype": "uint16", "data_offset": 0, "corpus": "a"}
+    # All tokens of so small corpora are sampled.
+    largest = {
+        name: max(int(shard.tokens.max()) for its, shard in bound.shards if its == name) for name in "ab"
+    }
     described = {
         "sources": {
-            "a": {"num_windows": 80, "steps_per_epoch": 80 / 6, "fingerprint": fingerprints["a"], "eot": 7},
+            "a": {
+                "num_windows": 80,
+                "steps_per_epoch": 80 / 6,
+                "fingerprint": fingerprints["a"],
+                "eot": 7,
+                "vocab_size": None,
+                "largest_id": largest["a"],
+            },
             "b": {
                 "num_windows": 20,
                 "steps_per_epoch": 20 / 4,
                 "fingerprint": fingerprints["b"],
                 "eot": None,
+                "vocab_size": None,
+                "largest_id": largest["b"],
             },
         },
         "stages": [
@@ -85,11 +98,12 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
         "num_steps": None,
         "dtype": "uint32",
         "shards": [
-            {**raw, "name": "0.bin", "num_tokens": 501, "size_bytes": 1002},
-            {**raw, "name": "1.bin", "num_tokens": 301, "size_bytes": 602},
+            {**raw, "name": "0.bin", "file": "0.bin", "num_tokens": 501, "size_bytes": 1002},
+            {**raw, "name": "1.bin", "file": "1.bin", "num_tokens": 301, "size_bytes": 602},
             {
                 "corpus": "b",
                 "name": "b.npy",
+                "file": "b.npy",
                 "format": "npy",
                 "dtype": "uint32",
                 "data_offset": 128,
