@@ -61,8 +61,7 @@ class KnownPlans:
             UnknownPlan: nobody here has seen it.
             UnknownCorpus, FingerprintMismatch, InvalidPlan: see `Catalog.bind`.
         """
-        if (bound := self.in_memory(plan_id)) is not None:
-            caller.check_read(bound.plan.sources)
+        if (bound := self._allowed(plan_id, caller)) is not None:
             return bound
         document = self._store.document(plan_id)
         if document is None:
@@ -74,12 +73,9 @@ class KnownPlans:
             )
         with self._turn(len(document)):
             # Another thread may have bound it meanwhile.
-            if (bound := self.in_memory(plan_id)) is None:
-                plan = self._parsed(document)
-                caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
-                return self._remember(self._catalog.bind(plan))
-            caller.check_read(bound.plan.sources)
-            return bound
+            return self._allowed(plan_id, caller) or self._remember(
+                self._bind(self._parsed(document), caller)
+            )
 
     def keep_document(
         self, body: bytes | bytearray, caller: Caller = ANYONE, *, keep: bool = True
@@ -95,9 +91,7 @@ class KnownPlans:
             UnknownCorpus, FingerprintMismatch: see `Catalog.bind`.
         """
         with self._turn(len(body)):
-            plan = self._parsed(body)
-            caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
-            bound = self._catalog.bind(plan)
+            bound = self._bind(self._parsed(body), caller)
             if not keep:
                 return bound
             self._store.add(bound.plan, owner=caller.name, most=caller.limits.max_plans)
@@ -112,17 +106,24 @@ class KnownPlans:
         key = frozenset(spelling.items())
         with self._lock:
             plan_id = self._ids.get(key)
-        if plan_id is not None and (bound := self.in_memory(plan_id)) is not None:
-            caller.check_read(bound.plan.sources)
+        if plan_id is not None and (bound := self._allowed(plan_id, caller)) is not None:
             return bound
-        plan = Plan.spelled(spelling)
-        caller.check_read(plan.sources)
-        bound = self._remember(self._catalog.bind(plan))
+        bound = self._remember(self._bind(Plan.spelled(spelling), caller))
         with self._lock:
             self._ids[key] = bound.plan.id
             if len(self._ids) > self._max_plans:
                 self._ids.popitem(last=False)
         return bound
+
+    def _allowed(self, plan_id: str, caller: Caller) -> BoundPlan | None:
+        """Return the plan if it is in memory; raise Forbidden if the caller may not read it."""
+        if (bound := self.in_memory(plan_id)) is not None:
+            caller.check_read(bound.plan.sources)
+        return bound
+
+    def _bind(self, plan: Plan, caller: Caller) -> BoundPlan:
+        caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
+        return self._catalog.bind(plan)
 
     def _parsed(self, document: bytes | bytearray | str) -> Plan:
         if len(document) <= LARGE_BYTES:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from corpus_server.errors import StateUnavailable
 
@@ -72,6 +72,12 @@ class Database:
         with self._lock:
             self._connection.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def rows(self, statement: str, *values: object) -> list[Row]:
         """Run one statement; return its rows, or one with their number if it changed some."""
 
@@ -116,9 +122,8 @@ class Database:
                 if failure != self._failure:
                     _log.error("%s cannot be used: %s", self._path, failure)
                     self._failure = failure
-                raise StateUnavailable(
-                    f"plans cannot be kept: {failure}", remedy="try again later"
-                ) from error
+                detail = f"plans cannot be kept: {failure}"
+                raise StateUnavailable(detail, remedy="try again later") from error
             if self._failure:
                 _log.info("%s can be used again", self._path)
                 self._failure = ""
@@ -190,14 +195,8 @@ def _open_or_replace(path: Path) -> sqlite3.Connection:
             for suffix in ("-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
             path.rename(aside)
-            _log.warning(
-                "%s is %s (%s) and was renamed to %s; the server goes on without its plans, and clients "
-                "post them again",
-                path,
-                what,
-                error,
-                aside.name,
-            )
+            outlook = "the server goes on without its plans, and clients post them again"
+            _log.warning("%s is %s (%s) and was renamed to %s; %s", path, what, error, aside.name, outlook)
             return _open(path)
     finally:
         os.close(folder)

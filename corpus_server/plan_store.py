@@ -67,7 +67,7 @@ class StoredPlan(NamedTuple):
         return list(fingerprints)
 
 
-class PlanStore:
+class PlanStore(Database):
     """Plans by id in `STATE_DIR/plans.sqlite`; safe to use from several threads and processes.
 
     Every method raises StateUnavailable while the database cannot be read or written.
@@ -91,25 +91,14 @@ class PlanStore:
     ) -> None:
         self._max_plans, self._max_bytes = max_plans, max_bytes
         try:
-            self._database = Database(state_dir / "plans.sqlite", read_only=read_only)
+            super().__init__(state_dir / "plans.sqlite", read_only=read_only)
         except (OSError, sqlite3.Error) as error:
             wrong, remedy = "cannot be written", "give another with --state-dir"
             if read_only:
                 wrong = "holds no plans that can be read"
                 remedy = "name the folder that the server was given with --state-dir"
-            raise InvalidParameter(
-                f"state_dir {state_dir} {wrong}: {error}; {remedy}",
-                parameter="state_dir",
-                received=str(state_dir),
-            ) from error
-        self.close = self._database.close
-        self.check_writable = self._database.check_writable
-
-    def __enter__(self) -> PlanStore:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+            detail = f"state_dir {state_dir} {wrong}: {error}; {remedy}"
+            raise InvalidParameter(detail, parameter="state_dir", received=str(state_dir)) from error
 
     def add(self, plan: Plan, *, owner: str = "anyone", most: int | None = None) -> None:
         """Keep a bound plan, or note that it was seen again.
@@ -119,19 +108,19 @@ class PlanStore:
             most: plans of this owner that are kept; those not seen for the longest time make room.
         """
         now, document = time.time(), plan.canonical_json
-        known = self._database.rows("SELECT seen FROM plans WHERE id = ?", plan.id)
+        known = self.rows("SELECT seen FROM plans WHERE id = ?", plan.id)
         if known and 0 <= now - known[0][0] < _SEEN_SECONDS:
             return
         try:
-            self._database.rows(
+            self.rows(
                 "INSERT INTO plans (id, seen, num_bytes, owner, document) VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET seen = excluded.seen",
                 *(plan.id, now, len(document), owner, document),
             )
             if most is not None:
-                self._database.rows(_EVICT_OF_OWNER, owner, most)
+                self.rows(_EVICT_OF_OWNER, owner, most)
             # One at a time: other threads and processes may write in between.
-            while not known and self._database.rows(_EVICT, self._max_plans, self._max_bytes, plan.id):
+            while not known and self.rows(_EVICT, self._max_plans, self._max_bytes, plan.id):
                 pass
         except StateUnavailable:
             if not known:
@@ -139,12 +128,12 @@ class PlanStore:
 
     def document(self, plan_id: str) -> str | None:
         """Return the canonical JSON of the plan of that id, or None."""
-        rows = self._database.rows("SELECT document FROM plans WHERE id = ?", plan_id)
+        rows = self.rows("SELECT document FROM plans WHERE id = ?", plan_id)
         return rows[0][0] if rows else None
 
     def find(self, prefix: str) -> Plan:
         """Return the one plan whose id begins with `prefix`; errors as in `find_by_prefix`."""
-        rows = self._database.rows(
+        rows = self.rows(
             "SELECT id, document FROM plans WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
             *(prefix, prefix + "g", _MAX_NAMED + 1),  # "g" sorts behind every digit
         )
@@ -152,7 +141,7 @@ class PlanStore:
 
     def keep(self, plan_id: str, *, kept: bool = True) -> None:
         """Say that a plan is never removed to make room, or may be again."""
-        self._database.rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
+        self.rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
 
     def listed(
         self, limit: int, *, max_bytes: int | None = None, may_read: Callable[[str], bool] | None = None
@@ -177,7 +166,7 @@ class PlanStore:
                 found.append(row)
             return found
 
-        plans = map(StoredPlan._make, self._database.run(read))
+        plans = map(StoredPlan._make, self.run(read))
         allowed = (each for each in plans if may_read is None or all(map(may_read, each.sources)))
         return list(islice(allowed, limit))
 
@@ -187,7 +176,7 @@ class PlanStore:
 
     def count(self) -> int:
         """Return how many plans there are."""
-        return int(self._database.rows("SELECT num_plans FROM totals")[0][0])
+        return int(self.rows("SELECT num_plans FROM totals")[0][0])
 
 
 def find_by_prefix(prefix: str, found: Mapping[str, T]) -> T:

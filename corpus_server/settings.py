@@ -24,33 +24,23 @@ MIB = 2**20
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_CACHE_BYTES = 64 * 2**30
-MAX_SOCKET_PATH_BYTES = 107  # what a `sockaddr_un` holds without the NUL at its end (unix(7))
+_MAX_SOCKET_PATH_BYTES = 107  # what a `sockaddr_un` holds without the NUL at its end (unix(7))
 
 
 def default_state_dir() -> Path:
     """Return the XDG state folder of the user."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "corpus-server"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "corpus-server"
 
 
 def default_cache_dir() -> Path:
     """Return the XDG cache folder of the user."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "corpus-server"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "corpus-server"
 
 
-def _setting(
-    default: Any,
-    help_text: str,
-    *,
-    accepted: tuple[float, float] | tuple[str, ...] | None = None,
-    shown: str | None = None,
-) -> Any:
+def _setting(default: Any, help_text: str, *, accepted: Any = None, shown: str | None = None) -> Any:
     """Declare a setting: see `Setting`; `shown` is the default as people read it, if its value says less."""
     metadata = {"help": help_text, "accepted": accepted, "shown": shown}
-    if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(**{"default_factory" if callable(default) else "default": default}, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +80,7 @@ class Settings:
     max_answer_bytes: int = _setting(64 * MIB, "Largest body.", accepted=(1, 2**40), shown="64 MiB")
     # JSON and text cost about a microsecond per token.
     max_text_tokens: int = _setting(MIB, "Most tokens of a JSON or text answer.", accepted=(1, 2**40))
-    # Two requests of each of 1,000 ranks in step. Of large answers, `data.admission.MAX_BYTES` allows fewer.
+    # Two requests of each of 1,000 ranks in step. Of large answers, `admission.load.MAX_BYTES` allows fewer.
     max_concurrent_answers: int = _setting(
         2048, "Token answers in flight per process; more get 503 and Retry-After.", accepted=(1, 2**20)
     )
@@ -159,12 +149,6 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        if self.exposed and self.tokens is None and not self.allow_anyone:
-            raise InvalidParameter(
-                "exposed is for servers that strangers reach, and no tokens are asked for; name a file with "
-                "--tokens (`corpus-server token` makes it), or say --allow-anyone",
-                parameter="exposed",
-            )
         if not self.corpora:
             raise InvalidParameter("no corpus to serve; give at least one PATH or NAME=PATH")
         for name, number in Counter(spec.name for spec in self.corpora).items():
@@ -172,21 +156,22 @@ class Settings:
                 raise InvalidParameter(f"two corpora are named {name!r}; give each a name with NAME=PATH")
         for setting in all_settings():
             setting.check(getattr(self, setting.name))
-        if self.uds is not None and (length := len(os.fsencode(self.uds))) > MAX_SOCKET_PATH_BYTES:
-            accepted = f"a path of at most {MAX_SOCKET_PATH_BYTES} bytes, as the system demands"
+        if self.uds is not None and (length := len(os.fsencode(self.uds))) > _MAX_SOCKET_PATH_BYTES:
+            accepted = f"a path of at most {_MAX_SOCKET_PATH_BYTES} bytes, as the system demands"
             detail = f"uds must be {accepted}, got {length}: {self.uds}"
             raise InvalidParameter(detail, parameter="uds", received=str(self.uds), accepted=accepted)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidParameter("tls_certificate and tls_key belong together, got one of them")
         if self.tls_client_ca is not None and self.tls_key is None:
             raise InvalidParameter("tls_client_ca needs tls_certificate and tls_key, got neither")
-        if self.reaches_beyond_loopback and self.tokens is None and not self.allow_anyone:
+        if (self.exposed or self.reaches_beyond_loopback) and self.tokens is None and not self.allow_anyone:
+            why = f"host {self.host} is reached from other machines"
+            if self.exposed:
+                why = "exposed is for servers that strangers reach"
             raise InvalidParameter(
-                f"host {self.host} is reached from other machines, and no tokens are asked for; name a file "
-                "with --tokens (`corpus-server token` makes it), or say --allow-anyone",
-                parameter="host",
-                received=self.host,
-                accepted="a loopback address, unless there are tokens",
+                f"{why}, and no tokens are asked for; name a file with --tokens (`corpus-server token` makes "
+                "it), or say --allow-anyone",
+                parameter="exposed" if self.exposed else "host",
             )
 
     @property
@@ -229,9 +214,8 @@ class Settings:
         """
         listed, values = _read_file(path) if path is not None else ([], {})
         values |= _with_paths({k: v for k, v in given.items() if v is not None}, Path.cwd())
-        if values.get("exposed") is True:
-            values = {**EXPOSED, **values}
-        return cls(corpora=(*listed, *corpora), **values)
+        strict = EXPOSED if values.get("exposed") is True else {}
+        return cls(corpora=(*listed, *corpora), **{**strict, **values})
 
 
 EXPOSED: Mapping[str, Any] = {
@@ -256,7 +240,7 @@ class Setting(NamedTuple):
     """One field of `Settings`, as the command line and the docs see it."""
 
     name: str
-    kind: type  # str, int, float or Path
+    kind: type  # str, int, float, bool or Path
     optional: bool
     help: str
     default: str  # for people; "" if there is none

@@ -80,13 +80,10 @@ class Caller:
 
     def check(self, scope: str) -> None:
         """Raise Forbidden unless the token has a scope; `read` stands for any corpus."""
-        if scope == "read":
-            allowed = any(each.startswith("read:") for each in self.scopes)
-        else:
-            allowed = scope in self.scopes
-        if not allowed:
-            wanted = "read:NAME" if scope == "read" else scope
-            raise Forbidden(f"token {self.name!r} lacks the scope {wanted}", remedy="use another token")
+        if scope == "read" and not any(each.startswith("read:") for each in self.scopes):
+            raise self._lacks("read:NAME")
+        if scope != "read" and scope not in self.scopes:
+            raise self._lacks(scope)
 
     def may_read(self, corpus: str) -> bool:
         """Tell whether the token may read a corpus."""
@@ -96,9 +93,10 @@ class Caller:
         """Raise Forbidden unless the token may read all corpora; does not tell whether they exist."""
         for name in corpora:
             if not self.may_read(name):
-                raise Forbidden(
-                    f"token {self.name!r} lacks the scope read:{name}", remedy="use another token"
-                )
+                raise self._lacks(f"read:{name}")
+
+    def _lacks(self, scope: str) -> Forbidden:
+        return Forbidden(f"token {self.name!r} lacks the scope {scope}", remedy="use another token")
 
 
 ANYONE = Caller("anyone", frozenset((READ_ALL, *SCOPES)), is_private=False)

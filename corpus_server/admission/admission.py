@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from corpus_server.admission.access import Access, Caller
@@ -25,8 +25,8 @@ MAX_FOLLOWERS = 32
 """Streams of events of a process. They hold no slot and read one small file for all."""
 
 
-class Admission:
-    """The limits of one process.
+class Admission(Load):
+    """What is under way in one process, and its limits.
 
     The `check_...` methods may be called from any thread, everything else from the event loop's alone.
 
@@ -35,37 +35,26 @@ class Admission:
     """
 
     def __init__(self, settings: Settings, access: Access) -> None:
-        self._settings = settings
-        self._load = Load(settings, access)
+        super().__init__(settings, access)
         self.closing = False
         self._body_bytes = 0
         self._num_followers = 0
         self._short: Counter[str] = Counter()  # short answers that are made now, by the name of the token
         self._address_of: dict[asyncio.BaseTransport, str] = {}  # of every connection
 
-    @property
-    def slots(self) -> Set[Slot]:
-        """Slots of the costly responses under way."""
-        return self._load.slots
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the responses under way whose sizes are known."""
-        return self._load.num_bytes
-
     def connect(self, transport: asyncio.BaseTransport) -> None:
         """Count a connection and check it; `disconnect` must follow, also after an error."""
         peer = transport.get_extra_info("peername")
         address = peer[0] if isinstance(peer, tuple) else ""  # of a Unix socket
         self._address_of[transport] = address
-        self._load.num_connections += 1
-        self._load.connections[address] += 1
+        self.num_connections += 1
+        self.connections[address] += 1
         self._ask("connection", RequestHead("", b"", {}, address=address))
 
     def disconnect(self, transport: asyncio.BaseTransport) -> None:
         """Count a connection no longer."""
-        connections, address = self._load.connections, self._address_of.pop(transport)
-        self._load.num_connections -= 1
+        connections, address = self.connections, self._address_of.pop(transport)
+        self.num_connections -= 1
         connections[address] -= 1
         if not connections[address]:
             del connections[address]
@@ -93,12 +82,12 @@ class Admission:
             CorpusServerError: one of the `CHECKS` refuses the response.
         """
         self._ask("response", request)
-        return self._load.take(request.caller, reader)
+        return self.take(request.caller, reader)
 
     def _ask(self, moment: Moment, request: RequestHead) -> None:
         for check in CHECKS:
-            if moment in check.at:
-                check.ask(self._load, request)
+            if check.at == moment:
+                check.ask(self, request)
 
     @contextmanager
     def short(self, caller: Caller) -> Iterator[None]:
@@ -109,8 +98,8 @@ class Admission:
         Raises:
             Overloaded: as many are being made as may be, or the token has its share of them.
         """
-        limit = self._settings.max_concurrent_answers
-        self._load.check_share("answers", self._short.total(), self._short[caller.name], limit)
+        limit = self.settings.max_concurrent_answers
+        self.check_share("answers", self._short.total(), self._short[caller.name], limit)
         self._short[caller.name] += 1
         try:
             yield
@@ -154,30 +143,27 @@ class Admission:
 
     def check_size(self, size_bytes: int, parameter: str) -> None:
         """Raise AnswerTooLarge above `max_answer_bytes`, before anything of the response is computed."""
-        limit = self._settings.max_answer_bytes
-        if size_bytes > limit:
-            remedy = f"a smaller {parameter}, or --max-answer-bytes when starting the server"
-            raise AnswerTooLarge("an answer", size_bytes, limit, "bytes", parameter=parameter, remedy=remedy)
+        remedy = f"a smaller {parameter}, or --max-answer-bytes when starting the server"
+        limit = self.settings.max_answer_bytes
+        _check("an answer", size_bytes, limit, "bytes", parameter=parameter, remedy=remedy)
 
     def check_rows(self, count: int, rows: int) -> None:
         """Raise AnswerTooLarge for a response of more than `MAX_ROWS` rows."""
-        if count * rows > MAX_ROWS:
-            remedy = f"ask for at most {MAX_ROWS // rows} steps"
-            raise AnswerTooLarge(
-                "an answer", count * rows, MAX_ROWS, "rows", parameter="count", remedy=remedy
-            )
+        remedy = f"ask for at most {MAX_ROWS // max(rows, 1)} steps"
+        _check("an answer", count * rows, MAX_ROWS, "rows", parameter="count", remedy=remedy)
 
     def check_shards(self, size_bytes: int) -> None:
         """Raise AnswerTooLarge if the staged shards of a response exceed the cache."""
-        limit = self._settings.cache_bytes
-        if size_bytes > limit:
-            remedy = "ask for fewer steps, or give a larger --cache-bytes when starting the server"
-            what = "the cache for the shards of an answer"
-            raise AnswerTooLarge(what, size_bytes, limit, "bytes", parameter="count", remedy=remedy)
+        remedy = "ask for fewer steps, or give a larger --cache-bytes when starting the server"
+        what, limit = "the cache for the shards of an answer", self.settings.cache_bytes
+        _check(what, size_bytes, limit, "bytes", parameter="count", remedy=remedy)
 
     def check_text_size(self, num_tokens: int, parameter: str) -> None:
         """Raise AnswerTooLarge for a JSON or text response of more than `max_text_tokens`."""
-        limit = self._settings.max_text_tokens
-        if num_tokens > limit:
-            what, remedy = "an answer of format json or text", "format=raw or format=npy, or ask for less"
-            raise AnswerTooLarge(what, num_tokens, limit, "tokens", parameter=parameter, remedy=remedy)
+        what, remedy = "an answer of format json or text", "format=raw or format=npy, or ask for less"
+        _check(what, num_tokens, self.settings.max_text_tokens, "tokens", parameter=parameter, remedy=remedy)
+
+
+def _check(what: str, size: int, limit: int, unit: str, *, parameter: str, remedy: str) -> None:
+    if size > limit:
+        raise AnswerTooLarge(what, size, limit, unit, parameter=parameter, remedy=remedy)

@@ -1,6 +1,6 @@
 """What decides whether a request is answered: one list of checks, in the order in which they are asked.
 
-A check is a function that returns, or raises an error of `errors.py`. It is asked at some of these moments:
+A check is a function that returns, or raises an error of `errors.py`. It is asked at one of these moments:
 
     connection   a client has connected; of the request only its `address` is known
     request      a head has come, on the fast path or to the application; `caller` is known after `token`
@@ -46,36 +46,31 @@ BURST_SECONDS = 1.0
 """Time over which `max_bytes_per_second` is averaged."""
 
 _OPEN_PATHS = (b"/", b"/healthz", b"/readyz", b"/v1/access")
-_OPEN_FOLDER = (
-    b"/page/"  # HTML and scripts that hold nothing of a corpus; a browser cannot send a token for them
-)
-_SCOPES = {
-    b"/metrics": "metrics",
-    b"/v1/live": "metrics",
-    b"/v1/plans": "inspect",
-}  # of GET; all other paths of /v1 read
+# HTML and scripts that hold nothing of a corpus; a browser cannot send a token for them.
+_OPEN_FOLDER = b"/page/"
+# Of GET; all other paths of /v1 read.
+_SCOPES = {b"/metrics": "metrics", b"/v1/live": "metrics", b"/v1/plans": "inspect"}
 
 Moment = Literal["connection", "request", "response"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One reason to refuse.
 
     Args:
         name: of the check, in the docs.
-        sentence: says whom it lets pass, in the docs.
         at: when it is asked.
-        ask: raises an error of `errors.py`, or returns.
+        ask: raises an error of `errors.py`, or returns; its docstring says in the docs whom it lets pass.
     """
 
     name: str
-    sentence: str
-    at: tuple[Moment, ...]
+    at: Moment
     ask: Callable[[Load, RequestHead], None]
 
 
 def _connections(load: Load, request: RequestHead) -> None:
+    """The process, and the address, have fewer connections than they may have."""
     most, own = load.settings.max_connections, load.settings.max_connections_per_address
     if load.num_connections > most:
         raise Overloaded(f"this process has {most} connections, as many as it may")
@@ -84,6 +79,7 @@ def _connections(load: Load, request: RequestHead) -> None:
 
 
 def _url(load: Load, request: RequestHead) -> None:
+    """The URL is not too long, and has no fragment."""
     if len(request.target) > MAX_URL_BYTES:
         raise UrlTooLong(f"the URL must have at most {MAX_URL_BYTES} bytes, got {len(request.target)}")
     if b"#" in request.target:
@@ -94,11 +90,13 @@ def _url(load: Load, request: RequestHead) -> None:
 
 
 def _head(load: Load, request: RequestHead) -> None:
+    """The head is not too long."""
     if sum(len(name) + len(value) for name, value in request.headers.items()) > MAX_HEAD_BYTES:
         raise HeadTooLarge(f"a request's head must have at most {MAX_HEAD_BYTES} bytes")
 
 
 def _body(load: Load, request: RequestHead) -> None:
+    """The body that is announced is not longer than what the route reads."""
     announced = request.headers.get("content-length", "0")
     most = max_body_bytes(request)
     if announced.isdecimal() and int(announced[:20]) > most:  # other spellings are the parser's to refuse
@@ -106,10 +104,12 @@ def _body(load: Load, request: RequestHead) -> None:
 
 
 def _token(load: Load, request: RequestHead) -> None:
+    """The token is valid, if the server asks for one and the path is not open to everybody."""
     request.caller = ANYONE if _is_open(request) else load.access.caller(request.headers.get("authorization"))
 
 
 def _origin(load: Load, request: RequestHead) -> None:
+    """A POST was not sent by a page of another site."""
     # Browsers name the page's site in every POST. With this content type they ask before they send it to
     # another site, and no server of ours agrees.
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -121,6 +121,7 @@ def _origin(load: Load, request: RequestHead) -> None:
 
 
 def _scope(load: Load, request: RequestHead) -> None:
+    """The token has the scope of the path."""
     path = _path(request)
     if request.method == "POST":
         request.caller.check("plans")
@@ -129,7 +130,7 @@ def _scope(load: Load, request: RequestHead) -> None:
 
 
 def _token_limits(load: Load, request: RequestHead) -> None:
-    """What a token has asked for before is counted."""
+    """The token is below its own limits."""
     name, limits, usage = request.caller.name, request.caller.limits, load.usage(request.caller)
     if limits.max_requests is not None and usage.num_slots >= limits.max_requests:
         raise TooManyRequests(f"token {name!r} may have {limits.max_requests} responses under way")
@@ -141,6 +142,7 @@ def _token_limits(load: Load, request: RequestHead) -> None:
 
 
 def _slots(load: Load, request: RequestHead) -> None:
+    """A slot is free, and the token has not more than its share of them."""
     limit = load.settings.max_concurrent_answers
     if len(load.slots) >= limit or load.num_bytes >= MAX_BYTES:
         load.drop_stalled()
@@ -148,62 +150,17 @@ def _slots(load: Load, request: RequestHead) -> None:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check(
-        name="connections",
-        sentence="The process, and the address, have fewer connections than they may have.",
-        at=("connection",),
-        ask=_connections,
-    ),
-    Check(
-        name="url",
-        sentence="The URL is not too long, and has no fragment.",
-        at=("request",),
-        ask=_url,
-    ),
-    Check(
-        name="head",
-        sentence="The head is not too long.",
-        at=("request",),
-        ask=_head,
-    ),
-    Check(
-        name="body",
-        sentence="The body that is announced is not longer than what the route reads.",
-        at=("request",),
-        ask=_body,
-    ),
-    Check(
-        name="token",
-        sentence="The token is valid, if the server asks for one and the path is not open to everybody.",
-        at=("request",),
-        ask=_token,
-    ),
-    Check(
-        name="origin",
-        sentence="A POST was not sent by a page of another site.",
-        at=("request",),
-        ask=_origin,
-    ),
-    Check(
-        name="scope",
-        sentence="The token has the scope of the path.",
-        at=("request",),
-        ask=_scope,
-    ),
-    Check(
-        name="token limits",
-        sentence="The token is below its own limits.",
-        at=("response",),
-        ask=_token_limits,
-    ),
-    Check(
-        name="slots",
-        sentence="A slot is free, and the token has not more than its share of them.",
-        at=("response",),
-        ask=_slots,
-    ),
+    Check("connections", "connection", _connections),
+    Check("url", "request", _url),
+    Check("head", "request", _head),
+    Check("body", "request", _body),
+    Check("token", "request", _token),
+    Check("origin", "request", _origin),
+    Check("scope", "request", _scope),
+    Check("token limits", "response", _token_limits),
+    Check("slots", "response", _slots),
 )
-"""A new check is a function above and an entry here. Before `token`, a check is asked of everybody."""
+"""A new check is a function above and a line here. Before `token`, a check is asked of everybody."""
 
 
 def max_body_bytes(request: RequestHead) -> int:

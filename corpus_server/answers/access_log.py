@@ -1,15 +1,23 @@
-"""What becomes known of a request once it is answered: its counts, its line in the log, its trace."""
+"""What becomes known of a request once it is answered: its counts, its line in the log, its trace.
+
+Traces are OpenTelemetry spans, sent by OTLP over HTTP; nothing of it is imported unless it is asked for. The
+standard variables configure it: `OTEL_EXPORTER_OTLP_ENDPOINT` turns it on, `OTEL_TRACES_SAMPLER`,
+`OTEL_SERVICE_NAME` and the others work as everywhere. A span is made when its request is done, from times
+that are measured anyway, so a request under way carries nothing.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import tracing
 
 SLOW_SECONDS = 1.0
 """A response that took longer is notable; the median of small ones is below a millisecond."""
@@ -21,7 +29,13 @@ a refusal."""
 MAX_METHOD = 32
 """Characters of a method in lines and spans; a client may send as many as fit into a head."""
 
+STOP_SECONDS = 1.0
+"""For sending the last spans to a collector that may be gone."""
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
 _log = logging.getLogger("corpus_server")
+_provider: Any = None  # of spans; None: nobody wants any
 
 
 # Not frozen: making one would cost as much as counting it.
@@ -71,7 +85,7 @@ class Requests:
             metrics.count_stages(answered.stages)
         if answered.problem_type:
             metrics.REFUSALS.add(1, answered.problem_type)
-        if tracing.is_on():
+        if _provider is not None:
             _trace(answered)
         is_notable = answered.seconds > SLOW_SECONDS or not (200 <= status < 300 or status == 304)
         if self._logs == "all" or (is_notable and self._logs == "notable" and self._may_log()):
@@ -90,7 +104,7 @@ class Requests:
 def _fields(answered: Answered) -> dict[str, object]:
     """Return what a line says: nothing that a client may choose but its id and method, and no secrets."""
     request = answered.request
-    fields: dict[str, object] = {
+    return {
         "request_id": request.request_id,
         "method": request.method[:MAX_METHOD],
         "route": answered.route,
@@ -99,19 +113,55 @@ def _fields(answered: Answered) -> dict[str, object]:
         "sent_bytes": answered.sent_bytes,
         "seconds": round(answered.seconds, 6),
         "token": request.caller.name,
+        **({"type": answered.problem_type} if answered.problem_type else {}),
     }
-    if answered.problem_type:
-        fields["type"] = answered.problem_type
-    return fields
+
+
+def start_tracing() -> None:
+    """Send traces from now on if the environment names a collector; once per process."""
+    global _provider
+    if not any(os.environ.get(name) for name in _ENDPOINTS):
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        _log.warning("no traces: %s is missing; pip install corpus-server[otel]", error.name)
+        return
+    name = os.environ.get("OTEL_SERVICE_NAME", "corpus-server")
+    _provider = TracerProvider(resource=Resource.create({SERVICE_NAME: name}), shutdown_on_exit=False)
+    _provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+
+
+def stop_tracing() -> None:
+    """Send the spans that wait and stop; blocks for at most `STOP_SECONDS`."""
+    global _provider
+    if _provider is not None:
+        # A thread that nobody waits for longer: a collector that is gone must not keep the worker.
+        sending = threading.Thread(target=_provider.shutdown, name="traces", daemon=True)
+        _provider = None
+        sending.start()
+        sending.join(STOP_SECONDS)
 
 
 def _trace(answered: Answered) -> None:
-    request = answered.request
-    method = request.method[:MAX_METHOD]
-    tracing.record(
+    """Record the span of a request that has just ended, and below it one for each stage.
+
+    Stages of a response of several pieces take turns; their spans show the sums, one after another.
+    """
+    from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    request, method = answered.request, answered.request.method[:MAX_METHOD]
+    end = time.time_ns()
+    at = end - int(answered.seconds * 1e9)
+    tracer = _provider.get_tracer("corpus_server")
+    span = tracer.start_span(
         f"{method} {answered.route}",
-        trace_parent=request.trace_parent,
-        seconds=answered.seconds,
+        TraceContextTextMapPropagator().extract({"traceparent": request.trace_parent}),
+        kind=SpanKind.SERVER,
         attributes={
             "http.request.method": method,
             "http.route": answered.route,
@@ -120,6 +170,13 @@ def _trace(answered: Answered) -> None:
             "corpus.request_id": request.request_id,
             "corpus.via": answered.via,
         },
-        stages=dict(zip(metrics.STAGES, answered.stages, strict=False)),
-        failed=answered.status >= 500,
+        start_time=at,
     )
+    if span.is_recording():
+        for stage, seconds in zip(metrics.STAGES, answered.stages, strict=False):
+            child = tracer.start_span(stage, set_span_in_context(span), start_time=at)
+            at = min(end, at + int(seconds * 1e9))
+            child.end(at)
+        if answered.status >= 500:
+            span.set_status(Status(StatusCode.ERROR))
+    span.end(end)

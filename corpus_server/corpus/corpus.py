@@ -261,8 +261,8 @@ def cut_shards(shards: Sequence[Shard], token_range: tuple[int, int]) -> list[Sh
 def _allow_open_files() -> None:
     """Raise the soft limit of open files to the hard one, as Go programs do at start.
 
-    A token file takes up to two descriptors: its own, and that of its document index. The usual soft limit of
-    1,024 exists for programs that use select(2).
+    A token file takes up to two descriptors: its own, and that of its document index. A server takes one more
+    for each connection. The usual soft limit of 1,024 exists for programs that use select(2).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)

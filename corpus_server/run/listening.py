@@ -1,4 +1,4 @@
-"""Bind the sockets of a server before any worker starts, so that a mistake is one line.
+"""The sockets of a server and their TLS, made before any worker starts, so that a mistake is one line.
 
 A Unix socket is a file. It outlives a killed server, and bind(2) refuses a path that exists. So a socket file
 on which nobody listens is replaced, one with a live server is not, and our own file is removed at exit.
@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import socket
+import ssl
 import stat
 import struct
 from collections.abc import Iterator
@@ -67,6 +68,32 @@ def url(listener: socket.socket, *, tls: bool = False) -> str:
     host, port = listener.getsockname()[:2]
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def server_context(settings: Settings) -> ssl.SSLContext | None:
+    """Return the context of a server's TCP sockets; None without TLS.
+
+    Raises:
+        InvalidParameter: a file cannot be read, or certificate and key do not belong together.
+    """
+    if settings.tls_certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # The password is asked for at a terminal otherwise, which a server may not have.
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key, password=lambda: "")
+        if settings.tls_client_ca is not None:
+            context.load_verify_locations(settings.tls_client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # of ssl, too
+        files = [settings.tls_certificate, settings.tls_key, settings.tls_client_ca]
+        named = ", ".join(str(path) for path in files if path is not None)
+        raise InvalidParameter(
+            f"TLS cannot use {named}: {error}; expected PEM files: a key without password, its certificate",
+            parameter="tls_certificate",
+        ) from error
+    return context
 
 
 def take_no_more(listener: socket.socket) -> None:

@@ -1,22 +1,39 @@
-"""One worker process, as the supervisor sees it."""
+"""One worker process: what the supervisor hands to it, and the channel between them.
+
+supervisor                                    worker
+binds the sockets, starts a process     ->    reads its settings, opens the corpora, listens
+the worker is ready                     <-    BEAT, then every second
+restarts it when beats stop             <-    end of file: the process died
+prints the reason once                  <-    text: why it cannot start
+RETIRE, TERMINATE                       ->    completes what is in flight, exits
+end of file: the supervisor died        ->    the same
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 
-from corpus_server.run.common import settings_file
 from corpus_server.settings import Settings
+
+BEAT = b"\0"
+BEAT_SECONDS = 1.0
+RETIRE = b"r"
+"""Another worker has taken over: listen no longer, and let the clients close their connections."""
+TERMINATE = b"t"
+"""The server ends: say so at /readyz for a while, then listen no longer."""
 
 EXIT_SECONDS = 5  # from the end of the channel to the end of the process
 WORKER_MODULE = "corpus_server.run.worker"
 
-SUPERVISED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_SUPERVISED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class WorkerProcess:
@@ -36,20 +53,24 @@ class WorkerProcess:
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
         try:
-            with theirs, settings_file(settings) as file:
+            # The settings are a file in memory: an environment variable holds 128 KiB, about 700 corpora.
+            with theirs, open(os.memfd_create("settings"), "w+b") as file:  # noqa: PTH123
+                pickle.dump(settings, file)
+                file.seek(0)
                 handed = [theirs.fileno(), file.fileno(), *(each.fileno() for each in sockets)]
                 command = [sys.executable, "-P", "-m", WORKER_MODULE, *map(str, handed)]
                 # The worker inherits the mask: Ctrl+C and systemd signal the whole group, but only the
                 # supervisor decides when a worker ends.
-                signal.pthread_sigmask(signal.SIG_BLOCK, SUPERVISED_SIGNALS)
+                signal.pthread_sigmask(signal.SIG_BLOCK, _SUPERVISED_SIGNALS)
                 try:
                     self._process = subprocess.Popen(command, pass_fds=handed, env=environment)
                 finally:
-                    signal.pthread_sigmask(signal.SIG_UNBLOCK, SUPERVISED_SIGNALS)
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SUPERVISED_SIGNALS)
         except BaseException:
             self._channel.close()
             raise
         self.pid = self._process.pid
+        self.kill = self._process.kill
 
     async def hear(self, seconds: int) -> bytes:
         """Wait for a message; b"": the process ended, or was killed since none came for so many seconds."""
@@ -71,10 +92,6 @@ class WorkerProcess:
         """Send a command; a process that has ended misses it."""
         with contextlib.suppress(OSError):
             self._channel.send(command)
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self._process.kill()
 
     async def reap(self) -> int:
         """Wait for the process to end and kill it if need be; return its exit code, negative for a signal."""

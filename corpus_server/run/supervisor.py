@@ -15,20 +15,25 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from corpus_server import metrics
 from corpus_server.daemon_thread import in_daemon_thread
 from corpus_server.errors import CorpusServerError, InvalidParameter
-from corpus_server.run.common import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
-from corpus_server.run.listening import listening, url
+from corpus_server.run.listening import listening, server_context, url
 from corpus_server.run.logs import log_to_stderr
-from corpus_server.run.process import WorkerProcess, name_of_end
-from corpus_server.run.tls import server_context
+from corpus_server.run.process import (
+    BEAT,
+    BEAT_SECONDS,
+    RETIRE,
+    TERMINATE,
+    WorkerProcess,
+    name_of_end,
+)
 from corpus_server.settings import Settings
 
 START_SECONDS = 120  # until a worker is ready; opening many shards on a cold network disk takes a minute
@@ -118,7 +123,6 @@ class _Supervisor:
             "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
         }
         self._kept: dict[asyncio.Task[None], _KeptWorker] = {}
-        self._adding: set[asyncio.Task[None]] = set()
         self._was_ready = False
         self._num_failed_starts = 0
         self._is_to_renew = asyncio.Event()
@@ -251,40 +255,31 @@ class _Supervisor:
             reason = heard.strip(BEAT).decode(errors="replace")
             heard = await process.hear(SILENT_SECONDS)
         code = await process.reap()
-        # Beside everything else: the successor does not wait for the state folder's disk.
-        adding = asyncio.create_task(self._add_metrics(process.pid))
-        self._adding.add(adding)
-        adding.add_done_callback(self._adding.discard)
+        # In a thread: the successor does not wait for the state folder's disk.
+        threading.Thread(target=self._add_metrics, args=(process.pid,), name="metrics", daemon=True).start()
         how = f"worker {process.pid} ended with {name_of_end(code)}"
         # An exit code means that the configuration is wrong, and another worker would fail, too. One that was
         # killed by a signal may have better luck, but not for ever: there may be too little memory.
         self._note_failed_start(reason if code > 0 and reason else how, lasts=code > 0)
         return f"{how}: {reason}" if reason else how
 
-    async def _add_metrics(self, pid: int) -> None:
+    def _add_metrics(self, pid: int) -> None:
         """Add what a worker counted to the past: else its requests under way would be counted for ever."""
         try:
-            await in_daemon_thread(partial(metrics.add_ended, self._folder, pid), "metrics")
+            metrics.add_ended(self._folder, pid)
         except Exception as error:  # noqa: BLE001 - of a full disk, or of a worker of another release
             _log.error("what worker %d counted is not added up", pid, exc_info=error)
 
     def _note_failed_start(self, failure: str, *, lasts: bool) -> None:
-        """End the server if its first workers cannot start.
-
-        Args:
-            lasts: whether another worker would fail, too.
-        """
+        """End the server if its first workers cannot start; `lasts`: another one would fail, too."""
         if self._was_ready or self._stop.done():
             return
         self._num_failed_starts += 1
-        if lasts:
-            self._stop.set_exception(CorpusServerError(failure))
-        elif self._num_failed_starts >= MAX_FAILED_STARTS:
-            self._stop.set_exception(
-                CorpusServerError(
-                    f"{self._num_failed_starts} workers in a row did not start; the last: {failure}"
-                )
-            )
+        if not lasts:
+            if self._num_failed_starts < MAX_FAILED_STARTS:
+                return
+            failure = f"{self._num_failed_starts} workers in a row did not start; the last: {failure}"
+        self._stop.set_exception(CorpusServerError(failure))
 
     async def _end(self) -> None:
         """End every worker within the grace, and kill what is left."""
@@ -323,9 +318,12 @@ def _metrics_folder(settings: Settings) -> Iterator[Path]:
             parameter="state_dir",
         ) from error
     for old in parent.iterdir():
-        if old.name.isdigit() and not Path(f"/proc/{old.name}").exists():
+        if not Path(f"/proc/{old.name}").exists():
             shutil.rmtree(old, ignore_errors=True)
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        # Renamed first: a thread that still adds up an ended worker's counts finds no folder to write to.
+        gone = folder.with_name(f"{folder.name}.ended")
+        with suppress(OSError):
+            shutil.rmtree(folder.rename(gone), ignore_errors=True)

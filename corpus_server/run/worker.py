@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
-import resource
+import pickle
 import socket
 import ssl
 import sys
@@ -29,14 +29,13 @@ import uvloop
 from starlette.types import ASGIApp
 
 from corpus_server import live, metrics
-from corpus_server.answers import tracing
+from corpus_server.answers.access_log import start_tracing, stop_tracing
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.connection import Connection, Shared
-from corpus_server.run.common import BEAT, BEAT_SECONDS, RETIRE, TERMINATE, read_settings
-from corpus_server.run.listening import BACKLOG, take_no_more
+from corpus_server.run.listening import BACKLOG, server_context, take_no_more
 from corpus_server.run.logs import log_to_stderr
-from corpus_server.run.tls import server_context
+from corpus_server.run.process import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
 from corpus_server.settings import Settings
 from corpus_server.web.app import create_app
 
@@ -51,13 +50,12 @@ _CLEAN_UP_SECONDS = 0.5  # beyond the grace, for closing files and threads that 
 def main() -> None:
     """Serve until the supervisor says otherwise; report to it what keeps this worker from starting."""
     first, second, *rest = map(int, sys.argv[1:])
-    channel, settings = socket.socket(fileno=first), read_settings(second)
+    channel = socket.socket(fileno=first)
+    with open(second, "rb") as file:  # noqa: PTH123
+        settings: Settings = pickle.load(file)
     listeners = [socket.socket(fileno=number) for number in rest]
     log_to_stderr(settings)
-    tracing.start()
-    # Login shells and systemd allow 1,024 descriptors, fewer than a process may have connections.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    start_tracing()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, channel, listeners))
@@ -119,7 +117,7 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
             task.cancel()
     with contextlib.suppress(OSError):
         await asyncio.to_thread(metrics.publish)
-    await asyncio.to_thread(tracing.stop)
+    await asyncio.to_thread(stop_tracing)
 
 
 def _by_tls(

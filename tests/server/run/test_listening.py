@@ -126,25 +126,14 @@ def test_a_path_too_long_for_a_socket_is_refused_by_its_length() -> None:
         Settings(corpora=WEB, uds=Path("/" + "ß" * 53 + "x"))
 
 
-def test_what_is_no_socket_is_never_removed(path: Path) -> None:
+def test_what_is_no_socket_is_never_removed_and_a_missing_folder_is_named(path: Path) -> None:
     path.write_text("precious")
-    with (
-        pytest.raises(InvalidParameter, match=r"is not a socket; remove it"),
-        listening(Settings(corpora=WEB, uds=path)),
-    ):
-        pass
-    assert path.read_text() == "precious"
-
-
-def test_a_folder_that_is_not_there_is_named(path: Path) -> None:
     missing = path.parent / "none" / "a.sock"
-    with (
-        pytest.raises(
-            InvalidParameter, match=rf"cannot listen on uds {re.escape(str(missing))}: No such file"
-        ),
-        listening(Settings(corpora=WEB, uds=missing)),
-    ):
-        pass
+    no_folder = rf"cannot listen on uds {re.escape(str(missing))}: No such file"
+    for uds, said in ((path, r"is not a socket; remove it"), (missing, no_folder)):
+        with pytest.raises(InvalidParameter, match=said), listening(Settings(corpora=WEB, uds=uds)):
+            pass
+    assert path.read_text() == "precious"
 
 
 def test_the_socket_of_a_server_that_came_after_is_left_alone(path: Path) -> None:

@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "none.toml").write_text('[corpora.web]\npath = "missing"\n')
     (tmp_path / "tokens.toml").write_text('[tokens.a]\nsha256 = "1"\n')
     (tmp_path / "file").write_text("")
+    (tmp_path / "damaged" / "plans.sqlite").mkdir(parents=True)
     (tmp_path / "cert.pem").write_text("no certificate")
     return tmp_path
 
@@ -61,6 +62,11 @@ CASES: dict[str, tuple[list[str], str]] = {
         "TLS cannot use",
     ),
     "state-folder": (["web.bin", "--state-dir", "file/state"], "cannot be written"),
+    "plans": (["web.bin", "--state-dir", "damaged"], "unable to open database file"),
+    "plans-of-two-workers": (
+        ["web.bin", "--state-dir", "damaged", "--workers", "2"],
+        "unable to open database file",
+    ),
     "unknown-host": (
         ["web.bin", "--host", "no.such.host.invalid", "--allow-anyone"],
         "cannot listen on host",

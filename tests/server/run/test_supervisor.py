@@ -24,11 +24,10 @@ from typing import Self
 import psutil
 import pytest
 
-from corpus_server.run.common import BEAT
-from corpus_server.run.process import WorkerProcess
+from corpus_server.run.process import BEAT, WorkerProcess
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
-from tests.serving import RunningServer, ask, command, environment
+from tests.serving import RunningServer, ask
 
 SOAK_SECONDS = float(os.environ.get("CORPUS_SOAK_SECONDS", "0"))
 DEADLINE_SECONDS = 40.0
@@ -424,25 +423,3 @@ def test_a_full_state_folder_costs_no_worker(web: dict[str, Path], tmp_path: Pat
             wait_until(lambda: {count() for _ in range(6)} == {2.0}, "the workers do not know of each other")
     finally:
         subprocess.run(["umount", "-l", state], check=True)
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_plans_that_cannot_be_opened_end_the_server_with_one_line(
-    web: dict[str, Path], tmp_path: Path, workers: str
-) -> None:
-    """Catalogue row 11: no restart loop."""
-    (tmp_path / "plans.sqlite").mkdir()
-    said = subprocess.run(
-        command("serve", web["web"], "--port", "0", "--workers", workers, "--state-dir", tmp_path),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=60,
-        check=False,
-    )
-    assert said.returncode == 2
-    errors = [line for line in said.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert "unable to open database file" in errors[0]
-    assert "Traceback" not in said.stderr
-    assert "is ready" not in said.stderr

@@ -95,15 +95,6 @@ def test_bytes_per_second_hold_on_average(limited: tuple[RunningServer, Tokens])
     assert received >= 2_000_000  # and it is a limit, not a ban
 
 
-def test_one_token_cannot_take_all_slots(limited: tuple[RunningServer, Tokens]) -> None:
-    """Of 10 slots a greedy token holds 8; the other one is always served."""
-    server, tokens = limited
-    with stalled(server, tokens, "free", 8):
-        check_problem(small(server, tokens.header("free")), 503, "overloaded")
-        for _ in range(5):
-            assert small(server, tokens.header("two")).status == 200
-
-
 def test_a_token_keeps_so_many_plans(limited: tuple[RunningServer, Tokens]) -> None:
     server, tokens = limited
 
