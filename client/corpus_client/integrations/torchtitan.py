@@ -58,6 +58,8 @@ class CorpusDataLoader(BaseDataLoader):  # type: ignore[misc]
             raise errors.InvalidArgument(
                 "a pass that ends, as validation with steps=-1, needs options num_steps"
             )
+        if taken := sorted({"device", "placement"} & options.keys()):
+            raise errors.InvalidArgument(f"torchtitan sets {' and '.join(taken)}; leave them out of options")
         # torchtitan moves each micro batch to its device itself.
         loader = open_at(config.urls, (dp_rank, dp_world_size), "cpu", options)
         if loader.plan["seq_len"] != seq_len:

@@ -86,6 +86,8 @@ def test_what_would_train_on_other_steps_is_refused(server: ReferenceServer) -> 
         CorpusDataLoader.Config(urls=server.url, options=dict(PLAN), infinite=False).build(
             dp_world_size=1, dp_rank=0, seq_len=SEQ_LEN, local_batch_size=4
         )
+    with pytest.raises(errors.InvalidArgument, match="torchtitan sets device; leave them out"):
+        loader_of(server.url, 4, device="cpu")
     whole = {"seq_len": 8, "stages": [{"from_step": 0, "global_batch_size": ROWS, "mixture": {"web": 1.0}}]}
     with pytest.raises(errors.InvalidArgument, match="the plan's seq_len must be torchtitan's, got 8 and 16"):
         CorpusDataLoader.Config(
