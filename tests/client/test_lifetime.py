@@ -174,6 +174,6 @@ def test_what_a_forked_child_closes_stays_open_in_the_parent(server: ReferenceSe
         os.waitpid(child, 0)
         get_batch(remote, 2, 4)
         assert [next(loader).step for _ in range(5)] == [1, 2, 3, 4, 5]
-        assert loader._requests is not None
-        pools = remote._replicas, loader._requests._requests._replicas
+        assert loader._ahead is not None
+        pools = remote._replicas, loader._ahead.requests._replicas
         assert [replicas.recorder.num_retries for replicas in pools] == [0, 0]

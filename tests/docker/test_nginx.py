@@ -62,7 +62,7 @@ def num_answers(replicas: list[RunningServer], route: str = "/v1/batches") -> in
     if route != "/metrics":  # which waiting asks for
         for replica in replicas:
             replica.wait_until_idle()
-    pattern = rf'^corpus_requests_total{{route="{route}",status="\d+",via="\w+"}} (\S+)$'
+    pattern = rf'^corpus_requests_total{{route="{route}",status="\d+",via="[\w-]+"}} (\S+)$'
     pages = [replica.get("/metrics").body.decode() for replica in replicas]
     return int(sum(float(count) for page in pages for count in re.findall(pattern, page, re.MULTILINE)))
 

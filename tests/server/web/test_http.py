@@ -71,7 +71,8 @@ def test_an_answer_may_be_kept(server: RunningServer, target: str) -> None:
 )
 def test_what_a_tokenizer_says_is_kept_nowhere(server: RunningServer, target: str) -> None:
     """The corpus may be served with another tokenizer after a restart; neither plan nor fingerprint tell."""
-    plan_id = server.get(BATCH.replace("=web", "=text")).headers["Corpus-Plan"]
+    plan = {"seq_len": 16, "stages": [{"global_batch_size": 12, "mixture": {"text": 1}}]}
+    plan_id = server.post_plan(plan).json()["id"]  # posted: every worker knows it
     answer = server.get(target.replace("PLAN", plan_id), headers={"If-None-Match": "*"})
     assert (answer.status, answer.headers["Cache-Control"], answer.headers["ETag"]) == (200, "no-store", None)
     assert answer.body
@@ -82,6 +83,7 @@ def test_only_what_a_plan_s_id_names_is_immutable(server: RunningServer, target:
     """Another corpus may be called `web` after a restart; a plan is bound to its corpora's fingerprints."""
     spelled = server.get(target)
     assert spelled.headers["Cache-Control"] == "public, no-cache"
+    server.post_plan({"seq_len": 16, "stages": [{"global_batch_size": 12, "mixture": {"web": 1}}]})
     route, _, query = target.partition("?")
     rest = query.removeprefix("corpus=web&seq_len=16&batch_size=12")
     named = server.get(f"{route}?plan={spelled.headers['Corpus-Plan']}{rest}")
