@@ -217,8 +217,12 @@ class ControlPlane:
 
 
 def _described(kind: type[T], found: list[dict[str, Any]]) -> tuple[T, ...]:
-    """Return the descriptions in an answer, which may have more fields than this client knows."""
-    return tuple(kind(**{each.name: given[each.name] for each in fields(kind)}) for given in found)  # type: ignore[arg-type]
+    """Return the descriptions in an answer, which may have more fields than this client knows.
+
+    A server that names no `file` has one shard in each, of the same name.
+    """
+    whole = ({"file": given.get("name"), **given} for given in found)
+    return tuple(kind(**{each.name: given[each.name] for each in fields(kind)}) for given in whole)  # type: ignore[arg-type]
 
 
 def _largest(values: Iterable[int | None]) -> int | None:

@@ -93,15 +93,15 @@ def test_figures_of_resident_data_are_refused() -> None:
 
 def test_a_trick_is_measured_off_against_on(options: Options, tmp_path: Path) -> None:
     drop(write_raw(tmp_path / "probe", range(5000)))
-    name = "heap tuning"
+    name = "small steps located together"
     report = tricks.measure(Options(cache=options.cache, quick=True, only=(name,)))
     check_whole(report, "tricks")
-    assert set(report.data["servers"]) == {"as it is", "off: heap tuning"}
+    assert set(report.data["servers"]) == {"as it is", "off: small steps located together"}
     assert set(report.data["gains"][name]) == set(tricks.FIGURES)
 
 
 def test_a_trick_that_does_not_exist_is_refused(options: Options) -> None:
-    with pytest.raises(SystemExit, match=r"--only must name tricks of .*heap tuning.*, got .*'magic'"):
+    with pytest.raises(SystemExit, match=r"--only must name tricks of .*small steps.*, got .*'magic'"):
         tricks.measure(Options(cache=options.cache, quick=True, only=("magic",)))
 
 
