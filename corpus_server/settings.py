@@ -53,11 +53,11 @@ class Settings:
     port: int | None = _setting(
         None, "Port; 0 picks a free one.", accepted=(0, 65535), shown=str(DEFAULT_PORT)
     )
-    uds: Path | None = _setting(  # noqa: RUF009
+    uds: Path | None = _setting(
         None, "Unix socket to listen on, instead of a port, or beside a --host or --port given."
     )
     workers: int = _setting(1, "Processes, all over one page cache.", accepted=(1, 256))
-    tokens: Path | None = _setting(  # noqa: RUF009
+    tokens: Path | None = _setting(
         None, "TOML file of access tokens; without one, everybody who reaches the server may read everything."
     )
     allow_anyone: bool = _setting(
@@ -66,12 +66,12 @@ class Settings:
     exposed: bool = _setting(
         False, "Strict limits, for a server that strangers reach without a proxy in front."
     )
-    tls_certificate: Path | None = _setting(None, "PEM file with the certificate chain; turns TLS on.")  # noqa: RUF009
-    tls_key: Path | None = _setting(None, "PEM file with the certificate's key.")  # noqa: RUF009
-    tls_client_ca: Path | None = _setting(  # noqa: RUF009
+    tls_certificate: Path | None = _setting(None, "PEM file with the certificate chain; turns TLS on.")
+    tls_key: Path | None = _setting(None, "PEM file with the certificate's key.")
+    tls_client_ca: Path | None = _setting(
         None, "PEM file with authorities; only clients with a certificate of theirs are served."
     )
-    state_dir: Path = _setting(  # noqa: RUF009  # makes a field
+    state_dir: Path = _setting(
         default_state_dir,
         "Keeps the plans that were seen; losing it loses no training run.",
         shown="~/.local/state/corpus-server",
@@ -124,7 +124,7 @@ class Settings:
         "At SIGTERM, answers in flight have so long to complete, drain_seconds included.",
         accepted=(0, 3600),
     )
-    cache_dir: Path = _setting(  # noqa: RUF009
+    cache_dir: Path = _setting(
         default_cache_dir,
         "Holds the shards of object stores that are read or come next; several servers may share it.",
         shown="~/.cache/corpus-server",

@@ -348,4 +348,4 @@ def _unforeseen(file: StagedFile, failed: BaseException) -> CorpusServerError:
 
 
 def _shutting_down() -> NotStaged:
-    return NotStaged("the server is shutting down", retry_after_seconds=1)
+    return NotStaged("the server is shutting down")
