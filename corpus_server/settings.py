@@ -39,7 +39,8 @@ def default_cache_dir() -> Path:
 
 def _setting(default: Any, help_text: str, *, accepted: Any = None, shown: str | None = None) -> Any:
     """Declare a setting: see `Setting`; `shown` is the default as people read it, if its value says less."""
-    metadata = {"help": help_text, "accepted": accepted, "shown": shown}
+    text = shown or ("" if default is None else str(default))
+    metadata = {"help": help_text, "accepted": accepted, "default": text}
     return field(**{"default_factory" if callable(default) else "default": default}, metadata=metadata)
 
 
@@ -167,14 +168,11 @@ class Settings:
         if self.tls_client_ca is not None and self.tls_key is None:
             raise InvalidParameter("tls_client_ca needs tls_certificate and tls_key, got neither")
         if (self.exposed or self.reaches_beyond_loopback) and self.tokens is None and not self.allow_anyone:
-            why = f"host {self.host} is reached from other machines"
+            parameter, why = "host", f"host {self.host} is reached from other machines"
             if self.exposed:
-                why = "exposed is for servers that strangers reach"
-            raise InvalidParameter(
-                f"{why}, and no tokens are asked for; name a file with --tokens (`corpus-server token` makes "
-                "it), or say --allow-anyone",
-                parameter="exposed" if self.exposed else "host",
-            )
+                parameter, why = "exposed", "exposed is for servers that strangers reach"
+            remedy = "name a file with --tokens (`corpus-server token` makes it), or say --allow-anyone"
+            raise InvalidParameter(f"{why}, and no tokens are asked for; {remedy}", parameter=parameter)
 
     @property
     def reaches_beyond_loopback(self) -> bool:
@@ -201,18 +199,8 @@ class Settings:
     ) -> Settings:
         """Read a configuration file, if there is one; the command line has priority over the file.
 
-            [server]
-            port = 8000
-            workers = 4
-            [corpora.web]
-            path = "/data/web"
-            dtype = "uint32"
-
         Paths of the file are relative to the file, those of the command line to the current folder. Corpora
         of both are served. A value of None in `given` stands for an option that was left out.
-
-        Raises:
-            InvalidParameter: the file cannot be read, or a table, key or value is not accepted.
         """
         listed, values = _read_file(path) if path is not None else ([], {})
         values |= _with_paths({k: v for k, v in given.items() if v is not None}, Path.cwd())
@@ -276,9 +264,7 @@ def all_settings() -> tuple[Setting, ...]:
     found = []
     for each in dataclasses.fields(Settings)[1:]:  # the first are the corpora
         kind, *none = get_args(hints[each.name]) or (hints[each.name],)
-        default = each.metadata["shown"] or ("" if each.default is None else str(each.default))
-        about = each.metadata["help"], default, each.metadata["accepted"]
-        found.append(Setting(each.name, kind, bool(none), *about))
+        found.append(Setting(name=each.name, kind=kind, optional=bool(none), **each.metadata))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""Layers of a package: which module imports which, on which level each lies, and what the docs say of them."""
+"""Layers of a package: which module imports which, the level of each, and what the docs say of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def level(module: str, levels: Levels) -> int:
 
 
 def wrong_imports(package: Path, levels: Levels) -> list[str]:
-    """Return each import from another layer that is not below, and modules that import each other in a circle.
+    """Return each import from a layer that is not below, and modules that import each other in a circle.
 
     A package's `__init__` imports its modules; a module that imported it back would make a circle.
     """

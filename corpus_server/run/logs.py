@@ -62,7 +62,7 @@ def _without_trace(logger: WrappedLogger, method: str, event: EventDict) -> Even
 
 
 def _escape(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Escape what cannot be printed: names of files may hold line ends, and commands to a terminal."""
+    """Escape what cannot be printed: names of files may hold line ends or terminal commands."""
     return {
         key: printable(value) if isinstance(value, str) and key != "exception" else value
         for key, value in event.items()

@@ -265,6 +265,8 @@ class _Supervisor:
         """Add what a worker counted to the past: else its requests under way would be counted for ever."""
         try:
             metrics.add_ended(self._metrics_folder, pid)
+        except FileNotFoundError:
+            pass  # the server ends, or its folder was deleted
         except Exception as error:  # noqa: BLE001 - of a full disk, or of a worker of another release
             _log.error("what worker %d counted is not added up", pid, exc_info=error)
 

@@ -1,6 +1,6 @@
 """One worker process: `python -m corpus_server.run.worker CHANNEL SETTINGS LISTENER...`, all descriptors.
 
-Leaving takes three phases, of which the last two end early when no connection is left:
+A worker ends in three phases, of which the last two end early when no connection is left:
 
     TERMINATE   /readyz says 503, still listening, responses say `Connection: close`      drain_seconds
     RETIRE      not listening, responses say `Connection: close`                          grace_seconds
@@ -55,9 +55,11 @@ def main() -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, channel, listeners))
-    except (CorpusServerError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - such as a lack of threads or memory
+        if not isinstance(error, CorpusServerError | OSError):
+            _log.error("this worker ends", exc_info=error)
         # Not printed here: with several workers, everyone meets the same mistake.
-        channel.send(str(error).encode())
+        channel.send((str(error) or type(error).__name__).encode())
         sys.exit(MISTAKE)
 
 

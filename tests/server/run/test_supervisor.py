@@ -329,7 +329,7 @@ def test_sighup_replaces_the_workers_without_a_failed_request(
 ) -> None:
     """Catalogue row 10; a connection that is idle meanwhile is not closed either."""
     with (
-        RunningServer(web, tmp_path, workers=workers, arguments=["--grace-seconds", "4"]) as server,
+        RunningServer(web, tmp_path, workers=workers, arguments=["--grace-seconds", "30"]) as server,
         contextlib.closing(server.connect()) as idle,
     ):
         assert ask(idle, TARGETS[0]).status == 200
