@@ -15,9 +15,9 @@ class CorpusServerError(Exception):
     Args:
         detail: one sentence for a person: expectation, value, remedy.
         parameter: name of the offending parameter or field, if there is one.
-        received: the value that came.
-        accepted: the range or the choices that are valid.
-        remedy: what to do, where it is more than reading `accepted`.
+        received: the offending value.
+        accepted: the valid range or choices.
+        remedy: what to do, if `accepted` does not say so.
         retry_after_seconds: when to ask again, if not after the time of its class.
     """
 
@@ -50,7 +50,7 @@ class CorpusServerError(Exception):
 
     @classmethod
     def expected(cls, parameter: str, accepted: str, received: object, *, remedy: str | None = None) -> Self:
-        """Return the error for a value that is not what is accepted: `step must be in [0, 9], got 12`."""
+        """Return the error for a value that is not accepted: `step must be in [0, 9], got 12`."""
         detail = f"{parameter} must be {accepted}, got {received!r:.200}"
         accepted = accepted.removeprefix("in ")
         return cls(detail, parameter=parameter, received=received, accepted=accepted, remedy=remedy)
@@ -76,11 +76,11 @@ class InvalidPlan(CorpusServerError, slug="invalid-plan", status=422):
 
 
 class AnswerTooLarge(CorpusServerError, slug="answer-too-large", status=422):
-    """The answer would exceed the server's limit.
+    """The response would exceed a limit of the server.
 
     Args:
-        what: an answer of this kind has the limit.
-        size: of this one, in `unit`.
+        what: the kind of response that has the limit.
+        size: of this response, in `unit`.
         limit: the largest size.
     """
 
@@ -132,7 +132,7 @@ class ReadFailed(CorpusServerError, slug="read-failed", status=503):
 
 
 class Overloaded(CorpusServerError, slug="overloaded", status=503, retry_after_seconds=1):
-    """The server is at its limit of concurrent answers."""
+    """The server is at its limit of concurrent responses or connections."""
 
 
 class TooManyRequests(CorpusServerError, slug="too-many-requests", status=429, retry_after_seconds=1):
@@ -160,10 +160,10 @@ class StateUnavailable(CorpusServerError, slug="state-unavailable", status=503, 
 
 
 class Unauthorized(CorpusServerError, slug="unauthorized", status=401):
-    """No token came, or one that is unknown or expired.
+    """The request has no token, or one that is unknown or expired.
 
     Args:
-        is_given: whether anything came.
+        is_given: whether it has one.
     """
 
     def __init__(self, *, is_given: bool) -> None:
@@ -181,7 +181,7 @@ class NotReady(CorpusServerError, slug="not-ready", status=503):
 
 
 class BadRequest(CorpusServerError, slug="bad-request", status=400):
-    """The bytes that came are no HTTP request, or one that could be read in two ways."""
+    """The bytes received are no HTTP request, or one that could be read in two ways."""
 
 
 class RequestTimeout(CorpusServerError, slug="request-timeout", status=408):
@@ -201,7 +201,7 @@ class HeadTooLarge(CorpusServerError, slug="head-too-large", status=431):
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes for what cannot be printed: line ends, commands to a terminal, bytes."""
+    """Return a text whose line ends, terminal commands and undecodable bytes are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -46,7 +46,7 @@ def _setting(default: Any, help_text: str, *, accepted: Any = None, shown: str |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything a server is told; `corpora` are what it serves, the other fields describe themselves."""
+    """The configuration of a server: the corpora it serves, and settings that their help texts describe."""
 
     corpora: tuple[CorpusSpec, ...]
     # Loopback until somebody says otherwise. None: not given, which matters beside `uds`.
@@ -182,7 +182,7 @@ class Settings:
             return False
         try:
             return not ipaddress.ip_address(address[0]).is_loopback
-        except ValueError:  # a name, and who knows what it means
+        except ValueError:  # a host name may mean any address
             return True
 
     @property
@@ -223,7 +223,7 @@ EXPOSED: Mapping[str, Any] = {
     "max_answer_bytes": 16 * MIB,
     "max_text_tokens": MIB // 8,
 }
-"""Defaults under `exposed`. What the file or the command line says has priority, as ever."""
+"""Defaults under `exposed`; the file and the command line have priority."""
 
 
 class Setting(NamedTuple):

@@ -1,8 +1,8 @@
 """Bind the sockets, keep the worker processes running, and end them.
 
-The supervisor opens no corpus and waits only in its event loop, so that nothing keeps it from restarting a
-worker. Each worker is watched by a task of its own: one that hangs does not delay the others. Whatever goes
-wrong in such a task is logged, and the worker gets a successor.
+The supervisor opens no corpus and waits only in its event loop, so nothing delays the restart of a worker.
+Each worker is watched by a task of its own: one that hangs does not delay the others. Any error in such a
+task is logged, and the worker is replaced.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def run(read_settings: Callable[[], Settings]) -> None:
 
 @dataclass(eq=False)
 class _KeptWorker:
-    """One of the workers that should run, whichever process that is now.
+    """One of the workers that should run; its process may be replaced at any time.
 
     Attributes:
         settings: of the next process.
-        trial: is told why the first process did not become ready, or None when it did; if it did not, there
-            is no second one. None: as many as are needed.
-        is_ending: it was asked to end, and gets no successor.
+        trial: receives None when the first process is ready, or the reason why it is not; in the latter case
+            no second one is started. Without a trial, processes are started until one is ready.
+        is_ending: it was asked to end, and is not replaced.
     """
 
     settings: Settings
@@ -80,7 +80,7 @@ class _KeptWorker:
     is_ending: bool = False
 
     def end(self, command: bytes) -> None:
-        """Ask the process to end, for good; one that is not ready has nothing to complete."""
+        """Ask the process to end, and do not replace it. One that is not ready has nothing to complete."""
         self.is_ending = True
         if self.process is not None and self.is_ready:
             self.process.tell(command)
@@ -93,7 +93,7 @@ class _KeptWorker:
             self.process.kill()
 
     def tell_trial(self, failure: str | None) -> bool:
-        """Say how the first process started; return False for later ones."""
+        """Report how the first process started; return False for later ones."""
         if self.trial is None or self.trial.done():
             return False
         self.trial.set_result(failure)
@@ -271,7 +271,7 @@ class _Supervisor:
             _log.error("what worker %d counted is not added up", pid, exc_info=error)
 
     def _note_failed_start(self, failure: str, *, lasts: bool) -> None:
-        """End the server if its first workers cannot start; `lasts`: another one would fail, too."""
+        """End the server if its first workers cannot start; `lasts`: a retry would fail, too."""
         if self._was_ready or self._stop.done():
             return
         self._num_failed_starts += 1

@@ -144,7 +144,7 @@ def test_a_worker_that_hangs_is_replaced(web: dict[str, Path], tmp_path: Path) -
 
 
 def test_a_worker_that_hangs_while_it_starts_is_replaced(web: dict[str, Path], tmp_path: Path) -> None:
-    prelude = "import corpus_server.run.supervisor as s; s.START_SECONDS = 10"
+    prelude = "import corpus_server.run.supervisor as s; s.START_SECONDS = 20"
     with RunningServer(web, tmp_path, workers=2, prelude=prelude) as server:
         before = set(server.worker_pids())
         kill(min(before))
