@@ -132,7 +132,7 @@ class Service:
             for corpus in self.catalog.corpora.values():
                 for shard in corpus.shards:
                     if shard.file.is_local:  # a copy that changed is staged anew
-                        shard.check_unchanged()
+                        shard.file.check_unchanged()
             self.store.check_writable()
         except CorpusServerError as error:
             return error.detail

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from itertools import accumulate
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from corpus_server.corpus.files import Closing, Files, OpenFile, unreadable
 from corpus_server.corpus.fingerprints import SampledIds, check_fingerprints, sample_ids
 from corpus_server.corpus.formats import DocumentIndex, TokenDtype, data_path, token_dtype
-from corpus_server.corpus.selection import list_shards
+from corpus_server.corpus.selection import ShardFile, list_shards
 from corpus_server.corpus.shards import Shard, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
 from corpus_server.corpus_spec import CorpusSpec
@@ -216,26 +216,28 @@ class Corpus(Closing):
         }
 
 
+def file_opener(
+    spec: CorpusSpec, *, sidecars: bool = True, files: Files | None = None
+) -> Callable[[ShardFile], list[Shard]]:
+    """Return a function that opens a file of the corpus, see `open_runs`."""
+    _allow_open_files()
+    options: dict[str, Any] = {
+        "dtype": None if spec.dtype is None else token_dtype(spec.dtype),
+        "in_folder": data_path(spec.path).is_dir(),
+        "sidecar": sidecars,
+        "open_file": OpenFile if files is None else files.open,
+    }
+    return lambda file: open_runs(file.path, name=file.name, **options)
+
+
 def open_shards(
     spec: CorpusSpec, opened: ExitStack, *, sidecars: bool = True, files: Files | None = None
 ) -> list[Shard]:
-    """Open every shard of a corpus.
-
-    `opened` closes the shards, also those opened before an error; `sidecars` as in `open_runs`.
-    """
-    dtype = None if spec.dtype is None else token_dtype(spec.dtype)
-    listed = list_shards(spec)
+    """Open every shard of a corpus; `opened` closes them, also those opened before an error."""
+    open_file, listed = file_opener(spec, sidecars=sidecars, files=files), list_shards(spec)
     if files is not None:
         files.prepare([file.path for file in listed])
-    _allow_open_files()
-    in_folder = data_path(spec.path).is_dir()
-    open_file = OpenFile if files is None else files.open
-    shards: list[Shard] = []
-    for name, path in listed:
-        runs = open_runs(
-            path, name=name, dtype=dtype, in_folder=in_folder, sidecar=sidecars, open_file=open_file
-        )
-        shards += map(opened.enter_context, runs)
+    shards = [opened.enter_context(run) for file in listed for run in open_file(file)]
     return shards if spec.token_range is None else cut_shards(shards, spec.token_range)
 
 

@@ -173,7 +173,7 @@ def write_ends(
     header = DocumentsHeader(eot, num_tokens, num_documents, runs[0].dtype, *digests)
     file.seek(0)
     file.write(header.pack())
-    runs[0].check_unchanged()
+    runs[0].file.check_unchanged()
     return header
 
 

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from corpus_server.corpus.files import TokenFile, unreadable
-from corpus_server.corpus.formats.ends import CHUNK_ENDS
+from corpus_server.corpus.formats.documents import CHUNK_ENDS
 from corpus_server.corpus.formats.layout import COPY_AGAIN, Ends, Format, ShardLayout, TokenDtype
 from corpus_server.corpus.formats.raw import headerless_layout
 from corpus_server.user_files import open_regular

@@ -18,6 +18,7 @@ from corpus_server.corpus.formats.layout import (
     Run,
     ShardLayout,
     TokenDtype,
+    whole_number,
 )
 
 # In a folder only files of these names are read as raw tokens: a stray file must not become a shard.
@@ -36,12 +37,8 @@ def headerless_layout(file: TokenFile, dtype: TokenDtype | None, *, name: str, r
     if dtype is None:
         _check_guess(file)
         dtype, reason = TOKEN_DTYPES["uint16"], f"{reason}; no dtype was said, so uint16"
-    num_tokens, rest = divmod(file.size_bytes, dtype.itemsize)
-    if rest:
-        raise file.unreadable(
-            f"{file.size_bytes} bytes are not a whole number of {dtype.name} tokens",
-            f"say its dtype ({ACCEPTED_DTYPES}), or copy it again if the copy was interrupted",
-        )
+    remedy = f"say its dtype ({ACCEPTED_DTYPES}), or copy it again if the copy was interrupted"
+    num_tokens = whole_number(file, dtype.itemsize, f"{dtype.name} tokens", remedy)
     return ShardLayout(format=name, reason=reason, dtype=dtype, runs=(Run(0, num_tokens),))
 
 

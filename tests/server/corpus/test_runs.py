@@ -99,7 +99,7 @@ def test_the_files_last_run_closes_it(tmp_path: Path) -> None:
     for run in runs[1:]:
         run.close()
     np.testing.assert_array_equal(runs[0].tokens, RUNS[0])
-    runs[0].check_unchanged()
+    runs[0].file.check_unchanged()
     runs[0].close()
     runs[0].close()
     assert open_descriptors() == before

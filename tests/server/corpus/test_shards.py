@@ -51,7 +51,7 @@ def test_a_shard_may_hold_no_tokens(tmp_path: Path, write: Writer) -> None:
     with open_shard(write(tmp_path / "a.bin", [])) as shard:
         assert (shard.tokens.size, shard.tokens.dtype, shard.address) == (0, np.dtype("<u2"), 0)
         assert not shard.tokens.flags.writeable
-        shard.check_unchanged()
+        shard.file.check_unchanged()
 
 
 def test_what_opening_is_told(tmp_path: Path) -> None:
@@ -182,10 +182,10 @@ def _link(path: Path) -> None:
 def test_a_change_in_place_is_found(tmp_path: Path, change: Callable[[Path], None], what: str) -> None:
     path = write_raw(tmp_path / "a.bin", [5, 6, 7])
     with open_shard(path, name="sub/a.bin") as shard:
-        shard.check_unchanged()
+        shard.file.check_unchanged()
         change(path)
         with pytest.raises(CorpusChanged, match=rf"^sub/a\.bin: {what}"):
-            shard.check_unchanged()
+            shard.file.check_unchanged()
 
 
 def test_a_change_that_was_found_stays_found_when_the_file_is_deleted(tmp_path: Path) -> None:
@@ -196,17 +196,17 @@ def test_a_change_that_was_found_stays_found_when_the_file_is_deleted(tmp_path: 
         for prepare in (lambda: None, path.unlink):
             prepare()
             with pytest.raises(CorpusChanged, match="rewritten"):
-                shard.check_unchanged()
+                shard.file.check_unchanged()
 
 
 def test_a_file_replaced_by_rename_keeps_its_old_tokens(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [5, 6, 7])
     with open_shard(path) as shard:
         write_raw(tmp_path / "b.bin", [1, 2, 3]).replace(path)
-        shard.check_unchanged()
+        shard.file.check_unchanged()
         assert shard.tokens.tolist() == [5, 6, 7]
         path.unlink()
-        shard.check_unchanged()
+        shard.file.check_unchanged()
 
 
 def test_reading_behind_a_truncation_is_an_error_and_no_signal(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_close_frees_map_and_descriptors_and_may_be_repeated(tmp_path: Path) -> 
     assert open_descriptors() == before
     assert "marked.bin" not in Path("/proc/self/maps").read_text()
     with pytest.raises(ReadFailed):
-        shard.check_unchanged()
+        shard.file.check_unchanged()
 
 
 def test_a_failed_opening_leaves_nothing_open(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_verify_reads_the_whole_index_of_a_range(tmp_path: Path) -> None:
     pointers[500] += 2
     path.with_suffix(".idx").write_bytes(megatron_index([1] * 1000, pointers=pointers))
     assert [problem.detail for problem in verify(part).problems] == [
-        "x.idx: sequence 500 does not begin where the one before it ends"
+        "x.idx: sequence 500 does not begin where the one before it ends, or has a negative length"
     ]
 
 

@@ -39,7 +39,7 @@ def write(
 
 def test_items_are_documents_of_one_sequence(tmp_path: Path) -> None:
     layout = recognise(write(tmp_path))
-    assert (layout.format, layout.dtype.name, layout.data_offset) == ("litdata", "uint16", 20)
+    assert (layout.format, layout.dtype.name, layout.runs[0].data_offset) == ("litdata", "uint16", 20)
     assert layout.reason == "index.json beside it lists it: no_header_tensor:20"
     with open_corpus(tmp_path) as corpus:
         assert corpus.shards[0].tokens.tolist() == [1, 2, 3, 4, 5, 6]

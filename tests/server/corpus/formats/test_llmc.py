@@ -24,7 +24,7 @@ def test_worked_bytes(tmp_path: Path, content: bytes, dtype: str, tokens: list[i
     path = tmp_path / "fineweb_train_000001.bin"
     path.write_bytes(content)
     layout = recognise(path)
-    assert (layout.format, layout.dtype.name, layout.data_offset) == ("llm.c", dtype, 1024)
+    assert (layout.format, layout.dtype.name, layout.runs[0].data_offset) == ("llm.c", dtype, 1024)
     assert layout.num_tokens == len(tokens)
     assert np.fromfile(path, layout.dtype, offset=1024).tolist() == tokens
     assert write_llmc(tmp_path / "written.bin", tokens, dtype=dtype).read_bytes() == content
