@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.files import Closing, Files, OpenFile, unreadable
 from corpus_server.corpus.fingerprints import SampledIds, check_fingerprints, sample_ids
-from corpus_server.corpus.formats import DocumentIndex, TokenDtype, data_path, token_dtype
+from corpus_server.corpus.formats.layout import DocumentIndex, TokenDtype, token_dtype
+from corpus_server.corpus.formats.registry import data_path
 from corpus_server.corpus.selection import ShardFile, list_shards
 from corpus_server.corpus.shards import Shard, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
@@ -71,15 +72,11 @@ class Corpus(Closing):
 
     @classmethod
     def open(cls, spec: CorpusSpec, files: Files | None = None) -> Corpus:
-        """Open a corpus, in O(1) of the token count.
-
-        Args:
-            files: opens the token files of an object store; None for local ones.
+        """Open a corpus, in O(1) of the token count; `files` opens those of an object store.
 
         Raises:
             UnreadableCorpus: a file is not what it should be; nothing stays open.
             InvalidParameter: the spec contradicts the files.
-            MissingPackage: its tokenizer needs a package that is not installed.
         """
         with ExitStack() as on_error:
             shards = open_shards(spec, on_error, files=files)
@@ -142,10 +139,7 @@ class Corpus(Closing):
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of a document, corpus-wide.
 
-        Raises:
-            UnknownDocument: the corpus has no such document, or no document index.
-            CorpusChanged: the file of the document index changed.
-            ReadFailed: the disk did not deliver, or the index contradicts itself.
+        Raises UnknownDocument also if there is no index, ReadFailed also if the index contradicts itself.
         """
         if not self._indices:
             raise self._no_documents(number)
@@ -159,12 +153,7 @@ class Corpus(Closing):
     def sequences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first token, corpus-wide, and the tokens of each sequence: `(n,) int64` each.
 
-        Reads all document indices, see `DocumentIndex.sequence_lengths`.
-
-        Raises:
-            UnknownDocument: the corpus has no document index.
-            InvalidParameter: the corpus is cut.
-            CorpusChanged, ReadFailed: of the document index.
+        Reads all document indices, see `DocumentIndex.sequence_lengths`; refuses a corpus that is cut.
         """
         if not self._indices:
             raise self._no_documents(None)
@@ -179,9 +168,6 @@ class Corpus(Closing):
         """Return the number of the document that holds a token, corpus-wide; None where no document does.
 
         Reads about log2(num_documents) entries of the index.
-
-        Raises:
-            CorpusChanged, ReadFailed: see `document_range`.
         """
         if not self._indices:
             return None
@@ -261,11 +247,7 @@ def cut_shards(shards: Sequence[Shard], token_range: tuple[int, int]) -> list[Sh
 
 
 def _allow_open_files() -> None:
-    """Raise the soft limit of open files to the hard one, as Go programs do at start.
-
-    A token file takes up to two descriptors: its own, and that of its document index. A server takes one more
-    for each connection. The usual soft limit of 1,024 exists for programs that use select(2).
-    """
+    """Raise the soft limit of open files to the hard one: the usual 1,024 are for programs with select(2)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -44,19 +44,38 @@ class Closing:
         self.close()
 
 
-class TokenFile(Closing):
-    """A file of a corpus, on this machine or in an object store: its bytes can be read, and mapped.
+class OpenFile(Closing):
+    """A file of a corpus, open for reading; one descriptor, mapped or not.
+
+    In `stores`, a file in an object store derives from this class and gets its bytes in another way.
 
     Attributes:
         path, size_bytes: at opening.
         name: in errors; the file's name unless set.
+        fd: descriptor, -1 when closed.
         is_local: it lies on this machine, and is always mapped.
     """
 
-    path: Path
-    name: str
-    size_bytes: int
     is_local: ClassVar = True
+    size_bytes: int
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.fd = -1
+        self._guarded: guard.GuardedRange | None = None
+        try:
+            self.fd, status = open_fd(path)
+        except OSError as error:
+            what = f"cannot be opened: {error.strerror}"
+            raise unreadable(path, what, _open_remedy(error.errno)) from error
+        self.size_bytes = status.st_size
+        self._opened = status
+        self._change: str | None = None  # what `check_unchanged` found first
+
+    def __del__(self) -> None:
+        if self.is_local:  # an attached file may still be read through its map
+            self.close()
 
     @property
     def is_cached(self) -> bool:
@@ -84,54 +103,6 @@ class TokenFile(Closing):
             CorpusChanged: the file is not what was opened.
             ReadFailed: the disk, or the store, did not deliver.
         """
-        raise NotImplementedError
-
-    def map(self) -> mmap.mmap:
-        """Return the addresses of the whole file, which must not be empty; readable while `held`.
-
-        The file's owner keeps the map; the last view of it unmaps.
-        """
-        raise NotImplementedError
-
-    def held(self) -> AbstractContextManager[None]:
-        """Keep the map readable while tokens are copied from it; a local file always is."""
-        return contextlib.nullcontext()
-
-    def is_resident(self, offset: int) -> bool:
-        """Tell whether the page cache holds the byte at `offset`; False if the system cannot tell."""
-        raise NotImplementedError
-
-    def drop(self, offset: int, count: int) -> None:
-        """Take whole pages of bytes [offset, offset + count) out of the page cache; never fails."""
-        raise NotImplementedError
-
-    def check_unchanged(self) -> None:
-        """Raise CorpusChanged or ReadFailed if bytes copied from the file or its map may be wrong."""
-        raise NotImplementedError
-
-
-class OpenFile(TokenFile):
-    """A regular file on this machine, open for reading until `close`; one descriptor, `fd`, mapped or not."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = path.name
-        self.fd = -1
-        self._guarded: guard.GuardedRange | None = None
-        try:
-            self.fd, status = open_fd(path)
-        except OSError as error:
-            what = f"cannot be opened: {error.strerror}"
-            raise unreadable(path, what, _open_remedy(error.errno)) from error
-        self.size_bytes = status.st_size
-        self._opened = status
-        self._change: str | None = None  # what `check_unchanged` found first
-
-    def __del__(self) -> None:
-        self.close()
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from byte `offset`."""
         done = 0
         while done < len(buffer):
             try:
@@ -149,7 +120,10 @@ class OpenFile(TokenFile):
             done += count
 
     def map(self) -> mmap.mmap:
-        """Return a read-only map of the whole file, and guard it until `close`."""
+        """Return a read-only map of the whole file, which must not be empty; readable while `held`.
+
+        The file keeps it under guard until `close`; the last view of it unmaps.
+        """
         if self._status().st_size < self.size_bytes:
             what = "cannot be mapped: it is shorter than when it was opened"
             raise self.unreadable(what, "check that it is not being written")
@@ -158,8 +132,12 @@ class OpenFile(TokenFile):
         self._guarded = guard.guard(address_of(mapped), self.size_bytes)
         return mapped
 
+    def held(self) -> AbstractContextManager[None]:
+        """Keep the map readable while tokens are copied from it; a local file always is."""
+        return contextlib.nullcontext()
+
     def is_resident(self, offset: int) -> bool:
-        """Tell whether the page cache holds the byte at `offset`.
+        """Tell whether the page cache holds the byte at `offset`; False if the system cannot tell.
 
         `mincore` and, since Linux 6.14, `cachestat` answer only the file's owner. This way has a side
         effect: the kernel starts to read a page that is missing. A fast disk delivers it before the call
@@ -173,7 +151,7 @@ class OpenFile(TokenFile):
             return False
 
     def drop(self, offset: int, count: int) -> None:
-        """Take whole pages out of the page cache."""
+        """Take whole pages of bytes [offset, offset + count) out of the page cache; never fails."""
         with contextlib.suppress(OSError, AttributeError):  # closed meanwhile; not Linux
             os.posix_fadvise(self.fd, offset, count, os.POSIX_FADV_DONTNEED)
 
@@ -244,7 +222,7 @@ class Files(Protocol):
     def prepare(self, paths: Sequence[Path]) -> None:
         """Note which files will be opened."""
 
-    def open(self, path: Path) -> TokenFile:
+    def open(self, path: Path) -> OpenFile:
         """Open a token file."""
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from corpus_server.corpus import guard
-from corpus_server.corpus.files import Closing, OpenFile, TokenFile
+from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.corpus.fingerprints import sampled_fingerprint
-from corpus_server.corpus.formats import DocumentIndex, ShardLayout, TokenDtype, read_layout
 from corpus_server.corpus.formats.documents import CutDocuments, DocumentEnds, documents_path
+from corpus_server.corpus.formats.layout import DocumentIndex, ShardLayout, TokenDtype
+from corpus_server.corpus.formats.registry import read_layout
 
 
 class Shard(Closing):
@@ -32,7 +33,7 @@ class Shard(Closing):
 
     def __init__(
         self,
-        file: TokenFile,
+        file: OpenFile,
         layout: ShardLayout,
         number: int,
         mapped: mmap.mmap | None,
@@ -89,7 +90,7 @@ class Shard(Closing):
         return self.file.read(self.data_offset + offset, count)
 
     def read_data_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with token data from byte `offset` of it, read from the file, not the map."""
+        """Fill `buffer` as `read_data` does."""
         self.file.read_into(self.data_offset + offset, buffer)
 
     def is_resident(self, token: int) -> bool:
@@ -129,7 +130,7 @@ def open_runs(
     dtype: TokenDtype | None = None,
     in_folder: bool = False,
     sidecar: bool = True,
-    open_file: Callable[[Path], TokenFile] = OpenFile,
+    open_file: Callable[[Path], OpenFile] = OpenFile,
 ) -> list[Shard]:
     """Open, check and map a token file, in O(1) of the token count; return its runs, most often one.
 
@@ -170,11 +171,7 @@ def content_digest(runs: Sequence[Shard]) -> bytes:
 
 
 def open_sidecar(runs: Sequence[Shard]) -> DocumentEnds | None:
-    """Open the sidecar of document ends beside a file, given all of its runs; None if there is none.
-
-    Raises:
-        UnreadableCorpus: it is damaged, or was made for other content.
-    """
+    """Open the sidecar of document ends beside a file, given all of its runs; None if there is none."""
     path = documents_path(runs[0].path)
     if not path.exists():
         return None

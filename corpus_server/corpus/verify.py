@@ -68,11 +68,7 @@ class ShardProblem:
 
 @dataclass(kw_only=True, slots=True)
 class Verification:
-    """What `verify` found; `bad_blocks` and `problems` are everything that is wrong.
-
-    Without recorded hashes (`sidecar` is None) only headers, indices and sizes were checked, and that every
-    byte can be read.
-    """
+    """What `verify` found; without recorded hashes (`sidecar` is None), that every byte can be read."""
 
     sidecar: Path | None
     fingerprint: str | None = None  # the full one, if it was confirmed
@@ -102,11 +98,7 @@ class Verification:
 def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
     """Hash a corpus as it is now and publish its sidecar atomically, replacing an older one.
 
-    Raises:
-        InvalidParameter: the dtype is not one of the accepted types.
-        CorpusChanged: a shard was written to meanwhile; nothing is published.
-        ReadFailed: the disk did not deliver; nothing is published.
-        UnreadableCorpus: not a corpus, or its folder cannot be written to.
+    Publishes nothing if a shard was written to meanwhile, or if the disk did not deliver.
     """
     with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
         shards = open_shards(spec, opened)
@@ -131,10 +123,6 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
     """Read every byte of a corpus and compare it with its recorded hashes, if there are any.
 
     Reports every bad block and every unreadable shard, not only the first.
-
-    Raises:
-        InvalidParameter: the dtype is not one of the accepted types.
-        UnreadableCorpus: there are no such shards at all, or the sidecar is damaged.
     """
     recorded = load_sidecar(spec)
     was_named = [] if recorded is None else [shard.name for shard in recorded.shards]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from corpus_server.corpus.files import OpenFile, TokenFile, unreadable
+from corpus_server.corpus.files import OpenFile, unreadable
 from corpus_server.corpus.formats.documents import CumulativeEnds
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
@@ -33,7 +33,7 @@ _END_BYTES: Final = 8
 _MAX_METADATA_BYTES: Final = 64 << 10
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     if file.path.suffix != ".ds":
         return None
     metadata, index = (file.path.with_name(f"{file.path.name}.{each}") for each in ("metadata", "index"))
@@ -69,7 +69,7 @@ def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLa
     return replace(layout, documents=documents)
 
 
-def _read_metadata(path: Path, data: TokenFile) -> TokenDtype:
+def _read_metadata(path: Path, data: OpenFile) -> TokenDtype:
     """Return the dtype that the metadata says; refuse it if it counts other tokens than the file holds."""
     with OpenFile(path) as file:
         lines = file.head(_MAX_METADATA_BYTES).decode("utf-8", "replace").splitlines()

@@ -32,7 +32,7 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 import xxhash
 
-from corpus_server.corpus.files import OpenFile, TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
     TOKEN_DTYPES,
     DocumentIndex,
@@ -70,7 +70,7 @@ class CumulativeEnds(DocumentIndex):
 
     def __init__(
         self,
-        file: TokenFile,
+        file: OpenFile,
         *,
         at: int,
         num_documents: int,
@@ -182,7 +182,7 @@ class DocumentsHeader(NamedTuple):
         return fields + xxhash.xxh3_64_intdigest(fields).to_bytes(8, "little")
 
     @classmethod
-    def unpack(cls, file: TokenFile) -> DocumentsHeader:
+    def unpack(cls, file: OpenFile) -> DocumentsHeader:
         """Read and check the header of an open sidecar."""
         magic = file.head(len(_MAGIC))
         if magic != _MAGIC:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.corpus.files import Closing, TokenFile
+from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 
 TokenDtype = np.dtype[Any]
@@ -36,7 +36,7 @@ Ends = NDArray[np.integer[Any]]
 class DocumentIndex(Closing):
     """Document boundaries of one shard, in an open file. Entries are read one by one."""
 
-    file: TokenFile
+    file: OpenFile
     num_documents: int
 
     def document_range(self, number: int) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class Format:
             lacks its counterpart.
     """
 
-    read: Callable[[TokenFile, TokenDtype | None, bool], ShardLayout | None]
+    read: Callable[[OpenFile, TokenDtype | None, bool], ShardLayout | None]
     side_files: Mapping[str, str] = field(default_factory=dict)
     find_data: Callable[[Path], Path | None] = lambda path: None
     check_folder: Callable[[Collection[Path], bool], None] = lambda paths, dtype_given: None
@@ -120,7 +120,7 @@ def token_dtype(value: object) -> TokenDtype:
 
 
 def read_header(
-    file: TokenFile, form: str, what: str, *, num_bytes: int = 0, remedy: str = COPY_AGAIN
+    file: OpenFile, form: str, what: str, *, num_bytes: int = 0, remedy: str = COPY_AGAIN
 ) -> tuple[Any, ...]:
     """Return the fields, of a form of `struct`, that a file begins with.
 
@@ -132,7 +132,7 @@ def read_header(
     return struct.unpack(form, file.head(size))
 
 
-def whole_number(file: TokenFile, num_bytes: int, what: str, remedy: str = COPY_AGAIN) -> int:
+def whole_number(file: OpenFile, num_bytes: int, what: str, remedy: str = COPY_AGAIN) -> int:
     """Return how many entries of `num_bytes` a file consists of; refuse a broken last one."""
     count, rest = divmod(file.size_bytes, num_bytes)
     if rest:
@@ -140,7 +140,7 @@ def whole_number(file: TokenFile, num_bytes: int, what: str, remedy: str = COPY_
     return count
 
 
-def counted_run(file: TokenFile, dtype: TokenDtype, *, data_offset: int, num_tokens: int) -> tuple[Run]:
+def counted_run(file: OpenFile, dtype: TokenDtype, *, data_offset: int, num_tokens: int) -> tuple[Run]:
     """Return the run of a file whose header counts its tokens; refuse a file of another size."""
     if num_tokens >= _MAX_TOKENS:  # too many digits cannot even be shown
         raise file.unreadable("its header says an impossible number of tokens", COPY_AGAIN)
@@ -155,7 +155,7 @@ def counted_run(file: TokenFile, dtype: TokenDtype, *, data_offset: int, num_tok
     return (Run(data_offset, num_tokens),)
 
 
-def not_served(file: TokenFile, what: str, remedy: str) -> UnreadableCorpus:
+def not_served(file: OpenFile, what: str, remedy: str) -> UnreadableCorpus:
     """Return the error for a file of a known kind that holds no tokens in a served form."""
     return file.unreadable(f"is {what}, which is not served", remedy)
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from corpus_server.corpus.files import TokenFile, unreadable
+from corpus_server.corpus.files import OpenFile, unreadable
 from corpus_server.corpus.formats.documents import CumulativeEnds
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
@@ -40,7 +40,7 @@ _DTYPES: Final = {
 }
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     path = file.path.with_name("index.json")
     if not (file.path.name.startswith("chunk-") and file.path.suffix == ".bin" and path.is_file()):
         return None
@@ -81,7 +81,7 @@ def dtype_name(data_format: list[str]) -> str | None:
     return _DTYPES.get(serializer, {}).get(number)
 
 
-def _dtype(file: TokenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype:
+def _dtype(file: OpenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype:
     """Return the dtype of a chunk's tokens; refuse one whose tokens cannot be mapped."""
     remedy, found = build_ids(file.path.parent, "tokens"), dtype_name(config["data_format"])
     reason = None
@@ -102,11 +102,7 @@ def _dtype(file: TokenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype
 
 
 def read_index(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config and the number of tokens of each chunk, None where items are not flat arrays.
-
-    Raises:
-        UnreadableCorpus: the file is no index of litData.
-    """
+    """Return the config and the number of tokens of each chunk, None where items are not flat arrays."""
     try:
         status = path.stat()
         return _read_index(path, status.st_mtime_ns, status.st_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
     TOKEN_DTYPES,
     Format,
@@ -34,7 +34,7 @@ _NOT_TOKENS: Final = {
 }
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     magic = int.from_bytes(file.head(4), "little")
     if magic in _NOT_TOKENS:
         raise file.unreadable(f"is {_NOT_TOKENS[magic]}, not tokens", "name its token files")

@@ -15,7 +15,7 @@ import math
 import re
 from typing import Final, NamedTuple
 
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     COPY_AGAIN,
@@ -43,7 +43,7 @@ class Column(NamedTuple):
     size: int | None  # bytes in each sample; None if each sample says it
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     if file.path.suffix != ".mds":
         return None
     num_samples, data_offset, encodings = _read_header(file)
@@ -66,7 +66,7 @@ def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLa
     )
 
 
-def _remedy(file: TokenFile, encodings: dict[str, str]) -> str:
+def _remedy(file: OpenFile, encodings: dict[str, str]) -> str:
     """Return the command that makes the whole data set servable."""
     ids = [name for name, encoding in encodings.items() if encoding.startswith(("ndarray", "bytes"))]
     text = [name for name, encoding in encodings.items() if encoding == "str"]
@@ -76,7 +76,7 @@ def _remedy(file: TokenFile, encodings: dict[str, str]) -> str:
     return build_ids(file.path.parent, column)
 
 
-def _read_header(file: TokenFile) -> tuple[int, int, dict[str, str]]:
+def _read_header(file: OpenFile) -> tuple[int, int, dict[str, str]]:
     """Return the number of samples, the byte at which the first one begins, and the columns' encodings."""
     num_samples, first = read_header(file, "<II", "the MDS header")
     header_bytes = 4 + 4 * (num_samples + 1)

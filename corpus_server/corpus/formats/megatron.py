@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from corpus_server.corpus.files import OpenFile, TokenFile, unreadable
+from corpus_server.corpus.files import OpenFile, unreadable
 from corpus_server.corpus.formats.documents import CHUNK_ENDS, CumulativeEnds, first_disorder
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
@@ -59,7 +59,7 @@ _OVERFLOWED: Final = (
 _SAMPLED_SEQUENCES: Final = 16
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     path, index_path = file.path, file.path.with_suffix(".idx")
     if path.suffix == ".bin" and index_path.exists():
         return _read_pair(file, index_path)
@@ -76,7 +76,7 @@ def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLa
     return None
 
 
-def _read_pair(file: TokenFile, index_path: Path) -> ShardLayout:
+def _read_pair(file: OpenFile, index_path: Path) -> ShardLayout:
     with ExitStack() as on_error:
         index = on_error.enter_context(OpenFile(index_path))
         magic = index.head(len(_MAGIC))
@@ -133,7 +133,7 @@ class MegatronIndex(CumulativeEnds):
 
     remedy = "run corpus-server verify, then copy or build the index again"
 
-    def __init__(self, file: TokenFile, *, data: TokenFile) -> None:
+    def __init__(self, file: OpenFile, *, data: OpenFile) -> None:
         self.file = file
         self.dtype, self.num_sequences, num_indices, self.header_bytes = _read_header(file)
         self.num_documents = num_indices - 1
@@ -191,7 +191,7 @@ class MegatronIndex(CumulativeEnds):
             return -1
         return int(self._pointers(number, 1)[0]) // self.dtype.itemsize
 
-    def _check_ends(self, data: TokenFile) -> None:
+    def _check_ends(self, data: OpenFile) -> None:
         num_sequences = self.num_sequences
         first, last = int(self._indices(0, 1)[0]), int(self._indices(self.num_documents, 1)[0])
         if (first, last) != (0, num_sequences):
@@ -221,7 +221,7 @@ class MegatronIndex(CumulativeEnds):
         return self.file.unreadable(*(_OVERFLOWED if num_bytes % 2**32 == 0 else (what, remedy)))
 
 
-def _read_header(file: TokenFile) -> tuple[TokenDtype, int, int, int]:
+def _read_header(file: OpenFile) -> tuple[TokenDtype, int, int, int]:
     """Return dtype, num_sequences, num_indices and the size of the header in bytes; check the file's size."""
     _, version = read_header(file, "<9sQ", "the Megatron header", remedy=_COPY_AGAIN)
     if version not in _NUM_FLAGS:

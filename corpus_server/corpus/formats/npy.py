@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     COPY_AGAIN,
@@ -33,7 +33,7 @@ _READERS: Final = {
 }
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     head = file.head(12 + _MAX_HEADER_BYTES)
     if not head.startswith(_MAGIC):
         return None  # OLMo's headerless dumps are called .npy, too: see `olmo`
@@ -59,7 +59,7 @@ def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLa
     return ShardLayout(format="npy", reason=r"begins with \x93NUMPY", dtype=tokens, runs=runs)
 
 
-def _parse_header(file: TokenFile, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
+def _parse_header(file: OpenFile, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
     """Return shape, Fortran order, dtype, and the byte at which the data begins."""
     stream = io.BytesIO(head)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corpus_server.corpus.formats import Run, ShardLayout
+from corpus_server.corpus.formats.layout import Run, ShardLayout
 from corpus_server.errors import UnreadableCorpus
 from tests.corpora import open_descriptors, recognise
 

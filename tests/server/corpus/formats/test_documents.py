@@ -208,14 +208,6 @@ def test_other_content_is_refused_with_the_way_out(
     open_corpus(shard, name="c", dtype=dtype).close()
 
 
-def test_a_sidecar_replaced_by_rename_does_not_disturb_one_that_is_open(shard: Path) -> None:
-    with opened(shard) as corpus:
-        index(spec(shard, eot=9))
-        assert corpus.document_range(1) == (3, 5)
-        with opened(shard) as again:
-            assert again.document_range(1) == (4, 6)
-
-
 def test_a_sidecar_written_to_is_no_answer(shard: Path) -> None:
     with opened(shard) as corpus:
         os.utime(sidecar(shard), ns=(0, 0))

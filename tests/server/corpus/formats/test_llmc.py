@@ -59,10 +59,3 @@ def test_refuses_other_headers(tmp_path: Path, header: tuple[int, int, int], mes
     (tmp_path / "a.bin").write_bytes(struct.pack("<iii", *header) + bytes(1012))
     with pytest.raises(UnreadableCorpus, match=message):
         recognise(tmp_path / "a.bin")
-
-
-def test_a_dtype_against_the_header_is_refused(tmp_path: Path) -> None:
-    path = write_llmc(tmp_path / "a.bin", [1, 2])
-    assert recognise(path, dtype="uint16").num_tokens == 2
-    with pytest.raises(UnreadableCorpus, match="holds uint16 tokens, but dtype uint32 was asked for"):
-        recognise(path, dtype="uint32")

@@ -42,12 +42,6 @@ def test_every_other_length_is_refused(tmp_path: Path) -> None:
             recognise(path)
 
 
-def test_a_shard_may_hold_no_samples(tmp_path: Path) -> None:
-    (tmp_path / "a.mds").write_bytes(shard(num_samples=0))
-    layout = recognise(tmp_path / "a.mds")
-    assert (layout.num_tokens, layout.runs[0].data_offset) == (0, len(shard(num_samples=0)))
-
-
 def test_a_sample_may_have_several_dimensions(tmp_path: Path) -> None:
     config = {"column_names": ["tokens"], "column_encodings": ["ndarray:uint16:2,3"]}
     (tmp_path / "a.mds").write_bytes(shard(config, sizes=12))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus_server.corpus.formats import ShardLayout, data_path
-from corpus_server.corpus.formats.layout import DocumentIndex
+from corpus_server.corpus.formats.layout import DocumentIndex, ShardLayout
+from corpus_server.corpus.formats.registry import data_path
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import megatron_index, recognise, write_megatron, write_raw, write_sparse
 
@@ -64,11 +64,6 @@ def test_a_prefix_stands_for_a_whole_pair_alone(tmp_path: Path, there: str | Non
     elif there is not None:
         (tmp_path / there).write_bytes(IDX)
     assert data_path(tmp_path / "x") == tmp_path / "x"
-
-
-def test_an_index_of_the_same_name_belongs_to_a_bin_file(tmp_path: Path) -> None:
-    _write(tmp_path, BIN, IDX)
-    assert recognise(write_raw(tmp_path / "x.raw", [1, 2])).format == "raw"
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32"])
@@ -258,9 +253,3 @@ def test_an_index_of_a_billion_sequences_opens_at_once(tmp_path: Path) -> None:
     index = _documents(recognise(tmp_path / "x.bin"))
     assert index.num_documents == num_sequences
     assert index.document_range(num_sequences - 1) == (0, 0)
-
-
-def test_an_index_without_its_data_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.idx").write_bytes(IDX)
-    with pytest.raises(UnreadableCorpus, match=r"x\.bin is missing"):
-        recognise(tmp_path / "x.idx")

@@ -18,10 +18,6 @@ def test_holds_the_tokens_of_the_dtype_that_is_said(tmp_path: Path, dtype: str) 
     assert (layout.num_tokens, layout.documents) == (3, None)
 
 
-def test_may_be_empty(tmp_path: Path) -> None:
-    assert recognise(write_raw(tmp_path / "a.bin", [])).num_tokens == 0
-
-
 @pytest.mark.parametrize(("num_bytes", "dtype"), [(7, None), (1, "uint16"), (6, "uint32"), (1, "int32")])
 def test_refuses_a_broken_last_token(tmp_path: Path, num_bytes: int, dtype: str | None) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(num_bytes))
