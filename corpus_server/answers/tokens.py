@@ -48,7 +48,7 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
         return unchanged
     request.charge(num_bytes(reading))
     service.stager.check_order(bound)
-    reader = _note(service, bound, query, reading)
+    reader = _note(service, bound, query, request, reading)
     yield from staged_rows(service, bound, reading)
     if chosen == "json":
         fields = {**_step_fields(bound, query), "dtype": bound.dtype.name}
@@ -84,7 +84,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     request.charge(reading.num_units * 16)
-    reader = _note(service, bound, query, reading, reads_tokens=False)
+    reader = _note(service, bound, query, request, reading, reads_tokens=False)
     located = np.empty((reading.num_units, 2), dtype="<i8")
     first = 0
     for group in reading.locations():
@@ -202,11 +202,17 @@ def _note(
     service: Service,
     bound: BoundPlan,
     query: StepsQuery,
+    request: RequestHead,
     reading: WindowReading,
     *,
     reads_tokens: bool = True,
 ) -> Reader | None:
-    """Note a request, so that its next steps are prefetched or staged; return the rank that asks."""
+    """Note a request, so that its next steps are prefetched or staged; return the rank that asks.
+
+    A HEAD is not noted: it takes no step, so the Live page would show one that the rank never got.
+    """
+    if request.method == "HEAD":
+        return None
     return service.readers.note(
         StepsRequest(
             bound=bound,
