@@ -1,8 +1,8 @@
 """Build and load the simulated accelerator of device.cpp; `torch.simulated` has the names of `torch.cuda`.
 
 Loading it cannot be undone in a process, so its devices exist only within `present()`: elsewhere torch finds
-none. It is loaded before the process's first `backward()` (`pytest_runtestloop` in `tests/conftest.py`): torch's
-autograd starts its threads then, one for each device that exists at that moment.
+none. `pytest_runtestloop` in `tests/conftest.py` loads it before any test, because torch's autograd starts a
+thread for each device that exists at the first `backward()` of a process.
 """
 
 from __future__ import annotations
