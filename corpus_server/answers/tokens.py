@@ -49,7 +49,7 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     request.charge(num_bytes(reading))
     if bound.is_staged:
         service.stager.check_order(bound)
-    reader = _note(service, bound, query)
+    reader = _note(service, bound, query, request)
     yield from staged_rows(service, bound, reading)
     if chosen == "json":
         fields = {**_step_fields(bound, query), "dtype": bound.dtype.name}
@@ -86,7 +86,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     request.charge(reading.num_units * 16)
-    reader = _note(service, bound, query, reads_tokens=False)
+    reader = _note(service, bound, query, request, reads_tokens=False)
     located = np.empty((reading.num_units, 2), dtype="<i8")
     first = 0
     for group in reading.locations():
@@ -201,9 +201,14 @@ def _windows(bound: BoundPlan, query: StepsQuery) -> WindowReading:
 
 
 def _note(
-    service: Service, bound: BoundPlan, query: StepsQuery, *, reads_tokens: bool = True
+    service: Service, bound: BoundPlan, query: StepsQuery, request: RequestHead, *, reads_tokens: bool = True
 ) -> Reader | None:
-    """Note a request, so that its next steps are prefetched or staged; return the rank that asks."""
+    """Note a request, so that its next steps are prefetched or staged; return the rank that asks.
+
+    A HEAD is not noted: it takes no step, so the Live page would show one that the rank never got.
+    """
+    if request.method == "HEAD":
+        return None
     part = {"rank": query.rank, "world_size": query.world_size}
     steps = range(query.step, query.step + query.count)
     return service.readers.note(bound, steps, reads_tokens=reads_tokens, **part)

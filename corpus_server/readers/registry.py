@@ -46,16 +46,17 @@ class Reader:
     """One rank of a plan; `sent` belongs to the event loop's thread.
 
     Attributes:
-        seen_seconds, last_step: monotonic time and last step of its latest request.
+        seen_seconds, seen_unix_seconds, last_step: monotonic time, unix time and last step of its latest
+            request. Workers compare the unix times, which a conversion would shift by some milliseconds.
         bound: its plan; None when idle, so that the plan need not stay in memory.
         work: by subscriber; None until tokens are read for it.
         counts: steps sent, seconds in which responses were made, seconds of sending.
     """
 
-    __slots__ = ("bound", "counts", "last_step", "seen_seconds", "work")
+    __slots__ = ("bound", "counts", "last_step", "seen_seconds", "seen_unix_seconds", "work")
 
     def __init__(self) -> None:
-        self.seen_seconds, self.last_step = 0.0, 0
+        self.seen_seconds, self.seen_unix_seconds, self.last_step = 0.0, 0.0, 0
         self.bound: BoundPlan | None = None
         self.work: list[tuple[Subscriber[Any], Ahead]] | None = None
         self.counts = [0.0, 0.0, 0.0]
@@ -113,7 +114,8 @@ class Registry:
                     self._idle.popitem(last=False)
                 reader = Reader()
             self._active[key] = reader
-            reader.seen_seconds, reader.last_step = now, steps.stop - 1
+            reader.seen_seconds, reader.seen_unix_seconds = now, time.time()
+            reader.last_step = steps.stop - 1
             if reader.bound is not bound:  # new, or the catalogue was reloaded
                 reader.end()
                 reader.bound = bound
@@ -145,14 +147,13 @@ class Registry:
 
         By plan, world size and rank: unix time and last step of its latest request, then `Reader.counts`.
         """
-        to_unix = time.time() - time.monotonic()
         with self._lock:
             active, idle = list(self._active.items()), list(self._idle.items())
         shown = [each for each in (*active, *reversed(idle)) if each[1].counts[0]]
         if len(shown) > MAX_COUNTED:  # always the same ones: the page shows how their counts grow
             shown.sort(key=lambda each: (each[1].bound is None, each[0]))
         return {
-            (plan, str(world_size), str(rank)): [to_unix + its.seen_seconds, its.last_step, *its.counts]
+            (plan, str(world_size), str(rank)): [its.seen_unix_seconds, its.last_step, *its.counts]
             for (plan, world_size, rank), its in shown[:MAX_COUNTED]
         }
 

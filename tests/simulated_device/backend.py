@@ -49,7 +49,17 @@ def build() -> Path:
             folders = [f"-I{path}" for path in cpp_extension.include_paths()]
             folders += [f"-L{path}" for path in cpp_extension.library_paths()]
             options = ["-std=c++20", "-O0", "-w", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={_abi()}"]
-            command = [COMPILER, *options, "-o", partial, SOURCE, *folders, "-ltorch", "-ltorch_cpu", "-lc10"]
+            command: list[Any] = [
+                COMPILER,
+                *options,
+                "-o",
+                partial,
+                SOURCE,
+                *folders,
+                "-ltorch",
+                "-ltorch_cpu",
+                "-lc10",
+            ]
             subprocess.run(command, check=True)
             partial.replace(library)
     return library
