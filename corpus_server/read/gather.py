@@ -150,7 +150,7 @@ class Gatherer:
         # With one shard, the common case, a large array need not become a list.
         numbers = shard_numbers[:1] if len(self.shards) == 1 else shard_numbers
         for number in set(numbers.tolist()):
-            self.shards[number].check_unchanged()
+            self.shards[number].file.check_unchanged()
 
     @contextmanager
     def held(self, shard_numbers: NDArray[np.unsignedinteger]) -> Iterator[None]:

@@ -220,7 +220,7 @@ class RangeReading:
     def check_unchanged(self) -> None:
         """Raise `CorpusChanged` if a shard of the range is not what was opened."""
         for shard, _, _ in self._corpus.locate_range(self._start, self.num_units):
-            self._corpus.shards[shard].check_unchanged()
+            self._corpus.shards[shard].file.check_unchanged()
 
 
 def num_bytes(reading: Reading) -> int:
