@@ -20,7 +20,7 @@ from corpus_server.metrics.kinds import (
     Histogram,
     Shared,
 )
-from corpus_server.read import timing
+from corpus_server.read import gather
 from corpus_server.read.bound_plan import Source
 
 MAX_PLANS: Final = 32
@@ -79,9 +79,9 @@ REFUSALS: Final = Counter(
     "corpus_refusals", "problem documents sent, by their type", "type", live=[Curve("Refusals")]
 )
 
-READS.pull(lambda: timing.total("num_reads") - timing.total("num_cold_reads"), "hit")
-READS.pull(lambda: timing.total("num_cold_reads"), "miss")
-MAJOR_FAULTS.pull(lambda: timing.total("num_faults"))
+READS.pull(lambda: gather.total("num_reads") - gather.total("num_cold_reads"), "hit")
+READS.pull(lambda: gather.total("num_cold_reads"), "miss")
+MAJOR_FAULTS.pull(lambda: gather.total("num_faults"))
 _ERRORS: list[type[CorpusServerError]] = [CorpusServerError, *CorpusServerError.__subclasses__()]
 for _error in _ERRORS:
     # In a series that begins with its first refusal, Prometheus would see no rise.
