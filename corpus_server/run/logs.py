@@ -46,7 +46,8 @@ def log_to_stderr(settings: Settings) -> None:
         )
     )
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
-    for name in ("urllib3", "opentelemetry"):  # they log each attempt, with addresses
+    # They log each attempt, with addresses; uvicorn each request that it cannot read, as our own lines do.
+    for name in ("urllib3", "opentelemetry", "uvicorn"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

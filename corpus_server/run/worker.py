@@ -18,11 +18,15 @@ import faulthandler
 import logging
 import pickle
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import cast
 
+import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from corpus_server import live, metrics
 from corpus_server.answers.access_log import start_tracing, stop_tracing
@@ -69,20 +73,22 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
     gateway = create_app(settings)
     async with gateway.app.router.lifespan_context(gateway.app):
         service: Service = gateway.app.state.service
-        shared = Shared()
-        connect = partial(Connection, service, gateway, shared)
         tls = server_context(settings)
+        # Unix sockets have no TLS.
         servers = [
-            # Unix sockets have no TLS.
-            await loop.create_server(
-                connect, sock=each, ssl=None if each.family == socket.AF_UNIX else tls, backlog=BACKLOG
-            )
-            for each in listeners
+            _server(gateway, service, None if each.family == socket.AF_UNIX else tls) for each in listeners
         ]
+        serving = [
+            loop.create_task(server.serve([each])) for server, each in zip(servers, listeners, strict=True)
+        ]
+        while not all(server.started for server in servers):
+            done, _ = await asyncio.wait(serving, timeout=_POLL_SECONDS)
+            for each in done:
+                await each  # raises what kept it from starting
         # Before the first beat, the supervisor does not take this worker for ready.
         publish = partial(service.run_probe, live.publish)
         background = [
-            loop.create_task(_repeat(BEAT_SECONDS, "the beat", partial(_beat, channel, shared))),
+            loop.create_task(_repeat(BEAT_SECONDS, "the beat", partial(_beat, channel))),
             loop.create_task(_repeat(metrics.PUBLISH_SECONDS, "sharing counts with other workers", publish)),
         ]
         command = await loop.sock_recv(channel, 1)
@@ -95,20 +101,21 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
                 take_no_more(listener)
             await asyncio.sleep(min(_ACCEPT_SECONDS, end - loop.time()))
         for server in servers:
-            server.close()
+            for listening in server.servers:
+                listening.close()
         if command == RETIRE:
             # The server may end, or the supervisor die, meanwhile.
             told = loop.create_task(loop.sock_recv(channel, 1))
-            await _wait_until(lambda: told.done() or not shared.connections, end)
+            await _wait_until(lambda: told.done() or not _connections(servers), end)
             end = loop.time() + settings.grace_seconds
         # Python itself would wait for ever for a thread in a hung read. This says where the threads hang.
         faulthandler.dump_traceback_later(max(0.0, end - loop.time()) + _CLEAN_UP_SECONDS, exit=True)
-        for connection in list(shared.connections):
-            connection.shutdown()  # at once when idle, else after its response
-        await _wait_until(lambda: not shared.connections, end)
-        for connection in list(shared.connections):
+        for server in servers:
+            server.should_exit = True  # closes each connection: at once when idle, else after its response
+        await _wait_until(lambda: not _connections(servers), end)
+        for connection in _connections(servers):
             connection.transport.abort()
-        await _wait_until(lambda: not shared.connections, end + _CLEAN_UP_SECONDS)
+        await asyncio.wait(serving, timeout=_CLEAN_UP_SECONDS)
         for task in background:
             task.cancel()
     with contextlib.suppress(OSError):
@@ -116,9 +123,33 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
     await asyncio.to_thread(stop_tracing)
 
 
-async def _beat(channel: socket.socket, shared: Shared) -> None:
+def _server(app: ASGIApp, service: Service, tls: ssl.SSLContext | None) -> uvicorn.Server:
+    """Return what holds a socket and its connections: uvicorn's server, with our protocol."""
+
+    def connect(*, server_state: Shared, **_: object) -> Connection:
+        return Connection(service, app, server_state)
+
+    config = uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", connect),
+        ws="none",
+        lifespan="off",  # uvicorn would log a traceback where the start fails; `_serve` raises the error
+        backlog=BACKLOG,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+    )
+    config.load()
+    config.ssl = tls
+    return uvicorn.Server(config)
+
+
+def _connections(servers: list[uvicorn.Server]) -> list[Connection]:
+    return [cast("Connection", each) for server in servers for each in server.server_state.connections]
+
+
+async def _beat(channel: socket.socket) -> None:
     """Tell the supervisor that the event loop turns."""
-    shared.renew_date()
     with contextlib.suppress(OSError):  # the supervisor is gone; who reads the channel ends this worker
         channel.send(BEAT)
 
