@@ -60,7 +60,7 @@ class Origin(Strict):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestShard(Strict):
-    """A shard; its dtype, tokens and digests are also in the recorded hashes."""
+    """A shard, as its file and the recorded hashes describe it too."""
 
     name: str
     num_tokens: int
@@ -123,8 +123,8 @@ def read_json(kind: type[_T], path: Path, name: str, remedy: str) -> _T | None:
     from pydantic import ValidationError  # the command line starts without it
 
     try:
-        adapter: TypeAdapter[_T] = _adapter(cast("Any", kind))
-        return adapter.validate_python(parse_json(read_regular(path)))
+        found: _T = _adapter(cast("Any", kind)).validate_python(parse_json(read_regular(path)))
+        return found
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -193,7 +193,7 @@ def folders(path: Path) -> dict[str | None, Path]:
 
 
 @cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +15,9 @@ from corpus_server.building import Split
 from corpus_server.building.driver import RunParts, choose_options
 from corpus_server.building.driver import build as build_corpus
 from corpus_server.building.job import SHARD_TOKENS
-from corpus_server.building.local import LocalProcesses
 from corpus_server.building.manifest import Manifest
 from corpus_server.building.merge import merge as merge_corpora
-from corpus_server.building.on_ray import on_ray
+from corpus_server.building.running import in_processes, on_ray
 from corpus_server.cli.common import AsJson, print_json, progress, say
 from corpus_server.errors import InvalidParameter
 
@@ -89,7 +89,8 @@ def build(
         pack=pack,
         seq_len=seq_len,
     )
-    run_parts: RunParts = on_ray if ray else LocalProcesses(processes or len(os.sched_getaffinity(0)))
+    num_processes = processes or len(os.sched_getaffinity(0))
+    run_parts: RunParts = on_ray if ray else partial(in_processes, num_processes=num_processes)
     with progress(quiet=as_json) as report:
         share = None if task is None else _task(task)
         built = build_corpus(sources, out, options, run_parts, report, task=share)

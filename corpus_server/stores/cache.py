@@ -168,10 +168,6 @@ class Cache:
                 remedy="make room on its disk, or give a smaller --cache-bytes",
             ) from error
 
-    def num_bytes(self) -> int:
-        """Return the bytes of all shards, whole or being staged."""
-        return sum(each.num_bytes for each in self._kept())
-
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Be the only one, of all processes, who adds or removes files; for milliseconds."""

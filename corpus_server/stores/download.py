@@ -45,10 +45,10 @@ def stage(
     store: Store,
     what: StoreObject,
     cache: Cache,
+    recorded: Sequence[Recorded],
     fetchers: ThreadPoolExecutor,
     stopping: threading.Event,
     *,
-    recorded: Sequence[Recorded] = (),
     urgent: bool = False,
     on_bytes: Callable[[int], object] = lambda num_bytes: None,
 ) -> None:

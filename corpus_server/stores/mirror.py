@@ -29,10 +29,10 @@ from corpus_server.corpus.formats import is_side_file
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from corpus_server.errors import InvalidParameter, StoreFailed, UnreadableCorpus
 from corpus_server.stores.cache import Cache
 from corpus_server.stores.download import RANGE_BYTES, Recorded
-from corpus_server.stores.objects import Store, StoreObject, check_versions
+from corpus_server.stores.objects import Store, StoreObject
 from corpus_server.stores.staged import StagedFile, is_staged
 
 _THREADS: Final = 32  # requests at a time while a corpus is opened; each waits for the network
@@ -78,7 +78,11 @@ class Mirror(Closing):
                 received=url,
                 remedy="check the URL; an empty answer may also mean that the credentials may not list",
             )
-        check_versions(found)
+        for each in found:
+            if each.etag is None and each.modified.startswith("1970-"):
+                what = "the server sends neither ETag nor Last-Modified: changes would go unnoticed"
+                remedy = "serve it by a server that sends one of them"
+                raise StoreFailed(f"{each.url}: {what}", remedy=remedy)
         # Consoles make an empty object for each folder.
         folders = {folder, *(str(parent) for each in found for parent in PurePosixPath(each.path).parents)}
         self._objects = {_name_below(folder, each.path): each for each in found if each.path not in folders}
