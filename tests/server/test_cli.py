@@ -119,14 +119,6 @@ def test_a_package_that_is_missing_is_named_at_start(splits: Path, tmp_path: Pat
     assert "pip install 'corpus-server[text]'" in ended.stderr
 
 
-def test_inspect_as_json(corpora: dict[str, ServedCorpus]) -> None:
-    said = run("inspect", corpora["docs"].path, "--json")
-    described = json.loads(said.stdout)
-    assert (described["name"], described["num_tokens"], described["num_documents"]) == ("docs", 11, 3)
-    assert [shard["format"] for shard in described["shards"]] == ["megatron"]
-    assert said.stderr == ""
-
-
 def test_inspect_says_why_a_file_is_what_and_what_is_left_out(tmp_path: Path) -> None:
     write_raw(tmp_path / "token_ids_part_0.npy", [72, 105, 10, 256] * 5)
     write_raw(tmp_path / "labels_mask_part_0.npy", [1] * 10)
@@ -314,14 +306,6 @@ def test_commands_that_take_local_files_say_what_to_do_with_a_url(command_name: 
     assert result.returncode == 2
     assert "s3://bucket/web: lies in an object store, and this command takes local" in result.stderr
     assert "on a copy" in result.stderr
-
-
-@pytest.mark.parametrize("command_name", ["inspect", "verify"])
-def test_a_missing_path_is_a_mistake_and_not_damage(command_name: str, tmp_path: Path) -> None:
-    said = run(command_name, tmp_path / "none")
-    assert (said.returncode, said.stdout) == (2, "")
-    assert "found nothing" in said.stderr
-    assert "Traceback" not in said.stderr
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from corpus_server.admission.access import Access, read_tokens
-from corpus_server.errors import Unauthorized
 from tests.serving import command, environment
 
 
@@ -75,14 +74,6 @@ def test_a_file_that_is_none_is_one_line(tmp_path: Path, what: str) -> None:
     assert line.startswith("error: ")
     assert str(file) in line
     assert made.stdout == ""
-
-
-def test_a_token_that_has_expired_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.toml"
-    secret = make(file, "old", "--scope", "read:*", "--expires", "2999-01-01").stdout.strip()
-    file.write_text(file.read_text().replace("2999", "2020"))
-    with pytest.raises(Unauthorized):
-        Access(file).caller(f"Bearer {secret}")
 
 
 @pytest.mark.parametrize(
