@@ -88,8 +88,7 @@ def _describe(
 ) -> Manifest:
     """Add the tokenizer, the hashes and, last of all, the manifest to the shards of a corpus."""
     tokenizer: Source | Literal["bytes"] | None = "bytes" if options.tokenizer == "bytes" else None
-    if options.tokenizer is not None and tokenizer is None:
-        source = Path(options.tokenizer)
+    if (source := options.tokenizer_file) is not None:
         path = folder / _tokenizer_name(source)
         with publishing(path) as file:
             file.write(read_regular(source))

@@ -106,6 +106,11 @@ class BuildOptions(Strict):
         return (TRAIN, *(split.name for split in self.splits))
 
     @property
+    def tokenizer_file(self) -> Path | None:
+        """The tokenizer's file; None for `bytes`, or without a tokenizer."""
+        return None if self.tokenizer in (None, "bytes") else Path(str(self.tokenizer))
+
+    @property
     def row_tokens(self) -> int | None:
         """Length of the rows that documents are packed into, None if they are not."""
         return None if self.seq_len is None else self.seq_len + 1

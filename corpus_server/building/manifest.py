@@ -144,11 +144,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of the corpus in `folder`; its shards are not opened.
-
-    Raises:
-        UnreadableCorpus: there is none, or it is damaged or of a newer version.
-    """
+    """Return the manifest of the corpus in `folder`; its shards are not opened."""
     remedy = "copy the file again, or use the release that wrote it"
     if (found := read_json(Manifest, folder / MANIFEST, "manifest", remedy)) is None:
         what = f"expected a corpus that corpus-server build made: it has no {MANIFEST}"
@@ -157,11 +153,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_hashes(folder: Path, manifest: Manifest) -> RecordedHashes:
-    """Return the recorded hashes of the corpus in `folder`.
-
-    Raises:
-        UnreadableCorpus: they are missing or damaged, or not those that the manifest was written for.
-    """
+    """Return the recorded hashes of the corpus in `folder`, for which its manifest was written."""
     hashes = load_sidecar(spec_of(folder))
     if hashes is None or hashes.full != manifest.fingerprint:
         found = "there are none" if hashes is None else f"they give {hashes.full[:17]}..."

@@ -69,10 +69,6 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
     """Write the tokens and document lengths of `part` into `folder`; return what they came to.
 
     The bytes depend on the options and the input alone. A part that is whole already is left as it is.
-
-    Raises:
-        UnreadableCorpus: naming the file and line, or row, that is not a document.
-        OSError: the disk refuses.
     """
     if (done := find_result(part, folder)) is not None:
         return done

@@ -73,10 +73,6 @@ def on_ray(job: Job, parts: Sequence[Part], folder: Path) -> Iterator[PartResult
     one that runs on this machine, until all parts are done. Never starts a cluster. Its machines need this
     package in the same release, and the sources, the tokenizer and the folder beside OUT under the same
     paths: a shared file system.
-
-    Raises:
-        MissingPackage: Ray is not installed.
-        InvalidParameter: no cluster is found, or it refuses the connection.
     """
     ray = optional_package("ray", extra="ray", purpose="a build on Ray")
     connected = ray.is_initialized()

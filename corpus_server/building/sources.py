@@ -121,11 +121,7 @@ def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
 
 
 def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
-    """Yield the documents of a part in order.
-
-    Raises:
-        UnreadableCorpus: naming the file and the place of what is not a document.
-    """
+    """Yield the documents of a part in order; what is no document is an error with its place."""
     for piece in part.slices:
         with _reading(piece.path):
             yield from kind_of(Path(piece.path)).read(piece, options)
