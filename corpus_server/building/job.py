@@ -195,12 +195,10 @@ class Job(Strict):
         changed = [
             f"{name} was {ours[name]!r}, now {theirs[name]!r}" for name in ours if ours[name] != theirs[name]
         ]
-        others = {*self.inputs} ^ {*inputs}
-        changed += [
-            f"{path} was changed, added or removed" for path in sorted({each.path for each in others})
-        ]
-        if not changed and self.inputs != inputs:
-            changed = ["the sources come in another order"]
+        others = sorted({each.path for each in {*self.inputs} ^ {*inputs}})
+        changed += [f"{path} was changed, added or removed" for path in others]
+        if self.inputs != inputs:
+            changed.append("the sources come in another order")
         if changed:
             raise InvalidParameter(
                 f"{work} holds an unfinished build: {changed[0]}",
