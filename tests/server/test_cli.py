@@ -20,13 +20,15 @@ from tests.corpora import some_tokens, write_raw
 from tests.serving import ROOT, RunningServer, command, environment
 
 
-def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str | Path, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end; what it keeps goes to the current folder."""
     return subprocess.run(
         command(*arguments),
         capture_output=True,
         text=True,
-        env=environment(XDG_STATE_HOME=str(cwd or "/nonexistent")),
+        env=environment(XDG_STATE_HOME=str(cwd or "/nonexistent"), **variables),
         cwd=cwd,
         timeout=60,
         check=False,

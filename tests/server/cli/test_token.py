@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from corpus_server.admission.access import Access, read_tokens
-from tests.serving import command, environment
+from tests.server.test_cli import run
 
 
 def make(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("token", file, *arguments), capture_output=True, text=True, env=environment(), check=False
-    )
+    return run("token", file, *arguments)
 
 
 def test_tokens_are_added_and_only_their_hashes_are_kept(tmp_path: Path) -> None:
