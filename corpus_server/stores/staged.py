@@ -42,7 +42,7 @@ class StagedFile(TokenFile):
     Attributes:
         recorded: what to check when it is staged, for each run of tokens.
         stage: brings the whole shard into the cache, see `download.stage`.
-        sync, touch, release, discard: those of `Cache` for the local copy.
+        sync, touch, discard: those of `Cache` for the local copy; `release` touches it as no longer planned.
     """
 
     is_local: ClassVar = False
@@ -55,7 +55,7 @@ class StagedFile(TokenFile):
         self.stage = partial(stage, store, what, cache, self.recorded)
         self.sync = partial(cache.sync, what.key)
         self.touch = partial(cache.touch, what.key)
-        self.release = partial(cache.release, what.key)
+        self.release = partial(cache.touch, what.key, planned=False)
         self.discard = partial(cache.discard, what.key)
         self._store, self._what, self._cache = store, what, cache
         self._ends: list[tuple[int, bytes]] = []

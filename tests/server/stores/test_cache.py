@@ -92,7 +92,7 @@ def test_one_that_somebody_plans_for_makes_room_only_for_a_request_that_waits(ca
         fill(cache, "b", 600)
     fill(cache, "b", 600, urgent=True)
     assert not cache.has("a")
-    cache.release("b")
+    cache.touch("b", planned=False)
     fill(cache, "c", 600)
 
 
