@@ -10,11 +10,12 @@ A manifest says nothing that differs between two builds of the same corpus: no t
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 import xxhash
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _T = TypeVar("_T")
-_PIECE_BYTES: Final = 1 << 20  # bytes; stays in the processor's cache between reading and hashing
 
 
 class Strict:
@@ -164,12 +164,8 @@ def check_hashes(folder: Path, manifest: Manifest) -> RecordedHashes:
 
 def file_digest(path: Path) -> str:
     """Return `xxh3-128=<32 hex>` of a file's content, read in small pieces."""
-    digest = xxhash.xxh3_128()
     with open_regular(path) as file:
-        buffer = memoryview(bytearray(_PIECE_BYTES))
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return f"xxh3-128={digest.hexdigest()}"
+        return f"xxh3-128={hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
 
 
 def folders(path: Path) -> dict[str | None, Path]:
