@@ -75,7 +75,7 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
     if seq_len is not None:
         counts = [shard.num_tokens for shard in corpus.shards]
         windows = np.diff(WindowIndex(counts, seq_len=seq_len, stride=seq_len).first_window.astype(np.int64))
-        used = int(windows.sum()) * seq_len + np.count_nonzero(windows)
+        used = int(windows.sum()) * seq_len + int(np.count_nonzero(windows))
         inspected["windows"] = {
             "seq_len": seq_len,
             "num_windows": int(windows.sum()),
