@@ -21,7 +21,8 @@ from corpus_server.errors import (
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Registry, Stager, staging
 from corpus_server.stores import Cache
-from tests.server.readers.fakes import FakePlan, Shard, as_bound, files, wait_until
+from tests.server.readers.fakes import FakePlan, Shard, as_bound, files
+from tests.serving import wait_until
 
 pytest.importorskip("obstore")
 
