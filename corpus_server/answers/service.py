@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from corpus_server import metrics
-from corpus_server.admission.access import Access, Caller
+from corpus_server.admission.access import Access
 from corpus_server.admission.admission import Admission
+from corpus_server.admission.request import Caller
 from corpus_server.answers.access_log import Requests
 from corpus_server.answers.queries import PlanQuery
 from corpus_server.answers.response import ClientLeft, Slices

@@ -27,12 +27,13 @@ from typing import cast
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
+from uvicorn.server import ServerState
 
 from corpus_server import live, metrics
 from corpus_server.answers.access_log import start_tracing, stop_tracing
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
-from corpus_server.http.connection import Connection, Shared
+from corpus_server.http.connection import Connection
 from corpus_server.run.listening import BACKLOG, server_context, take_no_more
 from corpus_server.run.logs import log_to_stderr
 from corpus_server.run.process import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
@@ -132,7 +133,7 @@ def _by_tls(
 def _server(app: ASGIApp, service: Service, tls: ssl.SSLContext | None) -> uvicorn.Server:
     """Return what holds sockets and connections: uvicorn's server, with our protocol for each connection."""
 
-    def connect(*, server_state: Shared, **_: object) -> Connection:
+    def connect(*, server_state: ServerState, **_: object) -> Connection:
         return Connection(service, app, server_state)
 
     config = uvicorn.Config(

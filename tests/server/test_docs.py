@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from uvicorn.server import ServerState
 
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
@@ -49,7 +50,7 @@ def test_a_request_passes_the_files_that_the_chapter_names(tmp_path: Path) -> No
     settings = Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path, gather_threads=1)
 
     async def ask_twice(service: Service, on: SimpleNamespace) -> None:
-        shared = SimpleNamespace(connections=set(), default_headers=[])
+        shared = ServerState()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Connection(service, None, shared), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

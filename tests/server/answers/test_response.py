@@ -13,8 +13,7 @@ import pytest
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from corpus_server.admission.access import Caller
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers.queries import Integer
 from corpus_server.answers.response import (
     Response,
