@@ -13,7 +13,7 @@ import numpy as np
 
 from corpus_server.errors import CorpusChanged, InvalidParameter
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers import StepsRequest
+from corpus_server.readers import Registry
 from corpus_server.stores import StagedFile
 
 _numbers = itertools.count()
@@ -92,6 +92,7 @@ class FakePlan:
         self.plan = SimpleNamespace(id=f"plan-{next(_numbers)}")
         self.staged = shards
         self.sampler = self
+        self.gatherer = SimpleNamespace(num_faults=0)
 
     def check_part(self, step: int, *, count: int = 1, **part: int) -> int:
         if step + count > len(self.staged):
@@ -101,8 +102,8 @@ class FakePlan:
     def locate_rows(self, step: int, rows: range, *, count: int = 1) -> np.ndarray:
         return np.array([[[number, 0]] for number in range(step, step + count)])
 
-    def request(self, step: int = 0, *, count: int = 1, rank: int = 0) -> StepsRequest:
-        return StepsRequest(bound=as_bound(self), step=step, count=count, rows=1, rank=rank, world_size=2)
+    def ask(self, registry: Registry, step: int = 0) -> None:
+        registry.note(as_bound(self), range(step, step + 1), rank=0, world_size=2)
 
 
 def as_bound(plan: Any) -> BoundPlan:
