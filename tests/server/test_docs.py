@@ -47,7 +47,7 @@ def test_the_rooms_are_drawn_in_the_order_of_the_imports() -> None:
 
 def test_a_request_passes_the_files_that_the_chapter_names(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "web.bin", np.arange(6000))
-    settings = Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path, gather_threads=1)
+    settings = Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path, read_ahead_bytes=0)
 
     async def ask_twice(service: Service, on: SimpleNamespace) -> None:
         shared = ServerState()
