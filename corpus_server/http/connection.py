@@ -22,11 +22,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from email.utils import formatdate
 from itertools import chain
 from typing import cast
 
 from starlette.types import ASGIApp
-from uvicorn.server import ServerState
 
 from corpus_server import metrics
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead, request_id_in
@@ -58,17 +58,33 @@ _CLIENT_LEFT = 499  # nginx's number for a client that closed the connection; on
 _log = logging.getLogger("corpus_server")
 
 
+class Shared:
+    """What the connections of a process share.
+
+    Attributes:
+        connections: that are open.
+        default_headers: that each response has besides its own: `Date`.
+    """
+
+    def __init__(self) -> None:
+        self.connections: set[Connection] = set()
+        self.renew_date()
+
+    def renew_date(self) -> None:
+        """Set `Date` to now; to be called every second."""
+        self.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+
+
 class Connection(asyncio.Protocol):
     """One connection; its attributes are those of `Line`.
 
     Args:
         service: of this process.
         app: answers what `ROUTES` do not.
-        shared: with the other connections of the server: those that are open, and headers that each response
-            has (`Date`).
+        shared: with the other connections.
     """
 
-    def __init__(self, service: Service, app: ASGIApp, shared: ServerState) -> None:
+    def __init__(self, service: Service, app: ASGIApp, shared: Shared) -> None:
         self._service = service
         self._app = app
         self._shared = shared
@@ -92,7 +108,7 @@ class Connection(asyncio.Protocol):
         widen(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")
         self._address = peer[0] if isinstance(peer, tuple) else ""  # of a Unix socket
-        self._shared.connections.add(self)  # type: ignore[arg-type]
+        self._shared.connections.add(self)
         self._service.admission.connect(self._address)
         self._task = self._loop.create_task(self._serve())
 

@@ -358,4 +358,4 @@ def _sync(file: StagedFile) -> None:
 
 
 def _shutting_down() -> NotStaged:
-    return NotStaged("the server is shutting down", retry_after_seconds=1)
+    return NotStaged("the server is shutting down")

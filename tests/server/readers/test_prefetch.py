@@ -22,7 +22,7 @@ from corpus_server.readers.groups import Groups
 from tests.corpora import some_tokens, write_raw
 from tests.megatron import THREE, document, specs
 from tests.pages import drop
-from tests.server.readers.fakes import wait_until
+from tests.serving import wait_until
 
 ROWS, SEQ_LEN = 16, 256
 STEP_BYTES = ROWS * (2 * (SEQ_LEN + 1) + mmap.PAGESIZE)

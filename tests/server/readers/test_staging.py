@@ -25,7 +25,8 @@ from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Registry, Stager, staging
 from corpus_server.stores import Cache
 from tests.corpora import some_tokens
-from tests.server.readers.fakes import FakePlan, Shard, as_bound, files, wait_until
+from tests.server.readers.fakes import FakePlan, Shard, as_bound, files
+from tests.serving import wait_until
 from tests.stores import WebServer
 
 pytest.importorskip("obstore")
