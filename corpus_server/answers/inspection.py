@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.queries import Integer, QueryParameters, Step, Token
 from corpus_server.answers.response import NO_STORE, Response, Slices, json_response, not_modified
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import plan_headers, staged_rows
+from corpus_server.answers.tokens import Integer, QueryParameters, Step, Token, plan_headers, staged_rows
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
 from corpus_server.described import described
@@ -25,8 +24,7 @@ from corpus_server.plan.questions.diff import FieldChange, RowComparison, change
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
 from corpus_server.read import wire
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
-from corpus_server.read.spans import Span, decode_known, spans
-from corpus_server.read.text import check_available
+from corpus_server.read.text import Span, check_available, decode_known, spans
 
 BLOCK_TOKENS = 4096
 """Tokens of a block of a sample, read at once. Blocks are spread evenly over the corpus."""

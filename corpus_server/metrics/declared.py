@@ -20,7 +20,7 @@ from corpus_server.metrics.kinds import (
     Histogram,
     Shared,
 )
-from corpus_server.read import timing
+from corpus_server.read import gather
 from corpus_server.read.bound_plan import Source
 
 MAX_PLANS: Final = 32
@@ -43,7 +43,7 @@ REQUEST_SECONDS: Final = Histogram(
 SENT_BYTES: Final = Counter("corpus_sent_bytes", "body bytes sent", "route")
 TOKENS: Final = Counter(
     "corpus_tokens",
-    "tokens sent; those of a mixture by the exact weights of the plan's stage",
+    "tokens sent; tokens of a mixture are divided by the exact weights of the plan's stage",
     "corpus",
     live=[Curve("Tokens per second", per_second=True), CorpusColumn("tokens/s", per_second=True)],
 )
@@ -65,23 +65,23 @@ READ_AHEAD_BYTES: Final = Counter(
 )
 STAGED_BYTES: Final = Counter("corpus_staged_bytes", "bytes that have come from object stores")
 STAGED_SHARDS: Final = Counter("corpus_staged_shards", "shards that have come from object stores")
-STAGING_WAITS: Final = Counter("corpus_staging_waits", "times that a response had to wait for a shard")
+STAGING_WAITS: Final = Counter("corpus_staging_waits", "responses that had to wait for a shard")
 EVICTED_SHARDS: Final = Counter(
     "corpus_evicted_shards", "shards removed from the cache to make room for others"
 )
 ACTIVE: Final = Gauge("corpus_active_requests", "requests under way", live=[Curve("Requests under way")])
 BYTES_IN_FLIGHT: Final = Gauge("corpus_bytes_in_flight", "bytes of the token responses under way")
 STALE_TOKENS: Final = Gauge(
-    "corpus_stale_tokens", "worker processes that cannot take up the file of tokens as it is now"
+    "corpus_stale_tokens", "worker processes that could not read the present token file"
 )
-WORKERS: Final = Gauge("corpus_workers", "worker processes that count", number=1)
+WORKERS: Final = Gauge("corpus_workers", "worker processes in the sum", number=1)
 REFUSALS: Final = Counter(
     "corpus_refusals", "problem documents sent, by their type", "type", live=[Curve("Refusals")]
 )
 
-READS.pull(lambda: timing.total("num_reads") - timing.total("num_cold_reads"), "hit")
-READS.pull(lambda: timing.total("num_cold_reads"), "miss")
-MAJOR_FAULTS.pull(lambda: timing.total("num_faults"))
+READS.pull(lambda: gather.total("num_reads") - gather.total("num_cold_reads"), "hit")
+READS.pull(lambda: gather.total("num_cold_reads"), "miss")
+MAJOR_FAULTS.pull(lambda: gather.total("num_faults"))
 _ERRORS: list[type[CorpusServerError]] = [CorpusServerError, *CorpusServerError.__subclasses__()]
 for _error in _ERRORS:
     # In a series that begins with its first refusal, Prometheus would see no rise.

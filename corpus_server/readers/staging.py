@@ -353,9 +353,9 @@ def _is_good(file: StagedFile) -> bool:
 def _sync(file: StagedFile) -> None:
     try:
         file.sync()
-    except Exception:  # noqa: BLE001 - nobody takes the result of this thread
+    except BaseException:  # noqa: BLE001 - nobody takes the result of this thread
         _log.exception("%s is staged, but may not be on the disk", file.name)
 
 
 def _shutting_down() -> NotStaged:
-    return NotStaged("the server is shutting down", retry_after_seconds=1)
+    return NotStaged("the server is shutting down")

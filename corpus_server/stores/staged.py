@@ -139,7 +139,7 @@ class StagedFile(OpenFile):
         """
         with self._lock:
             if self._local is None:
-                raise NotStaged(f"{self.name} is not on this machine", retry_after_seconds=1)
+                raise NotStaged(f"{self.name} is not on this machine")
             self._num_held += 1
         try:
             yield

@@ -24,8 +24,7 @@ from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import Shard
 from corpus_server.errors import CorpusChanged, ReadFailed
 from corpus_server.read import gather
-from corpus_server.read.gather import Gatherer, Selection
-from corpus_server.read.timing import total
+from corpus_server.read.gather import Gatherer, Selection, total
 from corpus_server.stores import StagedFile
 from tests.corpora import open_shard, some_tokens, write_llmc, write_npy, write_raw
 from tests.pages import drop, resident_of
@@ -95,12 +94,6 @@ def test_equals_slicing(shards: list[Shard], length: int, count: int) -> None:
     tokens = Gatherer(shards).gather(locations, length, UINT32)
     assert (tokens.dtype, tokens.flags.c_contiguous, tokens.flags.owndata) == (UINT32, True, True)
     assert (tokens == naive(shards, locations, length, "uint32")).all()
-
-
-def test_shards_of_one_type_are_widened_too(shards: list[Shard]) -> None:
-    tokens = Gatherer(shards[:1]).gather(np.array([[0, 7]]), 3, UINT32)
-    assert tokens.dtype == UINT32
-    assert (tokens[0] == shards[0].tokens[7:10]).all()
 
 
 @settings(max_examples=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,13 +16,6 @@ from corpus_server.readers import Registry
 from corpus_server.stores import StagedFile
 
 _numbers = itertools.count()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Shard:

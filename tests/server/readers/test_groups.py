@@ -22,7 +22,7 @@ from corpus_server.readers import registry as registry_module
 from corpus_server.readers.groups import Extent, Groups
 from tests.corpora import some_tokens, write_npy, write_raw
 from tests.pages import drop, resident_of
-from tests.server.readers.fakes import wait_until
+from tests.serving import wait_until
 
 SEQ_LEN, ROWS = 64, 8
 ORDER = BoundedShuffle(block_windows=32, group_blocks=4)
