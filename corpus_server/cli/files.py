@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from corpus_server.admission.access import ANYONE
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, RequestHead
 from corpus_server.answers import inspection
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import PlanQuery, plan_of

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from corpus_server.admission.access import Limits, make_token, parse_tokens
+from corpus_server.admission.access import make_token, parse_tokens
+from corpus_server.admission.request import Limits
 from corpus_server.cli.common import tell
 from corpus_server.corpus_spec import NAME
 from corpus_server.errors import InvalidParameter
