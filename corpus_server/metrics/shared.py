@@ -88,18 +88,14 @@ def add_ended(folder: Path, pid: int) -> None:
         files = folder.glob("[0-9]*.json")
         ended = [each for each in files if each.stem == str(pid) or not Path("/proc", each.stem).exists()]
         if ended:
-            _write(
-                past, {name: _kept(name, each) for name, each in add_up(map(_read, (past, *ended))).items()}
-            )
+            total = add_up(map(_read, (past, *ended)))
+            for name, known in SHARED.items():
+                if (most := known.max_ended) is not None:
+                    newest = sorted(total[name].items(), key=lambda each: -each[1][0])
+                    total[name] = dict(newest[:most])
+            _write(past, total)
             for path in ended:
                 path.unlink()
-
-
-def _kept(name: str, series: Series) -> Series:
-    known = SHARED.get(name)
-    if known is None or known.max_ended is None:
-        return series
-    return dict(sorted(series.items(), key=lambda each: -each[1][0])[: known.max_ended])
 
 
 @contextmanager
@@ -154,14 +150,13 @@ def from_json(content: Any) -> Numbers:
     try:
         found = {name: {tuple(key): each for key, each in series} for name, series in content.items()}
         lines = [line for series in found.values() for line in series.items()]
-        is_sound = all(
+        if not all(
             all(isinstance(label, str) for label in key) and each and all(map(math.isfinite, each))
             for key, each in lines
-        )
-    except (AttributeError, TypeError) as error:
+        ):
+            raise TypeError
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError("these are no numbers of a worker") from error
-    if not is_sound:
-        raise ValueError("these are no numbers of a worker")
     return found
 
 
