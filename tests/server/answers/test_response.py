@@ -224,21 +224,25 @@ def out_of_range(received: str) -> dict[str, str]:
                     {"needed": "x", "plan": "Z"},
                     {
                         "detail": "plan must be ^[0-9a-f]+$, got 'Z'",
-                        "parameter": "plan", "received": "Z", "accepted": "^[0-9a-f]+$",
+                        "parameter": "plan",
+                        "received": "Z",
+                        "accepted": "^[0-9a-f]+$",
                     },
                 ),
                 (
                     {"needed": "x", "form": "four"},
                     {
                         "detail": "form String should have at most 3 characters, got 'four'",
-                        "parameter": "form", "received": "four",
+                        "parameter": "form",
+                        "received": "four",
                     },
                 ),
                 (
                     {"neded": "x"},
                     {
                         "detail": "unknown parameter 'neded'",
-                        "parameter": "neded", "received": "x",
+                        "parameter": "neded",
+                        "received": "x",
                         "remedy": "GET /docs lists the parameters of each route",
                     },
                 ),
