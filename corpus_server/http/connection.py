@@ -30,8 +30,7 @@ from starlette.types import ASGIApp
 
 from corpus_server import metrics
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead, request_id_in
-from corpus_server.answers.access_log import Answered
-from corpus_server.answers.response import Buffer, ClientLeft, Response, problem
+from corpus_server.answers.response import Answered, Buffer, ClientLeft, Response, problem
 from corpus_server.answers.service import Service
 from corpus_server.errors import BadRequest, CorpusServerError, RequestTimeout
 from corpus_server.http.bridge import Bridge

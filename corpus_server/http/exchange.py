@@ -22,9 +22,9 @@ from pydantic import ValidationError
 from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import tokens
-from corpus_server.answers.queries import BatchesQuery, parameters
 from corpus_server.answers.response import Buffer, ClientLeft, Response, Slices, problem
 from corpus_server.answers.service import Service
+from corpus_server.answers.tokens import BatchesQuery, parameters
 from corpus_server.errors import CorpusServerError
 from corpus_server.read import wire
 from corpus_server.read.gather import OF_THREAD

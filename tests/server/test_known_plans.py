@@ -90,16 +90,6 @@ def test_a_spelled_plan_has_an_id_that_memory_knows_and_the_disk_does_not(
     assert store.count() == 1
 
 
-@pytest.mark.parametrize(
-    ("spelling", "message"),
-    [({}, "corpus, seq_len, batch_size missing"), ({"corpus": "web", "seq_len": 8}, "batch_size missing")],
-)
-def test_what_a_spelling_lacks_is_named(known: KnownPlans, spelling: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidParameter, match=message) as caught:
-        known.spelled(spelling)
-    assert "plan=ID" in str(caught.value.remedy)
-
-
 def test_a_bounded_shuffle_is_spelled_with_both_its_numbers(known: KnownPlans) -> None:
     bounded = {**ONE, "block_windows": 4, "group_blocks": 2}
     assert known.spelled(bounded).plan.order == BoundedShuffle(block_windows=4, group_blocks=2)
