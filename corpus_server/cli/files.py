@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from corpus_server.admission.access import ANYONE
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, RequestHead
 from corpus_server.answers import inspection
 from corpus_server.answers.inspection import RowsQuery, SpansQuery, StatisticsQuery
 from corpus_server.answers.response import Response, Slices

@@ -16,9 +16,8 @@ import pytest
 import xxhash
 
 from corpus_server import metrics
-from corpus_server.admission.access import Caller
 from corpus_server.admission.admission import Admission
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import (
