@@ -12,7 +12,7 @@ from corpus_server.admission.access import ANYONE, Caller
 from corpus_server.catalog import Catalog
 from corpus_server.errors import UnknownPlan
 from corpus_server.plan import Plan
-from corpus_server.plan.windows import Windows
+from corpus_server.plan.rows import Windows
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan, ShardList
 from corpus_server.read.plan_parser import parse_apart

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan.declared import Kind
+from corpus_server.plan.declared import Schema
 from corpus_server.plan.document import INLINE_PLAN
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read.wire import ChecksumPlace, Format
@@ -85,15 +85,16 @@ class TokensQuery(FormatQuery):
     """Tokens; default: up to 256, as many as there are."""
 
 
-def _parameter(kind: Kind, about: str) -> tuple[Any, Any]:
+def _parameter(schema: Schema) -> tuple[Any, Any]:
     """Return the annotation and the field of a parameter that may be left out."""
-    schema = kind.schema
     annotation: Any = str
     if schema.get("type") == "integer":
         annotation = Annotated[int, Integer(schema["minimum"], schema["maximum"])]
     elif "enum" in schema:
         annotation = Literal[tuple(schema["enum"])]
-    return annotation | None, Field(None, description=about, max_length=schema.get("maxLength"))
+    return annotation | None, Field(
+        None, description=schema["description"], max_length=schema.get("maxLength")
+    )
 
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ else:
             Annotated[str | None, Field(pattern="^[0-9a-f]{64}$")],
             Field(None, description=f"Id of a plan; without it, {', '.join(INLINE_PLAN)} spell one."),
         ),
-        **{name: _parameter(*declaration) for name, declaration in INLINE_PLAN.items()},
+        **{name: _parameter(schema) for name, schema in INLINE_PLAN.items()},
     )
 
 

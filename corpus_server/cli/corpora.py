@@ -31,7 +31,7 @@ from corpus_server.corpus.verify import record
 from corpus_server.corpus.verify import verify as verify_corpus
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import TextUnavailable
-from corpus_server.plan.windows import WindowIndex
+from corpus_server.plan.rows import Windows
 from corpus_server.read.text import decode
 
 _SHOWN_TOKENS = 32  # of the decoded beginning: two lines of a terminal
@@ -87,8 +87,8 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
 def _count_windows(corpus: Corpus, seq_len: int) -> dict[str, int]:
     """Return the number of windows, and of the tokens at the ends of shards that are in none."""
     counts = [shard.num_tokens for shard in corpus.shards]
-    windows = WindowIndex(counts, seq_len=seq_len, stride=seq_len)
-    per_shard = np.diff(windows.first_window.astype(np.int64)).tolist()
+    windows = Windows([counts], seq_len=seq_len, stride=seq_len)
+    per_shard = np.diff(windows.shard_window.astype(np.int64)).tolist()
     used = sum(count * seq_len + 1 for count in per_shard if count)
     dropped = corpus.num_tokens - used
     return {"seq_len": seq_len, "num_windows": sum(per_shard), "num_tokens_dropped": dropped}

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan.orders.order import (
     Arrangement,
     Keys,
     Order,
-    ShardSizes,
-    Source,
-    UInt64Array,
-    WorkingSet,
     all_shards,
-    refuse_stride,
 )
 from corpus_server.plan.permutation import uniform
+from corpus_server.plan.rows import Source, UInt64Array
 from corpus_server.plan.stage import Stage
 
 
@@ -28,21 +24,18 @@ class Random(Order):
     name = "random"
     sentence = "each window drawn anew from all starts, with replacement"
     has_epochs = False
+    working_set = all_shards
 
     def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
         """See `Order.over`."""
         return _Drawn(num_rows, keys(self.name))
-
-    def working_set(self, shards: ShardSizes) -> WorkingSet:
-        """Return all shards."""
-        return all_shards(shards)
 
     def settle(
         self, *, seq_len: int, stride: int | None, seed: int, stages: Sequence[Stage]
     ) -> tuple[Order, int]:
         """Require every start to be a window's."""
         if stride not in (None, 1):
-            raise refuse_stride(repr(self.name), stride, "1 or left out")
+            raise InvalidPlan.expected("stride", "1 or left out with order 'random'", stride)
         return self, 1
 
 

@@ -8,12 +8,9 @@ from corpus_server.plan.orders.order import (
     Arrangement,
     Keys,
     Order,
-    ShardSizes,
-    Source,
-    UInt64Array,
-    WorkingSet,
     neighbouring_shards,
 )
+from corpus_server.plan.rows import Source, UInt64Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,14 +19,11 @@ class Sequential(Order):
 
     name = "sequential"
     sentence = "windows in file order, epoch after epoch"
+    working_set = neighbouring_shards
 
     def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
         """See `Order.over`."""
         return _InFileOrder()
-
-    def working_set(self, shards: ShardSizes) -> WorkingSet:
-        """Return the shard that is read, and the next."""
-        return neighbouring_shards(shards)
 
 
 class _InFileOrder(Arrangement):

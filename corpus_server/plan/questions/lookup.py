@@ -218,7 +218,9 @@ def _parts_touched(
     seq_lens = np.array([placed.seq_len for placed in stages])[
         sampler.timeline.stage_numbers(source, positions)
     ]
-    begins = sampler.first_tokens(source, shown)
+    shards, starts = sampler.places(shown).T
+    windows = sampler.windows
+    begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64) + starts
     first = np.maximum(0, -((begins + seq_lens - start) // seq_lens))
     last = np.minimum(sampler.plan.seq_len // seq_lens - 1, (stop - 1 - begins) // seq_lens)
     return first, last - first + 1

@@ -74,6 +74,7 @@ BLEND = "a list of at most 1024 corpus names, each once"
         pytest.param({"weights": [1.0, 0.0]}, "weights", WEIGHTS, id="weights-a-zero"),
         pytest.param({"weights": [float("inf")]}, "weights", WEIGHTS, id="weights-infinite"),
         pytest.param({"weights": [1e308, 1e308]}, "weights", WEIGHTS, id="weights-infinite-sum"),
+        pytest.param({"weights": [10**400]}, "weights", WEIGHTS, id="weights-beyond-floats"),
         pytest.param({"weights": [float("nan")]}, "weights", WEIGHTS, id="weights-nan"),
         pytest.param({"split": []}, "split", SPLIT, id="split-empty"),
         pytest.param({"split": [1, 1, 1, 1]}, "split", SPLIT, id="split-four"),

@@ -7,8 +7,10 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
+from corpus_server.plan.orders.megatron import Samples, Table
 from corpus_server.plan.questions.slices import finish
-from corpus_server.plan.streams import Drawn, Extent, Sequences, Streams, draw, extent, part_of
+from corpus_server.plan.rows import Windows
+from corpus_server.plan.streams import Drawn, Extent, Sequences, draw, extent, join, part_of
 
 LENGTHS = ((5, 3, 0, 4), (7,), (1, 0, 2, 6, 1))
 SEQ_LEN = 4
@@ -78,76 +80,55 @@ def test_the_parts_of_a_split(split: tuple[float, ...], bounds: list[int]) -> No
         assert found.starts.tolist() == own.starts[bounds[part] : bounds[part + 1]].tolist()
 
 
-def joined() -> tuple[list[Drawn], Streams]:
-    firsts = [0, 12, 19]
+def joined() -> tuple[list[list[int]], Samples]:
+    """Return the samples of three sources, by number, and the code under test; each source is one shard."""
     drawn = [
         draw(sequences(lengths, first), num_samples, SEQ_LEN, seed=5)
-        for lengths, first, num_samples in zip(LENGTHS, firsts, (6, 3, 4), strict=True)
+        for lengths, first, num_samples in zip(LENGTHS, (0, 12, 19), (6, 3, 4), strict=True)
     ]
-    return drawn, Streams.join(drawn)
+    expected = [
+        tokens(each)[sample * SEQ_LEN : (sample + 1) * SEQ_LEN + 1]
+        for each in drawn
+        for sample in range(each.samples.size)
+    ]
+    empty = np.zeros(0, dtype=np.int64)
+    windows = Windows([[sum(lengths)] for lengths in LENGTHS], seq_len=SEQ_LEN, stride=SEQ_LEN)
+    return expected, Samples(Table(*join(drawn), empty, empty, empty), windows)  # type: ignore[arg-type]
 
 
-def test_streams_are_laid_end_to_end() -> None:
-    drawn, streams = joined()
-    sizes = [each.samples.size for each in drawn]
-    assert streams.first_sample.tolist() == [0, *accumulate(sizes)]
-    assert streams.first_token.tolist() == [0, *accumulate(len(tokens(each)) for each in drawn)]
-    assert streams.epoch_samples.tolist() == [2, 1, 2, 0]
-    assert streams.begins.tolist() == [begin for each in drawn for begin in each.begins.tolist()]
-    lengths = [length for each in drawn for length in each.lengths.tolist()]
-    assert streams.bounds.tolist() == [0, *accumulate(lengths)]
-    numbered = [
-        sample + first
-        for each, first in zip(drawn, streams.first_sample.tolist(), strict=False)
-        for sample in each.samples.tolist()
-    ]
-    assert streams.samples.tolist() == numbered
-    assert [numbered[place] for place in streams.places.tolist()] == list(range(len(numbered)))
+def test_samples_are_permuted_within_their_sources() -> None:
+    _, samples = joined()
+    for source, size in enumerate(samples.num_rows.tolist()):
+        own = draw(sequences(LENGTHS[source]), (6, 3, 4)[source], SEQ_LEN, seed=5).samples.tolist()
+        rows = np.arange(size, dtype="uint64")
+        assert samples.windows(source, rows, rows).tolist() == own
+        assert [own[place] for place in samples.offsets(source, rows, rows).tolist()] == rows.tolist()
+    assert samples.epoch_rows.tolist() == [2, 1, 2]
 
 
 def test_samples_are_cut_into_the_pieces_of_their_documents() -> None:
-    drawn, streams = joined()
-    expected, sources = [], []
-    for source, each in enumerate(drawn):
-        stream = tokens(each)
-        for sample in range(each.samples.size):
-            expected.append(stream[sample * SEQ_LEN : (sample + 1) * SEQ_LEN + 1])
-            sources.append(source)
-    chosen = np.arange(len(expected), dtype=np.int64)[::-1].copy()
-    pieces, borders = streams.cut(np.array(sources, dtype=np.intp)[chosen], chosen, SEQ_LEN)
-    assert borders.size == len(expected) + 1
-    assert borders[-1] == len(pieces)
-    found = [
-        [token for begin, size in pieces[low:high].tolist() for token in range(begin, begin + size)]
-        for low, high in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)
-    ]
-    assert found == [expected[sample] for sample in chosen.tolist()]
-    begins = {
-        begin: size
-        for each in drawn
-        for begin, size in zip(each.begins.tolist(), each.lengths.tolist(), strict=True)
-    }
-    for first, size in pieces.tolist():  # none reaches over the end of its document
-        assert any(begin <= first and first + size <= begin + length for begin, length in begins.items())
+    expected, samples = joined()
+    rows = np.arange(len(expected), dtype="uint64")[::-1].copy()
+    sources = samples.first_row.searchsorted(rows, side="right") - 1
+    pieces, borders = samples.pieces(sources, rows, rows)
+    first = [0, 12, 19]
+    ends = {*accumulate(length for lengths in LENGTHS for length in lengths)}
+    found = []
+    for low, high in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+        begins = [(first[shard] + start, size) for shard, start, size in pieces[low:high].tolist()]
+        # None reaches over the end of its document.
+        assert not any(at < end < at + size for at, size in begins for end in ends)
+        found.append([token for at, size in begins for token in range(at, at + size)])
+    assert found == [expected[row] for row in rows.tolist()]
 
 
 def test_samples_that_hold_a_token_are_found() -> None:
-    """Each document of the stream has a range of samples; the last tokens of a stream may be in none."""
-    drawn, streams = joined()
-    for source, each in enumerate(drawn):
-        stream, first = tokens(each), int(streams.first_sample[source])
-        every = sorted(set(stream))
-        for start in every:
-            for stop in (start + 1, start + 3, every[-1] + 1):
-                lows, highs = finish(streams.touching(source, start, stop, SEQ_LEN))
-                found = {
-                    sample
-                    for low, high in zip(lows.tolist(), highs.tolist(), strict=True)
-                    for sample in range(low, high + 1)
-                }
-                expected = {
-                    first + sample
-                    for sample in range(each.samples.size)
-                    if any(start <= token < stop for token in stream[sample * SEQ_LEN :][: SEQ_LEN + 1])
-                }
-                assert found == expected
+    """Also where the last tokens of a stream are in none."""
+    expected, samples = joined()
+    for source, (first, size) in enumerate(zip((0, 12, 19), map(sum, LENGTHS), strict=True)):
+        own = range(*samples.first_row[source : source + 2].tolist())
+        for start in range(size):
+            for stop in {start + 1, min(start + 3, size), size}:
+                held = range(first + start, first + stop)
+                found = finish(samples.touching(source, start, stop, most=100))
+                assert found.tolist() == [row for row in own if set(expected[row]) & set(held)]

@@ -220,15 +220,6 @@ def test_rows_are_those_that_differ_one_by_one(a: Plan, b: Plan, num_steps: int,
         assert (until - compared.equal_steps) * 6 >= max_rows
 
 
-def test_an_exclusion_changes_the_rows_that_hold_it_and_no_other() -> None:
-    """Over ten epochs of web, whose 63 windows give 4 rows a step."""
-    a, b = plan(), plan(stage(WEB, 0, exclude={"web": [[100, 101]]}))
-    compared = compare_rows(a, b, SHARD_TOKENS, num_steps=10)
-    held = [(change.step, row) for change in compared.steps for row, _ in change.rows]
-    assert len(held) == 10
-    assert all(rows_of(a, step)[row] == ("web", 0, 96, 9) for step, row in held)
-
-
 @given(
     excluded=st.tuples(ranges, ranges),
     mixture=st.sampled_from([{"web": 1.0}, {"web": 0.5, "code": 0.5}]),
