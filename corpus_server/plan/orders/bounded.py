@@ -26,13 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from corpus_server.plan.declared import declared, integer
-from corpus_server.plan.orders.order import (
-    Arrangement,
-    Keys,
-    Order,
-    ShardSizes,
-    WorkingSet,
-)
+from corpus_server.plan.orders.order import Arrangement, Keys, Order, ShardSizes, WorkingSet
 from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_keys
 from corpus_server.plan.rows import Source, UInt64Array
 
@@ -43,46 +37,6 @@ MAX_GROUP_BLOCKS: Final = 2**16
 _ONE = np.uint64(1)
 _TABLE_BLOCKS = 512
 """Blocks of a group whose order is kept in a table, 4 kB; of larger groups it is computed for each row."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoundedShuffle(Order):
-    """An order that is random within groups of blocks, for corpora larger than memory."""
-
-    name = "shuffle"
-    sentence = "random within groups of blocks, for corpora larger than memory or in an object store"
-    prefix = "order.shuffle."
-
-    block_windows: int = declared(
-        integer(1, MAX_BLOCK_WINDOWS),
-        "With `group_blocks`, shuffle is bounded: consecutive windows of a block.",
-    )
-    group_blocks: int = declared(
-        integer(1, MAX_GROUP_BLOCKS), "Blocks whose windows are permuted among themselves."
-    )
-
-    def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
-        """See `Order.over`."""
-        return Groups(self, num_rows, keys)
-
-    def working_set(self, shards: ShardSizes) -> WorkingSet:
-        """Return the shards of the group that is read, and of the next: those of the largest two."""
-        sizes, ends = shards
-        starts = np.arange(0, int(ends[-1]), self.block_windows)
-        stops = np.minimum(starts + self.block_windows, ends[-1])
-        # A block reads every shard from the one of its first window to the one of its last.
-        before = np.concatenate(([0], np.cumsum(sizes)))
-        low, high = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops, side="left")
-        blocks = np.sort(before[high + 1] - before[low])
-        most = min(int(before[-1]), 2 * int(blocks[-self.group_blocks :].sum()))
-        return WorkingSet(
-            most,
-            f"two groups of {self.group_blocks} blocks touch together shards of",
-            "fewer group_blocks, block_windows of a shard's windows",
-        )
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.group_blocks} x {self.block_windows}"
 
 
 class _Place(NamedTuple):
@@ -237,3 +191,40 @@ def _blocks(key: int, num_blocks: int, epoch: int, first: int, stop: int) -> UIn
     blocks = permute(np.arange(first, stop, dtype=np.uint64), num_blocks, keys)
     blocks.setflags(write=False)  # the cache shares the array
     return blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundedShuffle(Order):
+    """An order that is random within groups of blocks, for corpora larger than memory."""
+
+    name = "shuffle"
+    sentence = "random within groups of blocks, for corpora larger than memory or in an object store"
+    arrangement = Groups
+    prefix = "order.shuffle."
+
+    block_windows: int = declared(
+        integer(1, MAX_BLOCK_WINDOWS),
+        "With `group_blocks`, shuffle is bounded: consecutive windows of a block.",
+    )
+    group_blocks: int = declared(
+        integer(1, MAX_GROUP_BLOCKS), "Blocks whose windows are permuted among themselves."
+    )
+
+    def working_set(self, shards: ShardSizes) -> WorkingSet:
+        """Return the shards of the group that is read, and of the next: those of the largest two."""
+        sizes, ends = shards
+        starts = np.arange(0, int(ends[-1]), self.block_windows)
+        stops = np.minimum(starts + self.block_windows, ends[-1])
+        # A block reads every shard from the one of its first window to the one of its last.
+        before = np.concatenate(([0], np.cumsum(sizes)))
+        low, high = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops, side="left")
+        blocks = np.sort(before[high + 1] - before[low])
+        most = min(int(before[-1]), 2 * int(blocks[-self.group_blocks :].sum()))
+        return WorkingSet(
+            most,
+            f"two groups of {self.group_blocks} blocks touch together shards of",
+            "fewer group_blocks, block_windows of a shard's windows",
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.group_blocks} x {self.block_windows}"

@@ -60,6 +60,86 @@ class Table(NamedTuple):
     counts: NDArray[np.int64]
 
 
+class Samples(Rows, Arrangement):
+    """Megatron's samples as rows, each of which joins pieces of documents, and their order.
+
+    The samples of all epochs of a source are permuted together, so each comes once in a run.
+    """
+
+    is_window = False
+
+    def __init__(self, table: Table, windows: Windows) -> None:
+        self._table, self._windows = table, windows
+        self._first_sample, self._first_token, epoch_samples = table.firsts
+        self.first_row = self._first_sample.astype(np.uint64)
+        self.num_rows = np.diff(self.first_row)
+        self.epoch_rows = np.maximum(1, epoch_samples[:-1]).astype(np.uint64)
+
+    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
+        """See `Arrangement.windows`."""
+        return self._look_up(self._table.samples, source, offsets)
+
+    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
+        """See `Arrangement.offsets`."""
+        return self._look_up(self._table.places, source, windows)
+
+    def _look_up(self, table: NDArray[np.uint32], source: Source, numbers: UInt64Array) -> UInt64Array:
+        first = self._first_sample[source]
+        found: UInt64Array = (table[first + numbers.astype(np.int64)] - first).astype(np.uint64)
+        return found
+
+    def pieces(self, sources: Source, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
+        """See `Rows.pieces`."""
+        seq_len, bounds = self._windows.seq_len, self._table.bounds
+        samples = rows.astype(np.int64) - self._first_sample[sources]
+        starts = self._first_token[sources] + samples * seq_len
+        stops = starts + (seq_len + 1)
+        low = bounds.searchsorted(starts, side="right") - 1
+        num_pieces = bounds.searchsorted(stops, side="left") - low
+        borders = np.concatenate(([0], num_pieces.cumsum()))
+        documents = np.arange(borders[-1]) + np.repeat(low - borders[:-1], num_pieces)
+        origins = bounds[documents]
+        begins = np.maximum(origins, np.repeat(starts, num_pieces))
+        ends = np.minimum(bounds[documents + 1], np.repeat(stops, num_pieces))
+        tokens = (self._table.begins[documents] + begins - origins).astype(np.uint64)
+        shards = self._windows.shard_token.searchsorted(tokens, side="right") - 1
+        within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
+        return np.stack((shards, within, ends - begins), axis=1), borders
+
+    def touching(
+        self, source: int, start: int, stop: int, *, most: int
+    ) -> Generator[None, None, UInt64Array]:
+        """See `Rows.touching`."""
+        seq_len, before = self._windows.seq_len, int(self._windows.first_token[source])
+        first_sample, end_sample = self._first_sample[source : source + 2].tolist()
+        low, high = self._table.bounds.searchsorted(self._first_token[source : source + 2]).tolist()
+        lows, highs = [], []
+        for at in range(low, high, _SLICE):
+            begins = self._table.begins[at : min(at + _SLICE, high)] - before
+            bounds = self._table.bounds[at : at + begins.size + 1]
+            lengths = np.diff(bounds)
+            here = np.flatnonzero((begins < stop) & (begins + lengths > start))
+            origins = bounds[here] - self._first_token[source]
+            first = origins + np.maximum(0, start - begins[here])
+            last = origins + np.minimum(lengths[here], stop - begins[here]) - 1
+            lows.append(first_sample + np.maximum(0, -((seq_len - first) // seq_len)))
+            highs.append(np.minimum(first_sample + last // seq_len, end_sample - 1))
+            yield
+        firsts = np.concatenate(lows)
+        counts = np.maximum(0, np.concatenate(highs) - firsts + 1)
+        total = int(counts.sum())
+        check_number(total, most, stop)
+        samples = np.arange(total) + np.repeat(firsts - (counts.cumsum() - counts), counts)
+        return np.unique(samples).astype(np.uint64)
+
+    def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """See `Rows.extents`: of each piece."""
+        rows = np.arange(start, stop, dtype=np.uint64)
+        sources = self.first_row.searchsorted(rows, side="right") - 1
+        pieces, _ = self.pieces(sources, rows, np.zeros_like(rows))
+        return [(shard, begin, begin + count) for shard, begin, count in pieces.tolist()]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronOrder(Order):
     """The order of Megatron-Core's GPTDataset and BlendedDataset."""
@@ -68,6 +148,7 @@ class MegatronOrder(Order):
     sentence = "the rows of Megatron-Core's datasets, element for element, for a fixed number of samples"
     is_inline = False
     working_set = all_shards
+    arrangement = Samples
     table: ClassVar[type[Any]] = Table
     prefix = "order.megatron."
 
@@ -129,10 +210,6 @@ class MegatronOrder(Order):
                         parameter=f"stages[{number}].{name}",
                     )
         return order, seq_len
-
-    def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
-        """Refuse: the order follows from its table, see `lay_out`."""
-        raise TypeError("order megatron is laid out with its table")
 
     def lay_out(
         self, windows: Windows, sources: tuple[str, ...], keys: Keys, table: Table
@@ -222,86 +299,6 @@ class MegatronOrder(Order):
     def _parts(self, sequences: Mapping[str, Sequences]) -> dict[str, Sequences]:
         number = PARTS.index(self.part)
         return {name: part_of(sequences[name], self.split, number) for name in self.blend}
-
-
-class Samples(Rows, Arrangement):
-    """Megatron's samples as rows, each of which joins pieces of documents, and their order.
-
-    The samples of all epochs of a source are permuted together, so each comes once in a run.
-    """
-
-    is_window = False
-
-    def __init__(self, table: Table, windows: Windows) -> None:
-        self._table, self._windows = table, windows
-        self._first_sample, self._first_token, epoch_samples = table.firsts
-        self.first_row = self._first_sample.astype(np.uint64)
-        self.num_rows = np.diff(self.first_row)
-        self.epoch_rows = np.maximum(1, epoch_samples[:-1]).astype(np.uint64)
-
-    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
-        """See `Arrangement.windows`."""
-        return self._look_up(self._table.samples, source, offsets)
-
-    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
-        """See `Arrangement.offsets`."""
-        return self._look_up(self._table.places, source, windows)
-
-    def _look_up(self, table: NDArray[np.uint32], source: Source, numbers: UInt64Array) -> UInt64Array:
-        first = self._first_sample[source]
-        found: UInt64Array = (table[first + numbers.astype(np.int64)] - first).astype(np.uint64)
-        return found
-
-    def pieces(self, sources: Source, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
-        """See `Rows.pieces`."""
-        seq_len, bounds = self._windows.seq_len, self._table.bounds
-        samples = rows.astype(np.int64) - self._first_sample[sources]
-        starts = self._first_token[sources] + samples * seq_len
-        stops = starts + (seq_len + 1)
-        low = bounds.searchsorted(starts, side="right") - 1
-        num_pieces = bounds.searchsorted(stops, side="left") - low
-        borders = np.concatenate(([0], num_pieces.cumsum()))
-        documents = np.arange(borders[-1]) + np.repeat(low - borders[:-1], num_pieces)
-        origins = bounds[documents]
-        begins = np.maximum(origins, np.repeat(starts, num_pieces))
-        ends = np.minimum(bounds[documents + 1], np.repeat(stops, num_pieces))
-        tokens = (self._table.begins[documents] + begins - origins).astype(np.uint64)
-        shards = self._windows.shard_token.searchsorted(tokens, side="right") - 1
-        within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
-        return np.stack((shards, within, ends - begins), axis=1), borders
-
-    def touching(
-        self, source: int, start: int, stop: int, *, most: int
-    ) -> Generator[None, None, UInt64Array]:
-        """See `Rows.touching`."""
-        seq_len, before = self._windows.seq_len, int(self._windows.first_token[source])
-        first_sample, end_sample = self._first_sample[source : source + 2].tolist()
-        low, high = self._table.bounds.searchsorted(self._first_token[source : source + 2]).tolist()
-        lows, highs = [], []
-        for at in range(low, high, _SLICE):
-            begins = self._table.begins[at : min(at + _SLICE, high)] - before
-            bounds = self._table.bounds[at : at + begins.size + 1]
-            lengths = np.diff(bounds)
-            here = np.flatnonzero((begins < stop) & (begins + lengths > start))
-            origins = bounds[here] - self._first_token[source]
-            first = origins + np.maximum(0, start - begins[here])
-            last = origins + np.minimum(lengths[here], stop - begins[here]) - 1
-            lows.append(first_sample + np.maximum(0, -((seq_len - first) // seq_len)))
-            highs.append(np.minimum(first_sample + last // seq_len, end_sample - 1))
-            yield
-        firsts = np.concatenate(lows)
-        counts = np.maximum(0, np.concatenate(highs) - firsts + 1)
-        total = int(counts.sum())
-        check_number(total, most, stop)
-        samples = np.arange(total) + np.repeat(firsts - (counts.cumsum() - counts), counts)
-        return np.unique(samples).astype(np.uint64)
-
-    def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """See `Rows.extents`: of each piece."""
-        rows = np.arange(start, stop, dtype=np.uint64)
-        sources = self.first_row.searchsorted(rows, side="right") - 1
-        pieces, _ = self.pieces(sources, rows, np.zeros_like(rows))
-        return [(shard, begin, begin + count) for shard, begin, count in pieces.tolist()]
 
 
 def _normalised(weights: Sequence[float]) -> list[float]:

@@ -32,6 +32,10 @@ class Arrangement(ABC):
     Methods take the source of each row, `(k,)` or one for all, and `(k,) uint64` arrays.
     """
 
+    def __init__(self, order: Order, num_rows: UInt64Array, keys: Keys) -> None:
+        """Lay an order over sources of so many rows, `(sources,) uint64`."""
+        self._num_rows = num_rows
+
     @abstractmethod
     def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
         """Return which rows come at offsets of epochs; without epochs, offsets count through the run."""
@@ -132,12 +136,9 @@ class Order(Declared, ABC):
 
     name: ClassVar[str]
     sentence: ClassVar[str]  # for help: what it does
+    arrangement: ClassVar[type[Arrangement]]
     has_epochs: ClassVar[bool] = True  # whether each row comes once in an epoch, so that it can be looked up
     is_inline: ClassVar[bool] = True  # whether query parameters can spell it
-
-    @abstractmethod
-    def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
-        """Lay the order over sources of so many rows, `(sources,) uint64`."""
 
     @abstractmethod
     def working_set(self, shards: ShardSizes) -> WorkingSet:
@@ -160,7 +161,7 @@ class Order(Declared, ABC):
 
         Also what chooses the sources of the whole run, where mixtures do not.
         """
-        return windows, self.over(windows.num_rows, keys), None
+        return windows, self.arrangement(self, windows.num_rows, keys), None
 
     @property
     def tabled(self) -> Tabled | None:
@@ -187,8 +188,10 @@ def check_order(kind: type[Order]) -> type[Order]:
     Raises:
         TypeError: naming what it lacks.
     """
-    missing = [*sorted(kind.__abstractmethods__)]
-    missing += [each for each in ("name", "sentence") if not hasattr(kind, each)]
+    missing = sorted(kind.__abstractmethods__)
+    missing += [each for each in ("name", "sentence", "arrangement") if not hasattr(kind, each)]
+    arrangement = getattr(kind, "arrangement", Arrangement)
+    missing += [f"arrangement.{each}" for each in sorted(arrangement.__abstractmethods__)]
     if missing:
         raise TypeError(f"order {kind.__name__} lacks {', '.join(missing)}")
     return kind

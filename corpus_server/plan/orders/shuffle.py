@@ -4,32 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corpus_server.plan.orders.order import (
-    Arrangement,
-    Keys,
-    Order,
-    all_shards,
-)
+from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
 from corpus_server.plan.permutation import Grid, invert, permute, round_keys
 from corpus_server.plan.rows import Source, UInt64Array
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shuffle(Order):
-    """All windows of a source permuted."""
-
-    name = "shuffle"
-    sentence = "every window once in an epoch, in an order of its own"
-    working_set = all_shards
-
-    def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
-        """See `Order.over`."""
-        return _Permuted(num_rows, keys(self.name))
-
-
 class _Permuted(Arrangement):
-    def __init__(self, num_rows: UInt64Array, keys: UInt64Array) -> None:
-        self._num_rows, self._keys = num_rows, keys
+    def __init__(self, order: Order, num_rows: UInt64Array, keys: Keys) -> None:
+        self._num_rows, self._keys = num_rows, keys(order.name)
         self._grids = Grid.over(num_rows.tolist())
 
     def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
@@ -40,3 +22,13 @@ class _Permuted(Arrangement):
 
     def _domain(self, source: Source) -> Grid | int:
         return int(self._num_rows[source]) if isinstance(source, int) else self._grids.take(source)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shuffle(Order):
+    """All windows of a source permuted."""
+
+    name = "shuffle"
+    sentence = "every window once in an epoch, in an order of its own"
+    arrangement = _Permuted
+    working_set = all_shards
