@@ -106,12 +106,12 @@ def is_one(values: NDArray[np.integer]) -> bool:
     return values.size > 0 and bool((values == values[0]).all())
 
 
-def permute_block(keys: UInt64Array, start: int, stop: int) -> NDArray[np.uint16]:
-    """Return `permute` of the positions [start, stop) of [0, 65536); one column of round keys for all."""
+def permute_block(keys: UInt64Array, stop: int) -> NDArray[np.uint16]:
+    """Return `permute` of the first positions of [0, 65536); one column of round keys for all."""
     # The grid is 256 x 256, so that a round's hash has 256 values: a look-up in a table of bytes, and byte
     # sums that wrap at 256 by themselves. All 65,536 take 0.35 ms, with `permute` 4.8 ms.
     tables = _hash(np.arange(256, dtype=np.uint64), keys, _grid(1 << 16)).astype(np.uint8)
-    positions = np.arange(start, stop, dtype=np.uint16)
+    positions = np.arange(stop, dtype=np.uint16)
     row, column = (positions >> np.uint16(8)).astype(np.uint8), positions.astype(np.uint8)
     for even, odd in zip(tables[0::2], tables[1::2], strict=True):
         row += np.frombuffer(column.tobytes().translate(even.tobytes()), dtype=np.uint8)

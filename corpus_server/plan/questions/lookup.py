@@ -20,6 +20,7 @@ from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import grouped
+from corpus_server.plan.rows import UInt64Array
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 
@@ -31,8 +32,6 @@ MAX_BLOCKS: Final = 4096
 _MAX_POSITION: Final = MAX_STEP * MAX_GLOBAL_BATCH_SIZE
 _PAIRS_PER_SLICE: Final = 1 << 16
 _BLOCKS_PER_SLICE: Final = 64
-
-UInt64Array = NDArray[np.uint64]
 
 
 @dataclass(slots=True)  # not frozen, because there may be 100,000, and making one would take twice as long

@@ -215,12 +215,11 @@ def test_exactly_the_draws_above_the_last_whole_multiple_are_drawn_again(bound: 
             assert found == bound - 1
 
 
-@given(SEEDS, st.integers(0, 2**63), st.integers(0, 65536), st.integers(0, 65536))
-def test_a_block_is_permuted_as_any_domain(seed: int, epoch: int, one: int, other: int) -> None:
-    start, stop = sorted((one, other))
+@given(SEEDS, st.integers(0, 2**63), st.integers(0, 65536))
+def test_a_block_is_permuted_as_any_domain(seed: int, epoch: int, stop: int) -> None:
     keys = keys_of(seed, epoch)
-    expected = permute(np.arange(start, stop, dtype="uint64"), 65536, keys)
-    assert (permute_block(keys, start, stop) == expected).all()
+    expected = permute(np.arange(stop, dtype="uint64"), 65536, keys)
+    assert (permute_block(keys, stop) == expected).all()
 
 
 @given(st.lists(SIZES, min_size=1, max_size=5))

@@ -16,10 +16,16 @@ from corpus_server.plan.questions.diff import (
     RowComparison,
     StepChange,
     changed_fields,
-    compare_rows,
+    compare_slices,
     count_equal_steps,
 )
+from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.stage import MAX_STEP
+
+
+def compare_rows(a: Plan, b: Plan, tokens: dict[str, list[int]], **limits: int) -> RowComparison:
+    return finish(compare_slices(a, b, tokens, **limits))
+
 
 SHARD_TOKENS = {"code": [300], "math": [150, 7, 90], "web": [120, 400]}
 WEB = {"from_step": 0, "global_batch_size": 4, "mixture": {"web": 1.0}}
