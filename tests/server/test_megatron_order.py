@@ -18,12 +18,10 @@ import pytest
 from numpy.typing import NDArray
 
 from corpus_server.catalog import Catalog
-from corpus_server.corpus.publish import publishing_folder
 from corpus_server.errors import (
     FingerprintMismatch,
     InvalidParameter,
     InvalidPlan,
-    Overloaded,
     ReadFailed,
     UnknownDocument,
 )
@@ -232,18 +230,6 @@ def test_a_large_table_is_built_by_another_process(
         with pytest.raises(ReadFailed, match="could not be built: exit code 1"):
             opened.bind(Plan.from_json({**document(THREE), "seed": 1}))
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_table_that_is_being_built_is_asked_for_again(folder: Path, tmp_path: Path) -> None:
-    kept = Tables(tmp_path)
-    with catalog(THREE, folder, tables=kept) as opened:
-        plan = opened.bind(Plan.from_json(document(THREE))).plan
-        (path,) = tmp_path.iterdir()
-        shutil.rmtree(path)
-        by_a_thread, by_a_process = kept._building, publishing_folder(path)
-        for builder in (by_a_thread, by_a_process):
-            with builder, pytest.raises(Overloaded, match="is being built"):
-                opened.bind(plan)
 
 
 def test_a_table_that_cannot_be_kept_is_used_from_memory(

@@ -162,21 +162,3 @@ def test_a_row_has_no_one_place() -> None:
         "lies; ask for the tokens (in the client: without local_root)"
     )
     assert (caught.value.parameter, caught.value.accepted) == ("plan", "plans of another order")
-
-
-def test_a_row_is_the_pieces_of_its_documents() -> None:
-    """Pieces of a step are those of its samples, in shards: over stages and skipped steps."""
-    made = plan(20, [(0, 2), (3, 4)], [[1, 2]], blend=["b", "a"], weights=[1, 1])
-    table = build(made)
-    shards = {"a": [12], "b": [9, 15]}
-    found = Sampler(made, shards, table=table)
-    for step, first in ((0, 0), (1, 4), (2, 6), (3, 10)):
-        size = found.check_part(step)
-        pieces, borders = found.pieces(step, range(1, size))
-        run = slice(first + 1, first + size)
-        sources = table.sources[run].astype(np.intp)
-        numbers = found.arrangement.windows(sources, borders, table.positions[run].astype(np.uint64))
-        expected, expected_borders = found.rows.pieces(
-            sources, numbers + found.rows.first_row[sources], numbers
-        )
-        assert (pieces.tolist(), borders.tolist()) == (expected.tolist(), expected_borders.tolist())

@@ -1,4 +1,4 @@
-"""Megatron's streams of documents: against lists of single tokens."""
+"""Megatron's streams of documents: how long they are, and that each document is in them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from corpus_server.plan.orders.megatron import Samples, Table
-from corpus_server.plan.questions.slices import finish
-from corpus_server.plan.rows import Windows
-from corpus_server.plan.streams import Drawn, Extent, Sequences, draw, extent, join, part_of
+from corpus_server.plan.streams import Drawn, Extent, Sequences, draw, extent, part_of
 
-LENGTHS = ((5, 3, 0, 4), (7,), (1, 0, 2, 6, 1))
+LENGTHS = (5, 3, 0, 4)
 SEQ_LEN = 4
 
 
@@ -51,7 +48,7 @@ def test_epochs_and_samples_that_are_needed(
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 5, 6, 11, 40])
 def test_a_stream_holds_each_document_once_an_epoch(num_samples: int) -> None:
-    own = sequences(LENGTHS[0], first=100)
+    own = sequences(LENGTHS, first=100)
     needed, drawn = extent(12, num_samples, SEQ_LEN), draw(own, num_samples, SEQ_LEN, seed=3)
     assert sorted(tokens(drawn)) == sorted([*range(100, 112)] * needed.epochs)
     assert sorted(drawn.samples.tolist()) == list(range(needed.samples))
@@ -78,57 +75,3 @@ def test_the_parts_of_a_split(split: tuple[float, ...], bounds: list[int]) -> No
         found = part_of(own, split, part)
         assert found.lengths.tolist() == list(range(bounds[part], bounds[part + 1]))
         assert found.starts.tolist() == own.starts[bounds[part] : bounds[part + 1]].tolist()
-
-
-def joined() -> tuple[list[list[int]], Samples]:
-    """Return the samples of three sources, by number, and the code under test; each source is one shard."""
-    drawn = [
-        draw(sequences(lengths, first), num_samples, SEQ_LEN, seed=5)
-        for lengths, first, num_samples in zip(LENGTHS, (0, 12, 19), (6, 3, 4), strict=True)
-    ]
-    expected = [
-        tokens(each)[sample * SEQ_LEN : (sample + 1) * SEQ_LEN + 1]
-        for each in drawn
-        for sample in range(each.samples.size)
-    ]
-    empty = np.zeros(0, dtype=np.int64)
-    windows = Windows([[sum(lengths)] for lengths in LENGTHS], seq_len=SEQ_LEN, stride=SEQ_LEN)
-    return expected, Samples(Table(*join(drawn), empty, empty, empty), windows)  # type: ignore[arg-type]
-
-
-def test_samples_are_permuted_within_their_sources() -> None:
-    _, samples = joined()
-    for source, size in enumerate(samples.num_rows.tolist()):
-        own = draw(sequences(LENGTHS[source]), (6, 3, 4)[source], SEQ_LEN, seed=5).samples.tolist()
-        rows = np.arange(size, dtype="uint64")
-        assert samples.windows(source, rows, rows).tolist() == own
-        assert [own[place] for place in samples.offsets(source, rows, rows).tolist()] == rows.tolist()
-    assert samples.epoch_rows.tolist() == [2, 1, 2]
-
-
-def test_samples_are_cut_into_the_pieces_of_their_documents() -> None:
-    expected, samples = joined()
-    rows = np.arange(len(expected), dtype="uint64")[::-1].copy()
-    sources = samples.first_row.searchsorted(rows, side="right") - 1
-    pieces, borders = samples.pieces(sources, rows, rows)
-    first = [0, 12, 19]
-    ends = {*accumulate(length for lengths in LENGTHS for length in lengths)}
-    found = []
-    for low, high in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-        begins = [(first[shard] + start, size) for shard, start, size in pieces[low:high].tolist()]
-        # None reaches over the end of its document.
-        assert not any(at < end < at + size for at, size in begins for end in ends)
-        found.append([token for at, size in begins for token in range(at, at + size)])
-    assert found == [expected[row] for row in rows.tolist()]
-
-
-def test_samples_that_hold_a_token_are_found() -> None:
-    """Also where the last tokens of a stream are in none."""
-    expected, samples = joined()
-    for source, (first, size) in enumerate(zip((0, 12, 19), map(sum, LENGTHS), strict=True)):
-        own = range(*samples.first_row[source : source + 2].tolist())
-        for start in range(size):
-            for stop in {start + 1, min(start + 3, size), size}:
-                held = range(first + start, first + stop)
-                found = finish(samples.touching(source, start, stop, most=100))
-                assert found.tolist() == [row for row in own if set(expected[row]) & set(held)]
