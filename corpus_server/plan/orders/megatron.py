@@ -23,12 +23,7 @@ from corpus_server.errors import InvalidPlan
 from corpus_server.plan.blend import Blend, BlendTable, choose
 from corpus_server.plan.declared import Declared, choice, declared, integer, names, shares, texts
 from corpus_server.plan.mixture import quantise
-from corpus_server.plan.orders.order import (
-    Arrangement,
-    Keys,
-    Order,
-    all_shards,
-)
+from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
 from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, check_number
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.streams import Sequences, draw, extent, join, part_of

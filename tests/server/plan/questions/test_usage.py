@@ -142,7 +142,7 @@ def test_skipped_ranges_of_a_mixture_are_counted_up_to_a_limit(monkeypatch: pyte
     )
     assert (error.parameter, error.received) == ("step", 50)
     assert error.remedy == "ask for parts with since= and add them up"
-    assert usage_between(more, 25, 50).skipped_steps == 3
+    assert usage_between(more, 26, 50).skipped_steps == 2
 
 
 def test_an_answer_of_two_sources() -> None:
