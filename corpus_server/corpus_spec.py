@@ -66,14 +66,10 @@ class CorpusSpec:
     store: str | None = None  # `s3://bucket`: the object store in which the path lies; None: on this machine
     include: tuple[str, ...] = ()  # patterns of the folder's shards that count; () stands for all
     exclude: tuple[str, ...] = ()  # patterns of shards that do not
-    split: str | None = (
-        None  # a value of SPLITS, several joined by `+`, OTHER or ALL; None: there is only one
-    )
+    split: str | None = None  # values of SPLITS joined by `+`, OTHER or ALL; None: there is only one
     token_range: tuple[int, int] | None = None  # the tokens [start, stop) of what is left are the corpus
     dtype: str | None = None  # token type of headerless files; None takes the format's default
-    eot: int | None = (
-        None  # id of the end-of-text token; None takes that of the document ends beside the shards
-    )
+    eot: int | None = None  # id of the end-of-text token; None takes that of the sidecars of documents
     earlier: tuple[str, ...] = ()  # corpora served here that hold what this one held before
     tokenizer: str | None = None  # `bytes`, `none`, the path of a file, or None to look beside the shards
 

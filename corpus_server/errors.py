@@ -15,17 +15,18 @@ class CorpusServerError(Exception):
     Args:
         detail: one sentence for a person: expectation, value, remedy.
         parameter: name of the offending parameter or field, if there is one.
-        received: the value that came.
-        accepted: the range or the choices that are valid.
-        remedy: what to do, where it is more than reading `accepted`.
+        received: the offending value.
+        accepted: the valid range or choices.
+        remedy: what to do, if `accepted` does not say so.
+        retry_after_seconds: when to ask again, if not after the time of its class.
     """
 
     slug = "internal-error"
     status = 500
-    retry_after_seconds: int | None = None  # when it is worth asking again
+    retry_after_seconds: int | None = None
 
-    def __init_subclass__(cls, *, slug: str, status: int) -> None:
-        cls.slug, cls.status = slug, status
+    def __init_subclass__(cls, *, slug: str, status: int, retry_after_seconds: int | None = None) -> None:
+        cls.slug, cls.status, cls.retry_after_seconds = slug, status, retry_after_seconds
 
     def __init__(
         self,
@@ -35,8 +36,12 @@ class CorpusServerError(Exception):
         received: object = None,
         accepted: str | None = None,
         remedy: str | None = None,
+        retry_after_seconds: int | None = None,
     ) -> None:
         super().__init__(detail)
+        self.retry_after_seconds = retry_after_seconds or self.retry_after_seconds
+        if remedy is None and self.retry_after_seconds is not None:
+            remedy = f"try again after {self.retry_after_seconds} s"
         self.detail = detail
         self.parameter = parameter
         self.received = received
@@ -45,7 +50,7 @@ class CorpusServerError(Exception):
 
     @classmethod
     def expected(cls, parameter: str, accepted: str, received: object, *, remedy: str | None = None) -> Self:
-        """Return the error for a value that is not what is accepted: `step must be in [0, 9], got 12`."""
+        """Return the error for a value that is not accepted: `step must be in [0, 9], got 12`."""
         detail = f"{parameter} must be {accepted}, got {received!r:.200}"
         accepted = accepted.removeprefix("in ")
         return cls(detail, parameter=parameter, received=received, accepted=accepted, remedy=remedy)
@@ -61,17 +66,21 @@ class InvalidPlan(CorpusServerError, slug="invalid-plan", status=422):
     def renamed(self, before: str, after: str) -> Self:
         """Return the same error about a field that has a more precise name."""
         parameter = self.parameter and self.parameter.replace(before, after)
-        detail = self.detail.replace(before, after, 1)
-        fields = {"received": self.received, "accepted": self.accepted, "remedy": self.remedy}
-        return type(self)(detail, parameter=parameter, **fields)  # type: ignore[arg-type]
+        return type(self)(
+            self.detail.replace(before, after, 1),
+            parameter=parameter,
+            received=self.received,
+            accepted=self.accepted,
+            remedy=self.remedy,
+        )
 
 
 class AnswerTooLarge(CorpusServerError, slug="answer-too-large", status=422):
-    """The answer would exceed the server's limit.
+    """The response would exceed a limit of the server.
 
     Args:
-        what: an answer of this kind has the limit.
-        size: of this one, in `unit`.
+        what: the kind of response that has the limit.
+        size: of this response, in `unit`.
         limit: the largest size.
     """
 
@@ -122,58 +131,39 @@ class ReadFailed(CorpusServerError, slug="read-failed", status=503):
     """The disk did not deliver the tokens."""
 
 
-class Overloaded(CorpusServerError, slug="overloaded", status=503):
-    """The server is at its limit of concurrent answers."""
-
-    retry_after_seconds = 1
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail, remedy=f"try again after {self.retry_after_seconds} s")
+class Overloaded(CorpusServerError, slug="overloaded", status=503, retry_after_seconds=1):
+    """The server is at its limit of concurrent responses or connections."""
 
 
-class TooManyRequests(CorpusServerError, slug="too-many-requests", status=429):
+class TooManyRequests(CorpusServerError, slug="too-many-requests", status=429, retry_after_seconds=1):
     """The token is at a limit of its own."""
 
-    def __init__(self, detail: str, *, retry_after_seconds: int = 1) -> None:
-        super().__init__(detail, remedy=f"try again after {retry_after_seconds} s")
-        self.retry_after_seconds = retry_after_seconds
 
-
-class NotStaged(CorpusServerError, slug="not-staged", status=503):
+class NotStaged(CorpusServerError, slug="not-staged", status=503, retry_after_seconds=1):
     """Shards of an object store are on their way to this machine."""
 
-    def __init__(self, detail: str, *, retry_after_seconds: int) -> None:
-        super().__init__(detail, remedy=f"try again after {retry_after_seconds} s")
-        self.retry_after_seconds = retry_after_seconds
 
-
-class StoreFailed(CorpusServerError, slug="store-failed", status=503):
+class StoreFailed(CorpusServerError, slug="store-failed", status=503, retry_after_seconds=2):
     """An object store did not deliver."""
 
-    retry_after_seconds = 2
 
-
-class CacheFull(CorpusServerError, slug="cache-full", status=503):
+class CacheFull(CorpusServerError, slug="cache-full", status=503, retry_after_seconds=2):
     """The cache of staged shards has no room for another one."""
-
-    retry_after_seconds = 2
 
 
 class CacheTooSmall(CorpusServerError, slug="cache-too-small", status=422):
     """The order of a plan needs more shards at a time than the cache holds."""
 
 
-class StateUnavailable(CorpusServerError, slug="state-unavailable", status=503):
+class StateUnavailable(CorpusServerError, slug="state-unavailable", status=503, retry_after_seconds=5):
     """The folder of plans cannot be read or written: its disk is full, locked or fails."""
-
-    retry_after_seconds = 5
 
 
 class Unauthorized(CorpusServerError, slug="unauthorized", status=401):
-    """No token came, or one that is unknown or expired.
+    """The request has no token, or one that is unknown or expired.
 
     Args:
-        is_given: whether anything came.
+        is_given: whether it has one.
     """
 
     def __init__(self, *, is_given: bool) -> None:
@@ -191,7 +181,7 @@ class NotReady(CorpusServerError, slug="not-ready", status=503):
 
 
 class BadRequest(CorpusServerError, slug="bad-request", status=400):
-    """The bytes that came are no HTTP request, or one that could be read in two ways."""
+    """The bytes received are no HTTP request, or one that could be read in two ways."""
 
 
 class RequestTimeout(CorpusServerError, slug="request-timeout", status=408):
@@ -211,7 +201,7 @@ class HeadTooLarge(CorpusServerError, slug="head-too-large", status=431):
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes for what cannot be printed: line ends, commands to a terminal, bytes."""
+    """Return a text whose line ends, terminal commands and undecodable bytes are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -11,13 +11,7 @@ from corpus_server.errors import MissingPackage
 def optional_package(name: str, *, extra: str, purpose: str) -> Any:
     """Import and return a package of one of the extras, for example `obstore` of `stores`.
 
-    Args:
-        name: of the module, for example `google.protobuf`.
-        extra: which `pip install 'corpus-server[EXTRA]'` brings the package.
-        purpose: what needs it, as the subject of a sentence: `a Parquet file`.
-
-    Raises:
-        MissingPackage: naming the package and the line that installs it.
+    `purpose` is what needs it, as the subject of a sentence: `a Parquet file`.
     """
     try:
         return import_module(name)

@@ -14,8 +14,8 @@ from corpus_server.errors import UnknownPlan
 from corpus_server.plan import Plan
 from corpus_server.plan.rows import Windows
 from corpus_server.plan_store import PlanStore
+from corpus_server.read.apart import parse_apart
 from corpus_server.read.bound_plan import BoundPlan, ShardList
-from corpus_server.read.plan_parser import parse_apart
 
 MAX_PLANS = 1024
 MAX_BYTES = 64 * 2**20

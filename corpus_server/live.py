@@ -24,6 +24,7 @@ from corpus_server.described import described
 from corpus_server.metrics import shared
 from corpus_server.metrics.declared import (
     BYTES_IN_FLIGHT,
+    RANKS,
     READS,
     REFUSALS,
     REQUEST_SECONDS,
@@ -32,7 +33,6 @@ from corpus_server.metrics.declared import (
     WORKERS,
 )
 from corpus_server.metrics.kinds import BOUNDS, METRICS, CorpusColumn, Curve, Metric
-from corpus_server.metrics.ranks import RANKS
 from corpus_server.metrics.shared import Numbers
 
 SAMPLE_SECONDS = 5.0

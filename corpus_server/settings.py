@@ -39,13 +39,14 @@ def default_cache_dir() -> Path:
 
 def _setting(default: Any, help_text: str, *, accepted: Any = None, shown: str | None = None) -> Any:
     """Declare a setting: see `Setting`; `shown` is the default as people read it, if its value says less."""
-    metadata = {"help": help_text, "accepted": accepted, "shown": shown}
+    text = shown or ("" if default is None else str(default))
+    metadata = {"help": help_text, "accepted": accepted, "default": text}
     return field(**{"default_factory" if callable(default) else "default": default}, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything a server is told; `corpora` are what it serves, the other fields describe themselves."""
+    """The configuration of a server: the corpora it serves, and settings that their help texts describe."""
 
     corpora: tuple[CorpusSpec, ...]
     # Loopback until somebody says otherwise. None: not given, which matters beside `uds`.
@@ -53,12 +54,12 @@ class Settings:
     port: int | None = _setting(
         None, "Port; 0 picks a free one.", accepted=(0, 65535), shown=str(DEFAULT_PORT)
     )
-    uds: Path | None = _setting(  # noqa: RUF009
-        None, "Unix socket to listen on, instead of a port, or beside a --host or --port given."
+    uds: Path | None = _setting(
+        None, "Unix socket to listen on instead of a port; with --host or --port, on both."
     )
-    workers: int = _setting(1, "Processes, all over one page cache.", accepted=(1, 256))
-    tokens: Path | None = _setting(  # noqa: RUF009
-        None, "TOML file of access tokens; without one, everybody who reaches the server may read everything."
+    workers: int = _setting(1, "Worker processes; they share one page cache.", accepted=(1, 256))
+    tokens: Path | None = _setting(
+        None, "TOML file of access tokens; without one, everybody who can connect may read everything."
     )
     allow_anyone: bool = _setting(
         False, "Listen beyond loopback without tokens: for a network where everybody may read everything."
@@ -66,45 +67,47 @@ class Settings:
     exposed: bool = _setting(
         False, "Strict limits, for a server that strangers reach without a proxy in front."
     )
-    tls_certificate: Path | None = _setting(None, "PEM file with the certificate chain; turns TLS on.")  # noqa: RUF009
-    tls_key: Path | None = _setting(None, "PEM file with the certificate's key.")  # noqa: RUF009
-    tls_client_ca: Path | None = _setting(  # noqa: RUF009
-        None, "PEM file with authorities; only clients with a certificate of theirs are served."
+    tls_certificate: Path | None = _setting(None, "PEM file with the certificate chain; turns TLS on.")
+    tls_key: Path | None = _setting(None, "PEM file with the certificate's key.")
+    tls_client_ca: Path | None = _setting(
+        None, "PEM file of certificate authorities; clients must have a certificate from one of them."
     )
-    state_dir: Path = _setting(  # noqa: RUF009  # makes a field
+    state_dir: Path = _setting(
         default_state_dir,
-        "Keeps the plans that were seen; losing it loses no training run.",
+        "Folder for the plans that were posted; a run survives its loss.",
         shown="~/.local/state/corpus-server",
     )
     # 64 MiB are 32 steps of 512 x 2,049 uint16 tokens.
-    max_answer_bytes: int = _setting(64 * MIB, "Largest body.", accepted=(1, 2**40), shown="64 MiB")
+    max_answer_bytes: int = _setting(64 * MIB, "Largest response body.", accepted=(1, 2**40), shown="64 MiB")
     # JSON and text cost about a microsecond per token.
-    max_text_tokens: int = _setting(MIB, "Most tokens of a JSON or text answer.", accepted=(1, 2**40))
+    max_text_tokens: int = _setting(MIB, "Most tokens of a JSON or text response.", accepted=(1, 2**40))
     # Two requests of each of 1,000 ranks in step. Of large answers, `admission.load.MAX_BYTES` allows fewer.
     max_concurrent_answers: int = _setting(
-        2048, "Token answers in flight per process; more get 503 and Retry-After.", accepted=(1, 2**20)
+        2048, "Token responses in flight per process; more get 503 and Retry-After.", accepted=(1, 2**20)
     )
     gather_threads: int = _setting(
         4, "Threads per process that read the shards, so that the event loop never does.", accepted=(1, 256)
     )
     read_ahead_bytes: int = _setting(
         256 * MIB,
-        "Page cache per process for prefetching windows, shared by all readers; 0 turns it off.",
+        "Page cache that a process may fill by prefetching, for all its readers; 0 turns prefetching off.",
         accepted=(0, 2**50),
         shown="256 MiB",
     )
     send_timeout_seconds: float = _setting(
-        30.0, "A reader that takes nothing for so long is dropped.", accepted=(0.1, 86400)
+        30.0, "A reader that takes nothing for this long is dropped.", accepted=(0.1, 86400)
     )
     # Longer than usual client pools keep theirs: the side that closes first should be the client.
     keep_alive_seconds: int = _setting(75, "Idle timeout of a connection.", accepted=(1, 86400))
     # A head is one packet; a client that was swapped out meanwhile gets its time.
     head_timeout_seconds: float = _setting(
-        20.0, "A head that has begun to come and is not complete by then gets 408.", accepted=(0.1, 86400)
+        20.0,
+        "A request head that is not complete this long after its first byte gets 408.",
+        accepted=(0.1, 86400),
     )
     # 32 MiB, the largest plan, at 0.5 MB/s.
     body_timeout_seconds: float = _setting(
-        60.0, "A body that is not complete by then gets 408.", accepted=(0.1, 86400)
+        60.0, "A request body that is not complete by then gets 408.", accepted=(0.1, 86400)
     )
     # An idle connection takes about 30 kB and one descriptor.
     max_connections: int = _setting(8192, "Connections per process; more get 503.", accepted=(1, 2**20))
@@ -115,18 +118,18 @@ class Settings:
     # One probe of a load balancer that asks every second.
     drain_seconds: float = _setting(
         1.0,
-        "At SIGTERM, /readyz answers 503 for so long while requests are still answered.",
+        "Time from SIGTERM during which /readyz says 503 while requests are still answered.",
         accepted=(0, 3600),
     )
     # Half of the 30 s that Kubernetes waits before SIGKILL.
     grace_seconds: float = _setting(
         15.0,
-        "At SIGTERM, answers in flight have so long to complete, drain_seconds included.",
+        "Time from SIGTERM until responses in flight are cut off, drain_seconds included.",
         accepted=(0, 3600),
     )
-    cache_dir: Path = _setting(  # noqa: RUF009
+    cache_dir: Path = _setting(
         default_cache_dir,
-        "Holds the shards of object stores that are read or come next; several servers may share it.",
+        "Folder for shards of object stores, read now or next; several servers may share it.",
         shown="~/.cache/corpus-server",
     )
     cache_bytes: int = _setting(
@@ -134,7 +137,7 @@ class Settings:
     )
     log_level: str = _setting(
         "info",
-        "Least important messages that are logged.",
+        "Lowest level of messages that are logged.",
         accepted=("critical", "error", "warning", "info", "debug"),
     )
     log_format: str = _setting(
@@ -165,14 +168,11 @@ class Settings:
         if self.tls_client_ca is not None and self.tls_key is None:
             raise InvalidParameter("tls_client_ca needs tls_certificate and tls_key, got neither")
         if (self.exposed or self.reaches_beyond_loopback) and self.tokens is None and not self.allow_anyone:
-            why = f"host {self.host} is reached from other machines"
+            parameter, why = "host", f"host {self.host} is reached from other machines"
             if self.exposed:
-                why = "exposed is for servers that strangers reach"
-            raise InvalidParameter(
-                f"{why}, and no tokens are asked for; name a file with --tokens (`corpus-server token` makes "
-                "it), or say --allow-anyone",
-                parameter="exposed" if self.exposed else "host",
-            )
+                parameter, why = "exposed", "exposed is for servers that strangers reach"
+            remedy = "name a file with --tokens (`corpus-server token` makes it), or say --allow-anyone"
+            raise InvalidParameter(f"{why}, and no tokens are asked for; {remedy}", parameter=parameter)
 
     @property
     def reaches_beyond_loopback(self) -> bool:
@@ -182,7 +182,7 @@ class Settings:
             return False
         try:
             return not ipaddress.ip_address(address[0]).is_loopback
-        except ValueError:  # a name, and who knows what it means
+        except ValueError:  # a host name may mean any address
             return True
 
     @property
@@ -199,18 +199,8 @@ class Settings:
     ) -> Settings:
         """Read a configuration file, if there is one; the command line has priority over the file.
 
-            [server]
-            port = 8000
-            workers = 4
-            [corpora.web]
-            path = "/data/web"
-            dtype = "uint32"
-
         Paths of the file are relative to the file, those of the command line to the current folder. Corpora
         of both are served. A value of None in `given` stands for an option that was left out.
-
-        Raises:
-            InvalidParameter: the file cannot be read, or a table, key or value is not accepted.
         """
         listed, values = _read_file(path) if path is not None else ([], {})
         values |= _with_paths({k: v for k, v in given.items() if v is not None}, Path.cwd())
@@ -233,7 +223,7 @@ EXPOSED: Mapping[str, Any] = {
     "max_answer_bytes": 16 * MIB,
     "max_text_tokens": MIB // 8,
 }
-"""Defaults under `exposed`. What the file or the command line says has priority, as ever."""
+"""Defaults under `exposed`; the file and the command line have priority."""
 
 
 class Setting(NamedTuple):
@@ -274,9 +264,7 @@ def all_settings() -> tuple[Setting, ...]:
     found = []
     for each in dataclasses.fields(Settings)[1:]:  # the first are the corpora
         kind, *none = get_args(hints[each.name]) or (hints[each.name],)
-        default = each.metadata["shown"] or ("" if each.default is None else str(each.default))
-        about = each.metadata["help"], default, each.metadata["accepted"]
-        found.append(Setting(each.name, kind, bool(none), *about))
+        found.append(Setting(name=each.name, kind=kind, optional=bool(none), **each.metadata))
     return tuple(found)
 
 

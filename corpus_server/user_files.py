@@ -30,11 +30,7 @@ _KINDS = {
 
 
 def open_fd(path: Path) -> tuple[int, os.stat_result]:
-    """Open a regular file for reading; return its descriptor and status. Never waits for a writer.
-
-    Raises:
-        OSError: there is no such file, it may not be read, or it is no regular file.
-    """
+    """Open a regular file for reading; return its descriptor and status. Never waits for a writer."""
     try:
         # A named pipe would block without O_NONBLOCK, which regular files ignore.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -63,11 +59,9 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_small_file(path: Path, *, max_bytes: int = MAX_BYTES) -> tuple[str, os.stat_result]:
-    """Return the text of a regular file, and its state before it was read.
+    """Return the UTF-8 text of a regular file, and its state before it was read.
 
-    Raises:
-        OSError: see `open_fd`; or the file is too large, or changed meanwhile.
-        UnicodeDecodeError: it is no UTF-8.
+    Raises an OSError if the file is too large, or changed meanwhile.
     """
     fd, about = open_fd(path)
     with io.FileIO(fd) as file:

@@ -56,6 +56,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.relative_to(tests).parts[0] not in SLOW)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Load the simulated device before any test of this process, if one of them needs it."""
+    if any(
+        "accelerator" in getattr(item, "fixturenames", ()) or "simulated_device" in item.path.parts
+        for item in session.items
+    ):
+        from tests.simulated_device import backend
+
+        if not backend.missing():
+            backend.load()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the process in time: the interpreter waits for a thread that a test has left, without a limit.
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import OpenFile
-from corpus_server.corpus.formats import ShardLayout, data_path, read_layout, token_dtype
+from corpus_server.corpus.formats.layout import ShardLayout, token_dtype
+from corpus_server.corpus.formats.registry import data_path, read_layout
 from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus.shards import Shard, open_runs
 from corpus_server.corpus_spec import CorpusSpec

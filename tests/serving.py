@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
@@ -271,6 +271,14 @@ def ask(
     connection.request(method, target, body=body, headers={"X-Request-Id": "tests", **(headers or {})})
     response = connection.getresponse()
     return Answer(status=response.status, headers=response.headers, body=response.read())
+
+
+def wait_until(condition: Callable[[], object], what: object = "", seconds: float = 40.0) -> None:
+    """Ask for a condition until it holds; after `seconds` fail, saying `what`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what() if callable(what) else what
+        time.sleep(0.02)
 
 
 def host_and_port(url: str) -> tuple[str, int]:

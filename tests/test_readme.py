@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_imports import FLOORS
+from tests.server.test_imports import LEVELS
 from tests.serving import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -54,11 +54,13 @@ def test_the_tree_lists_the_whole_server_and_nothing_else() -> None:
     assert {path for path in listed if path.startswith("corpus_server/")} == in_the_package()
 
 
-def test_the_tree_shows_the_rooms_from_the_top_down() -> None:
-    """The order of the tree is that of the floors, which the imports are checked against."""
-    rooms = [path.split("/")[1].removesuffix(".py") for path in tree() if path.startswith("corpus_server/")]
-    floors = [next(number for number, names in enumerate(FLOORS) if room in names) for room in rooms if room]
-    assert floors == sorted(floors, reverse=True)
+def test_the_tree_shows_the_layers_from_the_top_down() -> None:
+    """The order of the tree is that of the levels, which the imports are checked against."""
+    layers = [path.split("/")[1].removesuffix(".py") for path in tree() if path.startswith("corpus_server/")]
+    levels = [
+        next(number for number, names in enumerate(LEVELS) if layer in names) for layer in layers if layer
+    ]
+    assert levels == sorted(levels, reverse=True)
 
 
 def anchors(page: Path) -> set[str]:

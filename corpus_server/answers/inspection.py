@@ -25,8 +25,7 @@ from corpus_server.plan.questions.diff import FieldChange, RowComparison, change
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
 from corpus_server.read import wire
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
-from corpus_server.read.spans import Span, decode_known, spans
-from corpus_server.read.text import check_available
+from corpus_server.read.text import Span, check_available, decode_known, spans
 
 BLOCK_TOKENS = 4096
 """Tokens of a block of a sample, read at once. Blocks are spread evenly over the corpus."""

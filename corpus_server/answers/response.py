@@ -20,7 +20,7 @@ from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthoriz
 from corpus_server.read import wire
 from corpus_server.read.bound_plan import Source
 from corpus_server.read.reading import PIECE_BYTES, Reading, hash_slices, num_bytes, read_pieces
-from corpus_server.readers import Reader
+from corpus_server.readers.registry import Reader
 
 Buffer = bytes | memoryview
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from corpus_server.answers.response import ClientLeft, Slices
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.errors import CorpusServerError, InvalidParameter, Overloaded
 from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan_store import PlanStore
@@ -132,7 +132,7 @@ class Service:
             for corpus in self.catalog.corpora.values():
                 for shard in corpus.shards:
                     if shard.file.is_local:  # a copy that changed is staged anew
-                        shard.check_unchanged()
+                        shard.file.check_unchanged()
             self.store.check_writable()
         except CorpusServerError as error:
             return error.detail
@@ -169,7 +169,7 @@ class Service:
             )
         return self.plan(query.plan, caller)
 
-    def staged(self, files: Iterable[TokenFile]) -> Slices[None]:
+    def staged(self, files: Iterable[OpenFile]) -> Slices[None]:
         """Wait until the files of shards are on this machine; local ones are.
 
         Raises:

@@ -28,7 +28,7 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.read import text, wire
 from corpus_server.read.bound_plan import BoundPlan, Source
 from corpus_server.read.reading import RangeReading, Reading, WindowReading, num_bytes, read_arrays
-from corpus_server.readers import Reader, StepsRequest
+from corpus_server.readers.registry import Reader
 
 
 def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
@@ -47,8 +47,9 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     request.charge(num_bytes(reading))
-    service.stager.check_order(bound)
-    reader = _note(service, bound, query, reading)
+    if bound.is_staged:
+        service.stager.check_order(bound)
+    reader = _note(service, bound, query, request)
     yield from staged_rows(service, bound, reading)
     if chosen == "json":
         fields = {**_step_fields(bound, query), "dtype": bound.dtype.name}
@@ -57,7 +58,8 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
         response = yield from _batches_as_text(bound, reading, query, headers)
     else:
         response = yield from array_response(reading, headers, chosen, query.checksum, request)
-    response.source = bound.source_at(bound.sampler.timeline.plan_step(query.step))
+    timeline = bound.sampler.timeline
+    response.source = bound.stage_sources[timeline.stage_at(timeline.plan_step(query.step)).number]
     response.num_tokens = reading.num_units * reading.unit_tokens
     response.reader, response.num_steps = reader, query.count
     return response
@@ -84,7 +86,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     request.charge(reading.num_units * 16)
-    reader = _note(service, bound, query, reading, reads_tokens=False)
+    reader = _note(service, bound, query, request, reads_tokens=False)
     located = np.empty((reading.num_units, 2), dtype="<i8")
     first = 0
     for group in reading.locations():
@@ -199,25 +201,17 @@ def _windows(bound: BoundPlan, query: StepsQuery) -> WindowReading:
 
 
 def _note(
-    service: Service,
-    bound: BoundPlan,
-    query: StepsQuery,
-    reading: WindowReading,
-    *,
-    reads_tokens: bool = True,
+    service: Service, bound: BoundPlan, query: StepsQuery, request: RequestHead, *, reads_tokens: bool = True
 ) -> Reader | None:
-    """Note a request, so that its next steps are prefetched or staged; return the rank that asks."""
-    return service.readers.note(
-        StepsRequest(
-            bound=bound,
-            step=query.step,
-            count=query.count,
-            rows=reading.shape[1],
-            rank=query.rank,
-            world_size=query.world_size,
-            reads_tokens=reads_tokens,
-        )
-    )
+    """Note a request, so that its next steps are prefetched or staged; return the rank that asks.
+
+    A HEAD is not noted: it takes no step, so the Live page would show one that the rank never got.
+    """
+    if request.method == "HEAD":
+        return None
+    part = {"rank": query.rank, "world_size": query.world_size}
+    steps = range(query.step, query.step + query.count)
+    return service.readers.note(bound, steps, reads_tokens=reads_tokens, **part)
 
 
 def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> Slices[None]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from corpus_server.building.manifest import Strict, read_json, write_json
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats import TOKEN_DTYPES, TokenDtype
+from corpus_server.corpus.formats.layout import TOKEN_DTYPES, TokenDtype
 from corpus_server.corpus_spec import SPLITS
 from corpus_server.errors import InvalidParameter
 

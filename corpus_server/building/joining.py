@@ -17,9 +17,8 @@ import numpy as np
 from corpus_server.building.job import BuildOptions
 from corpus_server.building.pack import Documents, Tokens
 from corpus_server.building.part import LENGTH_DTYPE, PartResult, part_path
-from corpus_server.corpus.formats import TokenDtype
 from corpus_server.corpus.formats.documents import documents_path
-from corpus_server.corpus.formats.layout import Ends
+from corpus_server.corpus.formats.layout import Ends, TokenDtype
 from corpus_server.corpus.index import write_ends
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.shards import open_runs

@@ -33,8 +33,8 @@ import orjson
 from corpus_server.building.job import BuildOptions, Input, Part, Slice
 from corpus_server.building.samples import litdata_items, mds_samples
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats import side_file
 from corpus_server.corpus.formats.litdata import read_index
+from corpus_server.corpus.formats.registry import side_file
 from corpus_server.corpus.selection import natural_key
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.extras import optional_package

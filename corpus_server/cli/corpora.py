@@ -24,7 +24,7 @@ from corpus_server.cli.common import (
     warn_of_strange_ids,
 )
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.formats import is_side_file, side_file
+from corpus_server.corpus.formats.registry import is_side_file, side_file
 from corpus_server.corpus.index import index as index_corpus
 from corpus_server.corpus.selection import files_left_out
 from corpus_server.corpus.verify import record

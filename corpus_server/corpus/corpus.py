@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from itertools import accumulate
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.files import Closing, Files, OpenFile, unreadable
 from corpus_server.corpus.fingerprints import SampledIds, check_fingerprints, sample_ids
-from corpus_server.corpus.formats import DocumentIndex, TokenDtype, data_path, token_dtype
-from corpus_server.corpus.selection import list_shards
+from corpus_server.corpus.formats.layout import DocumentIndex, TokenDtype, token_dtype
+from corpus_server.corpus.formats.registry import data_path
+from corpus_server.corpus.selection import ShardFile, list_shards
 from corpus_server.corpus.shards import Shard, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
 from corpus_server.corpus_spec import CorpusSpec
@@ -71,15 +72,11 @@ class Corpus(Closing):
 
     @classmethod
     def open(cls, spec: CorpusSpec, files: Files | None = None) -> Corpus:
-        """Open a corpus, in O(1) of the token count.
-
-        Args:
-            files: opens the token files of an object store; None for local ones.
+        """Open a corpus, in O(1) of the token count; `files` opens those of an object store.
 
         Raises:
             UnreadableCorpus: a file is not what it should be; nothing stays open.
             InvalidParameter: the spec contradicts the files.
-            MissingPackage: its tokenizer needs a package that is not installed.
         """
         with ExitStack() as on_error:
             shards = open_shards(spec, on_error, files=files)
@@ -142,10 +139,7 @@ class Corpus(Closing):
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of a document, corpus-wide.
 
-        Raises:
-            UnknownDocument: the corpus has no such document, or no document index.
-            CorpusChanged: the file of the document index changed.
-            ReadFailed: the disk did not deliver, or the index contradicts itself.
+        Raises UnknownDocument also if there is no index, ReadFailed also if the index contradicts itself.
         """
         if not self._indices:
             raise self._no_documents(number)
@@ -159,12 +153,7 @@ class Corpus(Closing):
     def sequences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first token, corpus-wide, and the tokens of each sequence: `(n,) int64` each.
 
-        Reads all document indices, see `DocumentIndex.sequence_lengths`.
-
-        Raises:
-            UnknownDocument: the corpus has no document index.
-            InvalidParameter: the corpus is cut.
-            CorpusChanged, ReadFailed: of the document index.
+        Reads all document indices, see `DocumentIndex.sequence_lengths`; refuses a corpus that is cut.
         """
         if not self._indices:
             raise self._no_documents(None)
@@ -179,9 +168,6 @@ class Corpus(Closing):
         """Return the number of the document that holds a token, corpus-wide; None where no document does.
 
         Reads about log2(num_documents) entries of the index.
-
-        Raises:
-            CorpusChanged, ReadFailed: see `document_range`.
         """
         if not self._indices:
             return None
@@ -216,26 +202,28 @@ class Corpus(Closing):
         }
 
 
+def file_opener(
+    spec: CorpusSpec, *, sidecars: bool = True, files: Files | None = None
+) -> Callable[[ShardFile], list[Shard]]:
+    """Return a function that opens a file of the corpus, see `open_runs`."""
+    _allow_open_files()
+    options: dict[str, Any] = {
+        "dtype": None if spec.dtype is None else token_dtype(spec.dtype),
+        "in_folder": data_path(spec.path).is_dir(),
+        "sidecar": sidecars,
+        "open_file": OpenFile if files is None else files.open,
+    }
+    return lambda file: open_runs(file.path, name=file.name, **options)
+
+
 def open_shards(
     spec: CorpusSpec, opened: ExitStack, *, sidecars: bool = True, files: Files | None = None
 ) -> list[Shard]:
-    """Open every shard of a corpus.
-
-    `opened` closes the shards, also those opened before an error; `sidecars` as in `open_runs`.
-    """
-    dtype = None if spec.dtype is None else token_dtype(spec.dtype)
-    listed = list_shards(spec)
+    """Open every shard of a corpus; `opened` closes them, also those opened before an error."""
+    open_file, listed = file_opener(spec, sidecars=sidecars, files=files), list_shards(spec)
     if files is not None:
         files.prepare([file.path for file in listed])
-    _allow_open_files()
-    in_folder = data_path(spec.path).is_dir()
-    open_file = OpenFile if files is None else files.open
-    shards: list[Shard] = []
-    for name, path in listed:
-        runs = open_runs(
-            path, name=name, dtype=dtype, in_folder=in_folder, sidecar=sidecars, open_file=open_file
-        )
-        shards += map(opened.enter_context, runs)
+    shards = [opened.enter_context(run) for file in listed for run in open_file(file)]
     return shards if spec.token_range is None else cut_shards(shards, spec.token_range)
 
 
@@ -259,11 +247,7 @@ def cut_shards(shards: Sequence[Shard], token_range: tuple[int, int]) -> list[Sh
 
 
 def _allow_open_files() -> None:
-    """Raise the soft limit of open files to the hard one, as Go programs do at start.
-
-    A token file takes up to two descriptors: its own, and that of its document index. A server takes one more
-    for each connection. The usual soft limit of 1,024 exists for programs that use select(2).
-    """
+    """Raise the soft limit of open files to the hard one: the usual 1,024 are for programs with select(2)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

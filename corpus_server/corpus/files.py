@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import ClassVar, Final, Protocol, Self
 
 import numpy as np
 
@@ -44,80 +44,20 @@ class Closing:
         self.close()
 
 
-class TokenFile(Closing):
-    """A file of a corpus, on this machine or in an object store: its bytes can be read, and mapped.
+class OpenFile(Closing):
+    """A file of a corpus, open for reading; one descriptor, mapped or not.
+
+    In `stores`, a file in an object store derives from this class and gets its bytes in another way.
 
     Attributes:
         path, size_bytes: at opening.
         name: in errors; the file's name unless set.
+        fd: descriptor, -1 when closed.
         is_local: it lies on this machine, and is always mapped.
     """
 
-    path: Path
-    name: str
-    size_bytes: int
     is_local: ClassVar = True
-
-    @property
-    def is_cached(self) -> bool:
-        """Whether the whole file is on this machine."""
-        return True
-
-    def unreadable(self, what: str, remedy: str) -> UnreadableCorpus:
-        """Return the error for this file."""
-        return unreadable(self.path, what, remedy)
-
-    def head(self, count: int) -> bytes:
-        """Return the first `count` bytes, or the whole file if it is shorter."""
-        return self.read(0, min(count, self.size_bytes))
-
-    def read(self, offset: int, count: int) -> bytes:
-        """Return exactly `count` bytes from byte `offset`, which lie inside the size at opening.
-
-        Raises:
-            CorpusChanged: the file is not what was opened.
-            ReadFailed: the disk, or the store, did not deliver.
-        """
-        buffer = bytearray(count)
-        self.read_into(offset, memoryview(buffer))
-        return bytes(buffer)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from byte `offset`, as `read` does."""
-        raise NotImplementedError
-
-    def map(self) -> mmap.mmap:
-        """Return the addresses of the whole file, which must not be empty; readable while `held`.
-
-        The file's owner keeps the map; the last view of it unmaps.
-        """
-        raise NotImplementedError
-
-    def held(self) -> AbstractContextManager[None]:
-        """Keep the map readable while tokens are copied from it; a local file always is."""
-        return contextlib.nullcontext()
-
-    def is_resident(self, offset: int) -> bool:
-        """Tell whether the page cache holds the byte at `offset`; False if the system cannot tell."""
-        raise NotImplementedError
-
-    def drop(self, offset: int, count: int) -> None:
-        """Take whole pages of bytes [offset, offset + count) out of the page cache; never fails."""
-        raise NotImplementedError
-
-    def check_unchanged(self) -> None:
-        """Raise CorpusChanged or ReadFailed if bytes copied from the file or its map may be wrong."""
-        raise NotImplementedError
-
-
-class OpenFile(TokenFile):
-    """A regular file on this machine, open for reading until `close`.
-
-    It takes one descriptor, mapped or not.
-
-    Attributes:
-        fd: descriptor, -1 when closed.
-    """
+    size_bytes: int
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -134,10 +74,35 @@ class OpenFile(TokenFile):
         self._change: str | None = None  # what `check_unchanged` found first
 
     def __del__(self) -> None:
-        self.close()
+        if self.is_local:  # an attached file may still be read through its map
+            self.close()
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the whole file is on this machine."""
+        return True
+
+    def unreadable(self, what: str, remedy: str) -> UnreadableCorpus:
+        """Return the error for this file."""
+        return unreadable(self.path, what, remedy)
+
+    def head(self, count: int) -> bytes:
+        """Return the first `count` bytes, or the whole file if it is shorter."""
+        return self.read(0, min(count, self.size_bytes))
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return exactly `count` bytes from byte `offset`, which lie inside the size at opening."""
+        buffer = bytearray(count)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from byte `offset`, as `read` does; releases the GIL while the disk works."""
+        """Fill `buffer` from byte `offset`, without the GIL.
+
+        Raises:
+            CorpusChanged: the file is not what was opened.
+            ReadFailed: the disk, or the store, did not deliver.
+        """
         done = 0
         while done < len(buffer):
             try:
@@ -155,7 +120,10 @@ class OpenFile(TokenFile):
             done += count
 
     def map(self) -> mmap.mmap:
-        """Return a read-only map of the whole file, and guard it until `close`."""
+        """Return a read-only map of the whole file, which must not be empty; readable while `held`.
+
+        The file keeps it under guard until `close`; the last view of it unmaps.
+        """
         if self._status().st_size < self.size_bytes:
             what = "cannot be mapped: it is shorter than when it was opened"
             raise self.unreadable(what, "check that it is not being written")
@@ -163,6 +131,10 @@ class OpenFile(TokenFile):
         map_over(self.path, address_of(mapped), len(mapped), self.fd)
         self._guarded = guard.guard(address_of(mapped), self.size_bytes)
         return mapped
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keep the map readable while tokens are copied from it; a local file always is."""
+        return contextlib.nullcontext()
 
     def is_resident(self, offset: int) -> bool:
         """Tell whether the page cache holds the byte at `offset`; False if the system cannot tell.
@@ -172,9 +144,9 @@ class OpenFile(TokenFile):
         ends, so the thread must not have asked a disk for anything, either.
         """
         try:
-            before = _num_blocks_asked()
+            before = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock  # blocks asked of disks
             is_there = os.preadv(self.fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-            return is_there and _num_blocks_asked() == before
+            return is_there and resource.getrusage(resource.RUSAGE_THREAD).ru_inblock == before
         except (OSError, AttributeError):  # the system or this file system has no such flag
             return False
 
@@ -194,9 +166,7 @@ class OpenFile(TokenFile):
         exception is a file that no longer has a name, because replacing a shard by rename must not
         interrupt its readers. `docs/formats.md` lists the changes that stay undetected.
 
-        Raises:
-            CorpusChanged: the file may hold other bytes than at opening.
-            ReadFailed: a page of the map could not be read; it holds zeros until the file is opened again.
+        A page of the map that could not be read holds zeros, and is an error until the file is opened again.
         """
         self._check_status()
         if self._guarded is not None and self._guarded.num_faults:
@@ -209,12 +179,10 @@ class OpenFile(TokenFile):
             )
 
     def _check_status(self) -> None:
-        if self._change is None:
-            self._change = self._find_change()
+        self._change = self._change or self._find_change()
         if self._change is not None:
-            raise CorpusChanged(
-                f"{self.name}: {self._change}; a served shard must not change", remedy=_REOPEN
-            )
+            detail = f"{self.name}: {self._change}; a served shard must not change"
+            raise CorpusChanged(detail, remedy=_REOPEN)
 
     def _find_change(self) -> str | None:
         then, now = self._opened, self._status()
@@ -240,7 +208,7 @@ class OpenFile(TokenFile):
             raise ReadFailed(f"{self.name}: fstat failed: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close the descriptor; a second call does nothing."""
+        """Close the descriptor."""
         if self._guarded is not None:
             guard.release(self._guarded)
         fd, self.fd = self.fd, -1
@@ -254,7 +222,7 @@ class Files(Protocol):
     def prepare(self, paths: Sequence[Path]) -> None:
         """Note which files will be opened."""
 
-    def open(self, path: Path) -> TokenFile:
+    def open(self, path: Path) -> OpenFile:
         """Open a token file."""
 
 
@@ -289,15 +257,13 @@ def map_over(path: Path, address: int, num_bytes: int, fd: int) -> None:
 
 def _open_remedy(code: int | None) -> str | None:
     """Return what to do about a file that cannot be opened."""
-    if code == errno.EMFILE:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return (
-            f"raise the limit of open files (ulimit -n, LimitNOFILE), which is {limit}: each token file "
-            "takes one, and one more if it has a document index"
-        )
-    if code == errno.ENFILE:
-        return "raise the system's limit of open files (sysctl fs.file-max)"
-    return "give the server's user the right to read it" if code == errno.EACCES else None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return {
+        errno.EMFILE: f"raise the limit of open files (ulimit -n, LimitNOFILE), which is {limit}: each token "
+        "file takes one, and one more if it has a document index",
+        errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max)",
+        errno.EACCES: "give the server's user the right to read it",
+    }.get(code or 0)
 
 
 def _unmappable(path: Path, code: int) -> UnreadableCorpus:
@@ -308,21 +274,9 @@ def _unmappable(path: Path, code: int) -> UnreadableCorpus:
     return unreadable(path, f"cannot be mapped: {os.strerror(code)}", remedy)
 
 
-def _num_blocks_asked() -> int:
-    """Return how many blocks this thread has asked disks for."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
-
-
 def address_of(mapped: mmap.mmap) -> int:
     """Return the address at which a map begins."""
     return int(np.frombuffer(mapped, np.uint8, count=1).ctypes.data)
-
-
-def advise(tokens: np.ndarray[tuple[int], np.dtype[Any]], advice: int) -> None:
-    """Call `madvise` for the pages of a view of a map; a hint, so an error is ignored."""
-    address = tokens.ctypes.data
-    first = address - address % mmap.PAGESIZE
-    guard.libc().madvise(first, address + tokens.nbytes - first, advice)
 
 
 def unreadable(path: Path, what: str, remedy: str | None = None) -> UnreadableCorpus:

@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats import TokenDtype, data_path
+from corpus_server.corpus.formats.layout import TokenDtype
+from corpus_server.corpus.formats.registry import data_path
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.user_files import parse_json, read_regular, reason_of
@@ -159,11 +160,7 @@ def sidecar_path(spec: CorpusSpec) -> Path:
 
 
 def load_sidecar(spec: CorpusSpec) -> RecordedHashes | None:
-    """Return the recorded hashes of a corpus, None if there are none.
-
-    Raises:
-        UnreadableCorpus: there is a sidecar, but it is damaged.
-    """
+    """Return the recorded hashes of a corpus, None if there are none; refuse a damaged sidecar."""
     sidecar = sidecar_path(spec)
     try:
         return RecordedHashes.from_json(read_regular(sidecar))
@@ -187,12 +184,9 @@ def save_sidecar(spec: CorpusSpec, hashes: RecordedHashes) -> Path:
 
 
 def check_fingerprints(spec: CorpusSpec, shards: Sequence[TokenData]) -> dict[str, str]:
-    """Return the known fingerprints of a corpus: kind -> value, the strongest kind last.
+    """Return the known fingerprints of a corpus: kind -> value, `full` if hashes are recorded.
 
-    `full` is among them if hashes are recorded.
-
-    Raises:
-        UnreadableCorpus: the content differs from its recorded hashes, or their sidecar is damaged.
+    Refuses content that differs from its recorded hashes.
     """
     sampled = sampled_fingerprint(shards)
     recorded = load_sidecar(spec)

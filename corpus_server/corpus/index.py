@@ -43,11 +43,7 @@ _READ_ONLY_REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class IndexedShard:
-    """What `index` did for one token file.
-
-    It has `written` the sidecar, or `kept` one that was right already. A shard whose format has its `own`
-    index needs none.
-    """
+    """What `index` did for one token file, whose format may have its `own` index."""
 
     name: str
     action: Literal["written", "kept", "own"]
@@ -85,10 +81,8 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
     whole, also where the corpus has a `token_range`.
 
     Raises:
-        InvalidParameter: the spec says no end-of-text id or one that no token can have, or another dtype
-            than those that are accepted.
+        InvalidParameter: the spec says no end-of-text id, or one that no token can have.
         CorpusChanged: a shard was written to meanwhile; nothing of it is published.
-        ReadFailed: the disk did not deliver.
         UnreadableCorpus: not a corpus, or its folder cannot be written to.
     """
     # Old sidecars are not opened: `index` repairs those that are damaged.
@@ -149,10 +143,8 @@ def write_ends(
 ) -> DocumentsHeader:
     """Write the sidecar of a token file to `file`; the header last, when the counts are known.
 
-    Args:
-        runs: all of the token file; ends count over their tokens, one run after another.
-        eot: None if the ends were listed, and not found by an end-of-text token.
-        ends: where documents end, in order, in pieces; the last document ends with the last run in any case.
+    `ends` come in pieces, in order, and count over the tokens of all `runs` of the file; the last document
+    ends with the last run in any case. Without `eot` they were listed, and not found.
     """
     file.write(bytes(HEADER_BYTES))
     checksum, num_documents, last_end = xxhash.xxh3_64(), 0, 0
@@ -173,7 +165,7 @@ def write_ends(
     header = DocumentsHeader(eot, num_tokens, num_documents, runs[0].dtype, *digests)
     file.seek(0)
     file.write(header.pack())
-    runs[0].check_unchanged()
+    runs[0].file.check_unchanged()
     return header
 
 

@@ -23,10 +23,8 @@ _BUSY = "another process is writing it"
 def publishing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Yield an empty file that becomes `path` when the block ends without an error.
 
-    If not `durable`, it need not outlive a crash of the machine, and the disk is not waited for.
-
-    Raises:
-        OSError: the folder or the disk refuses, or another process is writing the same file.
+    If not `durable`, it need not outlive a crash of the machine, and the disk is not waited for. Raises an
+    OSError, BlockingIOError if another process is writing the same file.
     """
     temporary = _temporary(path)
     try:
@@ -48,19 +46,20 @@ def publishing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 @contextmanager
 def publishing_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `path` when the block ends without an error.
+    """Yield an empty folder that becomes `path`, which must not hold anything, as `publishing` does.
 
     The block flushes the files that it writes; the names in the folder and its subfolders are flushed here.
-
-    Raises:
-        OSError: the folder or the disk refuses, `path` is not empty, or another process is writing it.
     """
     temporary = _temporary(path)
     temporary.mkdir(exist_ok=True)
     lock = _lock(temporary, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            _empty(temporary)
+            for entry in temporary.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
             yield temporary
             for folder, _, _ in os.walk(temporary):
                 sync_folder(Path(folder))
@@ -95,14 +94,6 @@ def remove_stale(path: Path) -> None:
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
-
-
-def _empty(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
 
 
 def _lock(temporary: Path, flags: int) -> int:

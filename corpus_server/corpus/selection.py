@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats import check_folder, data_path, is_side_file
+from corpus_server.corpus.formats.registry import check_folder, data_path, is_side_file
 from corpus_server.corpus_spec import ALL, ESCAPES, OTHER, CorpusSpec, split_of
 from corpus_server.errors import UnreadableCorpus
 
@@ -31,10 +31,7 @@ class ShardFile(NamedTuple):
 def list_shards(spec: CorpusSpec) -> list[ShardFile]:
     """Return the shards of a corpus, in natural order (`b2` before `b10`).
 
-    If the user named no dtype, a `.bin` that may have lost its index is an error.
-
-    Raises:
-        UnreadableCorpus: there are none, a pattern or split chooses none, or they are of several splits.
+    Refuses a path, pattern or split that chooses none, and files of several splits.
     """
     found, chosen = _matching(spec)
     by_split = _by_split(chosen)

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from corpus_server.corpus.files import Closing, OpenFile, TokenFile, advise
+from corpus_server.corpus import guard
+from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.corpus.fingerprints import sampled_fingerprint
-from corpus_server.corpus.formats import DocumentIndex, ShardLayout, TokenDtype, read_layout
-from corpus_server.corpus.formats.documents import DocumentEnds, documents_path
-from corpus_server.corpus.formats.ends import CutDocuments
-
-_DIGEST_SAMPLES = 8
+from corpus_server.corpus.formats.documents import CutDocuments, DocumentEnds, documents_path
+from corpus_server.corpus.formats.layout import DocumentIndex, ShardLayout, TokenDtype
+from corpus_server.corpus.formats.registry import read_layout
 
 
 class Shard(Closing):
@@ -34,7 +33,7 @@ class Shard(Closing):
 
     def __init__(
         self,
-        file: TokenFile,
+        file: OpenFile,
         layout: ShardLayout,
         number: int,
         mapped: mmap.mmap | None,
@@ -91,7 +90,7 @@ class Shard(Closing):
         return self.file.read(self.data_offset + offset, count)
 
     def read_data_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with token data from byte `offset` of it, read from the file, not the map."""
+        """Fill `buffer` as `read_data` does."""
         self.file.read_into(self.data_offset + offset, buffer)
 
     def is_resident(self, token: int) -> bool:
@@ -102,17 +101,15 @@ class Shard(Closing):
         """Unmap the pages of tokens [start, stop): they stay in the page cache, and can be dropped there."""
         # A view keeps the map alive: memory that the process got in its place would lose its content.
         tokens = self.tokens[start:stop]
+        address = tokens.ctypes.data
+        first = address - address % mmap.PAGESIZE
         if tokens.size:
-            advise(tokens, mmap.MADV_DONTNEED)
+            guard.libc().madvise(first, address + tokens.nbytes - first, mmap.MADV_DONTNEED)
 
     def drop(self, start: int, stop: int) -> None:
         """Take tokens [start, stop) out of the page cache, but for pages that a process has not released."""
         itemsize = self.dtype.itemsize
         self.file.drop(self.data_offset + start * itemsize, (stop - start) * itemsize)
-
-    def check_unchanged(self) -> None:
-        """Raise if tokens copied from the map may be wrong, see `OpenFile.check_unchanged`."""
-        self.file.check_unchanged()
 
     def close(self) -> None:
         """Unmap; close the file with its last run. Views that callers hold stay valid."""
@@ -133,14 +130,13 @@ def open_runs(
     dtype: TokenDtype | None = None,
     in_folder: bool = False,
     sidecar: bool = True,
-    open_file: Callable[[Path], TokenFile] = OpenFile,
+    open_file: Callable[[Path], OpenFile] = OpenFile,
 ) -> list[Shard]:
     """Open, check and map a token file, in O(1) of the token count; return its runs, most often one.
 
     Args:
         name: of the file in the corpus; None: the name of the file.
-        dtype: type of headerless tokens (None: uint16).
-        in_folder: the file was found in a folder; then a headerless one needs a known suffix.
+        dtype, in_folder: as for `Format.read`.
         sidecar: open the sidecar of document ends, if the format has no documents.
         open_file: opens the token file; another one than `OpenFile` if it lies in an object store.
 
@@ -162,25 +158,20 @@ def open_runs(
         start = 0
         for run in runs:
             run.eot, stop = eot, start + run.num_tokens
-            run.documents = documents
-            if documents is not None and len(runs) > 1:
-                run.documents = CutDocuments(documents, start, stop)
+            if documents is not None:
+                run.documents = documents if len(runs) == 1 else CutDocuments(documents, start, stop)
             start = stop
         on_error.pop_all()
     return runs
 
 
 def content_digest(runs: Sequence[Shard]) -> bytes:
-    """Return a digest of 32 bytes of a few blocks of a file's tokens."""
-    return bytes.fromhex(sampled_fingerprint(runs, samples=_DIGEST_SAMPLES).partition("-")[2])
+    """Return a digest of 32 bytes of 8 blocks of a file's tokens."""
+    return bytes.fromhex(sampled_fingerprint(runs, samples=8).partition("-")[2])
 
 
 def open_sidecar(runs: Sequence[Shard]) -> DocumentEnds | None:
-    """Open the sidecar of document ends beside a file, given all of its runs; None if there is none.
-
-    Raises:
-        UnreadableCorpus: it is damaged, or was made for other content.
-    """
+    """Open the sidecar of document ends beside a file, given all of its runs; None if there is none."""
     path = documents_path(runs[0].path)
     if not path.exists():
         return None

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -23,7 +24,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats import TokenDtype
+from corpus_server.corpus.formats.layout import TokenDtype
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.extras import optional_package
 from corpus_server.user_files import read_regular, reason_of
@@ -42,15 +43,10 @@ _EOT_TEXTS: Final = (
 
 
 class Tokenizer(Protocol):
-    """What every kind of tokenizer does.
+    """What every kind of tokenizer does."""
 
-    Attributes:
-        vocab_size: one more than its highest id; the vocabulary may have holes, see `knows`.
-        eot_id: id of the end-of-text token; None if the file has none under a usual name.
-    """
-
-    vocab_size: int
-    eot_id: int | None
+    vocab_size: int  # one more than its highest id; the vocabulary may have holes, see `knows`
+    eot_id: int | None  # id of the end-of-text token; None if the file has none under a usual name
 
     def knows(self, token: int) -> bool:
         """Tell whether an id is in the vocabulary."""
@@ -85,12 +81,7 @@ def find_tokenizer(spec: CorpusSpec, dtypes: Iterable[TokenDtype]) -> Path | Lit
 
 
 def open_tokenizer(source: Path | str) -> Tokenizer:
-    """Return the tokenizer `bytes`, or the one in a file, whose kind its content tells.
-
-    Raises:
-        MissingPackage: its package is not installed.
-        UnreadableCorpus: the file is no tokenizer, or a damaged one.
-    """
+    """Return the tokenizer `bytes`, or the one in a file, whose kind its content tells."""
     if source == "bytes":
         return _Bytes()
     path = Path(source)
@@ -139,11 +130,9 @@ class _Bytes:
 
 class _HuggingFace:
     def __init__(self, path: Path, content: bytes) -> None:
-        package = optional_package("tokenizers", extra="text", purpose=f"the tokenizer {path}")
-        try:
+        package = _package("tokenizers", path)
+        with _reading(path, "tokenizer.json"):
             self._inner: Any = package.Tokenizer.from_buffer(content)
-        except Exception as error:  # the package raises no narrower one
-            raise _damaged(path, "tokenizer.json", error) from error
         self._inner.no_truncation()  # files of fine-tuned models cut at their context length
         self._inner.no_padding()
         self._inner.encode_special_tokens = True  # as plain text: a document must not end by its own words
@@ -198,12 +187,10 @@ _KNOWN_RANKS: Final = {
 
 class _Tiktoken:
     def __init__(self, path: Path, content: bytes) -> None:
-        package = optional_package("tiktoken", extra="text", purpose=f"the tokenizer {path}")
-        try:
+        package = _package("tiktoken", path)
+        with _reading(path, "tiktoken rank file"):
             lines = (line.split() for line in content.splitlines() if line)
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-        except ValueError as error:
-            raise _damaged(path, "tiktoken rank file", error) from error
         known = _KNOWN_RANKS.get(len(ranks))
         if known is None:
             choices = ", ".join(f"{each.name} {number:,}" for number, each in _KNOWN_RANKS.items())
@@ -235,11 +222,9 @@ class _Tiktoken:
 
 class _SentencePiece:
     def __init__(self, path: Path, content: bytes) -> None:
-        package = optional_package("sentencepiece", extra="text", purpose=f"the tokenizer {path}")
-        try:
+        package = _package("sentencepiece", path)
+        with _reading(path, "SentencePiece model"):
             self._inner: Any = package.SentencePieceProcessor(model_proto=content)
-        except (OSError, RuntimeError) as error:
-            raise _damaged(path, "SentencePiece model", error) from error
         self.vocab_size: int = self._inner.vocab_size()
         eot = self._inner.eos_id()
         self.eot_id: int | None = eot if eot >= 0 else None
@@ -271,5 +256,15 @@ def _is_rank(line: bytes) -> bool:
         return False
 
 
-def _damaged(path: Path, kind: str, error: Exception) -> Exception:
-    return unreadable(path, f"is not a {kind} that can be read: {error}", "was the copy interrupted?")
+def _package(name: str, path: Path) -> Any:
+    return optional_package(name, extra="text", purpose=f"the tokenizer {path}")
+
+
+@contextmanager
+def _reading(path: Path, kind: str) -> Iterator[None]:
+    """Report whatever a package, or Python, says of a damaged file."""
+    try:
+        yield
+    except Exception as error:  # `tokenizers` raises no narrower one
+        what = f"is not a {kind} that can be read: {error}"
+        raise unreadable(path, what, "was the copy interrupted?") from error

@@ -6,9 +6,9 @@ Both read every byte of every shard, two blocks at a time, in a few MiB of memor
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Final
 
 import xxhash
 
-from corpus_server.corpus.corpus import cut_shards, open_shards
+from corpus_server.corpus.corpus import cut_shards, file_opener, open_shards
 from corpus_server.corpus.fingerprints import (
     BLOCK_BYTES,
     RecordedHashes,
@@ -26,10 +26,9 @@ from corpus_server.corpus.fingerprints import (
     save_sidecar,
     sidecar_path,
 )
-from corpus_server.corpus.formats import data_path, token_dtype
 from corpus_server.corpus.progress import ByteCounter, Progress
 from corpus_server.corpus.selection import list_shards
-from corpus_server.corpus.shards import Shard, open_runs
+from corpus_server.corpus.shards import Shard
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed
 
@@ -69,11 +68,7 @@ class ShardProblem:
 
 @dataclass(kw_only=True, slots=True)
 class Verification:
-    """What `verify` found; `bad_blocks` and `problems` are everything that is wrong.
-
-    Without recorded hashes (`sidecar` is None) only headers, indices and sizes were checked, and that every
-    byte can be read.
-    """
+    """What `verify` found; without recorded hashes (`sidecar` is None), that every byte can be read."""
 
     sidecar: Path | None
     fingerprint: str | None = None  # the full one, if it was confirmed
@@ -87,27 +82,23 @@ class Verification:
         """Whether nothing is wrong."""
         return not self.bad_blocks and not self.problems
 
-    def add_problem(self, shard: str | None, detail: str) -> None:
-        """Report a problem of a shard, or of the corpus if `shard` is None."""
-        self.problems.append(ShardProblem(shard=shard, detail=detail))
+    def add_problem(self, shard: str | None, detail: str | None) -> None:
+        """Report a problem of a shard, or of the corpus if `shard` is None; nothing if `detail` is None."""
+        if detail is not None:
+            self.problems.append(ShardProblem(shard=shard, detail=detail))
 
-    @contextmanager
-    def collecting(self, shard: str) -> Iterator[None]:
-        """Report errors of reading a shard instead of raising them."""
+    def check(self, shard: Shard, look: Callable[[], str | None]) -> None:
+        """Report what a look at a shard returns, or the error of reading it."""
         try:
-            yield
+            self.add_problem(shard.name, look())
         except (ReadFailed, CorpusChanged) as error:
-            self.add_problem(shard, error.detail)
+            self.add_problem(shard.name, error.detail)
 
 
 def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
     """Hash a corpus as it is now and publish its sidecar atomically, replacing an older one.
 
-    Raises:
-        InvalidParameter: the dtype is not one of the accepted types.
-        CorpusChanged: a shard was written to meanwhile; nothing is published.
-        ReadFailed: the disk did not deliver; nothing is published.
-        UnreadableCorpus: not a corpus, or its folder cannot be written to.
+    Publishes nothing if a shard was written to meanwhile, or if the disk did not deliver.
     """
     with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
         shards = open_shards(spec, opened)
@@ -119,7 +110,7 @@ def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
         )
         recorded = RecordedHashes(sampled=sampled_fingerprint(shards), shards=hashes)
         for shard in shards:
-            shard.check_unchanged()
+            shard.file.check_unchanged()
     return Recorded(
         sidecar=save_sidecar(spec, recorded),
         fingerprints={"sampled": recorded.sampled, "full": recorded.full},
@@ -132,10 +123,6 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
     """Read every byte of a corpus and compare it with its recorded hashes, if there are any.
 
     Reports every bad block and every unreadable shard, not only the first.
-
-    Raises:
-        InvalidParameter: the dtype is not one of the accepted types.
-        UnreadableCorpus: there are no such shards at all, or the sidecar is damaged.
     """
     recorded = load_sidecar(spec)
     was_named = [] if recorded is None else [shard.name for shard in recorded.shards]
@@ -143,16 +130,15 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
     # If all recorded shards have one dtype, the user need not name it again.
     if spec.dtype is None and len(dtypes) == 1:
         spec = dataclasses.replace(spec, dtype=dtypes.pop())
-    accepted = None if spec.dtype is None else token_dtype(spec.dtype)
     found = Verification(sidecar=None if recorded is None else sidecar_path(spec))
-    in_folder = data_path(spec.path).is_dir()
+    open_file = file_opener(spec)
     shards: list[Shard] = []
     names: list[str] = []
     with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
         for file in list_shards(spec):
             try:
-                runs = open_runs(file.path, name=file.name, dtype=accepted, in_folder=in_folder)
-                shards += map(opened.enter_context, runs)
+                runs = [opened.enter_context(run) for run in open_file(file)]
+                shards += runs
                 names += [run.name for run in runs]
             except CorpusServerError as error:
                 found.add_problem(file.name, error.detail)
@@ -167,9 +153,8 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
         for shard in shards:
             _verify_shard(shard, expected.get(shard.name), pool, counter, found)
         for shard in {shard.file: shard for shard in shards}.values():  # runs of a file share its index
-            with found.collecting(shard.name):
-                if shard.documents is not None and (problem := shard.documents.find_problem()) is not None:
-                    found.add_problem(shard.name, problem)
+            if shard.documents is not None:
+                found.check(shard, shard.documents.find_problem)
         if recorded is not None and found.ok:
             if sampled_fingerprint(shards) == recorded.sampled:
                 found.fingerprint = recorded.full
@@ -254,5 +239,4 @@ def _verify_shard(
         found.bad_blocks.append(
             BadBlock(shard=shard.name, block=block, start=start, stop=stop, reason=reason)
         )
-    with found.collecting(shard.name):
-        shard.check_unchanged()
+    found.check(shard, shard.file.check_unchanged)

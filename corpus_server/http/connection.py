@@ -21,9 +21,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from email.utils import formatdate
 from enum import Enum
 from itertools import chain
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from starlette.types import ASGIApp
 
@@ -80,16 +81,21 @@ _NEXT = {
 }
 
 
-class Shared(Protocol):
-    """What the connections of a server share; uvicorn's `ServerState` is one.
+class Shared:
+    """What the connections of a process share.
 
     Attributes:
         connections: that are open.
-        default_headers: that each response has besides its own: `Date`, renewed every second.
+        default_headers: that each response has besides its own: `Date`.
     """
 
-    connections: set[Any]
-    default_headers: list[tuple[bytes, bytes]]
+    def __init__(self) -> None:
+        self.connections: set[Connection] = set()
+        self.renew_date()
+
+    def renew_date(self) -> None:
+        """Set `Date` to now; to be called every second."""
+        self.default_headers = [(b"date", formatdate(usegmt=True).encode())]
 
 
 class Connection(asyncio.Protocol):

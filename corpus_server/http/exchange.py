@@ -27,7 +27,7 @@ from corpus_server.answers.response import Buffer, ClientLeft, Response, Slices,
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
 from corpus_server.read import wire
-from corpus_server.read.timing import OF_THREAD
+from corpus_server.read.gather import OF_THREAD
 
 ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead], Slices[Response]]] = {
     b"/v1/batches": tokens.batches,

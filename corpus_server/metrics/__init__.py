@@ -1,10 +1,10 @@
 """What a worker process counts, and the sums over several."""
 
-from corpus_server.metrics.counting import count, count_stages, count_tokens
 from corpus_server.metrics.declared import (
     ACTIVE,
     BYTES_IN_FLIGHT,
     EVICTED_SHARDS,
+    RANKS,
     READ_AHEAD_BYTES,
     REFUSALS,
     STAGED_BYTES,
@@ -12,8 +12,10 @@ from corpus_server.metrics.declared import (
     STAGES,
     STAGING_WAITS,
     STALE_TOKENS,
+    count,
+    count_stages,
+    count_tokens,
 )
-from corpus_server.metrics.ranks import RANKS
 from corpus_server.metrics.shared import FOLDER_VARIABLE, PUBLISH_SECONDS, add_ended, publish, render
 
 __all__ = [

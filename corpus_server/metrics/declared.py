@@ -1,15 +1,36 @@
-"""Every metric, declared once: CONTRIBUTING.md says how to add one."""
+"""Every metric, declared once, and what counts several at a time: CONTRIBUTING.md says how to add one."""
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import cache
 from typing import Final
 
 from corpus_server.errors import CorpusServerError
-from corpus_server.metrics.kinds import CorpusColumn, Counter, Curve, Gauge, Histogram
-from corpus_server.read import timing
+from corpus_server.metrics.kinds import (
+    BOUNDS,
+    LOCK,
+    CorpusColumn,
+    Counter,
+    Curve,
+    Gauge,
+    Histogram,
+    Shared,
+)
+from corpus_server.read import gather
+from corpus_server.read.bound_plan import Source
 
 MAX_PLANS: Final = 32
 """Plans that have a label of their own in a process; what others read is counted as `other`."""
+
+PLAN_IDLE_SECONDS: Final = 600.0
+"""A plan that is not read for so long gives its label to another one. Prometheus forgets after 300 s."""
+
+MAX_RANKS: Final = 512
+"""Ranks that are kept of workers that have ended, those that asked last: about 70 kB."""
 
 STAGES: Final = ("wait", "locate", "gather", "send")
 """Of a fast-path response: for a thread or staged shards, for where its rows lie, for its tokens, for the
@@ -22,7 +43,7 @@ REQUEST_SECONDS: Final = Histogram(
 SENT_BYTES: Final = Counter("corpus_sent_bytes", "body bytes sent", "route")
 TOKENS: Final = Counter(
     "corpus_tokens",
-    "tokens sent; those of a mixture by the exact weights of the plan's stage",
+    "tokens sent; tokens of a mixture are divided by the exact weights of the plan's stage",
     "corpus",
     live=[Curve("Tokens per second", per_second=True), CorpusColumn("tokens/s", per_second=True)],
 )
@@ -44,24 +65,102 @@ READ_AHEAD_BYTES: Final = Counter(
 )
 STAGED_BYTES: Final = Counter("corpus_staged_bytes", "bytes that have come from object stores")
 STAGED_SHARDS: Final = Counter("corpus_staged_shards", "shards that have come from object stores")
-STAGING_WAITS: Final = Counter("corpus_staging_waits", "times that a response had to wait for a shard")
+STAGING_WAITS: Final = Counter("corpus_staging_waits", "responses that had to wait for a shard")
 EVICTED_SHARDS: Final = Counter(
     "corpus_evicted_shards", "shards removed from the cache to make room for others"
 )
 ACTIVE: Final = Gauge("corpus_active_requests", "requests under way", live=[Curve("Requests under way")])
 BYTES_IN_FLIGHT: Final = Gauge("corpus_bytes_in_flight", "bytes of the token responses under way")
 STALE_TOKENS: Final = Gauge(
-    "corpus_stale_tokens", "worker processes that cannot take up the file of tokens as it is now"
+    "corpus_stale_tokens", "worker processes that could not read the present token file"
 )
-WORKERS: Final = Gauge("corpus_workers", "worker processes that count", number=1)
+WORKERS: Final = Gauge("corpus_workers", "worker processes in the sum", number=1)
 REFUSALS: Final = Counter(
     "corpus_refusals", "problem documents sent, by their type", "type", live=[Curve("Refusals")]
 )
 
-READS.pull(lambda: timing.total("num_reads") - timing.total("num_cold_reads"), "hit")
-READS.pull(lambda: timing.total("num_cold_reads"), "miss")
-MAJOR_FAULTS.pull(lambda: timing.total("num_faults"))
+READS.pull(lambda: gather.total("num_reads") - gather.total("num_cold_reads"), "hit")
+READS.pull(lambda: gather.total("num_cold_reads"), "miss")
+MAJOR_FAULTS.pull(lambda: gather.total("num_faults"))
 _ERRORS: list[type[CorpusServerError]] = [CorpusServerError, *CorpusServerError.__subclasses__()]
 for _error in _ERRORS:
     # In a series that begins with its first refusal, Prometheus would see no rise.
     REFUSALS.add(0, _error.slug)
+
+
+class _Ranks(Shared):
+    """What each rank asked for. No metric, since there may be thousands: for `/v1/live`.
+
+    A series is when a rank asked last (unix seconds), its last step, and three sums: steps, seconds in which
+    responses were made, seconds of sending.
+    """
+
+    @staticmethod
+    def add_up(a: list[float], b: list[float]) -> list[float]:
+        """Return the numbers of two processes as one; the step that was asked for last counts."""
+        return [*max(a[:2], b[:2]), *Shared.add_up(a[2:], b[2:])]
+
+
+RANKS: Final = _Ranks("ranks", ("plan", "world_size", "rank"), width=5, max_ended=MAX_RANKS)
+
+_plans: OrderedDict[str, float] = OrderedDict()  # with a label: when they were read last, longest ago first
+
+
+def count(route: str, status: int, sent_bytes: int, seconds: float, *, via: str) -> None:
+    """Count one request that was answered; for the event loop's thread.
+
+    Args:
+        route: template of the path.
+        sent_bytes: of its body.
+        seconds: see `corpus_request_seconds`.
+        via: which path answered, `fast-path` or `application`.
+    """
+    requests, sent, took = _series(route, status, via)
+    requests[0] += 1
+    sent[0] += sent_bytes
+    _observe(took, seconds)
+
+
+def count_stages(seconds: Iterable[float]) -> None:
+    """Count the stages of a response, in the order of `STAGES`; for the event loop's thread."""
+    for numbers, each in zip(_stages(), seconds, strict=True):
+        _observe(numbers, each)
+
+
+def count_tokens(source: Source, num_tokens: int) -> None:
+    """Count tokens that were sent."""
+    with LOCK:
+        for corpus, share in source.shares.items():
+            TOKENS.series.setdefault((corpus,), [0.0])[0] += share * num_tokens
+        if source.plan_id:  # else a range of a corpus
+            PLAN_TOKENS.series.setdefault((_plan_label(source.plan_id),), [0.0])[0] += num_tokens
+
+
+def _observe(numbers: list[float], seconds: float) -> None:
+    numbers[bisect_left(BOUNDS, seconds)] += 1
+    numbers[-1] += seconds
+
+
+@cache
+def _series(route: str, status: int, via: str) -> tuple[list[float], list[float], list[float]]:
+    # Looking one up by its labels costs more than counting; there are as many as routes and statuses.
+    return REQUESTS.of(route, str(status), via), SENT_BYTES.of(route), REQUEST_SECONDS.of(route)
+
+
+@cache
+def _stages() -> tuple[list[float], ...]:
+    return tuple(map(STAGE_SECONDS.of, STAGES))
+
+
+def _plan_label(plan_id: str) -> str:
+    """Return the label under which a plan's tokens count; under the lock."""
+    now = time.monotonic()
+    if plan_id not in _plans and len(_plans) >= MAX_PLANS:
+        oldest, read_at = next(iter(_plans.items()))
+        if now - read_at <= PLAN_IDLE_SECONDS:
+            return "other"
+        del _plans[oldest]
+        PLAN_TOKENS.series.pop((oldest,), None)
+    _plans[plan_id] = now
+    _plans.move_to_end(plan_id)
+    return plan_id

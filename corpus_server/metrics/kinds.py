@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from itertools import accumulate
+from typing import Any, ClassVar, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -28,25 +28,23 @@ METRICS: Final[dict[str, Metric]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class _Place:
+    title: str
+    per_second: bool = False
+
+
+class Curve(_Place):
     """A chart of the Live page: a metric's sum over all labels, once for each sample.
 
     A gauge is shown as it is; a counter by its growth since the sample before, or `per_second`.
     """
 
-    title: str
-    per_second: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class CorpusColumn:
+class CorpusColumn(_Place):
     """A column in the table of corpora of the Live page; the metric's only label is `corpus`.
 
     A gauge is shown as it is; a counter since the server started, or `per_second` over about half a minute.
     """
-
-    title: str
-    per_second: bool = False
 
 
 class Shared:
@@ -80,6 +78,11 @@ class Shared:
         """Ask a function for the number of one series whenever it is wanted."""
         self._pulled[labels] = lambda: {labels: [function()]}
 
+    def of(self, *labels: str) -> list[float]:
+        """Return the numbers of one series, to be changed; looking them up each time is slower."""
+        with LOCK:
+            return self.series.setdefault(labels, [0.0] * self.width)
+
     def numbers(self) -> Series:
         """Return a copy of this process's numbers."""
         with LOCK:
@@ -105,6 +108,7 @@ class Metric(Shared):
     """
 
     kind: ClassVar[str]
+    _family: ClassVar[Callable[..., Any]]
 
     def __init__(
         self,
@@ -129,72 +133,47 @@ class Metric(Shared):
 
     def family(self, series: Mapping[tuple[str, ...], list[float]]) -> Family:
         """Return the metric with these numbers as prometheus-client writes it."""
-        raise NotImplementedError
-
-    def _fill(
-        self,
-        family: CounterMetricFamily | GaugeMetricFamily,
-        series: Mapping[tuple[str, ...], list[float]],
-    ) -> Family:
-        for labels, (number,) in series.items() if self.labels else [((), series.get((), [0.0]))]:
-            family.add_metric(labels, number)
+        family: Family = type(self)._family(self.name, self.meaning, labels=self.labels)
+        for labels, numbers in (series or ({} if self.labels else {(): [0.0]})).items():
+            family.add_metric(labels, *self._shown(numbers))  # type: ignore[attr-defined]
         return family
+
+    def _shown(self, numbers: list[float]) -> Sequence[Any]:
+        return numbers
 
 
 class Counter(Metric):
     """What only grows, until the server restarts."""
 
     kind = "counter"
+    _family = CounterMetricFamily
 
     def add(self, amount: float = 1.0, *labels: str) -> None:
         """Count; from any thread."""
         with LOCK:
             self.series.setdefault(labels, [0.0])[0] += amount
 
-    def family(self, series: Mapping[tuple[str, ...], list[float]]) -> Family:
-        """Return the metric with these numbers as prometheus-client writes it."""
-        return self._fill(CounterMetricFamily(self.name, self.meaning, labels=self.labels), series)
-
 
 class Gauge(Metric):
     """A number that rises and falls, without labels; add to `number` in the event loop's thread."""
 
     kind = "gauge"
+    _family = GaugeMetricFamily
 
     def __init__(self, name: str, meaning: str, *, live: Sequence[Curve] = (), number: float = 0.0) -> None:
         super().__init__(name, meaning, live=live, max_ended=0)
         self.number = number
         self.pull(lambda: self.number)
 
-    def family(self, series: Mapping[tuple[str, ...], list[float]]) -> Family:
-        """Return the metric with these numbers as prometheus-client writes it."""
-        return self._fill(GaugeMetricFamily(self.name, self.meaning, labels=self.labels), series)
-
 
 class Histogram(Metric):
     """Seconds by buckets of `BOUNDS`; a series is the buckets, what is above the last bound, and the sum."""
 
     kind = "histogram"
+    _family = HistogramMetricFamily
 
     def __init__(self, name: str, meaning: str, *labels: str) -> None:
         super().__init__(name, meaning, *labels, width=len(BOUNDS) + 2)
 
-    def observer(self, *labels: str) -> Callable[[float], None]:
-        """Return a function that counts seconds, for one thread; looking up labels each time is slower."""
-        with LOCK:
-            numbers = self.series.setdefault(labels, [0.0] * self.width)
-
-        def observe(seconds: float) -> None:
-            numbers[bisect_left(BOUNDS, seconds)] += 1
-            numbers[-1] += seconds
-
-        return observe
-
-    def family(self, series: Mapping[tuple[str, ...], list[float]]) -> Family:
-        """Return the metric with these numbers as prometheus-client writes it."""
-        family = HistogramMetricFamily(self.name, self.meaning, labels=self.labels)
-        bounds = [*map(str, BOUNDS), "+Inf"]
-        for labels, numbers in series.items():
-            sums = [sum(numbers[: k + 1]) for k in range(len(bounds))]
-            family.add_metric(labels, list(zip(bounds, sums, strict=True)), numbers[-1])
-        return family
+    def _shown(self, numbers: list[float]) -> Sequence[Any]:
+        return list(zip([*map(str, BOUNDS), "+Inf"], accumulate(numbers[:-1]), strict=True)), numbers[-1]

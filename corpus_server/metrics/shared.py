@@ -1,14 +1,18 @@
 """The sums over all worker processes.
 
-Each process counts in its own memory, at half the cost of prometheus-client's shared files, and writes its
-numbers to a file every second. `/metrics` adds up the files of all workers, its own at once. The supervisor
-adds the file of a worker that ended to that of the past.
+Each process counts in its own memory and writes its numbers to a file every second. `/metrics` adds up the
+files of all workers, its own at once. The supervisor adds the file of a worker that ended to that of the
+past.
 
     state_dir/metrics/SUPERVISOR/WORKER.json    {"corpus_sent_bytes": [[["/v1/batches"], [1234.0]]], ...}
                                  past.json      the counters of workers that have ended
 
-The multi-process mode of prometheus-client would keep three files of each worker that was ever killed, cannot
-forget a label (plans give theirs to others), and has no sum of what ranks asked for last.
+The multi-process mode of prometheus-client (0.26) does the same with mapped files; both were measured on one
+machine under load. There, too, gauges of dead workers vanish, and even the last second of a killed worker is
+kept. But counting one request costs the event loop 29 us instead of 2.3 us (a counter 6.1 us, a histogram
+9.2 us), and a scrape of 4 workers 57 ms instead of 36 ms. Of each worker that was ever killed two files of
+64 KiB stay: after 40 of them a scrape takes 290 ms. No label can be given up, as those of plans are, and no
+series is made of several numbers, as those of ranks are.
 """
 
 from __future__ import annotations
@@ -23,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
 
-from corpus_server.metrics.counting import settle_tokens
 from corpus_server.metrics.kinds import METRICS, SHARED, Series, Shared
 
 FOLDER_VARIABLE = "CORPUS_SERVER_METRICS"
@@ -41,7 +45,6 @@ Numbers = dict[str, Series]
 
 def own_numbers() -> Numbers:
     """Return what this process has counted so far."""
-    settle_tokens()
     return {name: each.numbers() for name, each in SHARED.items()}
 
 
@@ -56,11 +59,11 @@ def render() -> bytes:
     """Return the sums over all live and past workers as Prometheus text; blocks."""
     folder = shared_folder()
     if folder is None:
-        return _text(own_numbers())
+        return generate_latest(_Sums(own_numbers()))
     with contextlib.suppress(OSError):  # a full disk is no reason to be blind; others see what was before
         publish()
     with locked(folder):
-        return _text(totals(folder))
+        return generate_latest(_Sums(totals(folder)))
 
 
 def shared_folder() -> Path | None:
@@ -177,9 +180,7 @@ def add_up(every: Iterable[Numbers]) -> Numbers:
     return total
 
 
-class _Sums:
-    """What prometheus-client wants of a collector."""
-
+class _Sums(Collector):
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers
 
@@ -187,9 +188,3 @@ class _Sums:
         """Yield the metrics."""
         for name, metric in METRICS.items():
             yield metric.family(self._numbers[name])
-
-
-def _text(numbers: Numbers) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_Sums(numbers))
-    return generate_latest(registry)

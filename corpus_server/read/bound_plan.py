@@ -85,6 +85,7 @@ class BoundPlan:
         key: of what is kept about this object elsewhere and must not keep it alive.
         sampler: (step, rank) to rows.
         gatherer: rows to tokens; its shard numbers are the sampler's.
+        stage_sources: whose tokens the steps of each stage hold.
         corpora, shards, staged, is_staged, dtype: see `ShardList`.
         num_bytes: memory that the plan takes, approximately, without what it shares.
         shared: what other plans may share, each with its `num_bytes`.
@@ -104,18 +105,12 @@ class BoundPlan:
                 "object store are fetched shard by shard; serve a local copy, or use a bounded shuffle",
                 parameter="order",
             )
-        self._sources: dict[int, Source] = {}  # by the number of the stage
+        self.stage_sources = [
+            Source(plan.id, placed.stage.mixture) for placed in self.sampler.timeline.stages
+        ]
         # Kept, because a cache of plans asks for it at each insertion and removal.
         self.num_bytes = _PLAN_BYTES + _STAGE_BYTES * len(plan.stages) + self.sampler.num_bytes
         self.shared: tuple[ShardList | Windows, ...] = (opened, windows)
-
-    def source_at(self, plan_step: int) -> Source:
-        """Return whose tokens a step holds: the same object for all steps of a stage."""
-        placed = self.sampler.timeline.stage_at(plan_step)
-        found = self._sources.get(placed.number)
-        if found is None:
-            found = self._sources[placed.number] = Source(self.plan.id, placed.stage.mixture)
-        return found
 
     def describe(self) -> dict[str, Any]:
         """Describe the plan over these corpora: sources, stages, shard list."""

@@ -12,23 +12,56 @@ the array that the copy made: a second copy, into a buffer of the server's own, 
 
 from __future__ import annotations
 
+import resource
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.corpus.shards import Shard
 from corpus_server.plan.rows import Pieces
-from corpus_server.read.readahead import num_major_faults, read_ahead
-from corpus_server.read.timing import OF_THREAD
+from corpus_server.read.readahead import read_ahead
 
 # bytes; NumPy's limit. Maps lie within 2^47 bytes, so only windows of more than 65,536 tokens get
 # there. They are so large that copying them one by one costs nothing extra.
 _MAX_VIEW_BYTES = 2**63
 
 _SAMPLE_WINDOWS = 16  # looked up in the page cache before all windows of a selection are prefetched
+
+
+class _OfThread(threading.local):
+    """What the calling thread has spent on reading, so that no two threads write to the same number.
+
+    Attributes:
+        locate_seconds: spent on finding out where rows lie.
+        num_reads: pieces whose windows were copied.
+        num_cold_reads: those that had to wait for the disk, as major page faults tell.
+        num_faults: major page faults in them.
+    """
+
+    def __init__(self) -> None:
+        self.locate_seconds = 0.0
+        self.num_reads = self.num_cold_reads = self.num_faults = 0
+        _threads.append(self.__dict__)
+
+
+_threads: list[dict[str, Any]] = []  # ended ones included
+
+OF_THREAD = _OfThread()
+
+
+def total(name: str) -> float:
+    """Return the sum of an attribute of `OF_THREAD` over all threads."""
+    return float(sum(each[name] for each in list(_threads)))
+
+
+def num_major_faults() -> int:
+    """Return how often this thread has waited for the disk because it touched a page of a map."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 class Gatherer:
@@ -83,7 +116,7 @@ class Gatherer:
             length: tokens of a window.
             dtype: type of the result; must hold the tokens of the shards.
         """
-        return Selection(self, *self._checked(locations, length), length, dtype)
+        return Selection(self, self._checked(locations, length), length, dtype)
 
     def select_pieces(self, pieces: Pieces, dtype: np.dtype[np.integer]) -> PieceSelection:
         """Return rows of several pieces each, as `select` returns windows; the shards are local files.
@@ -92,8 +125,7 @@ class Gatherer:
             pieces: shard number, start token and tokens of each piece, and the first piece of each row; all
                 rows have the same number of tokens.
         """
-        shard_numbers, numbers = self._checked(pieces[0], pieces[0][:, 2])
-        return PieceSelection(self, shard_numbers, numbers, pieces, dtype)
+        return PieceSelection(self, self._checked(pieces[0], pieces[0][:, 2]), pieces, dtype)
 
     def _checked(
         self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int
@@ -118,7 +150,7 @@ class Gatherer:
         # With one shard, the common case, a large array need not become a list.
         numbers = shard_numbers[:1] if len(self.shards) == 1 else shard_numbers
         for number in set(numbers.tolist()):
-            self.shards[number].check_unchanged()
+            self.shards[number].file.check_unchanged()
 
     @contextmanager
     def held(self, shard_numbers: NDArray[np.unsignedinteger]) -> Iterator[None]:
@@ -154,25 +186,22 @@ class Selection:
     """Windows that were checked to lie inside their shards; safe to use from several threads.
 
     Args:
-        shard_numbers, numbers: `(k,)`: each window's shard, and its number in the shard's span. They
-            take 9 to 12 bytes a window, because a reader that stalls keeps its selection.
+        places: `(k,)` each: the windows' shards, and their numbers in the shards' spans. They take 9 to 12
+            bytes a window, because a reader that stalls keeps its selection.
         lengths: tokens of a window.
     """
 
     def __init__(
         self,
         gatherer: Gatherer,
-        shard_numbers: NDArray[np.unsignedinteger],
-        numbers: NDArray[np.int64],
+        places: tuple[NDArray[np.unsignedinteger], NDArray[np.int64]],
         lengths: NDArray[np.int64] | int,
         dtype: np.dtype[np.integer],
     ) -> None:
         self._gatherer = gatherer
-        self._shard_numbers, self._numbers, self._lengths = shard_numbers, numbers, lengths
-        self._dtype = dtype
-        self._views: list[_WindowView] = []
-        if isinstance(lengths, int):
-            self._views = [_WindowView(span, lengths) for span in gatherer.spans]
+        self._shard_numbers, self._numbers = places
+        self._lengths, self._dtype = lengths, dtype
+        self._views: dict[int, NDArray[np.integer]] = {}  # by the number of the span, all its windows
         self._asked_ahead = not gatherer.reads_ahead
 
     def read(self, part: slice) -> NDArray[np.integer]:
@@ -192,8 +221,10 @@ class Selection:
             before = num_major_faults()
             tokens = self._copy(part)
             num_faults = num_major_faults() - before
-            OF_THREAD.count_read(num_faults)
+            OF_THREAD.num_reads += 1
             if num_faults > 0:
+                OF_THREAD.num_cold_reads += 1
+                OF_THREAD.num_faults += num_faults
                 gatherer.num_faults += num_faults
                 gatherer.cold = True
             # A file that is truncated during the copy reads as zeros. Only a check after the copy proves
@@ -210,25 +241,39 @@ class Selection:
         return part
 
     def _copy(self, part: slice) -> NDArray[np.integer]:
-        numbers, views = self._numbers[part], self._views
-        if len(views) == 1 and views[0].span.dtype == self._dtype:
-            return views[0].copy(numbers)
-        spans = self._gatherer.span_of_shard[self._shard_numbers[part]]
-        tokens = np.empty((len(numbers), views[0].length), dtype=self._dtype)
-        for span in np.unique(spans).tolist():
-            rows = np.flatnonzero(spans == span)
-            tokens[rows] = views[span].copy(numbers[rows])
+        numbers, spans = self._numbers[part], self._gatherer.spans
+        if len(spans) == 1 and spans[0].dtype == self._dtype:
+            return self._copy_span(0, numbers)
+        of_span = self._gatherer.span_of_shard[self._shard_numbers[part]]
+        tokens = np.empty((len(numbers), self._lengths), dtype=self._dtype)
+        for span in np.unique(of_span).tolist():
+            rows = np.flatnonzero(of_span == span)
+            tokens[rows] = self._copy_span(span, numbers[rows])
         return tokens
+
+    def _copy_span(self, number: int, numbers: NDArray[np.int64]) -> NDArray[np.integer]:
+        """Return windows of one span, `(k, length)`; every one of them must lie inside a map."""
+        span, length = self._gatherer.spans[number], self._lengths
+        assert isinstance(length, int)
+        if (span.end - span.lowest) * length >= _MAX_VIEW_BYTES:
+            window_bytes = length * span.dtype.itemsize
+            starts = span.addresses(numbers).tolist()
+            return np.concatenate(
+                [_strided(start, start + window_bytes, span.dtype, length) for start in starts]
+            )
+        if (view := self._views.get(number)) is None:
+            view = self._views[number] = _strided(span.lowest, span.end, span.dtype, length)
+        return view[numbers]
 
     def _ask_ahead(self, first: int) -> None:
         """Ask the kernel for all windows or pieces from `first` on, unless a sample of them is resident."""
         self._asked_ahead = True
-        rest = self._gatherer.locations(self._shard_numbers[first:], self._numbers[first:])
-        if self._gatherer.are_resident(rest[:: max(1, len(rest) // _SAMPLE_WINDOWS)]):
-            self._gatherer.cold = False
+        gatherer, lengths = self._gatherer, self._lengths
+        rest = gatherer.locations(self._shard_numbers[first:], self._numbers[first:])
+        if gatherer.are_resident(rest[:: max(1, len(rest) // _SAMPLE_WINDOWS)]):
+            gatherer.cold = False
         else:
-            lengths = self._lengths
-            self._gatherer.read_ahead(rest, lengths if isinstance(lengths, int) else lengths[first:])
+            gatherer.read_ahead(rest, lengths if isinstance(lengths, int) else lengths[first:])
 
 
 class PieceSelection(Selection):
@@ -241,12 +286,11 @@ class PieceSelection(Selection):
     def __init__(
         self,
         gatherer: Gatherer,
-        shard_numbers: NDArray[np.unsignedinteger],
-        numbers: NDArray[np.int64],
+        places: tuple[NDArray[np.unsignedinteger], NDArray[np.int64]],
         pieces: Pieces,
         dtype: np.dtype[np.integer],
     ) -> None:
-        super().__init__(gatherer, shard_numbers, numbers, pieces[0][:, 2], dtype)
+        super().__init__(gatherer, places, pieces[0][:, 2], dtype)
         self._pieces, self._borders = pieces
 
     def _own(self, part: slice) -> slice:
@@ -274,29 +318,6 @@ class _Span:
     def addresses(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return byte addresses of tokens, numbered from the lowest map."""
         return np.uint64(self.lowest) + numbers.astype(np.uint64) * np.uint64(self.dtype.itemsize)
-
-
-class _WindowView:
-    """All windows of `length` tokens in a span: number k begins k tokens after the lowest map."""
-
-    def __init__(self, span: _Span, length: int) -> None:
-        self.span = span
-        self.length = length
-        self._view: NDArray[np.integer] | None = None
-
-    def copy(self, numbers: NDArray[np.int64]) -> NDArray[np.integer]:
-        """Return windows, `(k, length)`; every one of them must lie inside a map."""
-        span, length = self.span, self.length
-        if (span.end - span.lowest) * length >= _MAX_VIEW_BYTES:
-            window_bytes = length * span.dtype.itemsize
-            starts = span.addresses(numbers).tolist()
-            return np.concatenate(
-                [_strided(start, start + window_bytes, span.dtype, length) for start in starts]
-            )
-        if self._view is None:
-            self._view = _strided(span.lowest, span.end, span.dtype, length)
-        tokens: NDArray[np.integer] = self._view[numbers]
-        return tokens
 
 
 def _strided(lowest: int, end: int, dtype: np.dtype[np.integer], length: int) -> NDArray[np.integer]:

@@ -11,8 +11,6 @@ import ctypes
 import functools
 import mmap
 import os
-import resource
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -28,8 +26,6 @@ def read_ahead(addresses: NDArray[np.uint64], num_bytes: int | NDArray[np.intege
 
     It is a hint: it never fails, not even for an unmapped range.
     """
-    if sys.platform != "linux":
-        return
     ranges = np.empty((len(addresses), 2), dtype=np.uint64)
     ranges[:, 0] = addresses & np.uint64(~(mmap.PAGESIZE - 1) & (2**64 - 1))
     ranges[:, 1] = addresses + np.asarray(num_bytes, dtype=np.uint64) - ranges[:, 0]
@@ -50,13 +46,6 @@ def read_ahead(addresses: NDArray[np.uint64], num_bytes: int | NDArray[np.intege
             if num_advised < 0:
                 for address, length in part.tolist():
                     libc.madvise(address, length, _MADV_WILLNEED)
-
-
-def num_major_faults() -> int:
-    """Return how often this thread has waited for the disk because it touched a page of a map."""
-    if sys.platform != "linux":
-        return 0
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 @contextlib.contextmanager

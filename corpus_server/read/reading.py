@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import InvalidParameter
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.gather import Gatherer, Selection
-from corpus_server.read.timing import OF_THREAD
+from corpus_server.read.gather import OF_THREAD, Gatherer, Selection
 
 MAX_LOCATED_ROWS = 4096
 """Rows located at once: 1.4 times the throughput at 64 x 1,025 of 256 rows, since NumPy's calls cost much
@@ -48,9 +47,7 @@ class Reading(Protocol):
 
     Attributes:
         shape: of the whole array.
-        dtype: type of a token.
-        num_units: units in the whole array.
-        unit_tokens: tokens of a unit.
+        num_units, unit_tokens: units in the whole array, and tokens of each.
     """
 
     shape: tuple[int, ...]
@@ -114,21 +111,22 @@ class WindowReading:
 
     def locations(self) -> Iterator[NDArray[np.int64]]:
         """Yield where the rows lie, a group at a time: `(k, 2) int64`, shard number and start token."""
-        first = 0
-        while first < self.num_units:
-            group, step, rows, count = self._group(first)
+        for step, rows, count in self._groups():
             yield self._bound.sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
-            first = group.stop
 
     def pieces(self) -> Iterator[list[list[int]]]:
         """Yield what each row is made of: shard number, start token and tokens of each piece, in order."""
-        first = 0
-        while first < self.num_units:
-            group, step, rows, count = self._group(first)
+        for step, rows, count in self._groups():
             pieces, borders = self._bound.sampler.pieces(step, rows, count=count)
             for start, stop in pairwise(borders.tolist()):
                 yield pieces[start:stop].tolist()
-            first = group.stop
+
+    def _groups(self) -> Iterator[tuple[int, range, int]]:
+        first = 0
+        while first < self.num_units:
+            numbers, step, rows, count = self._group(first)
+            yield step, rows, count
+            first = numbers.stop
 
     def _group(self, row: int) -> tuple[range, int, range, int]:
         """Return the rows to locate together with `row`: whole steps where several fit, else a part of one.
@@ -222,7 +220,7 @@ class RangeReading:
     def check_unchanged(self) -> None:
         """Raise `CorpusChanged` if a shard of the range is not what was opened."""
         for shard, _, _ in self._corpus.locate_range(self._start, self.num_units):
-            self._corpus.shards[shard].check_unchanged()
+            self._corpus.shards[shard].file.check_unchanged()
 
 
 def num_bytes(reading: Reading) -> int:

@@ -16,7 +16,6 @@ import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,10 +24,11 @@ import xxhash
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.publish import publishing_folder
-from corpus_server.errors import FingerprintMismatch, Overloaded, ReadFailed
+from corpus_server.errors import FingerprintMismatch, Overloaded
 from corpus_server.plan import Plan
 from corpus_server.plan.orders.order import Table, Tabled
 from corpus_server.plan.streams import Sequences
+from corpus_server.read.apart import run_apart
 
 MAX_BYTES: Final = 16 * 2**30
 """Of all tables in a folder; those that were not used for the longest time make room."""
@@ -123,7 +123,7 @@ class Tables:
             path.parent.mkdir(parents=True, exist_ok=True)
             with publishing_folder(path) as folder:
                 if job.is_large:
-                    _build_apart(folder, job)
+                    run_apart("the table of a plan could not be built", _build_here, folder, job)
                 else:
                     table = job.build()
                     _write(folder, job.order, table)
@@ -143,18 +143,6 @@ class Tables:
             left -= sum(file.stat().st_size for file in path.iterdir())
             if left < 0 and path != newest:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _build_apart(folder: Path, job: _Job) -> None:
-    """Build a table in a process of its own, whose memory is free afterwards."""
-    builder = get_context("spawn").Process(target=_build_here, args=(folder, job), daemon=True)
-    builder.start()
-    builder.join()
-    if builder.exitcode:
-        raise ReadFailed(
-            f"the table of a plan could not be built: exit code {builder.exitcode}",
-            remedy="see the server's log; -9 means that the machine has too little memory",
-        )
 
 
 def _build_here(folder: Path, job: _Job) -> None:

@@ -1,11 +1,13 @@
-"""Decode tokens to text for people."""
+"""Tokens for people: decoded, and cut at the borders of documents."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
+from corpus_server.described import described
 from corpus_server.errors import TextUnavailable
 
 
@@ -37,3 +39,44 @@ def decode(corpus: Corpus, tokens: Sequence[int]) -> str:
             remedy="serve it with the tokenizer that it was made with: NAME=PATH,tokenizer=FILE",
         )
     return tokenizer.decode(tokens)
+
+
+def decode_known(tokenizer: Tokenizer | None, tokens: Sequence[int]) -> str | None:
+    """Return the text of tokens; None without a tokenizer, or if it does not know one of them."""
+    if tokenizer is None or not all(map(tokenizer.knows, set(tokens))):
+        return None
+    return tokenizer.decode(tokens)
+
+
+@described
+class Span:
+    """Consecutive tokens of one document."""
+
+    start: int
+    """First token, corpus-wide."""
+    document: int | None
+    """Its number; null without a document index."""
+    is_eot: bool
+    """Whether the span is one end-of-text token."""
+    tokens: Sequence[int]
+    text: str | None
+    """Null without a tokenizer, or if it does not know one of the ids."""
+
+
+def spans(corpus: Corpus, start: int, tokens: Sequence[int]) -> Iterator[Span]:
+    """Yield tokens [start, start + len(tokens)) of a corpus as spans.
+
+    A new span begins with each document, and at each end-of-text token, if its id is known. Without a
+    document index the end-of-text tokens alone show where documents end.
+    """
+    first, stop = start, start + len(tokens)
+    while first < stop:
+        number = corpus.document_at(first)
+        end = stop if number is None else min(corpus.document_range(number)[1], stop)
+        ids = tokens[first - start : end - start]
+        eots = [n for n, token in enumerate(ids) if token == corpus.eot]
+        for begin, until in pairwise(sorted({0, len(ids), *eots, *(n + 1 for n in eots)})):
+            part = ids[begin:until]
+            text, is_eot = decode_known(corpus.tokenizer, part), part[0] == corpus.eot
+            yield Span(start=first + begin, document=number, is_eot=is_eot, tokens=part, text=text)
+        first = end

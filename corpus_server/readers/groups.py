@@ -15,15 +15,15 @@ group is dropped again one group later, when the other processes have left it, t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.shards import Shard
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.readahead import read_ahead
 
 # Tokens of one turn, 4 MiB of uint16: large enough for a disk's sequential rate, and read in some ms, so that
 # other readers wait little.
@@ -47,33 +47,25 @@ Extent = tuple[int, int, int]  # shard number, tokens [start, stop)
 
 @dataclass(slots=True)
 class _Block:
-    """One of the blocks of a group.
+    """One of the blocks of a group: the part of it that is still to be read, and what was read from disk."""
 
-    Args:
-        extent: all of it.
-        unread: its chunks that are to be read.
-        read: its chunks that were read from disk for this group.
-    """
-
-    extent: Extent
-    unread: deque[Extent]
-    read: list[Extent]
-
-
-_Group = list[_Block]
+    shard: int
+    start: int
+    stop: int
+    read: list[tuple[int, int]] = field(default_factory=list)
+    unread: int = 0  # the first token that is still to be read
 
 
 class Groups:
     """The groups of one plan in the page cache.
 
-    `note` and `take_steps` are under a lock; the rest may block and belongs to one thread.
+    `note` and `take_steps` are brief; the rest may block. All but `note` belongs to one thread.
 
     Args:
         bound: a plan of a bounded shuffle.
 
     Attributes:
         num_readers: of the plan; when there is none any more, `drop_all`.
-        num_bytes: see `group_bytes`; None until the thread has added it up, which takes ms with many shards.
         admitted_bytes: of the budget for prefetching; 0 if the groups do not fit.
         rests_until: after a failure, the monotonic time before which requests cause no turn.
     """
@@ -81,32 +73,48 @@ class Groups:
     def __init__(self, bound: BoundPlan) -> None:
         self.bound = bound
         self.num_readers = self.admitted_bytes = 0
-        self.num_bytes: int | None = None
         self.is_refusal_logged, self.rests_until = False, 0.0
         # Of requests since the latest look; bounded, because the thread that looks may hang in a read.
         self._steps: deque[int] = deque(maxlen=_KEPT_REQUESTS)
         self._num_requests = 0
-        self._looked_seconds = float("-inf")
+        self._look_at = float("-inf")  # monotonic time of the next look
         self._at: dict[int, int] = {}  # by source, the number of the group that requests are in
         self._latest_before: dict[int, int] = {}  # by source, the latest request before that group
-        self._groups: dict[tuple[int, int], _Group] = {}  # by source and number
-        self._dropped: dict[tuple[int, int], _Group] = {}  # at the latest change of groups
-        self._to_drop: deque[_Block] = deque()  # to be dropped
+        self._groups: dict[tuple[int, int], list[_Block]] = {}  # by source and number
+        self._dropped: dict[tuple[int, int], list[_Block]] = {}  # at the latest change of groups
+        self._to_drop: deque[_Block] = deque()
         self._others: Collection[Corpus] = ()
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """The page cache that reading ahead takes: three groups of each source, or all of it.
+
+        Adding it up takes ms with many shards.
+        """
+        plan, sampler = self.bound.plan, self.bound.sampler
+        assert sampler.groups is not None
+        assert plan.stride is not None
+        total = 0
+        for source, (name, num_windows) in enumerate(
+            zip(plan.sources, sampler.num_windows.tolist(), strict=True)
+        ):
+            tokens = min(3 * sampler.groups.largest(source), num_windows) * plan.stride + plan.seq_len
+            corpus = self.bound.corpora[name]
+            total += min(tokens * corpus.dtype.itemsize, sum(shard.data_bytes for shard in corpus.shards))
+        return total
 
     def note(self, step: int, now: float) -> bool:
         """Note a request; return whether it is time to look where requests are."""
         self._steps.append(step)
         self._num_requests += 1
-        return now >= self._looked_seconds + _LOOK_SECONDS
+        return now >= self._look_at
 
     def take_steps(self, now: float) -> list[int]:
         """Return the steps that were noted since the latest look, if it is time for another one."""
-        if now < self._looked_seconds + _LOOK_SECONDS:
+        if now < self._look_at:
             return []
-        steps, self._looked_seconds = list(self._steps), now
-        self._steps.clear()
-        return steps
+        self._look_at = now + _LOOK_SECONDS
+        return [self._steps.popleft() for _ in range(len(self._steps))]
 
     def look(self, steps: Sequence[int], others: Collection[Corpus]) -> None:
         """Find out which groups requests for these steps are in, and which were left.
@@ -134,8 +142,9 @@ class Groups:
             self._dropped = left
         for key in wanted:
             if key not in self._groups:
-                extents = sampler.group_extents(*key)
-                self._groups[key] = [_Block(extent, deque(_chunks(extent)), []) for extent in extents]
+                self._groups[key] = [
+                    _Block(*extent, unread=extent[1]) for extent in sampler.group_extents(*key)
+                ]
 
     def read_chunk(self) -> int:
         """Start to read the next chunk that is not resident, and drop a block that was left.
@@ -152,17 +161,21 @@ class Groups:
         return num_bytes
 
     def _read_chunk(self) -> int:
+        gatherer = self.bound.gatherer
         # The groups that requests are in come before the next ones.
         for _, group in sorted(self._groups.items(), key=lambda item: item[0][1] - self._at[item[0][0]]):
             for block in group:
-                while block.unread:
-                    chunk = block.unread.popleft()
-                    shard = self.bound.shards[chunk[0]][1]
-                    if _is_resident(shard, *chunk[1:]):
+                itemsize = self.bound.shards[block.shard][1].dtype.itemsize
+                while (start := block.unread) < block.stop:
+                    stop = block.unread = min(start + _CHUNK_TOKENS, block.stop)
+                    if gatherer.are_resident(
+                        _places(block.shard, start, stop, max(1, (stop - start) // _SAMPLES))
+                    ):
                         continue
-                    _start_reading(shard, *chunk[1:])
-                    block.read.append(chunk)
-                    return (chunk[2] - chunk[1]) * shard.dtype.itemsize
+                    ranges = _places(block.shard, start, stop, _RANGE_BYTES // itemsize)
+                    gatherer.read_ahead(ranges, np.diff(ranges[:, 1], append=stop))
+                    block.read.append((start, stop))
+                    return (stop - start) * itemsize
         return 0
 
     def drop_all(self, others: Collection[Corpus]) -> None:
@@ -174,45 +187,16 @@ class Groups:
 
     def _drop(self, blocks: Iterable[_Block]) -> None:
         for block in blocks:
-            name, shard = self.bound.shards[block.extent[0]]
+            name, shard = self.bound.shards[block.shard]
             if self.bound.corpora[name] in self._others:
                 continue
             # Another process may have read any part of the block, and can drop only what this one released.
-            shard.release(*block.extent[1:])
-            for chunk in block.read:
-                shard.drop(*chunk[1:])
+            shard.release(block.start, block.stop)
+            for start, stop in block.read:
+                shard.drop(start, stop)
 
 
-def group_bytes(bound: BoundPlan) -> int:
-    """Return the page cache that reading ahead takes: three groups of each source, or all of it."""
-    plan, groups = bound.plan, bound.sampler.groups
-    assert groups is not None
-    assert plan.stride is not None
-    total = 0
-    for source, (name, num_windows) in enumerate(
-        zip(plan.sources, bound.sampler.num_windows.tolist(), strict=True)
-    ):
-        tokens = min(3 * groups.largest(source), num_windows) * plan.stride + plan.seq_len
-        corpus = bound.corpora[name]
-        total += min(tokens * corpus.dtype.itemsize, sum(shard.data_bytes for shard in corpus.shards))
-    return total
-
-
-def _chunks(extent: Extent) -> Iterator[Extent]:
-    """Cut an extent of a shard."""
-    shard, start, stop = extent
-    for first in range(start, stop, _CHUNK_TOKENS):
-        yield shard, first, min(first + _CHUNK_TOKENS, stop)
-
-
-def _start_reading(shard: Shard, start: int, stop: int) -> None:
-    """Start to read tokens from disk; blocks only while the disk's queue is full."""
-    tokens = shard.tokens[start:stop]  # keeps the map alive
-    first = tokens.ctypes.data
-    read_ahead(np.arange(first, first + tokens.nbytes, _RANGE_BYTES, dtype=np.uint64), _RANGE_BYTES)
-
-
-def _is_resident(shard: Shard, start: int, stop: int) -> bool:
-    """Tell by a sample whether the page cache holds tokens."""
-    spread = max(1, (stop - start) // _SAMPLES)
-    return all(shard.is_resident(token) for token in range(start, stop, spread))
+def _places(shard: int, start: int, stop: int, spread: int) -> NDArray[np.int64]:
+    """Return every `spread`-th token of tokens [start, stop): `(k, 2) int64`, shard number and token."""
+    tokens = np.arange(start, stop, spread)
+    return np.stack([np.full_like(tokens, shard), tokens], axis=1)

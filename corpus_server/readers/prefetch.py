@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers.groups import Groups, group_bytes
-from corpus_server.readers.registry import Registry, StepsRequest
+from corpus_server.readers.groups import Groups
+from corpus_server.readers.registry import Registry
 from corpus_server.readers.windows import Windows
 
 # No reader gets more than this part of the budget, even alone. A quarter of the default budget is half a
@@ -61,11 +59,9 @@ class Prefetcher:
         self._on_asked = on_asked
         self._changed = threading.Condition()  # guards everything below
         self._closed = False
-        # Whose turn it is, and what is done then.
-        self._queue: OrderedDict[Windows | Groups, Callable[[Any], bool]] = OrderedDict()
+        self._queue: OrderedDict[Windows, None] = OrderedDict()  # whose turn it is
         self._groups: dict[BoundPlan, Groups] = {}
-        self._group_bytes = 0  # of the budget, taken by groups
-        self._num_readers = self._num_grouped = 0  # the second: those whose groups are read ahead
+        self._num_readers = 0
         self._thread: threading.Thread | None = None
         if budget_bytes:
             # A daemon: the interpreter ends without it if it hangs in a read.
@@ -91,67 +87,43 @@ class Prefetcher:
                     _JOIN_SECONDS,
                 )
 
-    def begin(self, request: StepsRequest) -> Windows | None:
+    def begin(self, bound: BoundPlan, rank: int, world_size: int, steps: range) -> Windows | None:
         """Prefetch for a new reader.
 
         Rows of pieces are not prefetched: a response asks for all of its own at once.
         """
-        bound, groups = request.bound, None
         if not bound.sampler.rows.is_window:
             return None
+        work = Windows(bound, rank, world_size, steps)
         with self._changed:
             self._num_readers += 1
             if bound.sampler.groups is not None:
-                groups = self._groups.setdefault(bound, Groups(bound))
-                groups.num_readers += 1
-                self._num_grouped += groups.admitted_bytes > 0
-            return Windows(request, groups)
+                work.groups = self._groups.setdefault(bound, Groups(bound))
+                work.groups.num_readers += 1
+        return work
 
-    def note(self, work: Windows, request: StepsRequest) -> None:
-        """Note a request: prefetch the groups of its plan if they fit the budget, else its next windows."""
+    def note(self, work: Windows) -> None:
+        """Have the thread prefetch for a reader, unless what it needs has just failed."""
         now = time.monotonic()
         with self._changed:
-            groups = work.groups
-            if work.has_ended:
-                return
-            if groups is not None and (groups.num_bytes is None or self._admit(groups, groups.num_bytes)):
-                if groups.note(request.step, now):
-                    self._enqueue(self._turn_of_groups, groups, now)
-                return
-            rest_bytes = max(0, self._budget_bytes - self._group_bytes)
-            share_bytes = rest_bytes // max(_MIN_SHARES, self._num_readers - self._num_grouped)
-            if work.note(request, share_bytes):
-                self._enqueue(self._turn_of_windows, work, now)
+            is_due = work.groups is None or work.groups.note(work.steps.start, now)
+            if is_due and not work.has_ended and now >= (work.groups or work).rests_until:
+                self._queue[work] = None
+                self._changed.notify()
 
     def end(self, work: Windows) -> None:
         """Prefetch nothing more for a reader; groups that nobody reads any more are dropped."""
         with self._changed:
-            work.has_ended = True
             self._num_readers -= 1
-            if (groups := work.groups) is None:
-                return
-            groups.num_readers -= 1
-            self._num_grouped -= groups.admitted_bytes > 0
-            if not groups.num_readers:
-                del self._groups[groups.bound]
-                self._group_bytes -= groups.admitted_bytes
-                self._enqueue(self._drop, groups, math.inf)
-
-    def _admit(self, groups: Groups, num_bytes: int) -> bool:
-        """Tell whether groups are read ahead: if they fit the budget."""
-        if not groups.admitted_bytes and self._group_bytes + num_bytes <= self._budget_bytes:
-            groups.admitted_bytes = num_bytes
-            self._group_bytes += num_bytes
-            self._num_grouped += groups.num_readers
-        return groups.admitted_bytes > 0
-
-    def _enqueue(self, turn: Callable[[Any], bool], work: Windows | Groups, now: float) -> None:
-        if now >= work.rests_until:
-            self._queue[work] = turn
-            self._changed.notify()
+            if (groups := work.groups) is not None:
+                groups.num_readers -= 1
+                if not groups.num_readers:
+                    del self._groups[groups.bound]
+                    self._queue[work] = None
+                    self._changed.notify()
 
     def _run(self) -> None:
-        """Run the thread: one turn after another, of each reader and plan that has work."""
+        """Run the thread: one turn after another, of each reader that has work."""
         while True:
             work = None
             try:
@@ -160,58 +132,65 @@ class Prefetcher:
                         self._changed.wait()
                     if self._closed:
                         return
-                    work, turn = self._queue.popitem(last=False)
-                if turn(work):
+                    work, _ = self._queue.popitem(last=False)
+                if self._turn(work):
                     with self._changed:
-                        self._queue.setdefault(work, turn)
+                        self._queue.setdefault(work)
             except BaseException:  # noqa: BLE001 - no response depends on prefetching
                 self._rest(work)
 
-    def _turn_of_windows(self, work: Windows) -> bool:
-        """Prefetch some steps of a reader, unless their windows are resident; return whether to go on."""
-        gatherer = work.bound.gatherer
-        if work.has_ended or (turn := work.next_turn()) is None:
+    def _turn(self, work: Windows) -> bool:
+        """Prefetch something for a reader; return whether to go on."""
+        if (groups := work.groups) is not None and not groups.num_readers:
+            groups.drop_all(self._others(groups))
             return False
-        spread = max(1, -(-len(turn.windows) // _SAMPLE_WINDOWS))
-        is_warm = turn.samples and gatherer.are_resident(turn.windows[::spread])
+        if work.has_ended:
+            return False
+        if groups is None or not self._admits(groups):
+            return self._turn_of_windows(work)
+        if steps := groups.take_steps(time.monotonic()):
+            groups.look(steps, self._others(groups))
+        num_bytes = groups.read_chunk()
+        self._on_asked(num_bytes)
+        return num_bytes > 0
+
+    def _admits(self, groups: Groups) -> bool:
+        """Tell whether groups are read ahead: if they fit the budget."""
+        num_bytes = groups.num_bytes  # takes ms with many shards, the first time
         with self._changed:
-            after = turn.after
-            if not work.finish(turn, is_warm=is_warm):
-                return not is_warm
+            taken = sum(each.admitted_bytes for each in self._groups.values())
+            if not groups.admitted_bytes and taken + num_bytes <= self._budget_bytes:
+                groups.admitted_bytes = num_bytes
+        return groups.admitted_bytes > 0
+
+    def _turn_of_windows(self, work: Windows) -> bool:
+        with self._changed:
+            admitted = [each for each in self._groups.values() if each.admitted_bytes]
+            num_readers = self._num_readers - sum(each.num_readers for each in admitted)
+        taken = sum(each.admitted_bytes for each in admitted)
+        turn = work.next_turn((self._budget_bytes - taken) // max(_MIN_SHARES, num_readers))
+        if turn is None:
+            return False
+        gatherer, spread = work.bound.gatherer, max(1, -(-len(turn.windows) // _SAMPLE_WINDOWS))
+        if turn.samples and gatherer.are_resident(turn.windows[::spread]):
+            work.note_warm()
+            return False
         if work.groups is not None:
-            self._log_refusal(work.groups)
+            self._log_refusal(work.groups, taken)
         for begin in range(0, len(turn.windows), _CALL_WINDOWS):
-            if self._closed or work.step >= after:
+            if self._closed or work.steps.start >= turn.stop:
                 break
             windows = turn.windows[begin : begin + _CALL_WINDOWS]
             gatherer.read_ahead(windows, turn.length)
             self._on_asked(len(windows) * turn.length * work.bound.dtype.itemsize)
         return True
 
-    def _turn_of_groups(self, groups: Groups) -> bool:
-        """Read one chunk of a group, and drop the groups that were left; return whether to go on."""
-        num_bytes = group_bytes(groups.bound) if groups.num_bytes is None else groups.num_bytes
-        with self._changed:
-            groups.num_bytes = num_bytes
-            if not groups.num_readers or not self._admit(groups, num_bytes):
-                return False
-            steps = groups.take_steps(time.monotonic())
-        if steps:
-            groups.look(steps, self._others(groups))
-        num_bytes = groups.read_chunk()
-        self._on_asked(num_bytes)
-        return num_bytes > 0
-
-    def _drop(self, groups: Groups) -> bool:
-        groups.drop_all(self._others(groups))
-        return False
-
     def _others(self, groups: Groups) -> list[Corpus]:
         """Return the corpora of the other plans that are being read."""
         others = (each for each in self._registry.bounds() if each is not groups.bound)
         return [corpus for each in others for corpus in each.corpora.values()]
 
-    def _rest(self, work: Windows | Groups | None) -> None:
+    def _rest(self, work: Windows | None) -> None:
         """Log an error, and do nothing for a while for what it came from."""
         with contextlib.suppress(BaseException):  # no memory even for the log
             plan = "" if work is None else f" for plan {work.bound.plan.id}"
@@ -220,18 +199,18 @@ class Prefetcher:
             time.sleep(_JOIN_SECONDS / 2)
             return
         with self._changed:
-            work.rests_until = time.monotonic() + _REST_SECONDS
-            if self._queue.get(work) != self._drop:  # a request came meanwhile
+            (work.groups or work).rests_until = time.monotonic() + _REST_SECONDS
+            if not work.has_ended:  # a request came meanwhile
                 self._queue.pop(work, None)
 
-    def _log_refusal(self, groups: Groups) -> None:
+    def _log_refusal(self, groups: Groups, taken: int) -> None:
         """Say, once, why a plan of a bounded shuffle on disk is read window by window."""
-        bound, needed, taken = groups.bound, groups.num_bytes or 0, self._group_bytes
         if groups.is_refusal_logged:
             return
         groups.is_refusal_logged = True
+        plan, needed = groups.bound.plan, groups.num_bytes
         _log.warning(
-            f"plan {bound.plan.id}: reading ahead its groups ({bound.plan.order} windows) takes {needed:,} "
+            f"plan {plan.id}: reading ahead its groups ({plan.order} windows) takes {needed:,} "
             "bytes of page cache, three groups of each source; "
             f"read_ahead_bytes is {self._budget_bytes:,}, of which other plans take {taken:,}; its windows "
             "are read one by one instead, at the rate of random reads; "

@@ -4,7 +4,7 @@
                        subscribers are told            the page shows it
 
 A *reader* is one rank that goes through a plan. Prefetching and staging subscribe: their work ahead of a
-reader begins with its first request, is told of each one, and ends when the reader becomes idle.
+reader (`ahead.py`) begins with its first request for tokens, and ends when the reader becomes idle.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.readers.ahead import Ahead
 
-W = TypeVar("W")
+W = TypeVar("W", bound=Ahead)
 
 IDLE_SECONDS: Final = 60.0
 """A reader that is silent for so long is idle. When it comes back, work ahead of it starts anew."""
@@ -29,32 +29,14 @@ MAX_COUNTED: Final = 512
 """Ranks that a process publishes, those that are active first: about 70 kB of its file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepsRequest:
-    """A request of a rank for steps of a plan, checked.
-
-    Args:
-        rows: of a step of this rank.
-        reads_tokens: False for indices: the client reads its own copy, so nothing is done ahead.
-    """
-
-    bound: BoundPlan
-    step: int
-    count: int
-    rows: int
-    rank: int
-    world_size: int
-    reads_tokens: bool = True
-
-
 class Subscriber(Protocol[W]):
-    """Does work ahead of the requests of readers; `W` is what it knows of one reader."""
+    """Does work ahead of the requests of readers."""
 
-    def begin(self, request: StepsRequest) -> W | None:
-        """Return what is known of a new reader, None if there is nothing to do. Brief: a lock is held."""
+    def begin(self, bound: BoundPlan, rank: int, world_size: int, steps: range) -> W | None:
+        """Return the work ahead of a reader, None if there is nothing to do. Brief: a lock is held."""
 
-    def note(self, work: W, request: StepsRequest) -> None:
-        """Note a request before it is answered; from several threads, and perhaps after `end`."""
+    def note(self, work: W) -> None:
+        """Go on: `work.steps` were requested and are not quiet. From several threads; perhaps after `end`."""
 
     def end(self, work: W) -> None:
         """Let go of a reader that is idle, or whose plan was bound anew. Brief: a lock is held."""
@@ -64,18 +46,19 @@ class Reader:
     """One rank of a plan; `sent` belongs to the event loop's thread.
 
     Attributes:
-        seen_seconds, last_step: monotonic time and last step of its latest request.
+        seen_seconds, seen_unix_seconds, last_step: monotonic time, unix time and last step of its latest
+            request. Workers compare the unix times, which a conversion would shift by some milliseconds.
         bound: its plan; None when idle, so that the plan need not stay in memory.
         work: by subscriber; None until tokens are read for it.
         counts: steps sent, seconds in which responses were made, seconds of sending.
     """
 
-    __slots__ = ("bound", "counts", "last_step", "seen_seconds", "work")
+    __slots__ = ("bound", "counts", "last_step", "seen_seconds", "seen_unix_seconds", "work")
 
     def __init__(self) -> None:
-        self.seen_seconds, self.last_step = 0.0, 0
+        self.seen_seconds, self.seen_unix_seconds, self.last_step = 0.0, 0.0, 0
         self.bound: BoundPlan | None = None
-        self.work: list[tuple[Subscriber[Any], Any]] | None = None
+        self.work: list[tuple[Subscriber[Any], Ahead]] | None = None
         self.counts = [0.0, 0.0, 0.0]
 
     def sent(self, num_steps: int, *, making_seconds: float, sending_seconds: float) -> None:
@@ -87,6 +70,7 @@ class Reader:
     def end(self) -> None:
         """End all work ahead of it."""
         for subscriber, work in self.work or ():
+            work.has_ended = True
             subscriber.end(work)
         self.bound = self.work = None
 
@@ -105,14 +89,21 @@ class Registry:
         """Have a subscriber told of all readers from now on."""
         self._subscribers.append(subscriber)
 
-    def note(self, request: StepsRequest) -> Reader | None:
-        """Note a request and tell subscribers; does not wait for the disk.
+    def note(
+        self, bound: BoundPlan, steps: range, *, rank: int, world_size: int, reads_tokens: bool = True
+    ) -> Reader | None:
+        """Note a request for steps, checked; tell subscribers that have something to do for it.
+
+        Does not wait for the disk.
+
+        Args:
+            reads_tokens: False for indices: the client reads its own copy, so nothing is done ahead.
 
         Returns:
             Its reader; None if there is no place for one more.
         """
         now = time.monotonic()
-        key = (request.bound.plan.id, request.world_size, request.rank)
+        key = (bound.plan.id, world_size, rank)
         with self._lock:
             self._end_idle(now)
             reader = self._active.pop(key, None) or self._idle.pop(key, None)
@@ -123,18 +114,21 @@ class Registry:
                     self._idle.popitem(last=False)
                 reader = Reader()
             self._active[key] = reader
-            reader.seen_seconds, reader.last_step = now, request.step + request.count - 1
-            if reader.bound is not request.bound:  # new, or the catalogue was reloaded
+            reader.seen_seconds, reader.seen_unix_seconds = now, time.time()
+            reader.last_step = steps.stop - 1
+            if reader.bound is not bound:  # new, or the catalogue was reloaded
                 reader.end()
-                reader.bound = request.bound
-            if not request.reads_tokens:
+                reader.bound = bound
+            if not reads_tokens:
                 return reader
             if reader.work is None:
-                began = [(each, each.begin(request)) for each in self._subscribers]
-                reader.work = [each for each in began if each[1] is not None]
+                began = [(each, each.begin(bound, rank, world_size, steps)) for each in self._subscribers]
+                reader.work = [(each, work) for each, work in began if work is not None]
             told = reader.work
         for subscriber, work in told:
-            subscriber.note(work, request)
+            work.steps = steps
+            if steps.start not in work.quiet or work.num_faults != bound.gatherer.num_faults:
+                subscriber.note(work)
         return reader
 
     def end_idle(self) -> None:
@@ -153,14 +147,13 @@ class Registry:
 
         By plan, world size and rank: unix time and last step of its latest request, then `Reader.counts`.
         """
-        to_unix = time.time() - time.monotonic()
         with self._lock:
             active, idle = list(self._active.items()), list(self._idle.items())
         shown = [each for each in (*active, *reversed(idle)) if each[1].counts[0]]
         if len(shown) > MAX_COUNTED:  # always the same ones: the page shows how their counts grow
             shown.sort(key=lambda each: (each[1].bound is None, each[0]))
         return {
-            (plan, str(world_size), str(rank)): [to_unix + its.seen_seconds, its.last_step, *its.counts]
+            (plan, str(world_size), str(rank)): [its.seen_unix_seconds, its.last_step, *its.counts]
             for (plan, world_size, rank), its in shown[:MAX_COUNTED]
         }
 

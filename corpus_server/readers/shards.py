@@ -1,104 +1,90 @@
 """Which shards the next steps of every rank read, for as far ahead as the cache has room.
 
     steps     |- last requests -|------- planned -------|- waits for room -|
-               step                                      next
+            steps.start                                next
 
 A shard that no planned step reads any more may leave the cache. Arithmetic only: `staging` fetches.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from corpus_server.readers.prepared import Prepared, next_steps
-from corpus_server.readers.registry import StepsRequest
+from corpus_server.errors import CacheTooSmall
+from corpus_server.plan import BoundedShuffle
+from corpus_server.plan.orders.order import ShardSizes
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.readers.ahead import Ahead
 from corpus_server.stores import StagedFile
 
 _MAX_LOCATED = 16384  # located at once, in some ms
 _MAX_WINDOWS = 2**22  # planned for one rank
-_REQUESTS_BACK = 4
+_REQUESTS_BACK = 4  # count as planned: a slow client may still be receiving them
 
 Uses = dict[StagedFile, int]
 """Shards of some steps, first used first -> the step after the last one that reads it."""
 
 
 class LocatedSteps(NamedTuple):
-    """Steps that were located at once: `of` which they continue, and the windows of each."""
+    """Consecutive steps, the windows of each, and the shards of all."""
 
-    of: Prepared
     num_steps: int
     step_windows: int
     uses: Uses
 
 
-class RankShards:
-    """The shards of one rank's next steps. `locate` takes ms and belongs to one thread; the rest is brief.
-
-    Args:
-        request: the reader's first one.
+class RankShards(Ahead):
+    """The shards of one rank's next steps; a step costs its windows. `locate` takes ms.
 
     Attributes:
-        step: of the latest request.
-        margin: steps back that count as planned: a slow client may still be receiving them.
-        prepared: the steps that are planned, in windows.
-        uses: their shards; the first of these that may go does so at the step `first_end`.
+        uses: the shards of the planned steps; the first of these that may go does so at the step `first_end`.
         waits: the shards of the next step, if the cache has no room for them.
-        has_jumped_back, has_ended: set where the shards that were planned so far may go.
-        rests_until: after a failure, the monotonic time before which nothing is planned.
     """
 
-    def __init__(self, request: StepsRequest) -> None:
-        self.bound = request.bound
-        self.step, self.margin = request.step, 0
-        self.prepared = Prepared(request.step)
+    def __init__(self, bound: BoundPlan, rank: int, world_size: int, steps: range) -> None:
+        super().__init__(bound, rank, world_size, steps)
         self.uses: Uses = {}
         self.first_end = math.inf
         self.waits: set[StagedFile] | None = None
-        self.has_jumped_back = self.has_ended = False
-        self.rests_until = 0.0
-        self._rank, self._world_size = request.rank, request.world_size
+        self._step = self.steps.start
         self._max_located = _MAX_LOCATED  # to plan at once; fewer where the shards of more do not fit
-        self._wake_at = 0  # the step from which to look further ahead
 
-    def note(self, request: StepsRequest) -> bool:
-        """Note a request; return whether it is time to look further ahead."""
-        margin = _REQUESTS_BACK * request.count
-        has_jumped_back = request.step + margin < self.step
-        if has_jumped_back or self.prepared.next < request.step:  # or it was faster than planning
-            self.prepared, self.waits, self._wake_at = Prepared(request.step), None, request.step
-            self.has_jumped_back |= has_jumped_back
-        self.step, self.margin = request.step, margin
-        # Not at each request: waking up costs more than a small response.
-        return self.step >= self._wake_at
-
-    def look(self) -> bool:
-        """Note that the thread looks; return whether more windows may be planned."""
-        self._wake_at = self.step + 1 + (self.prepared.next - self.step) // 16
-        return self.prepared.cost_from(self.step) < _MAX_WINDOWS
+    def follow(self) -> float:
+        """Follow the latest request; return the step before which shards may go."""
+        step, margin = self.steps.start, _REQUESTS_BACK * len(self.steps)
+        has_jumped_back = step + margin < self._step
+        if has_jumped_back or self.next < step:  # or it was faster than planning
+            self.begin(step)
+            self.waits = None
+        self._step = step
+        # Not told of each request: waking the thread costs more than a small response.
+        self.num_faults = self.bound.gatherer.num_faults
+        self.quiet = range(step - margin, step + 1 + (self.next - step) // 16)
+        return math.inf if has_jumped_back or self.has_ended else step - margin
 
     def locate(self) -> LocatedSteps:
         """Return the next steps and their shards. Steps that the rank does not have count as empty ones."""
-        prepared, sampler = self.prepared, self.bound.sampler
-        part = {"rank": self._rank, "world_size": self._world_size}
-        rows, count = next_steps(sampler, prepared.next, max_windows=self._max_located, **part)
+        sampler = self.bound.sampler
+        rows, count = self.next_steps(self._max_located)
         if not rows:
-            return LocatedSteps(prepared, _MAX_LOCATED, 1, {})
+            return LocatedSteps(_MAX_LOCATED, 1, {})
         uses: Uses = {}
-        start = self._rank * rows
+        start = self.part["rank"] * rows
         for low in range(start, start + rows, _MAX_LOCATED):  # one range, unless a step is larger
             chunk = range(low, min(low + _MAX_LOCATED, start + rows))
-            numbers = sampler.locate_rows(prepared.next, chunk, count=count)[..., 0].reshape(-1)
+            numbers = sampler.locate_rows(self.next, chunk, count=count)[..., 0].reshape(-1)
             _, first_places = np.unique(numbers, return_index=True)
             _, last_places = np.unique(numbers[::-1], return_index=True)
-            last_steps = prepared.next + (numbers.size - 1 - last_places) // len(chunk)
+            last_steps = self.next + (numbers.size - 1 - last_places) // len(chunk)
             for place in np.argsort(first_places).tolist():
                 if (file := self.bound.staged[numbers[first_places[place]]]) is not None:
                     uses[file] = max(uses.get(file, 0), int(last_steps[place]) + 1)
-        return LocatedSteps(prepared, count, rows, uses)
+        return LocatedSteps(count, rows, uses)
 
     def fit(self, *, fits: bool) -> None:
         """Locate more windows at once after those that fitted the cache, fewer after others."""
@@ -140,22 +126,20 @@ class PlannedShards:
     def next_rank(self, now: float) -> RankShards | None:
         """Return the rank that has looked least far ahead and can look further, if any."""
         for each in list(self._ranks):
+            self._drop(each, each.follow())
             if each.has_ended:
                 self._ranks.discard(each)
-            self._drop(each, math.inf if each.has_ended or each.has_jumped_back else each.step - each.margin)
-            each.has_jumped_back = False
         ready = []
         for each in self._ranks:
             if each.waits is not None and self._has_room(each.waits):
                 each.waits = None
-            if each.look() and each.waits is None and each.rests_until <= now:
+            is_done = each.cost_from(each.steps.start) >= _MAX_WINDOWS
+            if not is_done and each.waits is None and each.rests_until <= now:
                 ready.append(each)
-        return min(ready, key=lambda each: each.prepared.next - each.step, default=None)
+        return min(ready, key=lambda each: each.next - each.steps.start, default=None)
 
     def extend(self, rank: RankShards, steps: LocatedSteps) -> None:
         """Plan the shards of some steps if there is room; else note what they wait for."""
-        if rank.prepared is not steps.of or rank.has_ended:
-            return  # requests went on while they were located
         fits = self._has_room(steps.uses)
         if not fits and steps.num_steps == 1:
             rank.waits = set(steps.uses)
@@ -171,12 +155,12 @@ class PlannedShards:
             self._num_ranks[file] += 1
         rank.uses.update(steps.uses)
         rank.first_end = min(rank.uses.values(), default=math.inf)
-        steps.of.add(steps.num_steps, steps.step_windows)
+        rank.add(steps.num_steps, steps.step_windows)
 
     def drop_margins(self) -> None:
         """Drop the shards that only steps before the latest requests read."""
         for rank in self._ranks:
-            self._drop(rank, rank.step)
+            self._drop(rank, rank.steps.start)
 
     def _has_room(self, files: Iterable[StagedFile]) -> bool:
         """Tell whether the cache holds shards beside all that are planned."""
@@ -196,3 +180,54 @@ class PlannedShards:
                 self.absent.pop(file, None)
                 file.release()
         rank.first_end = min(rank.uses.values(), default=math.inf)
+
+
+def check_working_set(bound: BoundPlan, cache_bytes: int) -> None:
+    """Raise CacheTooSmall if the cache holds less than a plan's order needs at a time (`Order.working_set`).
+
+    Such a cache would have to fetch whole shards for single windows.
+    """
+    order, plan = bound.plan.order, bound.plan
+    working_sets = [order.working_set(_sizes(bound, name)) for name in plan.sources]
+    needed = sum(each.num_bytes for each in working_sets)
+    if needed <= cache_bytes:
+        return
+    _, reads, remedy = working_sets[0]
+    if reads:
+        why, remedy = f"{reads} {needed:,} bytes", f"{remedy}, or a larger --cache-bytes"
+    else:
+        why, remedy = _random_access(bound, cache_bytes)
+    raise CacheTooSmall(
+        f"the cache holds {cache_bytes:,} bytes, and with order {order} {why}",
+        parameter="plan",
+        received=f"{needed} bytes",
+        accepted=f"at most {cache_bytes} bytes",
+        remedy=remedy,
+    )
+
+
+def _sizes(bound: BoundPlan, name: str) -> ShardSizes:
+    numbers = [number for number, (its, _) in enumerate(bound.shards) if its == name]
+    files = [bound.staged[number] for number in numbers]
+    num_bytes = np.array([0 if file is None else file.size_bytes for file in files], dtype=np.int64)
+    first_window = bound.sampler.windows.shard_window.astype(np.int64)
+    return ShardSizes(num_bytes, first_window[np.array(numbers) + 1] - first_window[numbers[0]])
+
+
+def _random_access(bound: BoundPlan, cache_bytes: int) -> tuple[str, str]:
+    """Return what an order costs that reads windows of shards anywhere, and an order that does not."""
+    sizes = [file.size_bytes for file in bound.staged if file is not None]
+    total, num_shards, rows = sum(sizes), len(sizes), bound.plan.stages[0].global_batch_size
+    touched = min(num_shards, rows)
+    new = touched * (1 - cache_bytes / total)
+    windows = np.diff(bound.sampler.windows.shard_window.astype(np.int64))
+    better = BoundedShuffle(
+        block_windows=max(1, int(np.median(windows))),
+        group_blocks=max(1, cache_bytes // (4 * max(sizes))),  # each block may lie across two shards
+    )
+    return (
+        f"each step of {rows} rows reads windows of up to {touched} of {num_shards} "
+        f"shards at random, {total:,} bytes together: about {new:.0f} of them, "
+        f"{new * total / num_shards:,.0f} bytes, would have to be fetched for every step",
+        f'bounded shuffle, for example "order": {json.dumps(better.to_json())}, or a larger --cache-bytes',
+    )

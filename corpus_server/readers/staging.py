@@ -1,7 +1,7 @@
 """Bring shards of object stores to this machine before they are asked for.
 
 One thread plans which shards come next (`shards`) and has them fetched, first those that requests
-wait for (`waiting`). A request waits for a few seconds, without a thread.
+wait for. A request waits for a few seconds, without a thread.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 from weakref import WeakSet
 
 from corpus_server.corpus.files import Closing
 from corpus_server.errors import CacheFull, CorpusServerError, NotStaged
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers.registry import Registry, StepsRequest
-from corpus_server.readers.shards import PlannedShards, RankShards
-from corpus_server.readers.waiting import WaitingRequests
-from corpus_server.readers.working_set import check_working_set
+from corpus_server.readers.registry import Registry
+from corpus_server.readers.shards import PlannedShards, RankShards, check_working_set
 from corpus_server.stores import Cache, StagedFile
 from corpus_server.stores.download import RANGES_AT_ONCE
 
@@ -44,18 +43,25 @@ _MAX_RETRY_AFTER_SECONDS = 60
 _log = logging.getLogger("corpus_server")
 
 
-@dataclass(slots=True)
-class _Failure:
-    """Why a shard was not staged, and when to try again.
+class _Failure(NamedTuple):
+    """Why a shard was not staged, when to try again, and how often it has failed in a row.
 
-    Args:
-        error: CacheFull, or None while another process stages it: no reason to refuse a request at once.
-        times: in a row, of other errors.
+    The last is 0 where the cache is full or another process stages it: requests go on waiting.
     """
 
-    error: CorpusServerError | None
+    error: CorpusServerError | BlockingIOError
     retry_at: float
     times: int
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request whose shards are not here yet; all its files stay mapped until `future` is done."""
+
+    files: set[StagedFile]
+    missing: set[StagedFile]
+    deadline: float
+    future: Future[None] = field(default_factory=Future)
 
 
 class Stager(Closing):
@@ -82,7 +88,7 @@ class Stager(Closing):
         self.num_staged = 0
         self._changed = threading.Condition()  # guards everything below
         self._planned = PlannedShards(self._limit_bytes)
-        self._waiting = WaitingRequests()
+        self._waiting: list[_Waiting] = []
         self._running: set[StagedFile] = set()
         self._unsynced: deque[tuple[StagedFile, float]] = deque()  # and when they were staged
         self._failures: dict[StagedFile, _Failure] = {}
@@ -108,34 +114,32 @@ class Stager(Closing):
             return
         self._stopping.set()
         with self._changed:
-            self._waiting.expire(math.inf, lambda missing: _shutting_down())
+            self._expire(math.inf)
             self._changed.notify_all()
         self._thread.join(_TICK_SECONDS * 2)
         for threads in (self._shards, self._ranges, self._syncs):
             threads.shutdown(cancel_futures=True)
 
-    def begin(self, request: StepsRequest) -> RankShards | None:
+    def begin(self, bound: BoundPlan, rank: int, world_size: int, steps: range) -> RankShards | None:
         """Stage the shards of the next steps of a new reader."""
-        if not request.bound.is_staged:
+        if not bound.is_staged:
             return None
+        work = RankShards(bound, rank, world_size, steps)
         with self._changed:
-            rank = RankShards(request)
-            self._planned.add(rank)
-            return rank
+            self._planned.add(work)
+        return work
 
-    def note(self, work: RankShards, request: StepsRequest) -> None:
-        """Note a request: the shards of the steps after it are staged."""
+    def note(self, work: RankShards) -> None:
+        """Have the thread look for the shards of the steps after a request."""
         with self._changed:
-            if work.note(request):
-                self._changed.notify()
+            self._changed.notify()
 
     def end(self, work: RankShards) -> None:
-        """Let go of the shards that only this reader would have read."""
-        work.has_ended = True  # the thread lets go
+        """Let go of the shards that only this reader would have read: the thread does, within a second."""
 
     def check_order(self, bound: BoundPlan) -> None:
-        """Raise CacheTooSmall if the order of a plan needs more shards at a time than the cache holds."""
-        if bound.is_staged and bound not in self._checked:
+        """Raise CacheTooSmall if the cache holds less than the order of a staged plan needs."""
+        if bound not in self._checked:
             check_working_set(bound, self._limit_bytes)
             self._checked.add(bound)
 
@@ -156,13 +160,31 @@ class Stager(Closing):
             if self._stopping.is_set():  # nobody would end its waiting
                 raise _shutting_down()
             self._planned.note_absent(missing)
-            future = self._waiting.add(files, missing, deadline)
-            for file in list(missing):  # a copy: `finish` takes what has failed out of the set
+            request = _Waiting(files, missing, deadline)
+            self._waiting.append(request)
+            for file in list(missing):  # a copy: `_answer` takes what has failed out of the set
                 failure = self._failures.get(file)
                 if failure is not None and failure.times and failure.retry_at > now:
-                    self._waiting.finish(file, failure.error)
+                    self._answer(file, failure.error)
             self._changed.notify()
-        return future
+        return request.future
+
+    def _answer(self, file: StagedFile, error: BaseException | None) -> None:
+        """Let requests go on that wait for nothing but this shard, or fail all that wait for it."""
+        for each in [each for each in self._waiting if file in each.missing]:
+            each.missing.discard(file)
+            if error is not None:
+                self._waiting.remove(each)
+                each.future.set_exception(error)
+            elif not each.missing:
+                self._waiting.remove(each)
+                each.future.set_result(None)
+
+    def _expire(self, now: float) -> None:
+        """Fail the requests that have waited long enough."""
+        for each in [each for each in self._waiting if each.deadline <= now]:
+            self._waiting.remove(each)
+            each.future.set_exception(self._too_late(each.missing))
 
     # -- the stager's thread
 
@@ -182,12 +204,12 @@ class Stager(Closing):
         """Plan some of the next steps of one rank; if there is nothing to plan, wait for something to do."""
         with self._changed:
             now = time.monotonic()
-            self._waiting.expire(now, self._too_late)
+            self._expire(now)
             self._start_staging(now)
             rank = self._planned.next_rank(now)
             if rank is None:
                 retries = [each.retry_at for each in self._failures.values() if each.retry_at > now]
-                wake_at = min([self._tick_at, self._waiting.first_deadline(), *retries])
+                wake_at = min([self._tick_at, *(each.deadline for each in self._waiting), *retries])
                 if wake_at > now:
                     self._changed.wait(wake_at - now)
         if rank is not None:
@@ -207,7 +229,7 @@ class Stager(Closing):
 
     def _start_staging(self, now: float) -> None:
         """Give the threads the shards that come next: first those that requests wait for."""
-        waited = dict.fromkeys(self._waiting.missing())
+        waited = dict.fromkeys(file for each in self._waiting for file in each.missing)
         for file in chain(waited, self._planned.absent):
             if len(self._running) >= _SHARDS_AT_ONCE or self._stopping.is_set():
                 return
@@ -220,13 +242,15 @@ class Stager(Closing):
             try:
                 self._shards.submit(self._stage, file, urgent=file in waited)
             except BaseException as error:  # noqa: BLE001 - no thread can be started, or no memory is left
-                self._finished(file, _unforeseen(file, error))
+                self._finished(file, error)
                 return
 
-    def _too_late(self, missing: Collection[StagedFile]) -> CorpusServerError:
+    def _too_late(self, missing: set[StagedFile]) -> CorpusServerError:
         """Return what a request is told that has waited long enough."""
+        if self._stopping.is_set():
+            return _shutting_down()
         for file in missing:
-            if file in self._failures and (error := self._failures[file].error) is not None:
+            if file in self._failures and isinstance(error := self._failures[file].error, CorpusServerError):
                 return error
         num_bytes = sum(file.size_bytes for file in self._running.union(missing))
         received, since = self._received
@@ -262,7 +286,7 @@ class Stager(Closing):
         with self._changed:
             if urgent:
                 self._planned.drop_margins()
-            wanted = self._waiting.files()
+            wanted = {file for each in self._waiting for file in each.files}
             idle = [file for file, asked in self._asked_at.items() if now - asked > idle_seconds]
             for file in idle:
                 if file not in wanted and file not in self._planned and file.detach():
@@ -271,49 +295,40 @@ class Stager(Closing):
     # -- the threads of shards
 
     def _stage(self, file: StagedFile, *, urgent: bool) -> None:
-        error: CorpusServerError | None = None
-        is_busy = is_new = False
+        is_new = False
         try:
             if not file.is_cached:
                 self._let_go(urgent=urgent)
                 file.stage(self._ranges, self._stopping, urgent=urgent, on_bytes=self._count)
                 is_new = True
-        except CorpusServerError as failed:
-            error = failed
-        except BlockingIOError:
-            is_busy = True
-        except BaseException as failed:  # noqa: BLE001 - reported to whoever waits
-            if self._stopping.is_set():  # told to stop, or the threads of ranges are gone
-                return
-            error = _unforeseen(file, failed)
-        self._finished(file, error, is_busy=is_busy, is_new=is_new)
+        except BaseException as error:  # noqa: BLE001 - reported to whoever waits
+            if not self._stopping.is_set():  # else told to stop, or the threads of ranges are gone
+                self._finished(file, error)
+        else:
+            self._finished(file, None, is_new=is_new)
 
-    def _finished(
-        self,
-        file: StagedFile,
-        error: CorpusServerError | None,
-        *,
-        is_busy: bool = False,
-        is_new: bool = False,
-    ) -> None:
+    def _finished(self, file: StagedFile, error: BaseException | None, *, is_new: bool = False) -> None:
+        if not (error is None or isinstance(error, CorpusServerError | BlockingIOError)):
+            _log.error("staging %s failed", file.name, exc_info=error)
+            error = CorpusServerError(f"staging {file.name} failed: {error}")
         with self._changed:
             self._running.discard(file)
             now = time.monotonic()
             if is_new:
                 self.num_staged += 1
                 self._unsynced.append((file, now))
-            if is_busy or isinstance(error, CacheFull):  # requests go on waiting: there may be room soon
+            if error is None:
+                self._failures.pop(file, None)
+                self._planned.absent.pop(file, None)
+                self._answer(file, None)
+            elif isinstance(error, CacheFull | BlockingIOError):  # there may be room, or the shard, soon
                 self._failures[file] = _Failure(error, now + _LOOK_SECONDS, 0)
-            elif error is not None:
+            else:
                 times = self._failures[file].times + 1 if file in self._failures else 1
                 seconds = min(0.5 * 2.0 ** min(times, 10), _LAST_RETRY_SECONDS)
                 self._failures[file] = _Failure(error, now + seconds, times)
-                self._waiting.finish(file, error)
+                self._answer(file, error)
                 _log.warning("%s was not staged: %s", file.name, error.detail)
-            else:
-                self._failures.pop(file, None)
-                self._planned.absent.pop(file, None)
-                self._waiting.finish(file, None)
             self._changed.notify()
 
     def _count(self, num_bytes: int) -> None:
@@ -342,10 +357,5 @@ def _sync(file: StagedFile) -> None:
         _log.exception("%s is staged, but may not be on the disk", file.name)
 
 
-def _unforeseen(file: StagedFile, failed: BaseException) -> CorpusServerError:
-    _log.error("staging %s failed", file.name, exc_info=failed)
-    return CorpusServerError(f"staging {file.name} failed: {failed}")
-
-
 def _shutting_down() -> NotStaged:
-    return NotStaged("the server is shutting down", retry_after_seconds=1)
+    return NotStaged("the server is shutting down")

@@ -30,7 +30,7 @@ _DROP_SYN = (
     (0x54, 0, 0, 0x12),  # of these SYN and ACK
     (0x15, 0, 1, 0x02),  # unless it is SYN alone, skip one
     (0x06, 0, 0, 0),  # drop the packet
-    (0x06, 0, 0, 0xFFFFFFFF),  # take it: a connection that is half open becomes whole
+    (0x06, 0, 0, 0xFFFFFFFF),  # take it: a half-open connection is completed
 )
 """Instructions of a classic BPF filter: code, jump if true, jump if false, operand (linux/filter.h)."""
 
@@ -39,11 +39,7 @@ _NO_SUCH_ADDRESS = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 @contextmanager
 def listening(settings: Settings) -> Iterator[list[socket.socket]]:
-    """Bind the addresses of the settings; at the end, close the sockets and remove the Unix socket's file.
-
-    Raises:
-        InvalidParameter: nothing can listen there.
-    """
+    """Bind the addresses of the settings; at the end, close the sockets and remove the Unix socket's file."""
     with ExitStack() as stack:
         sockets: list[socket.socket] = []
         if settings.tcp_address is not None:
@@ -71,11 +67,7 @@ def url(listener: socket.socket, *, tls: bool = False) -> str:
 
 
 def server_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return the context of a server's TCP sockets; None without TLS.
-
-    Raises:
-        InvalidParameter: a file cannot be read, or certificate and key do not belong together.
-    """
+    """Return the context of a server's TCP sockets; None without TLS."""
     if settings.tls_certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -97,10 +89,10 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def take_no_more(listener: socket.socket) -> None:
-    """Have the kernel take no new connection, in whichever process; those that wait can still be accepted.
+    """Have the kernel drop new connections, for all processes; those that are queued can still be accepted.
 
-    Closing a socket resets the connections that wait, after their clients may have sent a request. A client
-    that comes now meets a closed port: on TCP when it tries again after a second.
+    Closing a socket resets the queued connections, although their clients may have sent a request. A client
+    that connects now finds the port closed: on TCP when it tries again after a second.
     """
     with contextlib.suppress(OSError):  # without this, a client or two may see a reset
         if listener.family == socket.AF_UNIX:
@@ -163,11 +155,7 @@ def _unix_socket(path: Path) -> Iterator[socket.socket]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket file of a dead server.
-
-    Raises:
-        InvalidParameter: a server listens there, or the file is not a socket.
-    """
+    """Remove the socket file of a dead server; refuse a live one, and what is no socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

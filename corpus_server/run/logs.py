@@ -46,9 +46,7 @@ def log_to_stderr(settings: Settings) -> None:
         )
     )
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
-    # They log each attempt of theirs, with addresses; uvicorn each request that it cannot read, of which our
-    # own lines tell, too, and no more than a few in a second.
-    for name in ("urllib3", "opentelemetry", "uvicorn"):
+    for name in ("urllib3", "opentelemetry"):  # they log each attempt, with addresses
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
@@ -64,7 +62,7 @@ def _without_trace(logger: WrappedLogger, method: str, event: EventDict) -> Even
 
 
 def _escape(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Escape what cannot be printed: names of files may hold line ends, and commands to a terminal."""
+    """Escape what cannot be printed: names of files may hold line ends or terminal commands."""
     return {
         key: printable(value) if isinstance(value, str) and key != "exception" else value
         for key, value in event.items()

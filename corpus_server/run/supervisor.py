@@ -1,8 +1,8 @@
 """Bind the sockets, keep the worker processes running, and end them.
 
-The supervisor opens no corpus and waits only in its event loop, so that nothing keeps it from restarting a
-worker. Each worker is watched by a task of its own: one that hangs does not delay the others. Whatever goes
-wrong in such a task is logged, and the worker gets a successor.
+The supervisor opens no corpus and waits only in its event loop, so nothing delays the restart of a worker.
+Each worker is watched by a task of its own: one that hangs does not delay the others. Any error in such a
+task is logged, and the worker is replaced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,20 +25,14 @@ from corpus_server.daemon_thread import in_daemon_thread
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.run.listening import listening, server_context, url
 from corpus_server.run.logs import log_to_stderr
-from corpus_server.run.process import (
-    BEAT,
-    BEAT_SECONDS,
-    RETIRE,
-    TERMINATE,
-    WorkerProcess,
-    name_of_end,
-)
+from corpus_server.run.process import BEAT, BEAT_SECONDS, RETIRE, TERMINATE, WorkerProcess, name_of_end
 from corpus_server.settings import Settings
 
 START_SECONDS = 120  # until a worker is ready; opening many shards on a cold network disk takes a minute
 SILENT_SECONDS = 30  # without a beat; the event loop never blocks for so long unless it hangs
 MAX_BACK_OFF_SECONDS = 10.0
 MAX_FAILED_STARTS = 5  # in a row, before the first worker was ever ready
+MAX_NAMES = 20  # of corpora in a line of the log
 FIXED = ("host", "port", "uds", "state_dir")  # settings of the supervisor's own sockets and folders
 
 _LASTING = {errno.E2BIG, errno.EACCES, errno.ENOENT, errno.ENOEXEC, errno.EPERM}
@@ -71,15 +64,23 @@ def run(read_settings: Callable[[], Settings]) -> None:
 
 @dataclass(eq=False)
 class _KeptWorker:
-    """One of the workers that should run, whichever process that is now."""
+    """One of the workers that should run; its process may be replaced at any time.
 
-    settings: Settings  # of the next process
-    process: WorkerProcess | None = None  # until the first one is started
+    Attributes:
+        settings: of the next process.
+        trial: receives None when the first process is ready, or the reason why it is not; in the latter case
+            no second one is started. Without a trial, processes are started until one is ready.
+        is_ending: it was asked to end, and is not replaced.
+    """
+
+    settings: Settings
+    trial: asyncio.Future[str | None] | None = None
+    process: WorkerProcess | None = None
     is_ready: bool = False
-    is_ending: bool = False  # it was asked to end, and gets no successor
+    is_ending: bool = False
 
     def end(self, command: bytes) -> None:
-        """Ask the process to end, for good; one that is not ready has nothing to complete."""
+        """Ask the process to end, and do not replace it. One that is not ready has nothing to complete."""
         self.is_ending = True
         if self.process is not None and self.is_ready:
             self.process.tell(command)
@@ -91,40 +92,31 @@ class _KeptWorker:
         if self.process is not None:
             self.process.kill()
 
+    def tell_trial(self, failure: str | None) -> bool:
+        """Report how the first process started; return False for later ones."""
+        if self.trial is None or self.trial.done():
+            return False
+        self.trial.set_result(failure)
+        return True
+
 
 class _Supervisor:
-    """Keeps the workers running.
-
-    Args:
-        settings: that the server started with.
-        read_settings: see `run`.
-        sockets: on which the workers listen.
-        folder: of the metrics that the workers share.
-    """
+    """Keeps the workers running; see `run`."""
 
     def __init__(
         self,
         settings: Settings,
         read_settings: Callable[[], Settings],
         sockets: list[socket.socket],
-        folder: Path,
+        metrics_folder: Path,
     ) -> None:
         self._settings = settings
         self._read_settings = read_settings
         self._sockets = sockets
-        self._folder = folder
-        self._environment = {
-            **os.environ,
-            metrics.FOLDER_VARIABLE: str(folder),
-            # One heap for all threads. With one each, as glibc gives them, a worker takes 83 MiB, not 72,
-            # after an hour of mixed load, and goes on growing while pieces reach ever more of these heaps.
-            "MALLOC_ARENA_MAX": "1",
-            # With `-P`: workers import from where this process did, and not from the current folder.
-            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-        }
+        self._metrics_folder = metrics_folder
         self._kept: dict[asyncio.Task[None], _KeptWorker] = {}
-        self._was_ready = False
-        self._num_failed_starts = 0
+        self._was_ready = False  # some worker
+        self._num_failed_starts = 0  # before that
         self._is_to_renew = asyncio.Event()
 
     async def serve(self) -> None:
@@ -135,7 +127,7 @@ class _Supervisor:
         loop.add_signal_handler(signal.SIGINT, self._on_stop)
         loop.add_signal_handler(signal.SIGHUP, self._is_to_renew.set)
         for _ in range(self._settings.workers):
-            self._add(self._settings)
+            self._add(_KeptWorker(self._settings))
         renewing = asyncio.create_task(self._renew_when_asked())
         try:
             await self._stop
@@ -145,10 +137,27 @@ class _Supervisor:
 
     def _on_stop(self) -> None:
         if self._stop.done():
-            self._kill_all()
+            for kept in self._kept.values():
+                kept.kill()
         else:
             _log.info("ending; a second signal ends at once")
             self._stop.set_result(None)
+
+    async def _end(self) -> None:
+        """End every worker within the grace, and kill what is left."""
+        for each in self._sockets:
+            each.close()  # else clients could go on to connect, to nobody
+        # A second more than the workers take themselves; beyond that, their event loops hang. Those killed
+        # are waited for within bounds, too: a process in a read of a dead disk ends when the disk answers.
+        terms = (
+            (lambda kept: kept.end(TERMINATE), self._settings.grace_seconds + BEAT_SECONDS),
+            (_KeptWorker.kill, BEAT_SECONDS),
+        )
+        for end, seconds in terms:
+            for kept in self._kept.values():
+                end(kept)
+            if self._kept:
+                await asyncio.wait(self._kept, timeout=seconds)
 
     async def _renew_when_asked(self) -> None:
         while True:
@@ -176,7 +185,7 @@ class _Supervisor:
         old = [kept for kept in self._kept.values() if not kept.is_ending]
         for number in range(settings.workers):
             trial: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-            self._add(settings, trial)
+            self._add(_KeptWorker(settings, trial))
             failure = await trial
             if failure is not None and number:
                 _log.error("%s; some workers have the settings of before: send SIGHUP again", failure)
@@ -189,67 +198,56 @@ class _Supervisor:
                 old.pop(0).end(RETIRE)
         for kept in old:
             kept.end(RETIRE)
-        _log.info("all workers were replaced; corpora: %s", ", ".join(spec.name for spec in settings.corpora))
+        names = [spec.name for spec in settings.corpora]
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        _log.info("all workers were replaced; corpora: %s%s", ", ".join(names[:MAX_NAMES]), more)
 
-    def _add(self, settings: Settings, trial: asyncio.Future[str | None] | None = None) -> None:
-        kept = _KeptWorker(settings)
-        task = asyncio.create_task(self._keep(kept, trial))
+    def _add(self, kept: _KeptWorker) -> None:
+        task = asyncio.create_task(self._keep(kept))
         self._kept[task] = kept
         task.add_done_callback(self._kept.pop)
 
-    async def _keep(self, kept: _KeptWorker, trial: asyncio.Future[str | None] | None) -> None:
-        """Keep a worker running until it is asked to end.
-
-        Args:
-            trial: is told why the first process did not become ready, or None if it did; if it did not,
-                there is no second one.
-        """
+    async def _keep(self, kept: _KeptWorker) -> None:
+        """Keep a worker running until it is asked to end."""
         delay = 0.0
         while not kept.is_ending and not self._stop.done():
             kept.is_ready = False
-            failure = await self._run_one(kept, trial)
-            if trial is not None and not trial.done():
-                trial.set_result(failure)
-                return
-            if kept.is_ending or self._stop.done():
+            failure = await self._run_one(kept)
+            if kept.tell_trial(failure) or kept.is_ending or self._stop.done():
                 return
             _log.error("%s", failure)
             # A worker that was ready is replaced at once, others after 0.1, 0.2, 0.4 ... seconds.
             delay = 0.0 if kept.is_ready else min(2 * delay or 0.1, MAX_BACK_OFF_SECONDS)
             await asyncio.wait({self._stop}, timeout=delay)
 
-    async def _run_one(self, kept: _KeptWorker, trial: asyncio.Future[str | None] | None) -> str:
+    async def _run_one(self, kept: _KeptWorker) -> str:
         """Run one process to its end; return how it ended, or why it did not start."""
+        process = None
         try:
-            process = kept.process = WorkerProcess(self._sockets, kept.settings, self._environment)
-        except OSError as error:
-            failure = f"cannot start a worker: {error}"
-            self._note_failed_start(failure, lasts=error.errno in _LASTING)
-            return failure
-        try:
-            return await self._watch(kept, process, trial)
+            process = kept.process = WorkerProcess(self._sockets, kept.settings, self._metrics_folder)
+            return await self._watch(kept, process)
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker gets a successor
+            if process is None:
+                failure = f"cannot start a worker: {error or type(error).__name__}"
+                self._note_failed_start(failure, lasts=getattr(error, "errno", None) in _LASTING)
+                return failure
             _log.error("worker %d is replaced because watching it failed", process.pid, exc_info=error)
             kept.is_ready = False  # not at once: the next one may fail in the same way
             process.kill()
             return f"worker {process.pid} ended with {name_of_end(await process.reap())}"
 
-    async def _watch(
-        self, kept: _KeptWorker, process: WorkerProcess, trial: asyncio.Future[str | None] | None
-    ) -> str:
+    async def _watch(self, kept: _KeptWorker, process: WorkerProcess) -> str:
         """Return, when the worker has ended, how."""
         heard = await process.hear(START_SECONDS)
         if heard.startswith(BEAT):
             kept.is_ready = True
-            self._num_failed_starts = 0
             _log.info("worker %d is ready", process.pid)
             if not self._was_ready:
                 self._was_ready = True
                 has_tls = self._settings.tls_certificate is not None
                 urls = [url(each, tls=has_tls) for each in self._sockets]
                 _log.info("running on %s (Ctrl+C ends it)", " and ".join(urls))
-            if trial is not None and not trial.done():  # done: a successor of the process on trial
-                trial.set_result(None)
+            kept.tell_trial(None)
         reason = ""
         while heard:
             reason = heard.strip(BEAT).decode(errors="replace")
@@ -266,40 +264,22 @@ class _Supervisor:
     def _add_metrics(self, pid: int) -> None:
         """Add what a worker counted to the past: else its requests under way would be counted for ever."""
         try:
-            metrics.add_ended(self._folder, pid)
+            metrics.add_ended(self._metrics_folder, pid)
+        except FileNotFoundError:
+            pass  # the server ends, or its folder was deleted
         except Exception as error:  # noqa: BLE001 - of a full disk, or of a worker of another release
             _log.error("what worker %d counted is not added up", pid, exc_info=error)
 
     def _note_failed_start(self, failure: str, *, lasts: bool) -> None:
-        """End the server if its first workers cannot start; `lasts`: another one would fail, too."""
+        """End the server if its first workers cannot start; `lasts`: a retry would fail, too."""
         if self._was_ready or self._stop.done():
             return
         self._num_failed_starts += 1
-        if not lasts:
-            if self._num_failed_starts < MAX_FAILED_STARTS:
-                return
-            failure = f"{self._num_failed_starts} workers in a row did not start; the last: {failure}"
-        self._stop.set_exception(CorpusServerError(failure))
-
-    async def _end(self) -> None:
-        """End every worker within the grace, and kill what is left."""
-        for each in self._sockets:
-            each.close()  # else clients could go on to connect, to nobody
-        for kept in self._kept.values():
-            kept.end(TERMINATE)
-        # A second more than the workers take themselves; beyond that, their event loops hang.
-        await self._all_ended(self._settings.grace_seconds + BEAT_SECONDS)
-        self._kill_all()
-        # Bounded: a process in an uninterruptible read of a dead disk ends when the disk answers.
-        await self._all_ended(BEAT_SECONDS)
-
-    async def _all_ended(self, seconds: float) -> None:
-        if self._kept:
-            await asyncio.wait(self._kept, timeout=seconds)
-
-    def _kill_all(self) -> None:
-        for kept in self._kept.values():
-            kept.kill()
+        if lasts:
+            self._stop.set_exception(CorpusServerError(failure))
+        elif self._num_failed_starts == MAX_FAILED_STARTS:
+            why = f"{MAX_FAILED_STARTS} workers in a row did not start; the last: {failure}"
+            self._stop.set_exception(CorpusServerError(why))
 
 
 @contextmanager

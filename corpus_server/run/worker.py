@@ -1,6 +1,6 @@
 """One worker process: `python -m corpus_server.run.worker CHANNEL SETTINGS LISTENER...`, all descriptors.
 
-Leaving takes three phases, of which the last two end early when no connection is left:
+A worker ends in three phases, of which the last two end early when no connection is left:
 
     TERMINATE   /readyz says 503, still listening, responses say `Connection: close`      drain_seconds
     RETIRE      not listening, responses say `Connection: close`                          grace_seconds
@@ -18,15 +18,11 @@ import faulthandler
 import logging
 import pickle
 import socket
-import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import cast
 
-import uvicorn
 import uvloop
-from starlette.types import ASGIApp
 
 from corpus_server import live, metrics
 from corpus_server.answers.access_log import start_tracing, stop_tracing
@@ -59,9 +55,11 @@ def main() -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, channel, listeners))
-    except (CorpusServerError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - such as a lack of threads or memory
+        if not isinstance(error, CorpusServerError | OSError):
+            _log.error("this worker ends", exc_info=error)
         # Not printed here: with several workers, everyone meets the same mistake.
-        channel.send(str(error).encode())
+        channel.send((str(error) or type(error).__name__).encode())
         sys.exit(MISTAKE)
 
 
@@ -69,50 +67,48 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
     loop = asyncio.get_running_loop()
     channel.setblocking(False)
     gateway = create_app(settings)
-    # Not by uvicorn, which logs a traceback where the start fails: this raises the error.
     async with gateway.app.router.lifespan_context(gateway.app):
         service: Service = gateway.app.state.service
-        sockets = {_server(gateway, service, tls): each for tls, each in _by_tls(settings, listeners) if each}
-        serving = [loop.create_task(server.serve(each)) for server, each in sockets.items()]
-        servers = list(sockets)
-        while not all(server.started for server in servers):
-            done, _ = await asyncio.wait(serving, timeout=_POLL_SECONDS)
-            for each in done:
-                await each  # raises what kept it from starting
+        shared = Shared()
+        connect = partial(Connection, service, gateway, shared)
+        tls = server_context(settings)
+        servers = [
+            # Unix sockets have no TLS.
+            await loop.create_server(
+                connect, sock=each, ssl=None if each.family == socket.AF_UNIX else tls, backlog=BACKLOG
+            )
+            for each in listeners
+        ]
         # Before the first beat, the supervisor does not take this worker for ready.
         publish = partial(service.run_probe, live.publish)
         background = [
-            loop.create_task(_repeat(BEAT_SECONDS, "the beat", partial(_beat, channel))),
+            loop.create_task(_repeat(BEAT_SECONDS, "the beat", partial(_beat, channel, shared))),
             loop.create_task(_repeat(metrics.PUBLISH_SECONDS, "sharing counts with other workers", publish)),
         ]
         command = await loop.sock_recv(channel, 1)
         service.admission.closing = True
-        rest = settings.grace_seconds
+        end = loop.time() + settings.grace_seconds
         if command == TERMINATE:
             service.draining = True
-            drain = min(settings.drain_seconds, rest)
-            rest -= drain
-            await asyncio.sleep(drain)
+            await asyncio.sleep(min(settings.drain_seconds, settings.grace_seconds))
             for listener in listeners:
                 take_no_more(listener)
-            accepting = min(_ACCEPT_SECONDS, rest)
-            rest -= accepting
-            await asyncio.sleep(accepting)
+            await asyncio.sleep(min(_ACCEPT_SECONDS, end - loop.time()))
         for server in servers:
-            for listening in server.servers:
-                listening.close()
+            server.close()
         if command == RETIRE:
             # The server may end, or the supervisor die, meanwhile.
-            await _until_closed(servers, rest, loop.create_task(loop.sock_recv(channel, 1)))
+            told = loop.create_task(loop.sock_recv(channel, 1))
+            await _wait_until(lambda: told.done() or not shared.connections, end)
+            end = loop.time() + settings.grace_seconds
         # Python itself would wait for ever for a thread in a hung read. This says where the threads hang.
-        faulthandler.dump_traceback_later(rest + _CLEAN_UP_SECONDS, exit=True)
-        for server in servers:
-            server.should_exit = True  # closes each connection: at once when idle, else after its response
-        await _until_closed(servers, rest)
-        for server in servers:
-            for connection in list(server.server_state.connections):
-                connection.transport.abort()
-        await asyncio.wait(serving)
+        faulthandler.dump_traceback_later(max(0.0, end - loop.time()) + _CLEAN_UP_SECONDS, exit=True)
+        for connection in list(shared.connections):
+            connection.shutdown()  # at once when idle, else after its response
+        await _wait_until(lambda: not shared.connections, end)
+        for connection in list(shared.connections):
+            connection.transport.abort()
+        await _wait_until(lambda: not shared.connections, end + _CLEAN_UP_SECONDS)
         for task in background:
             task.cancel()
     with contextlib.suppress(OSError):
@@ -120,38 +116,9 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
     await asyncio.to_thread(stop_tracing)
 
 
-def _by_tls(
-    settings: Settings, listeners: list[socket.socket]
-) -> list[tuple[ssl.SSLContext | None, list[socket.socket]]]:
-    """Return the listeners of each kind: Unix sockets have no TLS."""
-    tls = server_context(settings)
-    plain = [each for each in listeners if tls is None or each.family == socket.AF_UNIX]
-    return [(None, plain), (tls, [each for each in listeners if each not in plain])]
-
-
-def _server(app: ASGIApp, service: Service, tls: ssl.SSLContext | None) -> uvicorn.Server:
-    """Return what holds sockets and connections: uvicorn's server, with our protocol for each connection."""
-
-    def connect(*, server_state: Shared, **_: object) -> Connection:
-        return Connection(service, app, server_state)
-
-    config = uvicorn.Config(
-        app,
-        http=cast("type[asyncio.Protocol]", connect),
-        ws="none",
-        lifespan="off",
-        backlog=BACKLOG,
-        log_config=None,
-        log_level="warning",
-        server_header=False,
-    )
-    config.load()
-    config.ssl = tls
-    return uvicorn.Server(config)
-
-
-async def _beat(channel: socket.socket) -> None:
+async def _beat(channel: socket.socket, shared: Shared) -> None:
     """Tell the supervisor that the event loop turns."""
+    shared.renew_date()
     with contextlib.suppress(OSError):  # the supervisor is gone; who reads the channel ends this worker
         channel.send(BEAT)
 
@@ -169,15 +136,9 @@ async def _repeat(seconds: float, what: str, work: Callable[[], Awaitable[object
         await asyncio.sleep(seconds)
 
 
-async def _until_closed(
-    servers: list[uvicorn.Server], seconds: float, sooner: asyncio.Future[bytes] | None = None
-) -> None:
-    """Wait until no connection is left, or `sooner` is done, or for so long."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while loop.time() < end and not (sooner and sooner.done()):
-        if not any(server.server_state.connections for server in servers):
-            break
+async def _wait_until(condition: Callable[[], bool], end: float) -> None:
+    """Wait until a condition holds, or the loop's clock says `end`."""
+    while not condition() and asyncio.get_running_loop().time() < end:
         await asyncio.sleep(_POLL_SECONDS)
 
 

@@ -23,9 +23,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.files import Closing, TokenFile
+from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.corpus.fingerprints import load_sidecar
-from corpus_server.corpus.formats import is_side_file
+from corpus_server.corpus.formats.registry import is_side_file
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus_spec import CorpusSpec
@@ -91,7 +91,7 @@ class Mirror(Closing):
             ) from error
         self.spec = replace(spec, path=self._root / self._rest, store=None)
 
-    def open(self, path: Path) -> TokenFile:
+    def open(self, path: Path) -> OpenFile:
         """Open a token file of the folder."""
         return self._files.pop(path, None) or self._staged(path)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import ClassVar, Final, TypeGuard
 
 from corpus_server.corpus import guard
-from corpus_server.corpus.files import OpenFile, TokenFile, address_of, map_over, reserve
+from corpus_server.corpus.files import OpenFile, address_of, map_over, reserve
 from corpus_server.errors import CorpusServerError, NotStaged, ReadFailed
 from corpus_server.stores.cache import Cache
 from corpus_server.stores.download import Recorded, stage
@@ -32,7 +32,7 @@ END_BYTES: Final = 16 << 10
 shards or more. So opening costs two requests a shard, in parallel."""
 
 
-class StagedFile(TokenFile):
+class StagedFile(OpenFile):
     """A file in an object store; `attach`, `detach` and `held` may be called from any thread.
 
     Args:
@@ -139,7 +139,7 @@ class StagedFile(TokenFile):
         """
         with self._lock:
             if self._local is None:
-                raise NotStaged(f"{self.name} is not on this machine", retry_after_seconds=1)
+                raise NotStaged(f"{self.name} is not on this machine")
             self._num_held += 1
         try:
             yield
@@ -237,6 +237,6 @@ class StagedFile(TokenFile):
         return None
 
 
-def is_staged(file: TokenFile) -> TypeGuard[StagedFile]:
+def is_staged(file: OpenFile) -> TypeGuard[StagedFile]:
     """Tell whether a file must be staged before its tokens can be read."""
     return not file.is_local

@@ -203,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def setup(self) -> None:
-        self.timeout = self.ref.max_idle_seconds
+        self.timeout = self.ref.max_idle_seconds  # type: ignore[misc]  # `StreamRequestHandler` reads it here
         super().setup()
         self.ref._open.add(self.connection)
 
@@ -368,7 +368,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.kind == "slow":
             time.sleep(fault.at)
         elif fault.kind == "answer-late":
-            self.rfile.peek(1)
+            self.rfile.peek(1)  # type: ignore[attr-defined]
         elif fault.kind == "hang-up":
             raise ConnectionAbortedError
         elif fault.kind == "hole":

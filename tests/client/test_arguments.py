@@ -124,14 +124,20 @@ def test_what_is_of_another_type_is_refused_by_name(
 
 def test_integers_of_numpy_are_integers_and_states_stay_json(server: ReferenceServer) -> None:
     """Seeds and steps are drawn and counted with NumPy."""
-    plan = {"corpus": "web", "seq_len": np.int32(16), "global_batch_size": np.uint16(12), "seed": np.int64(7)}
-    place = Placement(rank=np.int64(1), world_size=np.int64(2), step_stride=np.int64(2))
-    with CorpusLoader(server.url, device="cpu", num_steps=np.int64(9), placement=place, **plan) as loader:
-        loader.seek(np.int64(3))
+    i64: Any = np.int64  # a type checker knows only integers of Python
+    plan: dict[str, Any] = {
+        "corpus": "web",
+        "seq_len": np.int32(16),
+        "global_batch_size": np.uint16(12),
+        "seed": i64(7),
+    }
+    place = Placement(rank=i64(1), world_size=i64(2), step_stride=i64(2))
+    with CorpusLoader(server.url, device="cpu", num_steps=i64(9), placement=place, **plan) as loader:
+        loader.seek(i64(3))
         batch = next(loader)
-        states = [batch.state_after(), loader.state_dict(), loader.state_at(np.int64(4))]
+        states = [batch.state_after(), loader.state_dict(), loader.state_at(i64(4))]
         assert [json.loads(json.dumps(state))["next_step"] for state in states] == [5, 5, 4]
-        loader.load_state_dict({**states[2], "next_step": np.int64(4)}, trained_steps=np.int64(4))
+        loader.load_state_dict({**states[2], "next_step": i64(4)}, trained_steps=i64(4))
         assert (next(loader).step, len(loader)) == (4, 9)
     data = np.arange(100, dtype=np.uint16)
-    assert get_batch(data, np.int64(2), np.int64(4))[0].shape == (2, 4)  # type: ignore[arg-type]
+    assert get_batch(data, i64(2), i64(4))[0].shape == (2, 4)

@@ -6,24 +6,24 @@ import re
 from collections.abc import Callable
 
 from corpus_client import CorpusLoader
-from tests import rooms
-from tests.client.test_imports import FLOORS, PACKAGE
+from tests import layers
+from tests.client.test_imports import LEVELS, PACKAGE
 from tests.serving import ROOT
 
-CHAPTER = rooms.chapter((ROOT / "docs" / "architecture.md").read_text(), "The client")
+CHAPTER = layers.chapter((ROOT / "docs" / "architecture.md").read_text(), "The client")
 README = (ROOT / "client" / "README.md").read_text()
 
 
-def test_the_rooms_are_drawn_in_the_order_of_the_imports() -> None:
+def test_the_layers_are_drawn_in_the_order_of_the_imports() -> None:
     block = re.findall(r"(?:^    .*\n)+", CHAPTER, re.MULTILINE)[0]
-    drawn = [set(line[4:39].split()) for line in block.splitlines()]  # then what each room is for
-    assert [floor for floor in reversed(FLOORS) if floor != {"__init__"}] == drawn
+    drawn = [set(line[4:39].split()) for line in block.splitlines()]  # then what each layer is for
+    assert [level for level in reversed(LEVELS) if level != {"__init__"}] == drawn
 
 
 def test_the_readme_lists_every_file_from_the_ground_up() -> None:
     folder, listed = "", []
     for indent, name in re.findall(
-        r"^    ( *)([\w/]+(?:\.py|/)) ", rooms.chapter(README, "Inside"), re.MULTILINE
+        r"^    ( *)([\w/]+(?:\.py|/)) ", layers.chapter(README, "Inside"), re.MULTILINE
     ):
         if name.endswith("/"):
             folder = name
@@ -32,12 +32,12 @@ def test_the_readme_lists_every_file_from_the_ground_up() -> None:
     files = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
     assert len(listed) == len(set(listed))
     assert set(listed) == {name for name in files if not name.endswith("__init__.py")}
-    floors = [rooms.floor(rooms.module_of(name), FLOORS) for name in listed]
-    assert floors == sorted(floors)
+    levels = [layers.level(layers.module_of(name), LEVELS) for name in listed]
+    assert levels == sorted(levels)
 
 
 def test_a_batch_passes_the_files_that_the_chapter_names(make_loader: Callable[..., CorpusLoader]) -> None:
-    with rooms.entered_files(PACKAGE) as (files, on):
+    with layers.entered_files(PACKAGE) as (files, on):
         loader = make_loader(prefetch_bytes=1 << 14)
         next(loader)  # binds the plan and opens connections; the way of all others is what the chapter shows
         on.recording = True

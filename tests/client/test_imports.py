@@ -1,16 +1,16 @@
-"""Imports point one way: from room to room downwards, without circles, and lightly."""
+"""Imports point one way: from layer to layer downwards, without circles, and lightly."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import rooms
-from tests.rooms import loaded_by
+from tests import layers
+from tests.layers import loaded_by
 from tests.serving import ROOT
 
 PACKAGE = ROOT / "client" / "corpus_client"
 
-FLOORS = (
+LEVELS = (
     {"errors"},
     {"observe"},
     {"network"},
@@ -25,17 +25,17 @@ FLOORS = (
     {"doctor"},
     {"__main__"},
 )
-"""Rooms from the ground up. Rooms on one floor do not know each other."""
+"""Layers from the ground up. Layers on one level do not know each other."""
 
 WEB = {"fastapi", "starlette", "uvicorn", "pydantic"}
 
 
-def test_files_import_only_from_rooms_below_and_never_in_a_circle() -> None:
-    assert rooms.wrong_imports(PACKAGE, FLOORS) == []
+def test_files_import_only_from_layers_below_and_never_in_a_circle() -> None:
+    assert layers.wrong_imports(PACKAGE, LEVELS) == []
 
 
 def test_a_wrong_import_would_be_seen() -> None:
-    found = rooms.imports(PACKAGE)
+    found = layers.imports(PACKAGE)
     assert "staging.fetcher" in found["staging.pipeline"]
     way = (
         "__main__",
@@ -46,8 +46,8 @@ def test_a_wrong_import_would_be_seen() -> None:
         "plan.state",
         "network.wire",
     )
-    floors = [rooms.floor(name, FLOORS) for name in way]
-    assert floors == sorted(set(floors), reverse=True)
+    levels = [layers.level(name, LEVELS) for name in way]
+    assert levels == sorted(set(levels), reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_import_stays_light(statement: str, forbidden: set[str]) -> None:
     assert loaded_by(statement) & forbidden == set()
 
 
-@pytest.mark.parametrize("room", ["observe", "network", "plan"])
-def test_what_lies_below_the_staging_room_loads_no_torch(room: str) -> None:
-    statements = "; ".join(f"import {name}" for name in rooms.modules(PACKAGE, FLOORS, [room]))
+@pytest.mark.parametrize("layer", ["observe", "network", "plan"])
+def test_what_lies_below_the_staging_room_loads_no_torch(layer: str) -> None:
+    statements = "; ".join(f"import {name}" for name in layers.modules(PACKAGE, LEVELS, [layer]))
     assert loaded_by(statements) & {*WEB, "torch", "numpy"} == set()
 
 

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,9 @@ def test_two_threads_at_once_get_each_step_once(make_loader: MakeLoader) -> None
         steps: list[int] = []
         refusals: list[BaseException] = []
 
-        def run(loader: CorpusLoader, together: threading.Barrier, steps: list[int], refusals: list) -> None:
+        def run(
+            loader: CorpusLoader, together: threading.Barrier, steps: list[int], refusals: list[Any]
+        ) -> None:
             together.wait()
             try:
                 steps.append(next(loader).step)

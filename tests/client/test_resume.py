@@ -203,6 +203,7 @@ def test_seek_goes_anywhere_and_drops_what_was_fetched_ahead(
         loader.seek(step)
         assert loader.step == step
         assert np.array_equal(next(loader).tokens.numpy(), tokens_of_step(corpus, loader.plan, step))
+    wrong: Any
     for wrong in (-1, 1.5, True, 2**40 + 1):
         with pytest.raises(errors.InvalidArgument, match="step must be an integer in"):
             loader.seek(wrong)

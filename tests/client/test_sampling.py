@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -86,15 +87,21 @@ def test_shortest_possible_data() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: get_batch([1, 2, 3], 1, 1), "1-D integer array or a RemoteCorpus, got list"),
+        (lambda: get_batch(cast("Any", [1, 2, 3]), 1, 1), "1-D integer array or a RemoteCorpus, got list"),
         (
             lambda: get_batch(np.zeros((3, 3), np.uint16), 1, 1),
             "1-D integer array or a RemoteCorpus, got 2-D uint16",
         ),
-        (lambda: get_batch(np.zeros(9), 1, 1), "1-D integer array or a RemoteCorpus, got 1-D float64"),
+        (
+            lambda: get_batch(cast("Any", np.zeros(9)), 1, 1),
+            "1-D integer array or a RemoteCorpus, got 1-D float64",
+        ),
         (lambda: get_batch(np.zeros(9, np.uint16), 0, 1), "batch_size must be"),
         (lambda: get_batch(np.zeros(9, np.uint16), 1, 0), "sequence_length must be"),
-        (lambda: get_batch("http://data/web", 1, 1), "1-D integer array or a RemoteCorpus, got str"),
+        (
+            lambda: get_batch(cast("Any", "http://data/web"), 1, 1),
+            "1-D integer array or a RemoteCorpus, got str",
+        ),
     ],
 )
 def test_wrong_arguments(call: Callable[[], object], message: str) -> None:

@@ -120,7 +120,7 @@ def test_the_page_names_every_route_and_parameter(answer: Answer, tmp_path: Path
         described = server.get("/openapi.json").json()["paths"]
     formats = {"application/octet-stream", "application/x-npy", "application/json"}  # indices have no text
     assert described["/v1/indices"]["get"]["responses"]["200"]["content"].keys() == formats
-    chapter = PAGE.partition("## Array answers")[0]
+    chapter = PAGE.partition("## Array responses")[0]
     for route, operations in described.items():
         assert f"`{route.replace('plan_id', 'id')}`" in chapter, route
         for operation in operations.values():

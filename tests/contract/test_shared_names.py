@@ -6,7 +6,7 @@ import numpy as np
 
 from corpus_client.network import wire as client
 from corpus_server import errors as server_errors
-from corpus_server.corpus.formats import TOKEN_DTYPES
+from corpus_server.corpus.formats.layout import TOKEN_DTYPES
 from corpus_server.read import wire as server
 
 

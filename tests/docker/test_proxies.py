@@ -28,7 +28,7 @@ from tests.contract.conftest import make_loader, take
 from tests.corpora import some_tokens, write_raw
 from tests.docker.proxy import RunningProxy
 from tests.raw_http import RawConnection, check_raw_problem, get
-from tests.serving import RunningServer, check_problem
+from tests.serving import RunningServer, check_problem, wait_until
 
 INLINE = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=7"
 NUM_SLOW = 500
@@ -310,20 +310,13 @@ def test_a_replica_that_ends_fails_no_plain_request(web: Path, tmp_path: Path, k
         assert answer.status >= 502
         assert answer.headers["Retry-After"] == "1"
         replicas[0].start()
-        deadline = time.monotonic() + 30
-        while proxy.get(INLINE).status != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: proxy.get(INLINE).status == 200)
 
 
 def wait_for(proxy: RunningProxy, replica: RunningServer) -> None:
     """Wait until the proxy asks a replica."""
     before = num_answers(replica)
-    deadline = time.monotonic() + 30
-    while num_answers(replica) == before:
-        assert proxy.get(INLINE).status == 200
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: proxy.get(INLINE).status == 200 and num_answers(replica) != before)
 
 
 def num_answers(replica: RunningServer) -> str:

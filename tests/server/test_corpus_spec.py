@@ -105,11 +105,6 @@ def test_a_relative_path_is_resolved_at_once(monkeypatch: pytest.MonkeyPatch, tm
     assert CorpusSpec.parse("x,tokenizer=t.json").tokenizer == str(tmp_path / "t.json")
 
 
-def test_a_folder_is_called_by_its_whole_name(tmp_path: Path) -> None:
-    (tmp_path / "web-1.5").mkdir()
-    assert CorpusSpec.parse(str(tmp_path / "web-1.5")).name == "web-1.5"
-
-
 @pytest.mark.parametrize(
     "name", ["", ".", "..", ".web", "-web", "a/b", "a b", "ä", "web\n", "web\x00", "a" * 129, "a?b", "a%2fb"]
 )

@@ -15,8 +15,8 @@ from corpus_server.http import Connection
 from corpus_server.metrics.kinds import METRICS
 from corpus_server.settings import Settings
 from tests.corpora import write_raw
-from tests.rooms import chapter, entered_files
-from tests.server.test_imports import FLOORS, PACKAGE
+from tests.layers import chapter, entered_files
+from tests.server.test_imports import LEVELS, PACKAGE
 from tests.serving import ROOT
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
@@ -38,10 +38,10 @@ def test_the_metrics_are_those_of_the_code() -> None:
     assert "".join(rows) == metrics_table()
 
 
-def test_the_rooms_are_drawn_in_the_order_of_the_imports() -> None:
-    block = re.findall(r"(?:^    .*\n)+", chapter(ARCHITECTURE, "Rooms"), re.MULTILINE)[0]
+def test_the_layers_are_drawn_in_the_order_of_the_imports() -> None:
+    block = re.findall(r"(?:^    .*\n)+", chapter(ARCHITECTURE, "Layers"), re.MULTILINE)[0]
     drawn = [set(re.split(" {3,}", line.strip())[0].split()) for line in block.splitlines()]
-    assert [floor - {"__init__"} for floor in reversed(FLOORS)] == drawn
+    assert [level - {"__init__"} for level in reversed(LEVELS)] == drawn
 
 
 def test_a_request_passes_the_files_that_the_chapter_names(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Imports point one way: from room to room downwards, without circles, and lightly."""
+"""Imports point one way: from layer to layer downwards, without circles, and lightly."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib
 
 import pytest
 
-from tests import rooms
+from tests import layers
 from tests.serving import ROOT
 
 PACKAGE = ROOT / "corpus_server"
 
-FLOORS = (
+LEVELS = (
     {"errors", "user_files", "__init__"},
     {"described", "extras", "corpus_spec", "daemon_thread", "plan_database"},
     {"settings", "plan", "corpus"},
@@ -26,40 +26,40 @@ FLOORS = (
     {"cli"},
     {"__main__"},
 )
-"""Rooms from the ground up. Rooms on one floor do not know each other."""
+"""Layers from the ground up. Layers on one level do not know each other."""
 
 WEB_FRAMEWORK = ("fastapi", "starlette")
 # Packages of the extras: an installation without them must work.
 OPTIONAL = ("tokenizers", "tiktoken", "sentencepiece", "pyarrow", "zstandard", "ray", "obstore")
 
 
-@pytest.mark.parametrize("name", rooms.packages(PACKAGE))
+@pytest.mark.parametrize("name", layers.packages(PACKAGE))
 def test_every_package_says_what_it_offers_and_has_it(name: str) -> None:
     package = importlib.import_module(name)
     assert package.__all__, f"{name} offers nothing"
     assert [offered for offered in package.__all__ if not hasattr(package, offered)] == []
 
 
-def test_files_import_only_from_rooms_below_and_never_in_a_circle() -> None:
-    assert rooms.wrong_imports(PACKAGE, FLOORS) == []
+def test_files_import_only_from_layers_below_and_never_in_a_circle() -> None:
+    assert layers.wrong_imports(PACKAGE, LEVELS) == []
 
 
 def test_a_wrong_import_would_be_seen() -> None:
-    found = rooms.imports(PACKAGE)
+    found = layers.imports(PACKAGE)
     assert {"answers.service", "read.gather", "plan.sampler"} <= set(found)
     assert "answers.service" in found["web.app"]
     way = ("web.app", "answers.service", "read.gather", "plan.sampler")
-    floors = [rooms.floor(name, FLOORS) for name in way]
-    assert floors == sorted(set(floors), reverse=True)
+    levels = [layers.level(name, LEVELS) for name in way]
+    assert levels == sorted(set(levels), reverse=True)
 
 
 def loaded_by(*names: str) -> set[str]:
     """Return the modules that importing `names` loads in a fresh interpreter."""
-    return rooms.loaded_by("".join(f"import {name}\n" for name in names))
+    return layers.loaded_by("".join(f"import {name}\n" for name in names))
 
 
 def modules(*names: str) -> list[str]:
-    return rooms.modules(PACKAGE, FLOORS, names)
+    return layers.modules(PACKAGE, LEVELS, names)
 
 
 def test_the_package_itself_is_light() -> None:
@@ -77,7 +77,7 @@ def test_the_data_plane_loads_no_web_framework() -> None:
 
 def test_nothing_of_the_server_loads_torch_or_the_client() -> None:
     everything = sorted(
-        f"corpus_server.{name}" for name in rooms.imports(PACKAGE) if name not in ("__init__", "__main__")
+        f"corpus_server.{name}" for name in layers.imports(PACKAGE) if name not in ("__init__", "__main__")
     )
     assert not loaded_by(*everything) & {"torch", "corpus_client"}
 

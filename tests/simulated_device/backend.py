@@ -1,7 +1,8 @@
 """Build and load the simulated accelerator of device.cpp; `torch.simulated` has the names of `torch.cuda`.
 
 Loading it cannot be undone in a process, so its devices exist only within `present()`: elsewhere torch finds
-none.
+none. `pytest_runtestloop` in `tests/conftest.py` loads it before any test, because torch's autograd starts a
+thread for each device that exists at the first `backward()` of a process.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ SOURCE = Path(__file__).with_name("device.cpp")
 COMPILER = os.environ.get("CXX", "g++")
 
 
-def can_be_built() -> bool:
-    """Whether a C++ compiler is installed."""
-    return shutil.which(COMPILER) is not None
+def missing() -> str:
+    """Why it cannot be loaded here; "" if it can."""
+    if torch.cuda.is_available():
+        return "torch knows one accelerator at a time; CUDA_VISIBLE_DEVICES= hides the GPU"
+    return "" if shutil.which(COMPILER) else f"no compiler {COMPILER} for the simulated accelerator"
 
 
 def build() -> Path:
@@ -46,7 +49,17 @@ def build() -> Path:
             folders = [f"-I{path}" for path in cpp_extension.include_paths()]
             folders += [f"-L{path}" for path in cpp_extension.library_paths()]
             options = ["-std=c++20", "-O0", "-w", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={_abi()}"]
-            command = [COMPILER, *options, "-o", partial, SOURCE, *folders, "-ltorch", "-ltorch_cpu", "-lc10"]
+            command: list[Any] = [
+                COMPILER,
+                *options,
+                "-o",
+                partial,
+                SOURCE,
+                *folders,
+                "-ltorch",
+                "-ltorch_cpu",
+                "-lc10",
+            ]
             subprocess.run(command, check=True)
             partial.replace(library)
     return library
@@ -66,6 +79,9 @@ def load() -> types.ModuleType:
         bytes_of.restype = ctypes.c_int64
     module = _runtime(library)
     torch._register_device_module(NAME, module)
+    library.set_available(True)
+    torch.ones(1, device=NAME, requires_grad=True).backward()  # starts the threads of autograd
+    library.set_available(False)
     return module
 
 

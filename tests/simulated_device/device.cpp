@@ -8,6 +8,7 @@
 //   events          count their recordings; waiting means the last recording made before the wait.
 //   allocator       a freed block goes back to the stream that it was allocated on, and may be used again at once.
 //   everything else is computed by the CPU backend, and waits for the current stream first.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -373,7 +374,10 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 // --- What Python asks for, by ctypes ------------------------------------------------------------------------------
 
 extern "C" {
-void register_hooks() { at::RegisterPrivateUse1HooksInterface(new Hooks); }
+void register_hooks() {
+  at::RegisterPrivateUse1HooksInterface(new Hooks);
+  at::globalContext().lazyInitDevice(TYPE);  // before that torch takes no memory for page-locked
+}
 void set_available(bool value) { available = value; }
 int num_devices() { return available ? NUM_DEVICES : 0; }
 void refuse_waits(bool value) { waits_refused = value; }

@@ -17,7 +17,7 @@ import torch
 
 from tests.simulated_device import backend
 
-pytestmark = pytest.mark.skipif(not backend.can_be_built(), reason=f"no compiler {backend.COMPILER}")
+pytestmark = pytest.mark.skipif(bool(backend.missing()), reason=backend.missing())
 
 LATE = 0.1
 """Seconds, long beside everything that does not wait."""
@@ -147,10 +147,6 @@ def test_a_freed_block_goes_back_to_its_stream_at_once(device: Any) -> None:
     assert torch.empty(5000, dtype=torch.uint8, device="simulated").data_ptr() == address
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="torch's is_pinned() denies, in some runs, what the simulated device registered; cause unknown",
-)
 def test_page_locked_memory_is_known_by_address(device: Any) -> None:
     memory = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)

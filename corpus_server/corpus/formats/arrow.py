@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.flatbuffers import Table, unpack
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
@@ -75,7 +75,7 @@ class _Column(NamedTuple):
     buffer: int  # number of its first buffer
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     if file.path.suffix.lower() not in (".arrow", ".feather"):
         return None
     is_file = file.head(8) == _FILE_MAGIC
@@ -121,7 +121,7 @@ def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLa
     )
 
 
-def _read_footer(file: TokenFile) -> tuple[int, list[tuple[int, int]]]:
+def _read_footer(file: OpenFile) -> tuple[int, list[tuple[int, int]]]:
     """Return the byte at which a file's footer begins, and the start and body of each batch it lists."""
     end = file.read(max(8, file.size_bytes - 10), min(10, file.size_bytes - 8))
     size = unpack("<i", end, 0)
@@ -132,7 +132,7 @@ def _read_footer(file: TokenFile) -> tuple[int, list[tuple[int, int]]]:
     return at, [(block[0], block[2]) for block in footer.vector(3, "<qi4xq")]
 
 
-def _messages(file: TokenFile, at: int, stop: int, *, ends_itself: bool) -> Iterator[_Message]:
+def _messages(file: OpenFile, at: int, stop: int, *, ends_itself: bool) -> Iterator[_Message]:
     """Yield the messages between two bytes. A stream must end itself: nothing else tells a truncated one."""
     while at < stop:
         block = file.read(at, min(_BLOCK_BYTES, stop - at))
@@ -202,7 +202,7 @@ def _types(field: Table, most: int) -> list[int]:
     return found
 
 
-def _read_batch(file: TokenFile, message: _Message, column: _Column, refuse: Refuse) -> tuple[Run, int]:
+def _read_batch(file: OpenFile, message: _Message, column: _Column, refuse: Refuse) -> tuple[Run, int]:
     """Return the run of a record batch, and the tokens of each row."""
     batch = message.header
     if batch.table(3) is not None:
@@ -239,7 +239,7 @@ def _buffer(message: _Message, place: tuple[Any, ...], num_bytes: int) -> int:
     return int(message.body_at + offset)
 
 
-def _equal_rows(file: TokenFile, at: int, num_rows: int, dtype: str, refuse: Refuse) -> tuple[int, int]:
+def _equal_rows(file: OpenFile, at: int, num_rows: int, dtype: str, refuse: Refuse) -> tuple[int, int]:
     """Return where the first row begins among the ids, and the length that all rows have."""
     width = np.dtype(dtype).itemsize
     count = min(num_rows + 1, _MAX_OFFSETS)

@@ -11,11 +11,12 @@ Layout (datatrove `pipeline/tokens/tokenizer.py`), little-endian:
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from corpus_server.corpus.files import OpenFile, TokenFile, unreadable
-from corpus_server.corpus.formats.ends import CumulativeEnds
+from corpus_server.corpus.files import OpenFile, unreadable
+from corpus_server.corpus.formats.documents import CumulativeEnds
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     COPY_AGAIN,
@@ -24,6 +25,7 @@ from corpus_server.corpus.formats.layout import (
     Run,
     ShardLayout,
     TokenDtype,
+    whole_number,
 )
 
 _DTYPES: Final = {"2": TOKEN_DTYPES["uint16"], "4": TOKEN_DTYPES["uint32"]}  # token size -> dtype
@@ -31,59 +33,43 @@ _END_BYTES: Final = 8
 _MAX_METADATA_BYTES: Final = 64 << 10
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     if file.path.suffix != ".ds":
         return None
-    metadata = file.path.with_name(file.path.name + ".metadata")
-    index = file.path.with_name(file.path.name + ".index")
+    metadata, index = (file.path.with_name(f"{file.path.name}.{each}") for each in ("metadata", "index"))
     with ExitStack() as on_error:
-        ends = on_error.enter_context(OpenFile(index)) if index.exists() else None
-        last = _last_end(ends) if ends is not None else None
-        found, reason = None, "named .ds"
+        ends, num_ends, last, reason = None, 0, 0, "named .ds"
+        if index.exists():
+            ends = on_error.enter_context(OpenFile(index))
+            if num_ends := whole_number(ends, _END_BYTES, "ends"):
+                last = int.from_bytes(ends.read(ends.size_bytes - _END_BYTES, _END_BYTES), "little")
         if metadata.exists():
-            found, reason = _read_metadata(metadata, file), "its .ds.metadata says the token size"
+            dtype, reason = _read_metadata(metadata, file), "its .ds.metadata says the token size"
         elif last:
             # An index without metadata (save_final_metadata=False) gives the token size, too.
             found, reason = _DTYPES.get(str(file.size_bytes // last)), "its .ds.index gives the token size"
-        dtype = found or dtype
-        if dtype is None and last:
-            what = f"{file.size_bytes} bytes are no tokens of 2 or 4 bytes: {index.name} counts {last}"
-            raise file.unreadable(what, COPY_AGAIN)
+            if (dtype := found or dtype) is None:
+                what = f"{file.size_bytes} bytes are no tokens of 2 or 4 bytes: {index.name} counts {last}"
+                raise file.unreadable(what, COPY_AGAIN)
         if dtype is None:
             raise file.unreadable(
                 f"datatrove stores uint16 or uint32 tokens, and neither {metadata.name} nor {index.name} "
                 "says which",
                 f"copy them too, or say the dtype ({ACCEPTED_DTYPES})",
             )
-        num_tokens, rest = divmod(file.size_bytes, dtype.itemsize)
-        if rest or (last is not None and last != num_tokens):
-            held = "no end" if last is None else f"the end of {index.name} at token {last}"
-            raise file.unreadable(
-                f"{file.size_bytes} bytes of {dtype.name} tokens contradict {held}", COPY_AGAIN
-            )
-        documents = None
-        if ends is not None:
-            count = ends.size_bytes // _END_BYTES
-            documents = CumulativeEnds(ends, at=0, num_documents=count, num_tokens=num_tokens)
+        num_tokens = whole_number(file, dtype.itemsize, f"{dtype.name} tokens")
+        if ends is not None and last != num_tokens:
+            what = f"{num_tokens} {dtype.name} tokens contradict the end of {index.name} at token {last}"
+            raise file.unreadable(what, COPY_AGAIN)
         on_error.pop_all()
-    return ShardLayout(
-        format="datatrove",
-        reason=reason,
-        dtype=dtype,
-        runs=(Run(0, num_tokens),),
-        documents=documents,
-    )
+    layout = ShardLayout(format="datatrove", reason=reason, dtype=dtype, runs=(Run(0, num_tokens),))
+    if ends is None:
+        return layout
+    documents = CumulativeEnds(ends, at=0, num_documents=num_ends, num_tokens=num_tokens)
+    return replace(layout, documents=documents)
 
 
-def _last_end(index: OpenFile) -> int:
-    """Return the last of the document ends, 0 if there are none."""
-    count, rest = divmod(index.size_bytes, _END_BYTES)
-    if rest:
-        raise index.unreadable(f"{index.size_bytes} bytes are not a whole number of ends", COPY_AGAIN)
-    return int.from_bytes(index.read(index.size_bytes - _END_BYTES, _END_BYTES), "little") if count else 0
-
-
-def _read_metadata(path: Path, data: TokenFile) -> TokenDtype:
+def _read_metadata(path: Path, data: OpenFile) -> TokenDtype:
     """Return the dtype that the metadata says; refuse it if it counts other tokens than the file holds."""
     with OpenFile(path) as file:
         lines = file.head(_MAX_METADATA_BYTES).decode("utf-8", "replace").splitlines()

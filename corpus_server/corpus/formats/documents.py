@@ -1,6 +1,6 @@
-"""Sidecar of document ends, `<shard file>.documents`, for shards whose format has no documents.
+"""Documents whose ends lie in a file as one array, and our own such file, the sidecar `<shard>.documents`.
 
-Layout, little-endian, 96 bytes of header:
+The sidecar is for shards whose format has no documents. Layout, little-endian, 96 bytes of header:
 
     byte  0  b"CORPDOCS"
           8  <u8 version, 1
@@ -23,26 +23,141 @@ A shard may hold 10^9 documents, so single ends are read from the file, never al
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import xxhash
 
-from corpus_server.corpus.files import OpenFile, TokenFile
-from corpus_server.corpus.formats.ends import CHUNK_ENDS, CumulativeEnds
-from corpus_server.corpus.formats.layout import TOKEN_DTYPES, Format, TokenDtype
+from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.formats.layout import (
+    TOKEN_DTYPES,
+    DocumentIndex,
+    Ends,
+    Format,
+    TokenDtype,
+    read_header,
+)
+from corpus_server.errors import InvalidParameter, ReadFailed
+
+CHUNK_ENDS: Final = 1 << 17  # ends; 1 MiB of int64
+HEADER_BYTES: Final = 96
+END_DTYPE: Final[np.dtype[np.uint64]] = np.dtype("<u8")
 
 _MAGIC: Final = b"CORPDOCS"
 _VERSION: Final = 1
-HEADER_BYTES: Final = 96
 _LISTED: Final = 2**64 - 1  # in place of an end-of-text id
-END_DTYPE: Final[np.dtype[np.uint64]] = np.dtype("<u8")
-
 _HEADER: Final = struct.Struct("<8sQQQQ8s32sQ")
 _SUFFIX: Final = ".documents"
 _AGAIN: Final = "run corpus-server index on the corpus again, or delete the file"
+
+
+class CumulativeEnds(DocumentIndex):
+    """An open file that holds the end of every document; document n begins where n - 1 ends.
+
+    Args:
+        file: closed with the index.
+        at: byte of the file at which the ends begin.
+        num_tokens: of the shard; no document ends behind it.
+        entry: dtype of the ends on disk.
+        origin, unit: an entry of token end `e` is `origin + unit * e` (litData stores bytes of the file).
+    """
+
+    remedy: ClassVar = "run corpus-server verify, then copy the index again"
+
+    def __init__(
+        self,
+        file: OpenFile,
+        *,
+        at: int,
+        num_documents: int,
+        num_tokens: int,
+        entry: str = "<u8",
+        origin: int = 0,
+        unit: int = 1,
+    ) -> None:
+        self.file = file
+        self.num_documents = num_documents
+        self.num_tokens = num_tokens
+        self._at, self._entry = at, np.dtype(entry)
+        self._origin, self._unit = origin, unit
+
+    def ends(self, first: int, count: int) -> Ends:
+        """Return the ends of documents [first, first + count), in tokens."""
+        size = self._entry.itemsize
+        data = self.file.read(self._at + first * size, count * size)
+        return (np.frombuffer(data, self._entry).astype(np.int64) - self._origin) // self._unit
+
+    def document_range(self, number: int) -> tuple[int, int]:
+        """Return the tokens `(start, stop)` of document `number` in [0, num_documents)."""
+        self.file.check_unchanged()
+        start, stop = self.ends(number - 1, 2).tolist() if number else (0, int(self.ends(0, 1)[0]))
+        if 0 <= start <= stop <= self.num_tokens:
+            return start, stop
+        raise ReadFailed(
+            f"{self.file.path.name}: the entry of document {number} contradicts its neighbours",
+            remedy=self.remedy,
+        )
+
+    def sequence_lengths(self) -> Ends:
+        """Return the tokens of each document."""
+        self.file.check_unchanged()
+        return np.diff(self.ends(0, self.num_documents), prepend=0)
+
+    def find_problem(self) -> str | None:
+        """Read all ends in bounded memory; return the first contradiction, or None."""
+        number = first_disorder(self.ends, self.num_documents, self.num_tokens)
+        if number is None:
+            return None
+        return f"{self.file.path.name}: document {number} ends before it begins, or behind the shard"
+
+
+def first_disorder(read: Callable[[int, int], Ends], count: int, most: int) -> int | None:
+    """Return the number of the first entry that is below the one before it, or 0, or above `most`."""
+    previous = 0
+    for first in range(0, count, CHUNK_ENDS):
+        entries = read(first, min(CHUNK_ENDS, count - first))
+        wrong = np.flatnonzero((np.diff(entries, prepend=previous) < 0) | (entries > most))
+        if wrong.size:
+            return first + int(wrong[0])
+        previous = int(entries[-1])
+    return None
+
+
+class CutDocuments(DocumentIndex):
+    """The documents that touch tokens [start, stop) of a shard.
+
+    The first and the last one are cut there: what is left of them counts as a document. Ranges are numbered
+    from token `start`.
+    """
+
+    def __init__(self, whole: DocumentIndex, start: int, stop: int) -> None:
+        self.file = whole.file
+        self._whole, self._start, self._stop = whole, start, stop
+        numbers = range(whole.num_documents)
+        self._first = bisect_right(numbers, start, key=lambda number: whole.document_range(number)[1])
+        end = bisect_left(numbers, stop, key=lambda number: whole.document_range(number)[0])
+        self.num_documents = end - self._first if start < stop else 0  # an empty run is inside a document
+
+    def document_range(self, number: int) -> tuple[int, int]:
+        """Return the tokens `(start, stop)` of document `number` in [0, num_documents)."""
+        start, stop = self._whole.document_range(self._first + number)
+        return max(start, self._start) - self._start, min(stop, self._stop) - self._start
+
+    def sequence_lengths(self) -> Ends:
+        """Refuse: a cut sequence would be another one."""
+        raise InvalidParameter(
+            f"{self.file.path.name}: a corpus with token_range has no whole sequences",
+            parameter="token_range",
+            remedy="serve it without token_range; order megatron has a split of its own",
+        )
+
+    def find_problem(self) -> str | None:
+        """Read the shard's whole index in bounded memory; return the first contradiction, or None."""
+        return self._whole.find_problem()
 
 
 def documents_path(path: Path) -> Path:
@@ -67,21 +182,17 @@ class DocumentsHeader(NamedTuple):
         return fields + xxhash.xxh3_64_intdigest(fields).to_bytes(8, "little")
 
     @classmethod
-    def unpack(cls, file: TokenFile) -> DocumentsHeader:
+    def unpack(cls, file: OpenFile) -> DocumentsHeader:
         """Read and check the header of an open sidecar."""
-        head = file.head(HEADER_BYTES)
-        if not head.startswith(_MAGIC):
-            raise file.unreadable(
-                f"expected it to begin with {_MAGIC!r}, got {head[: len(_MAGIC)]!r}", _AGAIN
-            )
-        if len(head) < HEADER_BYTES:
-            raise file.unreadable(f"{len(head)} bytes end inside the header", _AGAIN)
-        _, version, eot, num_tokens, num_documents, dtype, *digests = _HEADER.unpack_from(head)
+        magic = file.head(len(_MAGIC))
+        if magic != _MAGIC:
+            raise file.unreadable(f"expected it to begin with {_MAGIC!r}, got {magic!r}", _AGAIN)
+        *fields, checksum = read_header(file, f"{_HEADER.format}Q", "the header", remedy=_AGAIN)
+        _, version, eot, num_tokens, num_documents, dtype, *digests = fields
         if version != _VERSION:
             raise file.unreadable(f"version {version} is unknown (known: {_VERSION})", _AGAIN)
         name = dtype.rstrip(b"\0").decode("ascii", "replace")
-        checksum = xxhash.xxh3_64_intdigest(head[: _HEADER.size]).to_bytes(8, "little")
-        if head[_HEADER.size :] != checksum or name not in TOKEN_DTYPES:
+        if checksum != xxhash.xxh3_64_intdigest(_HEADER.pack(*fields)) or name not in TOKEN_DTYPES:
             raise file.unreadable("its header is damaged", _AGAIN)
         return cls(None if eot == _LISTED else eot, num_tokens, num_documents, TOKEN_DTYPES[name], *digests)
 
@@ -101,40 +212,36 @@ class DocumentEnds(CumulativeEnds):
             self.header = DocumentsHeader.unpack(file)
             num_documents = self.header.num_documents
             super().__init__(file, at=HEADER_BYTES, num_documents=num_documents, num_tokens=num_tokens)
-            self._check(num_tokens, dtype, fingerprint)
+            if problem := self._contradiction(dtype, fingerprint):
+                raise file.unreadable(problem, _AGAIN)
             on_error.pop_all()
 
     def find_problem(self) -> str | None:
         """Read all ends in bounded memory; return the first contradiction, or None."""
         if problem := super().find_problem():
             return problem
-        checksum, size = xxhash.xxh3_64(), END_DTYPE.itemsize
+        checksum = xxhash.xxh3_64()
         for first in range(0, self.num_documents, CHUNK_ENDS):
-            count = min(CHUNK_ENDS, self.num_documents - first)
-            checksum.update(self.file.read(HEADER_BYTES + first * size, count * size))
+            ends = self.ends(first, min(CHUNK_ENDS, self.num_documents - first))
+            checksum.update(ends.astype(END_DTYPE).data)
         if checksum.intdigest() != self.header.ends_checksum:
             return f"{self.file.path.name}: its document ends differ from the ones written; {_AGAIN}"
         return None
 
-    def _check(self, num_tokens: int, dtype: TokenDtype, fingerprint: bytes) -> None:
-        header = self.header
-        expected_bytes = HEADER_BYTES + END_DTYPE.itemsize * self.num_documents
+    def _contradiction(self, dtype: TokenDtype, fingerprint: bytes) -> str | None:
+        header, num_documents = self.header, self.num_documents
+        expected_bytes = HEADER_BYTES + END_DTYPE.itemsize * num_documents
         if self.file.size_bytes != expected_bytes:
-            raise self.file.unreadable(
-                f"{self.num_documents} documents need {expected_bytes} bytes, found {self.file.size_bytes}",
-                _AGAIN,
-            )
-        last = int(self.ends(self.num_documents - 1, 1)[0]) if self.num_documents else 0
+            return f"{num_documents} documents need {expected_bytes} bytes, found {self.file.size_bytes}"
+        last = int(self.ends(num_documents - 1, 1)[0]) if num_documents else 0
         if last != header.num_tokens:
-            raise self.file.unreadable(
-                f"its last document ends at token {last}, expected {header.num_tokens}", _AGAIN
-            )
-        if (header.num_tokens, header.dtype) != (num_tokens, dtype):
-            made = f"{header.num_tokens} {header.dtype.name} tokens"
-            what = f"made for {made}, the file beside it holds {num_tokens} {dtype.name}"
-            raise self.file.unreadable(what, _AGAIN)
+            return f"its last document ends at token {last}, expected {header.num_tokens}"
+        made, holds = f"{header.num_tokens} {header.dtype.name}", f"{self.num_tokens} {dtype.name}"
+        if made != holds:
+            return f"made for {made} tokens, the file beside it holds {holds}"
         if header.fingerprint != fingerprint:
-            raise self.file.unreadable("made for other tokens than the file beside it holds", _AGAIN)
+            return "made for other tokens than the file beside it holds"
+        return None
 
 
 # Not a token format; listed so that folders know the suffix.

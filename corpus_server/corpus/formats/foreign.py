@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import Format, TokenDtype, build_ids, build_text, not_served
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.user_files import parse_json
@@ -55,7 +55,7 @@ _TEXT_COLUMNS: Final = ("text", "content")
 _LINE_BYTES: Final = 1 << 20  # bytes; a longer first line of JSON is not looked into
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> None:
     path, head = file.path, file.head(16)
     _refuse_zarr(file)
     if path.suffix in (".txt", ".text") and dtype is not None:
@@ -77,7 +77,7 @@ def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> None:
         raise _build(file, what, suffix, in_folder) if remedy is None else not_served(file, what, remedy)
 
 
-def _build(file: TokenFile, what: str, suffix: str, in_folder: bool) -> UnreadableCorpus:
+def _build(file: OpenFile, what: str, suffix: str, in_folder: bool) -> UnreadableCorpus:
     """Return the error for a file that `build` reads, with the command that fits what it holds."""
     source = file.path.parent if in_folder else file.path
     if suffix in (".txt", ".text"):
@@ -125,19 +125,14 @@ def _columns(path: Path) -> dict[str, str]:
 def _kinds_in(schema: Any) -> dict[str, str]:
     types, kinds = import_module("pyarrow.types"), {}
     for field in schema:
-        if (
-            types.is_list(field.type)
-            or types.is_large_list(field.type)
-            or types.is_fixed_size_list(field.type)
-        ):
-            if types.is_integer(field.type.value_type):
-                kinds[field.name] = "token ids"
-        elif types.is_string(field.type) or types.is_large_string(field.type):
+        if types.is_string(field.type) or types.is_large_string(field.type):
             kinds[field.name] = "text"
+        elif types.is_nested(field.type) and types.is_integer(getattr(field.type, "value_type", field.type)):
+            kinds[field.name] = "token ids"
     return kinds
 
 
-def _refuse_zarr(file: TokenFile) -> None:
+def _refuse_zarr(file: OpenFile) -> None:
     """Refuse a chunk of a zarr array, which has a name like `0`, `0.0` or `c/0/0`."""
     if not file.path.name.replace(".", "").isdecimal():
         return

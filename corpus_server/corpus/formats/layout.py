@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.corpus.files import Closing, TokenFile
+from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 
 TokenDtype = np.dtype[Any]
@@ -35,7 +36,7 @@ Ends = NDArray[np.integer[Any]]
 class DocumentIndex(Closing):
     """Document boundaries of one shard, in an open file. Entries are read one by one."""
 
-    file: TokenFile
+    file: OpenFile
     num_documents: int
 
     def document_range(self, number: int) -> tuple[int, int]:
@@ -79,11 +80,6 @@ class ShardLayout:
     listed_ends: Callable[[], Iterator[Ends]] | None = None
 
     @property
-    def data_offset(self) -> int:
-        """Byte at which the first run begins."""
-        return self.runs[0].data_offset
-
-    @property
     def num_tokens(self) -> int:
         """Tokens of all runs."""
         return sum(run.num_tokens for run in self.runs)
@@ -105,7 +101,7 @@ class Format:
             lacks its counterpart.
     """
 
-    read: Callable[[TokenFile, TokenDtype | None, bool], ShardLayout | None]
+    read: Callable[[OpenFile, TokenDtype | None, bool], ShardLayout | None]
     side_files: Mapping[str, str] = field(default_factory=dict)
     find_data: Callable[[Path], Path | None] = lambda path: None
     check_folder: Callable[[Collection[Path], bool], None] = lambda paths, dtype_given: None
@@ -123,10 +119,29 @@ def token_dtype(value: object) -> TokenDtype:
     return TOKEN_DTYPES[dtype.name]
 
 
-def counted_layout(
-    file: TokenFile, *, name: str, reason: str, dtype: TokenDtype, data_offset: int, num_tokens: int
-) -> ShardLayout:
-    """Return the layout of a file whose header counts its tokens; refuse a file of another size."""
+def read_header(
+    file: OpenFile, form: str, what: str, *, num_bytes: int = 0, remedy: str = COPY_AGAIN
+) -> tuple[Any, ...]:
+    """Return the fields, of a form of `struct`, that a file begins with.
+
+    Refuses a file that ends inside them, or before `num_bytes`. `what` names the header in the error.
+    """
+    size = struct.calcsize(form)
+    if file.size_bytes < (num_bytes := max(num_bytes, size)):
+        raise file.unreadable(f"{file.size_bytes} bytes end inside {what} of {num_bytes}", remedy)
+    return struct.unpack(form, file.head(size))
+
+
+def whole_number(file: OpenFile, num_bytes: int, what: str, remedy: str = COPY_AGAIN) -> int:
+    """Return how many entries of `num_bytes` a file consists of; refuse a broken last one."""
+    count, rest = divmod(file.size_bytes, num_bytes)
+    if rest:
+        raise file.unreadable(f"{file.size_bytes} bytes are not a whole number of {what}", remedy)
+    return count
+
+
+def counted_run(file: OpenFile, dtype: TokenDtype, *, data_offset: int, num_tokens: int) -> tuple[Run]:
+    """Return the run of a file whose header counts its tokens; refuse a file of another size."""
     if num_tokens >= _MAX_TOKENS:  # too many digits cannot even be shown
         raise file.unreadable("its header says an impossible number of tokens", COPY_AGAIN)
     expected_bytes = data_offset + num_tokens * dtype.itemsize
@@ -137,10 +152,10 @@ def counted_layout(
             f" ({file.size_bytes} bytes, expected {expected_bytes})",
             COPY_AGAIN,
         )
-    return ShardLayout(format=name, reason=reason, dtype=dtype, runs=(Run(data_offset, num_tokens),))
+    return (Run(data_offset, num_tokens),)
 
 
-def not_served(file: TokenFile, what: str, remedy: str) -> UnreadableCorpus:
+def not_served(file: OpenFile, what: str, remedy: str) -> UnreadableCorpus:
     """Return the error for a file of a known kind that holds no tokens in a served form."""
     return file.unreadable(f"is {what}, which is not served", remedy)
 

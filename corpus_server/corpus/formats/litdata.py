@@ -12,13 +12,12 @@ of all items lie one after another and are mapped. `data_format` names the dtype
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from corpus_server.corpus.files import TokenFile, unreadable
-from corpus_server.corpus.formats.ends import CumulativeEnds
+from corpus_server.corpus.files import OpenFile, unreadable
+from corpus_server.corpus.formats.documents import CumulativeEnds
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     COPY_AGAIN,
@@ -27,7 +26,8 @@ from corpus_server.corpus.formats.layout import (
     ShardLayout,
     TokenDtype,
     build_ids,
-    counted_layout,
+    counted_run,
+    read_header,
 )
 from corpus_server.user_files import parse_json, read_regular
 
@@ -40,42 +40,39 @@ _DTYPES: Final = {
 }
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     path = file.path.with_name("index.json")
     if not (file.path.name.startswith("chunk-") and file.path.suffix == ".bin" and path.is_file()):
         return None
-    config, num_tokens = read_index(path)
-    if file.path.name not in num_tokens:
+    config, chunks = read_index(path)
+    if file.path.name not in chunks:
         raise file.unreadable(f"is not among the chunks that {path.name} lists", "move it away")
-    tokens = _dtype(file, config, flat=num_tokens[file.path.name] is not None)
-    num_items = int.from_bytes(file.head(4), "little")
+    num_tokens = chunks[file.path.name]
+    tokens = _dtype(file, config, flat=num_tokens is not None)
+    (num_items,) = read_header(file, "<I", "litData's header")
     header_bytes = 4 + 4 * (num_items + 1)
-    if file.size_bytes < header_bytes:
-        raise file.unreadable(f"{file.size_bytes} bytes end inside litData's header", COPY_AGAIN)
+    read_header(file, "<I", "litData's header", num_bytes=header_bytes)
     ends = [int.from_bytes(file.read(at, 4), "little") for at in (4, header_bytes - 4)]
     if ends != [header_bytes, file.size_bytes]:
         raise file.unreadable(
             f"its items lie at bytes {ends[0]} to {ends[1]}, expected {header_bytes} to {file.size_bytes}",
             COPY_AGAIN,
         )
-    layout = counted_layout(
-        file,
-        name="litdata",
+    return ShardLayout(
+        format="litdata",
         reason=f"{path.name} beside it lists it: {config['data_format'][0]}",
         dtype=tokens,
-        data_offset=header_bytes,
-        num_tokens=num_tokens[file.path.name],
+        runs=counted_run(file, tokens, data_offset=header_bytes, num_tokens=num_tokens),
+        documents=CumulativeEnds(
+            file,
+            at=8,  # behind the first offset, at which the first item begins
+            num_documents=num_items,
+            num_tokens=num_tokens,
+            entry="<u4",
+            origin=header_bytes,
+            unit=tokens.itemsize,
+        ),
     )
-    documents = CumulativeEnds(
-        file,
-        at=8,  # behind the first offset, at which the first item begins
-        num_documents=num_items,
-        num_tokens=layout.num_tokens,
-        entry="<u4",
-        origin=header_bytes,
-        unit=tokens.itemsize,
-    )
-    return replace(layout, documents=documents)
 
 
 def dtype_name(data_format: list[str]) -> str | None:
@@ -84,7 +81,7 @@ def dtype_name(data_format: list[str]) -> str | None:
     return _DTYPES.get(serializer, {}).get(number)
 
 
-def _dtype(file: TokenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype:
+def _dtype(file: OpenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype:
     """Return the dtype of a chunk's tokens; refuse one whose tokens cannot be mapped."""
     remedy, found = build_ids(file.path.parent, "tokens"), dtype_name(config["data_format"])
     reason = None
@@ -105,29 +102,22 @@ def _dtype(file: TokenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype
 
 
 def read_index(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config and the number of tokens of each chunk, None where items are not flat arrays.
-
-    Raises:
-        UnreadableCorpus: the file is no index of litData.
-    """
+    """Return the config and the number of tokens of each chunk, None where items are not flat arrays."""
     try:
         status = path.stat()
-    except OSError as error:
-        raise unreadable(path, f"cannot be read: {error.strerror}") from error
-    return _read_index(path, status.st_mtime_ns, status.st_size)
+        return _read_index(path, status.st_mtime_ns, status.st_size)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise unreadable(path, f"is no index of litData: {error!r:.300}", COPY_AGAIN) from error
 
 
 # Cached, because each of a folder's chunks asks for the same index, which grows with their number.
 @lru_cache(maxsize=4)
 def _read_index(path: Path, mtime_ns: int, size_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        index = parse_json(read_regular(path))
-        config, chunks = index["config"], {each["filename"]: each["dim"] for each in index["chunks"]}
-        if wrong := [dim for dim in chunks.values() if not (dim is None or type(dim) is int)]:
-            raise ValueError(f"a chunk's dim is {wrong[0]!r:.100}")
-        config["data_format"] = [str(each) for each in config["data_format"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise unreadable(path, f"is no index of litData: {error!r:.300}", COPY_AGAIN) from error
+    index = parse_json(read_regular(path))
+    config, chunks = index["config"], {each["filename"]: each["dim"] for each in index["chunks"]}
+    if wrong := [dim for dim in chunks.values() if not (dim is None or type(dim) is int)]:
+        raise ValueError(f"a chunk's dim is {wrong[0]!r:.100}")
+    config["data_format"] = [str(each) for each in config["data_format"]]
     return config, chunks
 
 

@@ -6,17 +6,16 @@ Layout (llm.c `dev/data/data_common.py`): a header of 256 `<i4`, of which the fi
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
-    COPY_AGAIN,
     TOKEN_DTYPES,
     Format,
     ShardLayout,
     TokenDtype,
-    counted_layout,
+    counted_run,
+    read_header,
 )
 
 HEADER_BYTES: Final = 1024
@@ -26,7 +25,6 @@ _DTYPES: Final = {
     (20240520, 1): TOKEN_DTYPES["uint16"],  # GPT-2's vocabulary
     (20240801, 7): TOKEN_DTYPES["uint32"],  # Llama 3's
 }
-_MAGICS: Final = {magic for magic, _ in _DTYPES}
 
 # Other files of llm.c begin with similar magic numbers and hold no tokens.
 _NOT_TOKENS: Final = {
@@ -36,32 +34,25 @@ _NOT_TOKENS: Final = {
 }
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
-    head = file.head(12)
-    magic = int.from_bytes(head[:4], "little")
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+    magic = int.from_bytes(file.head(4), "little")
     if magic in _NOT_TOKENS:
         raise file.unreadable(f"is {_NOT_TOKENS[magic]}, not tokens", "name its token files")
-    if magic not in _MAGICS:
+    if magic not in {known for known, _ in _DTYPES}:
         return None
-    if file.size_bytes < HEADER_BYTES:
-        raise file.unreadable(
-            f"{file.size_bytes} bytes end inside llm.c's header of {HEADER_BYTES}", COPY_AGAIN
-        )
-    magic, version, num_tokens = struct.unpack("<iii", head)
-    found = _DTYPES.get((magic, version))
-    if found is None:
+    _, version, num_tokens = read_header(file, "<iii", "llm.c's header", num_bytes=HEADER_BYTES)
+    if (magic, version) not in _DTYPES:
         accepted = ", ".join(f"{known[0]} with version {known[1]}" for known in _DTYPES)
         raise file.unreadable(
             f"llm.c magic {magic} with version {version} is unknown (known: {accepted})",
             "write it again with llm.c of today",
         )
-    return counted_layout(
-        file,
-        name="llm.c",
+    found = _DTYPES[magic, version]
+    return ShardLayout(
+        format="llm.c",
         reason=f"begins with llm.c's magic number {magic}, version {version}",
         dtype=found,
-        data_offset=HEADER_BYTES,
-        num_tokens=num_tokens,
+        runs=counted_run(file, found, data_offset=HEADER_BYTES, num_tokens=num_tokens),
     )
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from typing import Final, NamedTuple
 
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     COPY_AGAIN,
@@ -26,7 +25,8 @@ from corpus_server.corpus.formats.layout import (
     TokenDtype,
     build_ids,
     build_text,
-    counted_layout,
+    counted_run,
+    read_header,
 )
 from corpus_server.user_files import parse_json
 
@@ -43,11 +43,10 @@ class Column(NamedTuple):
     size: int | None  # bytes in each sample; None if each sample says it
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     if file.path.suffix != ".mds":
         return None
-    num_samples, data_offset, found = _read_header(file)
-    encodings = {column.name: column.encoding for column in found}
+    num_samples, data_offset, encodings = _read_header(file)
     columns = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
     match = _ENCODING.fullmatch(next(iter(encodings.values())))
     reason = None
@@ -58,17 +57,16 @@ def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLa
     if match is None or reason is not None:
         raise file.unreadable(f"is an MDS shard that cannot be mapped: {reason}", _remedy(file, encodings))
     tokens = TOKEN_DTYPES[match[1]]
-    return counted_layout(
-        file,
-        name="mds",
+    num_tokens = num_samples * math.prod(map(int, match[2].split(",")))
+    return ShardLayout(
+        format="mds",
         reason=f"named .mds, its single column is {columns}",
         dtype=tokens,
-        data_offset=data_offset,
-        num_tokens=num_samples * math.prod(map(int, match[2].split(","))),
+        runs=counted_run(file, tokens, data_offset=data_offset, num_tokens=num_tokens),
     )
 
 
-def _remedy(file: TokenFile, encodings: dict[str, str]) -> str:
+def _remedy(file: OpenFile, encodings: dict[str, str]) -> str:
     """Return the command that makes the whole data set servable."""
     ids = [name for name, encoding in encodings.items() if encoding.startswith(("ndarray", "bytes"))]
     text = [name for name, encoding in encodings.items() if encoding == "str"]
@@ -78,17 +76,17 @@ def _remedy(file: TokenFile, encodings: dict[str, str]) -> str:
     return build_ids(file.path.parent, column)
 
 
-def _read_header(file: TokenFile) -> tuple[int, int, list[Column]]:
-    """Return the number of samples, the byte at which the first one begins, and the columns."""
+def _read_header(file: OpenFile) -> tuple[int, int, dict[str, str]]:
+    """Return the number of samples, the byte at which the first one begins, and the columns' encodings."""
+    num_samples, first = read_header(file, "<II", "the MDS header")
+    header_bytes = 4 + 4 * (num_samples + 1)
     try:
-        (num_samples,) = struct.unpack("<I", file.head(4))
-        header_bytes = 4 + 4 * (num_samples + 1)
-        (first,) = struct.unpack("<I", file.head(8)[4:])
         if not header_bytes < first <= min(file.size_bytes, header_bytes + _MAX_CONFIG_BYTES):
             raise ValueError(f"{num_samples} samples beginning at byte {first} do not fit")
-        return num_samples, first, read_columns(file.read(header_bytes, first - header_bytes))
-    except (struct.error, ValueError) as error:
+        columns = read_columns(file.read(header_bytes, first - header_bytes))
+    except ValueError as error:
         raise file.unreadable(f"its MDS header is damaged: {error}", COPY_AGAIN) from error
+    return num_samples, first, {column.name: column.encoding for column in columns}
 
 
 def read_columns(config: bytes) -> list[Column]:

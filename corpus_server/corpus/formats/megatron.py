@@ -26,18 +26,21 @@ from typing import Final
 
 import numpy as np
 
-from corpus_server.corpus.files import OpenFile, TokenFile, unreadable
+from corpus_server.corpus.files import OpenFile, unreadable
+from corpus_server.corpus.formats.documents import CHUNK_ENDS, CumulativeEnds, first_disorder
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     TOKEN_DTYPES,
-    DocumentIndex,
+    Ends,
     Format,
     Run,
     ShardLayout,
     TokenDtype,
     not_served,
+    read_header,
+    whole_number,
 )
-from corpus_server.errors import ReadFailed
+from corpus_server.errors import UnreadableCorpus
 
 _MAGIC: Final = b"MMIDIDX\x00\x00"
 _LEGACY_MAGIC: Final = b"TNTIDX\x00\x00"
@@ -54,12 +57,9 @@ _OVERFLOWED: Final = (
     "tokens from a folder without the .idx",
 )
 _SAMPLED_SEQUENCES: Final = 16
-_CHUNK_ENTRIES: Final = 1 << 18
-
-Entries = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     path, index_path = file.path, file.path.with_suffix(".idx")
     if path.suffix == ".bin" and index_path.exists():
         return _read_pair(file, index_path)
@@ -76,7 +76,7 @@ def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLa
     return None
 
 
-def _read_pair(file: TokenFile, index_path: Path) -> ShardLayout:
+def _read_pair(file: OpenFile, index_path: Path) -> ShardLayout:
     with ExitStack() as on_error:
         index = on_error.enter_context(OpenFile(index_path))
         magic = index.head(len(_MAGIC))
@@ -128,89 +128,70 @@ def _check_folder(paths: Collection[Path], dtype_given: bool) -> None:
         )
 
 
-class MegatronIndex(DocumentIndex):
+class MegatronIndex(CumulativeEnds):
     """An open `.idx` file, checked in O(1) against its own size and its `.bin`."""
 
-    def __init__(self, file: TokenFile, *, data: TokenFile) -> None:
+    remedy = "run corpus-server verify, then copy or build the index again"
+
+    def __init__(self, file: OpenFile, *, data: OpenFile) -> None:
         self.file = file
         self.dtype, self.num_sequences, num_indices, self.header_bytes = _read_header(file)
         self.num_documents = num_indices - 1
-        self.num_tokens, rest = divmod(data.size_bytes, self.dtype.itemsize)
-        if rest:
-            raise data.unreadable(
-                f"{data.size_bytes} bytes are no whole {self.dtype.name} tokens", _COPY_AGAIN
-            )
+        self.num_tokens = whole_number(data, self.dtype.itemsize, f"{self.dtype.name} tokens", _COPY_AGAIN)
         self._check_ends(data)
         self._check_sample()
 
-    def document_range(self, number: int) -> tuple[int, int]:
-        """Return the tokens `(start, stop)` of document `number` in [0, num_documents)."""
-        self.file.check_unchanged()
-        first, end = (int(entry) for entry in self._indices(number, 2))
-        if 0 <= first <= end <= self.num_sequences:
-            start, stop = self._sequence_start(first), self._sequence_start(end)
-            if 0 <= start <= stop <= self.num_tokens:
-                return start, stop
-        raise ReadFailed(
-            f"{self.file.path.name}: the entry of document {number} contradicts its neighbours",
-            remedy="run corpus-server verify, then copy or build the index again",
-        )
+    def ends(self, first: int, count: int) -> Ends:
+        """Return the ends of documents [first, first + count), in tokens; -1 for an impossible one."""
+        return np.array([self._sequence_start(each) for each in self._indices(first + 1, count).tolist()])
 
-    def sequence_lengths(self) -> Entries:
+    def sequence_lengths(self) -> Ends:
         """Return the tokens of each sequence: Megatron shuffles these, and a document may have several."""
         self.file.check_unchanged()
         return self._lengths(0, self.num_sequences)
 
     def find_problem(self) -> str | None:
         """Read the whole index in bounded memory; return the first contradiction, or None."""
-        name, itemsize, expected = self.file.path.name, self.dtype.itemsize, 0
-        for start in range(0, self.num_sequences, _CHUNK_ENTRIES):
-            count = min(_CHUNK_ENTRIES, self.num_sequences - start)
-            lengths = self._lengths(start, count)
-            if (negative := np.flatnonzero(lengths < 0)).size:
-                return f"{name}: sequence {start + int(negative[0])} has a negative length"
-            ends = expected + np.cumsum(lengths * itemsize)
-            begins = np.concatenate(([expected], ends[:-1]))
-            wrong = np.flatnonzero(self._pointers(start, count) != begins)
+        name, end = self.file.path.name, 0
+        for start in range(0, self.num_sequences, CHUNK_ENDS):
+            count = min(CHUNK_ENDS, self.num_sequences - start)
+            lengths, begins = self._lengths(start, count), self._pointers(start, count)
+            expected = end + np.cumsum([0, *lengths * self.dtype.itemsize])
+            wrong = np.flatnonzero((lengths < 0) | (begins != expected[:-1]))
             if wrong.size:
-                return f"{name}: sequence {start + int(wrong[0])} does not begin where the one before it ends"
-            expected = int(ends[-1])
-        previous = 0
-        for start in range(0, self.num_documents + 1, _CHUNK_ENTRIES):
-            indices = self._indices(start, min(_CHUNK_ENTRIES, self.num_documents + 1 - start))
-            wrong = np.flatnonzero(np.diff(indices, prepend=previous) < 0)
-            if wrong.size:
-                return f"{name}: document {start + int(wrong[0])} begins before the one before it"
-            previous = int(indices[-1])
-        return None
+                what = "does not begin where the one before it ends, or has a negative length"
+                return f"{name}: sequence {start + int(wrong[0])} {what}"
+            end = int(expected[-1])
+        document = first_disorder(self._indices, self.num_documents + 1, self.num_sequences)
+        return None if document is None else f"{name}: document {document} begins before the one before it"
 
-    def _lengths(self, start: int, count: int) -> Entries:
+    def _lengths(self, start: int, count: int) -> Ends:
         return self._entries(4 * start, count, "<i4").astype("<i8")
 
-    def _pointers(self, start: int, count: int) -> Entries:
+    def _pointers(self, start: int, count: int) -> Ends:
         return self._entries(4 * self.num_sequences + 8 * start, count, "<i8")
 
-    def _indices(self, start: int, count: int) -> Entries:
+    def _indices(self, start: int, count: int) -> Ends:
         return self._entries(12 * self.num_sequences + 8 * start, count, "<i8")
 
-    def _entries(self, offset: int, count: int, dtype: str) -> Entries:
+    def _entries(self, offset: int, count: int, dtype: str) -> Ends:
         data = self.file.read(self.header_bytes + offset, count * np.dtype(dtype).itemsize)
         return np.frombuffer(data, dtype)
 
-    def _pointer(self, number: int) -> int:
-        return int(self._pointers(number, 1)[0])
-
-    def _end(self, number: int) -> int:
-        """Return the byte behind the last token of a sequence."""
-        return self._pointer(number) + int(self._lengths(number, 1)[0]) * self.dtype.itemsize
+    def _extent(self, number: int) -> tuple[int, int]:
+        """Return the bytes [begin, end) of a sequence in the `.bin`."""
+        begin = int(self._pointers(number, 1)[0])
+        return begin, begin + int(self._lengths(number, 1)[0]) * self.dtype.itemsize
 
     def _sequence_start(self, number: int) -> int:
         """Return the first token of a sequence; behind the last sequence, the number of tokens."""
         if number == self.num_sequences:
             return self.num_tokens
-        return self._pointer(number) // self.dtype.itemsize
+        if not 0 <= number < self.num_sequences:
+            return -1
+        return int(self._pointers(number, 1)[0]) // self.dtype.itemsize
 
-    def _check_ends(self, data: TokenFile) -> None:
+    def _check_ends(self, data: OpenFile) -> None:
         num_sequences = self.num_sequences
         first, last = int(self._indices(0, 1)[0]), int(self._indices(self.num_documents, 1)[0])
         if (first, last) != (0, num_sequences):
@@ -218,46 +199,45 @@ class MegatronIndex(DocumentIndex):
                 f"its documents cover sequences {first} to {last}, expected 0 to {num_sequences}",
                 "build the index again",
             )
-        begin, end = (self._pointer(0), self._end(num_sequences - 1)) if num_sequences else (0, 0)
+        begin, end = (self._extent(0)[0], self._extent(num_sequences - 1)[1]) if num_sequences else (0, 0)
         if begin != 0:
             raise self.file.unreadable(f"its first sequence begins at byte {begin}, expected 0", _COPY_AGAIN)
         if end != data.size_bytes:
-            held = f"{data.path.name} holds {data.size_bytes} bytes"
-            wrong = f"its sequences end at byte {end}, but {held}", _COPY_AGAIN
-            raise self.file.unreadable(*(wrong if (data.size_bytes - end) % 2**32 else _OVERFLOWED))
+            what = f"its sequences end at byte {end}, but {data.path.name} holds {data.size_bytes} bytes"
+            raise self._wrong(data.size_bytes - end, what, _COPY_AGAIN)
 
     def _check_sample(self) -> None:
         """Check at a few places that each sequence begins where the one before it ends."""
         last = self.num_sequences - 2
         for number in {last * i // (_SAMPLED_SEQUENCES - 1) for i in range(_SAMPLED_SEQUENCES) if last >= 0}:
-            begin, end, after = self._pointer(number), self._end(number), self._pointer(number + 1)
-            if begin < 0 or (end != after and (end - after) % 2**32 == 0):
-                raise self.file.unreadable(*_OVERFLOWED)
-            if end != after:
-                raise self.file.unreadable(
-                    f"sequence {number + 1} begins at byte {after}, the one before it ends at byte {end}",
-                    "tokens must lie one after another: build the dataset again",
-                )
+            (begin, end), (after, _) = self._extent(number), self._extent(number + 1)
+            if begin < 0 or end != after:
+                what = f"sequence {number + 1} begins at byte {after}, the one before it ends at byte {end}"
+                remedy = "tokens must lie one after another: build the dataset again"
+                raise self._wrong(0 if begin < 0 else end - after, what, remedy)
+
+    def _wrong(self, num_bytes: int, what: str, remedy: str) -> UnreadableCorpus:
+        """Return the error for a pointer that is wrong by so many bytes."""
+        return self.file.unreadable(*(_OVERFLOWED if num_bytes % 2**32 == 0 else (what, remedy)))
 
 
-def _read_header(file: TokenFile) -> tuple[TokenDtype, int, int, int]:
+def _read_header(file: OpenFile) -> tuple[TokenDtype, int, int, int]:
     """Return dtype, num_sequences, num_indices and the size of the header in bytes; check the file's size."""
-    head = file.head(40)
-    version = int.from_bytes(head[9:17], "little")
-    header_bytes = 34 + _NUM_FLAGS.get(version, 0)
-    if len(head) < header_bytes:
-        raise file.unreadable(f"{file.size_bytes} bytes end inside the Megatron header", _COPY_AGAIN)
+    _, version = read_header(file, "<9sQ", "the Megatron header", remedy=_COPY_AGAIN)
     if version not in _NUM_FLAGS:
         raise file.unreadable(
             f"Megatron index version {version} is unknown (served: 1; 2 and 3 without spans)",
             "build the index again as version 1, or serve the .bin alone as raw tokens",
         )
-    if any(head[17 : header_bytes - 17]):
+    form = f"<17x{_NUM_FLAGS[version]}sBQQ"
+    flags, code, num_sequences, num_indices = read_header(
+        file, form, "the Megatron header", remedy=_COPY_AGAIN
+    )
+    if any(flags):
         raise file.unreadable(
             f"Megatron index version {version} with spans (Fast-LLM) is not served",
             "build it again without loss-masking or preference spans",
         )
-    code, num_sequences, num_indices = struct.unpack_from("<BQQ", head, header_bytes - 17)
     name = _DTYPE_NAMES.get(code, "unknown")
     if name not in TOKEN_DTYPES:
         raise file.unreadable(
@@ -266,6 +246,7 @@ def _read_header(file: TokenFile) -> tuple[TokenDtype, int, int, int]:
         )
     if num_indices < 1:
         raise file.unreadable("it holds no document entries, expected at least 1", "build the index again")
+    header_bytes = struct.calcsize(form)
     expected_bytes = header_bytes + 12 * num_sequences + 8 * num_indices
     if file.size_bytes not in (expected_bytes, expected_bytes + num_sequences):  # with modes
         raise file.unreadable(

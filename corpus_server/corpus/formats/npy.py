@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     COPY_AGAIN,
@@ -20,14 +20,20 @@ from corpus_server.corpus.formats.layout import (
     Format,
     ShardLayout,
     TokenDtype,
-    counted_layout,
+    counted_run,
 )
 
 _MAGIC: Final = b"\x93NUMPY"
 _MAX_HEADER_BYTES: Final = 10_000  # numpy's own limit, so that a hostile literal is not parsed
+# By major version. Version 3 is version 2 in UTF-8, and the header of a token array is ASCII.
+_READERS: Final = {
+    1: np.lib.format.read_array_header_1_0,
+    2: np.lib.format.read_array_header_2_0,
+    3: np.lib.format.read_array_header_2_0,
+}
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     head = file.head(12 + _MAX_HEADER_BYTES)
     if not head.startswith(_MAGIC):
         return None  # OLMo's headerless dumps are called .npy, too: see `olmo`
@@ -49,30 +55,20 @@ def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLa
             "save it again: numpy.save(path, numpy.ascontiguousarray(array))",
         )
     tokens = TOKEN_DTYPES[found.name]
-    return counted_layout(
-        file,
-        name="npy",
-        reason=r"begins with \x93NUMPY",
-        dtype=tokens,
-        data_offset=data_offset,
-        num_tokens=shape[0],
-    )
+    runs = counted_run(file, tokens, data_offset=data_offset, num_tokens=shape[0])
+    return ShardLayout(format="npy", reason=r"begins with \x93NUMPY", dtype=tokens, runs=runs)
 
 
-def _parse_header(file: TokenFile, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
+def _parse_header(file: OpenFile, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
     """Return shape, Fortran order, dtype, and the byte at which the data begins."""
     stream = io.BytesIO(head)
     try:
         major, _ = np.lib.format.read_magic(stream)
-        if major not in (1, 2, 3):
-            raise file.unreadable(f"NPY version {major} is unknown", "save it with a numpy release of today")
-        # Version 3 is version 2 in UTF-8, and the header of a token array is ASCII.
-        read_header = (
-            np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-        )
-        return *read_header(stream, max_header_size=_MAX_HEADER_BYTES), stream.tell()
+        if major in _READERS:
+            return *_READERS[major](stream, max_header_size=_MAX_HEADER_BYTES), stream.tell()
     except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
         raise file.unreadable(f"its NPY header is damaged: {error}", COPY_AGAIN) from error
+    raise file.unreadable(f"NPY version {major} is unknown", "save it with a numpy release of today")
 
 
 FORMAT: Final = Format(read=_read)

@@ -19,14 +19,14 @@ from typing import Final
 
 import numpy as np
 
-from corpus_server.corpus.files import TokenFile, unreadable
-from corpus_server.corpus.formats.ends import CHUNK_ENDS
+from corpus_server.corpus.files import OpenFile, unreadable
+from corpus_server.corpus.formats.documents import CHUNK_ENDS
 from corpus_server.corpus.formats.layout import COPY_AGAIN, Ends, Format, ShardLayout, TokenDtype
 from corpus_server.corpus.formats.raw import headerless_layout
 from corpus_server.user_files import open_regular
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     if file.path.suffix != ".npy":
         return None
     layout = headerless_layout(file, dtype, name="olmo", reason="named .npy, without the NPY header")

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     TOKEN_DTYPES,
@@ -18,6 +18,7 @@ from corpus_server.corpus.formats.layout import (
     Run,
     ShardLayout,
     TokenDtype,
+    whole_number,
 )
 
 # In a folder only files of these names are read as raw tokens: a stray file must not become a shard.
@@ -27,25 +28,17 @@ _SAMPLE_BYTES: Final = 4096
 _MIN_SAMPLE_BYTES: Final = 512
 
 
-def headerless_layout(file: TokenFile, dtype: TokenDtype | None, *, name: str, reason: str) -> ShardLayout:
-    """Return the layout of a file that holds nothing but tokens; without a dtype it is uint16.
-
-    Raises:
-        UnreadableCorpus: the size is no whole number of tokens, or the first tokens contradict uint16.
-    """
+def headerless_layout(file: OpenFile, dtype: TokenDtype | None, *, name: str, reason: str) -> ShardLayout:
+    """Return the layout of a file of nothing but tokens: uint16 if no dtype is said and they look like it."""
     if dtype is None:
         _check_guess(file)
         dtype, reason = TOKEN_DTYPES["uint16"], f"{reason}; no dtype was said, so uint16"
-    num_tokens, rest = divmod(file.size_bytes, dtype.itemsize)
-    if rest:
-        raise file.unreadable(
-            f"{file.size_bytes} bytes are not a whole number of {dtype.name} tokens",
-            f"say its dtype ({ACCEPTED_DTYPES}), or copy it again if the copy was interrupted",
-        )
+    remedy = f"say its dtype ({ACCEPTED_DTYPES}), or copy it again if the copy was interrupted"
+    num_tokens = whole_number(file, dtype.itemsize, f"{dtype.name} tokens", remedy)
     return ShardLayout(format=name, reason=reason, dtype=dtype, runs=(Run(0, num_tokens),))
 
 
-def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout:
+def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout:
     if in_folder and file.path.suffix not in _SUFFIXES:
         raise file.unreadable(
             "is neither a known token file nor a known side file",
@@ -54,7 +47,7 @@ def _read(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLa
     return headerless_layout(file, dtype, name="raw", reason="no known header: nothing but tokens")
 
 
-def _check_guess(file: TokenFile) -> None:
+def _check_guess(file: OpenFile) -> None:
     """Refuse to read as uint16 what its first tokens show to be something else."""
     sample = file.head(_SAMPLE_BYTES)
     if len(sample) < _MIN_SAMPLE_BYTES:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from corpus_server.corpus.files import TokenFile
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats import (
     arrow,
     datatrove,
@@ -60,13 +60,8 @@ def side_file(path: Path) -> str | None:
     )
 
 
-def read_layout(file: TokenFile, dtype: TokenDtype | None, *, in_folder: bool = False) -> ShardLayout:
-    """Return the layout of an open file; the arguments are those of `Format.read`.
-
-    Raises:
-        UnreadableCorpus: the format is not served, header, index and size disagree, or the file has
-            another dtype than the user named.
-    """
+def read_layout(file: OpenFile, dtype: TokenDtype | None, *, in_folder: bool = False) -> ShardLayout:
+    """Return the layout of an open file, see `Format.read`; refuse another dtype than the user named."""
     if (what := side_file(file.path)) is not None:
         raise not_served(file, what, "name the token file beside it")
     layout = next(found for each in FORMATS if (found := each.read(file, dtype, in_folder)) is not None)

@@ -41,9 +41,7 @@ def accelerator(request: pytest.FixtureRequest) -> Iterator[Accelerator]:
     if request.param == "cuda":
         yield Accelerator("cuda", torch.cuda)
         return
-    if torch.cuda.is_available():
-        pytest.skip("torch knows one accelerator at a time; CUDA_VISIBLE_DEVICES= hides the GPU")
-    if not backend.can_be_built():
-        pytest.skip(f"no compiler {backend.COMPILER} for the simulated accelerator")
+    if reason := backend.missing():
+        pytest.skip(reason)
     with backend.present(seed=zlib.crc32(request.node.name.encode()), delay=2e-4) as runtime:
         yield Accelerator(backend.NAME, runtime)

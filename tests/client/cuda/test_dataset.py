@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 def test_stored_batches_are_pinned_and_widened_on_the_device(
     server: ReferenceServer, accelerator: Accelerator, num_workers: int
 ) -> None:
-    options = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
+    options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
     with CorpusLoader(server.url, **options, device="cpu", num_steps=7) as loader:
         expected = [(batch.step, batch.tokens.tolist()) for batch in loader]
     dataset = CorpusIterableDataset(server.url, **options, dtype=None, num_steps=7)
@@ -35,7 +36,7 @@ def test_a_context_ranks_rows_are_pinned_also_by_torch_2_4(
     server: ReferenceServer, accelerator: Accelerator
 ) -> None:
     """It copies a list and pins its items; later versions call the list's `pin_memory`."""
-    options = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
+    options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
     dataset = CorpusIterableDataset(server.url, **options, placement=Placement(context_parallel=(1, 2)))
     batch = next(iter(dataset))
     clone = copy.copy(batch)

@@ -213,10 +213,6 @@ class Registered:
         return self._real.cudaHostUnregister(address)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="torch's is_pinned() denies, in some runs, what the simulated device registered; cause unknown",
-)
 def test_slots_are_page_locked_to_the_byte_until_the_last_of_them_is_dropped(
     make_loader: MakeLoader, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

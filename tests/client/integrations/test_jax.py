@@ -53,7 +53,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     seen: list[Any] = []
     losses: list[float] = []
     state = None
-    with ArrayLoader(job["url"], **PLAN, num_steps=NUM_STEPS, **process_place(sharding)) as loader:
+    plan: dict[str, Any] = {**PLAN, **process_place(sharding)}
+    with ArrayLoader(job["url"], num_steps=NUM_STEPS, **plan) as loader:
         if job["state"] is not None:
             loader.load_state_dict(job["state"])
         for batch in device_batches(loader, sharding):

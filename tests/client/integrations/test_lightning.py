@@ -16,7 +16,7 @@ from tests.client.integrations.ranks import PLAN, QUICK, VOCABULARY, rows_of
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
-lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed here")
+lightning: Any = pytest.importorskip("lightning.pytorch", reason="lightning is not installed here")
 
 from corpus_client.integrations.lightning import CorpusDataModule  # noqa: E402
 

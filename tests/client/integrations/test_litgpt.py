@@ -126,4 +126,4 @@ def test_what_litgpt_cuts_out_is_not_copied(server: ReferenceServer) -> None:
         cut = batch[:, first : SEQ_LEN + first]
         assert torch.equal(cut, whole[:, first : SEQ_LEN + first])
         assert cut.contiguous().long().data_ptr() == cut.data_ptr()
-    loader.dataset.loader.close()
+    loader._rows.loader.close()

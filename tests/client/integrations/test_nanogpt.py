@@ -46,7 +46,7 @@ def estimate_loss(model: torch.nn.Module, get_batch: Callable[[str], Pair]) -> d
 
 
 def nanogpt(
-    get_batch: Callable[[str], Pair], *, save_at: int = -1, checkpoint: dict[str, Any] | None = None
+    get_batch: Any, *, save_at: int = -1, checkpoint: dict[str, Any] | None = None
 ) -> tuple[dict[int, float], list[dict[str, float]], dict[str, Any]]:
     """Run a loop of the shape of nanoGPT's `train.py`: it evaluates and saves while it holds a batch.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from corpus_client import CorpusIterableDataset, errors
 from corpus_client.batch import Batch
@@ -67,7 +68,7 @@ def test_a_step_that_is_left_out_or_comes_twice_is_an_error(
     for order, message in ([0, 2], "of step 1, got one of 2"), ([0, 0], "of step 1, got one of 0"):
 
         def disordered(self: Any, order: list[int] = order) -> Iterator[Batch]:
-            return (Batch((None, None), step) for step in order)
+            return (Batch([torch.empty(0)] * 2, step) for step in order)
 
         monkeypatch.setattr(DataLoader, "__iter__", disordered)
         with pytest.raises(errors.StepOutOfOrder, match=message):

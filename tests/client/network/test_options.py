@@ -107,7 +107,7 @@ def test_files_that_are_no_certificates_are_refused(
     names: list[str], content: str | None, tmp_path: Path
 ) -> None:
     """Or that are not there."""
-    files = {name: tmp_path / name for name in names}
+    files: dict[str, Any] = {name: tmp_path / name for name in names}
     for path in files.values() if content else []:
         path.write_text(content)
     message = (

@@ -22,7 +22,7 @@ MakeLoader = Callable[..., CorpusLoader]
 PLAN = make_plan(corpus="web", seq_len=16, global_batch_size=12, order="sequential")
 
 
-def faults_then_right(*faults: Fault) -> Callable[[], Fault | None]:
+def faults_then_right(*faults: Fault | None) -> Callable[[], Fault | None]:
     left = list(faults)
     return lambda: left.pop(0) if left else None
 

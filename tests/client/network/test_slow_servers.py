@@ -263,7 +263,7 @@ def test_the_first_retry_is_logged_with_its_cause(
 
 def resolve(monkeypatch: pytest.MonkeyPatch, addresses: Callable[[], list[tuple[str, int]]]) -> None:
     """Let the name `data` have these addresses; a test cannot change the machine's name service."""
-    real = socket.getaddrinfo
+    real: Any = socket.getaddrinfo
 
     def look_up(host: Any, *arguments: Any, flags: int = 0, **named: Any) -> Any:
         if host != "data" or flags & socket.AI_NUMERICHOST:

@@ -78,7 +78,7 @@ class ScriptedServer:
                 elif isinstance(part, threading.Event):
                     part.wait(20)
                 else:
-                    time.sleep(part)
+                    time.sleep(float(part))
 
     def close(self) -> None:
         self._listener.close()
@@ -97,7 +97,7 @@ def connect() -> Iterator[Connect]:
     """A scripted server and a connection to it, both closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(*scripts: list[Any], **options: float) -> tuple[ScriptedServer, Connection]:
+        def make(*scripts: list[Any], **options: Any) -> tuple[ScriptedServer, Connection]:
             server = ScriptedServer(*scripts)
             endpoint = Endpoint.parse(f"http://127.0.0.1:{server.port}/data/")
             connection = Connection(endpoint, Network(**options))

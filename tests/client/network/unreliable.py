@@ -219,7 +219,7 @@ class TimedSource(StepRequests):
                 self.last = self.world.now - started
                 self.longest = max(self.longest, self.last)
 
-        self.finish = finish
+        self.finish = finish  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +331,7 @@ class Run:
         filler.world = world
         slot_bytes = self.steps_per_slot * STEP_BYTES
         storages = [torch.empty(slot_bytes, dtype=torch.uint8) for _ in range(network.in_flight + 2)]
-        slots = [Slot(view=memoryview(storage.numpy()), storage=storage) for storage in storages]
+        slots = [Slot(view=memoryview(storage.numpy().data), storage=storage) for storage in storages]
         queues = SlotQueues(slots, filler, Recorder())
         steps = FetchRange(
             step_ranges=(StepRange(start_step=0, stop_step=None, shape=(1, 4)),),

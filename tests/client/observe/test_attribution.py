@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -78,7 +78,7 @@ class SlowSource(CountingSource):
 
 
 @pytest.fixture
-def slots() -> Iterator[tuple[Slot, ...]]:
+def slots() -> tuple[Slot, ...]:
     size = SlotSizes(num_slots=3, steps_per_slot=4, batch_bytes=BATCH_BYTES)
     return new_slots(size)
 

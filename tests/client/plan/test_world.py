@@ -136,7 +136,7 @@ def _one_process(rank: int, store: str, url: str, folder: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
-    found = []
+    found: list[Any] = []
     for names, shape, arguments in CASES:
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         with CorpusLoader(

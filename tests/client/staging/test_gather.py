@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -201,7 +202,7 @@ def test_one_thread_copies_and_nobody_else_is_limited(
     """Torch's other threads would spin beside the training loop between two gathers."""
     select, threads = torch.index_select, {}
 
-    def noted(*arguments: torch.Tensor | int, out: torch.Tensor) -> torch.Tensor:
+    def noted(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
         threads["here"] = torch.get_num_threads()
         other = threading.Thread(target=lambda: threads.update(there=torch.get_num_threads()))
         other.start()
@@ -249,7 +250,7 @@ def test_a_shard_that_changes_during_the_copy_is_refused(
         gatherer.select(np.array([(0, 0)]))
         select = torch.index_select
 
-        def change_and_select(*arguments: torch.Tensor | int, out: torch.Tensor) -> torch.Tensor:
+        def change_and_select(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
             (tmp_path / "a.bin").write_bytes(bytes(200))
             return select(*arguments, out=out)
 

@@ -110,11 +110,14 @@ def test_a_thread_that_does_not_end_keeps_its_slots(
     assert pipeline.close()
 
 
-def test_close_waits_for_the_device_after_the_thread(make_pipeline: MakePipeline) -> None:
+def test_close_waits_for_the_device_after_the_thread(
+    make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Afterwards nothing reads a slot, and nothing will be copied from one."""
     pipeline = make_pipeline()
     take(pipeline)
-    drain = pipeline._stager.drain = Mock(side_effect=lambda: fetchers() and pytest.fail("too early"))
+    drain = Mock(side_effect=lambda: fetchers() and pytest.fail("too early"))
+    monkeypatch.setattr(pipeline._stager, "drain", drain)
     assert pipeline.close()
     drain.assert_called_once_with()
 
@@ -154,7 +157,8 @@ def test_in_a_forked_child_neither_the_thread_nor_the_device_is_touched(
     """Its connections are the parent's, and CUDA cannot be called there."""
     pipeline = make_pipeline(filler := CountingSource())
     take(pipeline)
-    drain = pipeline._stager.drain = Mock()
+    drain = Mock()
+    monkeypatch.setattr(pipeline._stager, "drain", drain)
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
         assert not pipeline.close()

@@ -111,7 +111,7 @@ def test_tensors_that_do_not_hold_every_token_are_refused_and_none_is_written_to
         f"{name} must be an integer tensor of shape (2, 2) on cpu that holds every torch.{stored}, got "
         f"{wrong.dtype} of shape {tuple(wrong.shape)} on {wrong.device}"
     )
-    assert (fitting.sum(), group.done()) == (0, False)
+    assert (int(fitting.sum()), group.done()) == (0, False)
     inputs, targets = torch.zeros(2, 2, 2, dtype=torch.int64)
     assert group.read_next(partial(stager.fill, inputs, targets)) == (inputs, targets)
     assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [4, 5]], [[2, 3], [5, 6]])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -97,6 +98,6 @@ def test_what_cannot_be_exported_is_named_and_leaves_nothing(
 
 def test_rows_of_two_lengths_are_refused_where_the_file_could_not_tell(tmp_path: Path) -> None:
     tokens = [np.zeros((2, 9 - step), np.uint16) for step in range(2)]
-    batches = [ArrayBatch(step=step, tokens=each, plan=None) for step, each in enumerate(tokens)]
+    batches = [ArrayBatch(step=step, tokens=each, plan=Mock()) for step, each in enumerate(tokens)]
     with pytest.raises(errors.InvalidArgument, match="got 9 tokens up to step 0 and 8 from there on"):
         write_array(tmp_path / "rows.npy", batches, has_header=True)

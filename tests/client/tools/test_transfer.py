@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from corpus_client.__main__ import make_app
-from corpus_client.tools import report, transfer
+from corpus_client.tools import transfer
 from corpus_client.tools.timing import (
     LEAST_REPEATS,
     WARM_UPS,
@@ -64,7 +65,7 @@ def test_copies_to_a_device_are_measured_and_shown(monkeypatch: pytest.MonkeyPat
     assert names == list(dict.fromkeys(names)) * 2
     for each in found.data["measurements"]:
         assert 0 < each["seconds"]["p10"] <= each["seconds"]["median"] <= each["seconds"]["p90"]
-    console = report.Console(record=True, width=150)
+    console = Console(record=True, width=150)
     console.print(*found.shown)
     shown = console.export_text()
     for words in ("one copy, by size", "8.008 KiB", "device to device", " us"):

@@ -12,10 +12,9 @@ import pytest
 
 from tests.corpora import some_tokens, write_raw
 from tests.faults.failing_disk import failing_disk, why_not
-from tests.serving import RunningServer, ask
+from tests.serving import RunningServer, ask, wait_until
 from tests.tokens import Tokens
 
-RELOAD_SECONDS = 20.0  # of a loaded machine; 1 to 5 on an idle one
 BATCH = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step="
 
 
@@ -46,13 +45,6 @@ class Site:
         assert ("corpus_stale_tokens 1.0" in text) == ("warning" in answer.json())
         assert str(self.tokens.path) not in answer.body.decode()
         return "warning" in answer.json()
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + RELOAD_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import call, patch
 
 import numpy as np
 import pytest
@@ -32,7 +32,6 @@ from corpus_server.errors import (
     TextUnavailable,
 )
 from corpus_server.read.bound_plan import BoundPlan, Source
-from corpus_server.readers import StepsRequest
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 from tests.server.http.making import body, made
@@ -127,9 +126,7 @@ def test_a_batch_is_sent_with_all_that_is_said_of_it(world: World) -> None:
     content = body(response)
     assert content == right.tobytes()
     assert charges == [len(content)]
-    assert note.call_args.args == (
-        StepsRequest(bound=world.bound, step=4, count=2, rows=3, rank=1, world_size=2),
-    )
+    assert note.call_args == call(world.bound, range(4, 6), reads_tokens=True, rank=1, world_size=2)
     plan_id = world.bound.plan.id
     assert response.headers == {
         "ETag": f'"{plan_id}.batches.4.2.1.2.raw"',

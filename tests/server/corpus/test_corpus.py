@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.index import index
 from corpus_server.errors import InvalidParameter, UnknownDocument, UnreadableCorpus
 from tests.corpora import (
     open_corpus,
     open_descriptors,
-    some_tokens,
     spec,
     write_megatron,
     write_npy,
@@ -60,12 +56,6 @@ def test_describes_itself(tmp_path: Path) -> None:
             | {"data_offset": 128, "size_bytes": 132},
         ],
     }
-
-
-def test_a_single_file_is_a_corpus(tmp_path: Path) -> None:
-    with open_corpus(write_raw(tmp_path / "a.bin", [1, 2]), name="a") as corpus:
-        assert [shard.name for shard in corpus.shards] == ["a.bin"]
-        assert (corpus.num_tokens, corpus.starts) == (2, (0, 2))
 
 
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6), data=st.data())
@@ -228,25 +218,6 @@ def test_uint8_tokens_are_bytes(tmp_path: Path, dtype: str, expected: str | None
         assert corpus.tokenizer_name == expected
 
 
-def test_files_are_prepared_before_the_first_is_opened(tmp_path: Path) -> None:
-    """So that an object store fetches them at the same time."""
-    folder = _folder(tmp_path / "c", [2, 4])
-    (folder / "notes.txt").touch()
-    asked: list[list[Path] | Path] = []
-
-    class Noting:
-        def prepare(self, paths: Sequence[Path]) -> None:
-            asked.append(list(paths))
-
-        def open(self, path: Path) -> OpenFile:
-            asked.append(path)
-            return OpenFile(path)
-
-    with Corpus.open(spec(folder), Noting()) as corpus:
-        assert corpus.num_tokens == 6
-    assert asked == [[folder / "s0.bin", folder / "s1.bin"], folder / "s0.bin", folder / "s1.bin"]
-
-
 def test_one_bad_shard_closes_the_others_and_is_named(tmp_path: Path) -> None:
     _folder(tmp_path / "c", [2, 4])
     (tmp_path / "c" / "s2.bin").write_bytes(b"odd")
@@ -273,17 +244,29 @@ def test_ten_to_the_twelve_tokens_open_at_once_without_memory(tmp_path: Path) ->
         assert _private_kib() - before < 10_000
 
 
-_OPEN_MANY = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-from tests.corpora import open_corpus
-with open_corpus(sys.argv[1], name="many") as corpus:
-    print(len(corpus.shards), corpus.num_documents, *resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
+def test_a_small_corpus_is_sampled_whole(tmp_path: Path) -> None:
+    write_raw(tmp_path / "a.bin", [7, 9])
+    write_npy(tmp_path / "b.npy", [-5, 100_000], dtype="int32")
+    write_raw(tmp_path / "c.bin", [])
+    with open_corpus(tmp_path) as corpus:
+        assert corpus.sampled_ids == (4, -5, 100_000)
 
 
-def test_shards_may_differ_in_dtype(tmp_path: Path) -> None:
-    for dtype in ("uint8", "uint16"):
-        write_npy(tmp_path / f"{dtype}.npy", some_tokens(10, dtype=dtype), dtype=dtype)
-    with open_corpus(tmp_path, name="c") as corpus:
-        assert corpus.dtype == np.dtype("uint16")
+@pytest.mark.parametrize(
+    ("tokens", "strange"),
+    [([255], None), ([0], None), ([3, 256, 2], 256), ([0, 256], 256), ([-1, 3], -1)],
+    ids=["fits", "zero", "above", "zero-and-above", "below"],
+)
+def test_ids_that_the_tokenizer_does_not_have_are_named(
+    tmp_path: Path, tokens: list[int], strange: int | None
+) -> None:
+    write_npy(tmp_path / "a.npy", np.array(tokens), dtype="int32")
+    with open_corpus(tmp_path, tokenizer="bytes") as corpus:
+        warning = corpus.vocabulary_warning()
+    if strange is None:
+        assert warning is None
+    else:
+        assert warning is not None
+        assert (
+            f"corpus 'c' holds token {strange}, but the ids of its tokenizer (bytes) are below 256" in warning
+        )

@@ -7,7 +7,6 @@ import mmap
 import os
 import time
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -27,12 +26,6 @@ def test_reads_exactly_what_was_asked(tmp_path: Path) -> None:
         buffer = bytearray(3)
         file.read_into(7, memoryview(buffer))
         assert buffer == b"789"
-
-
-def test_descriptor_is_not_inherited(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    with OpenFile(tmp_path / "a") as file:
-        assert not os.get_inheritable(file.fd)
 
 
 def test_a_file_that_ends_too_early_has_changed(tmp_path: Path) -> None:
@@ -79,17 +72,6 @@ def test_what_is_in_memory_is_told_and_can_be_dropped(tmp_path: Path) -> None:
     file.drop(0, 2**20)  # a closed file has no pages
 
 
-def test_where_the_system_cannot_tell_nothing_is_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a").write_bytes(bytes(10))
-    monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
-    monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    with OpenFile(tmp_path / "a") as file:
-        assert not file.is_resident(0)
-        file.drop(0, 10)
-
-
 def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     before = open_descriptors()
@@ -99,13 +81,6 @@ def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
     file.close()
     other.check_unchanged()
     other.close()
-    assert open_descriptors() == before
-
-
-def test_a_file_that_is_forgotten_is_closed(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    before = open_descriptors()
-    OpenFile(tmp_path / "a")
     assert open_descriptors() == before
 
 
@@ -144,25 +119,6 @@ def test_a_file_that_was_cut_before_it_is_mapped_is_refused(tmp_path: Path) -> N
         os.truncate(tmp_path / "a", 4)
         with pytest.raises(UnreadableCorpus, match=r"cannot be mapped: .*being written"):
             file.map()
-
-
-def test_a_file_that_is_cut_between_two_looks_was_cut_and_not_badly_read(tmp_path: Path) -> None:
-    """Its pages are gone because of that, and the disk is not to blame."""
-    (tmp_path / "a").write_bytes(bytes(10))
-
-    class Cut:
-        """A guarded range in which a page is missing by the time that one asks."""
-
-        @property
-        def num_faults(self) -> int:
-            os.truncate(tmp_path / "a", 4)
-            return 1
-
-    with OpenFile(tmp_path / "a") as file:
-        file._guarded = cast("GuardedRange", Cut())
-        with pytest.raises(CorpusChanged, match="a: 10 bytes at opening, 4 now"):
-            file.check_unchanged()
-        file._guarded = None
 
 
 def test_pages_that_the_disk_did_not_deliver_are_counted(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.fingerprints import (
@@ -91,47 +89,11 @@ def test_shard_boundaries_order_and_dtype_count(tmp_path: Path) -> None:
     assert len(found) == 5
 
 
-@pytest.mark.parametrize("position", [0, 1000, 2047, 297_953, 299_999])
-def test_a_changed_token_in_a_sampled_block_changes_it(tmp_path: Path, position: int) -> None:
-    changed = TOKENS.copy()
-    changed[position] ^= 1
-    before, after = write_raw(tmp_path / "a.bin", TOKENS), write_raw(tmp_path / "b.bin", changed)
-    assert _fingerprint(before) != _fingerprint(after)
-
-
-@given(index=st.integers(0, 100_000 - 1))
-@settings(max_examples=40, deadline=None)
-def test_small_corpora_are_hashed_whole(tmp_path_factory: pytest.TempPathFactory, index: int) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    tokens = some_tokens(100_000)
-    before = _fingerprint(write_raw(folder / "small.bin", tokens))
-    tokens[index] ^= 1
-    assert _fingerprint(write_raw(folder / "small.bin", tokens)) != before
-
-
 def test_a_change_between_the_sampled_blocks_shows_only_in_the_full_fingerprint(tmp_path: Path) -> None:
     paths = [write_sparse(tmp_path / f"{n}.bin", 10**6, at=at) for n, at in enumerate([{}, {10_000: 1}])]
     first, second = (record(spec(path)).fingerprints for path in paths)
     assert first["sampled"] == second["sampled"]
     assert first["full"] != second["full"]
-
-
-def test_recorded_hashes_make_the_fingerprint_full(tmp_path: Path) -> None:
-    path = write_raw(tmp_path / "a.bin", TOKENS)
-    recorded = record(spec(path))
-    with open_corpus(path, name="a") as corpus:
-        assert corpus.fingerprint_kind == "full"
-        assert corpus.fingerprint == recorded.fingerprints["full"]
-        assert corpus.fingerprints == recorded.fingerprints
-
-
-def test_recorded_hashes_move_with_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    write_raw(tmp_path / "a" / "0.bin", TOKENS)
-    full = record(spec(tmp_path / "a")).fingerprints["full"]
-    (tmp_path / "a").rename(tmp_path / "b")
-    (tmp_path / "b" / "0.bin").rename(tmp_path / "b" / "first.bin")
-    assert _fingerprint(tmp_path / "b") == full
 
 
 def test_content_that_differs_from_its_recorded_hashes_does_not_open(tmp_path: Path) -> None:
@@ -161,17 +123,6 @@ def test_a_damaged_sidecar_is_refused(tmp_path: Path, damage: Callable[[str], st
     sidecar.write_text(damage(sidecar.read_text()))
     with pytest.raises(UnreadableCorpus, match=message):
         open_corpus(path, name="a")
-
-
-def test_a_sidecar_that_is_no_file_is_refused(tmp_path: Path) -> None:
-    path = write_raw(tmp_path / "a.bin", TOKENS)
-    sidecar_path(spec(path)).mkdir()
-    with pytest.raises(UnreadableCorpus) as caught:
-        open_corpus(path, name="a")
-    assert caught.value.detail.startswith(
-        f"{sidecar_path(spec(path))}: the recorded hashes cannot be read: expected a regular file"
-    )
-    assert caught.value.remedy == "delete the file or record them again"
 
 
 @pytest.mark.parametrize(

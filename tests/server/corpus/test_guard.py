@@ -147,37 +147,6 @@ print("alive")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "alive\n", "")
 
 
-def test_threads_fault_at_the_same_time(tmp_path: Path) -> None:
-    """Every page is read by all of them, some at the same moment: none is lost, none ends the process."""
-    ended = run(
-        """
-mapguard.install()
-view = mapped(2000).reshape(2000, PAGE)
-guarded = guard(view)
-os.truncate(path, 0)
-ready = threading.Barrier(4)
-wrong = []
-
-def work(seed):
-    order = np.random.default_rng(seed).permutation(2000)
-    ready.wait()
-    for part in np.split(order, 100):
-        if view[part].any():
-            wrong.append(seed)
-
-threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-assert guarded.num_faults >= 2000, guarded.num_faults
-print(wrong)
-""",
-        tmp_path / "cut",
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
-
-
 def test_memory_that_cannot_be_mapped_ends_the_process_and_no_loop(tmp_path: Path) -> None:
     """Without a page of zeros the same instruction would fault for ever."""
     ended = run(

@@ -19,15 +19,12 @@ from hypothesis import strategies as st
 from corpus_server.corpus import index as indexing
 from corpus_server.corpus import publish
 from corpus_server.corpus.index import index
-from corpus_server.corpus.verify import record, verify
-from corpus_server.errors import CorpusChanged, InvalidParameter, UnknownDocument, UnreadableCorpus
+from corpus_server.errors import CorpusChanged, InvalidParameter, UnreadableCorpus
 from tests.corpora import (
     open_corpus,
     some_tokens,
     spec,
-    write_llmc,
     write_megatron,
-    write_npy,
     write_raw,
 )
 from tests.serving import environment
@@ -81,21 +78,6 @@ def test_documents_are_those_of_a_naive_split(
             assert shard.documents.find_problem() is None
 
 
-def test_other_formats_and_the_token_ranges_of_a_whole_corpus(tmp_path: Path) -> None:
-    write_llmc(tmp_path / "0.bin", [1, 9, 2])
-    write_npy(tmp_path / "1.npy", [3, 9, 9], dtype="uint32")
-    index(spec(tmp_path, eot=9))
-    with open_corpus(tmp_path, name="c") as corpus:
-        assert [corpus.document_range(n) for n in range(4)] == [(0, 2), (2, 3), (3, 5), (5, 6)]
-
-
-def test_without_an_index_the_error_says_how_to_make_one(tmp_path: Path) -> None:
-    with open_corpus(write_raw(tmp_path / "a.bin", [1, 2]), name="c") as corpus:
-        with pytest.raises(UnknownDocument) as caught:
-            corpus.document_range(0)
-        assert "corpus-server index PATH,eot=ID" in (caught.value.remedy or "")
-
-
 def test_a_second_run_reads_nothing_and_force_reads_all(tmp_path: Path) -> None:
     write_raw(tmp_path / "0.bin", [1, 0, 2])
     write_raw(tmp_path / "1.bin", [3, 0])
@@ -117,14 +99,6 @@ def test_only_what_is_wrong_is_written_again(tmp_path: Path) -> None:
     (tmp_path / "2.bin.documents").write_bytes(b"something else")
     assert [shard.action for shard in index(spec(tmp_path, eot=0)).shards] == ["kept", "kept", "written"]
     assert [shard.action for shard in index(spec(tmp_path, eot=1)).shards] == ["written"] * 3
-
-
-def test_a_shard_with_its_own_index_is_left_alone(tmp_path: Path) -> None:
-    path = write_megatron(tmp_path / "x", [[1, 0], [2, 0, 3]])
-    done = index(spec(path, eot=0), force=True)
-    assert [(shard.action, shard.num_documents, shard.sidecar) for shard in done.shards] == [("own", 2, None)]
-    assert not done.found_nowhere
-    assert names(tmp_path) == ["x.bin", "x.idx"]
 
 
 def test_a_shard_with_its_own_index_needs_no_end_of_text(tmp_path: Path) -> None:
@@ -151,12 +125,6 @@ def test_an_end_of_text_that_no_document_has_is_told(
         assert index(spec(path, eot=0)).found_nowhere is nowhere
 
 
-def test_a_range_is_indexed_whole(tmp_path: Path) -> None:
-    path = write_raw(tmp_path / "a.bin", [1, 0, 2, 0, 3])
-    done = index(spec(path, eot=0, token_range=(1, 3)))
-    assert (done.num_documents, done.num_tokens, done.eot) == (3, 5, 0)
-
-
 def test_a_sidecar_that_another_process_writes_is_waited_for_by_the_user(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [1, 0])
     sidecar = tmp_path / "a.bin.documents"
@@ -166,37 +134,6 @@ def test_a_sidecar_that_another_process_writes_is_waited_for_by_the_user(tmp_pat
         f"{sidecar}: the document ends cannot be written: another process is writing it; "
         "wait until it is done"
     )
-
-
-def test_shards_indexed_for_different_ids_are_refused(tmp_path: Path) -> None:
-    """As a run for another id that was broken off leaves them."""
-    write_raw(tmp_path / "0.bin", [1, 0])
-    write_raw(tmp_path / "1.bin", [1, 0])
-    index(spec(tmp_path, eot=0))
-    index(spec(tmp_path / "1.bin", eot=1))
-    with pytest.raises(UnreadableCorpus, match=r"0\.bin end at token 0, those of 1\.bin .* token 1; .*again"):
-        open_corpus(tmp_path, name="c")
-    index(spec(tmp_path, eot=1))
-    open_corpus(tmp_path, name="c").close()
-
-
-@pytest.mark.parametrize("eot", [-1, 2**16])
-def test_an_id_that_no_token_can_have_is_refused(tmp_path: Path, eot: int) -> None:
-    write_raw(tmp_path / "a.bin", [1, 2])
-    with pytest.raises(InvalidParameter, match=r"eot must be a token id in \[0, 65535\] \(uint16 tokens\)"):
-        index(spec(tmp_path / "a.bin", eot=eot))
-    assert names(tmp_path) == ["a.bin"]
-
-
-def test_verify_finds_a_damaged_sidecar(tmp_path: Path) -> None:
-    path = write_raw(tmp_path / "a.bin", [1, 0, 2, 0])
-    index(spec(path, eot=0))
-    record(spec(path))
-    assert verify(spec(path)).ok
-    with (tmp_path / "a.bin.documents").open("r+b") as file:
-        file.seek(96)
-        file.write(b"\x01")
-    assert "its document ends differ" in verify(spec(path)).problems[0].detail
 
 
 def test_a_shard_written_to_meanwhile_is_not_published(tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -97,13 +95,6 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: ty
     assert open_descriptors() == before
 
 
-def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
-    (tmp_path / ".a.tmp").write_bytes(b"half of something long")
-    with publishing(tmp_path / "a") as file:
-        file.write(b"new")
-    assert (names(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"new")
-
-
 def test_two_writers_do_not_mix(tmp_path: Path) -> None:
     with publishing(tmp_path / "a") as file:
         file.write(b"first")
@@ -140,33 +131,6 @@ def test_a_published_file_is_not_taken_for_the_one_aside(
         file.write(b"ours")
         assert (tmp_path / "a").read_bytes() == b"theirs"
     assert (tmp_path / "a").read_bytes() == b"ours"
-
-
-def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
-    def write(letter: bytes) -> None:
-        for _ in range(100):
-            with suppress(BlockingIOError), publishing(tmp_path / "a") as file:
-                file.write(letter * 1000)
-
-    threads = [threading.Thread(target=write, args=(letter,)) for letter in (b"x", b"y", b"z")]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        if (tmp_path / "a").exists():
-            content = (tmp_path / "a").read_bytes()
-            assert len(content) == 1000
-            assert len(set(content)) == 1
-    for thread in threads:
-        thread.join()
-    assert names(tmp_path) == ["a"]
-
-
-def test_a_folder_is_there_at_the_end_and_not_before(tmp_path: Path) -> None:
-    with publishing_folder(tmp_path / "a") as folder:
-        (folder / "inner").mkdir()
-        (folder / "inner" / "b").write_bytes(b"new")
-        assert not (tmp_path / "a").exists()
-    assert (names(tmp_path), names(tmp_path / "a")) == (["a"], ["inner"])
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
@@ -225,22 +189,3 @@ def test_a_published_folder_is_not_taken_for_the_one_aside(
     ):
         pass
     assert (names(tmp_path / "a"), open_descriptors()) == (["b"], before)
-
-
-def test_a_folder_that_holds_something_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "b").write_bytes(b"old")
-    with pytest.raises(OSError, match="not empty"), publishing_folder(tmp_path / "a"):
-        pass
-    assert (names(tmp_path), names(tmp_path / "a")) == (["a"], ["b"])
-
-
-def test_two_writers_of_a_folder_do_not_mix(tmp_path: Path) -> None:
-    with publishing_folder(tmp_path / "a") as folder:
-        (folder / "b").write_bytes(b"first")
-        with (
-            pytest.raises(BlockingIOError, match="another process is writing it"),
-            publishing_folder(tmp_path / "a"),
-        ):
-            pass
-    assert names(tmp_path / "a") == ["b"]

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
-from corpus_server.corpus.files import TokenFile
-from corpus_server.corpus.formats import Run, ShardLayout, TokenDtype, registry
-from corpus_server.corpus.formats.layout import Format
+from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.formats import registry
+from corpus_server.corpus.formats.layout import Format, Run, ShardLayout, TokenDtype
 from corpus_server.corpus.index import index
 from corpus_server.corpus.shards import open_runs
 from corpus_server.corpus.verify import record, verify
-from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
 from tests.corpora import open_corpus, open_descriptors, some_tokens, spec, write_raw
 from tests.serving import command, environment
@@ -38,7 +37,7 @@ def write_runs(path: Path, runs: Sequence[np.ndarray] = RUNS) -> Path:
     return path
 
 
-def read_runs(file: TokenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+def read_runs(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     head = file.head(8)
     if not head.startswith(b"RUNS"):
         return None
@@ -99,7 +98,7 @@ def test_the_files_last_run_closes_it(tmp_path: Path) -> None:
     for run in runs[1:]:
         run.close()
     np.testing.assert_array_equal(runs[0].tokens, RUNS[0])
-    runs[0].check_unchanged()
+    runs[0].file.check_unchanged()
     runs[0].close()
     runs[0].close()
     assert open_descriptors() == before
@@ -142,23 +141,6 @@ def test_hashes_are_recorded_for_each_run_and_a_changed_byte_is_named(folder: Pa
     (folder / "a.bin").unlink()
     found = verify(spec(folder))
     assert {problem.shard for problem in found.problems} == {f"a.bin:{number}" for number in range(4)}
-
-
-def test_boundaries_of_runs_are_part_of_the_fingerprint(tmp_path: Path) -> None:
-    tokens = some_tokens(100)
-    whole = write_runs(tmp_path / "whole.bin", [tokens])
-    halves = write_runs(tmp_path / "halves.bin", [tokens[:50], tokens[50:]])
-    again = write_runs(tmp_path / "again.bin", [tokens[:50], tokens[50:]])
-    found = []
-    for path in (whole, halves, again):
-        with open_corpus(path) as corpus:
-            found.append(corpus.fingerprint)
-    assert found[0] != found[1] == found[2]
-
-
-def test_a_run_that_a_range_does_not_reach_is_an_error(folder: Path) -> None:
-    with pytest.raises(InvalidParameter, match="within the 1637 tokens"):
-        open_corpus(folder, token_range=(0, 1638))
 
 
 @pytest.mark.parametrize(("num_files", "code"), [(200, 0), (400, 2)])

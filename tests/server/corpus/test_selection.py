@@ -12,7 +12,7 @@ import pytest
 from corpus_server.corpus.selection import corpora_of_splits, files_left_out, list_shards
 from corpus_server.corpus_spec import ALL, CorpusSpec, split_of
 from corpus_server.errors import UnreadableCorpus
-from tests.corpora import discover, spec, write_llmc, write_megatron, write_npy, write_raw
+from tests.corpora import discover, spec, write_megatron, write_npy, write_raw
 
 
 def _names(path: Path) -> list[str]:
@@ -34,31 +34,6 @@ def test_side_files_are_no_shards(tmp_path: Path) -> None:
     (tmp_path / ".cache").mkdir()
     write_raw(tmp_path / ".cache" / "y.bin", [1])
     assert _names(tmp_path) == ["part.npy", "x.bin"]
-
-
-def test_a_stray_file_is_refused_and_not_served_as_tokens(tmp_path: Path) -> None:
-    write_raw(tmp_path / "a.bin", [1])
-    write_raw(tmp_path / "core.dump", [1])
-    with pytest.raises(UnreadableCorpus, match=r"core\.dump: is neither a known token file"):
-        discover(tmp_path)
-
-
-def test_a_foreign_file_among_shards_is_refused(tmp_path: Path) -> None:
-    write_raw(tmp_path / "a.bin", [1])
-    write_raw(tmp_path / "b.parquet", [1])
-    with pytest.raises(UnreadableCorpus, match="Parquet"):
-        discover(tmp_path)
-
-
-def test_formats_may_be_mixed(tmp_path: Path) -> None:
-    write_raw(tmp_path / "a.bin", [1])
-    write_npy(tmp_path / "b.npy", [1, 2])
-    write_llmc(tmp_path / "c.tok", [1, 2, 3])
-    assert [(shard.format, shard.num_tokens) for shard in discover(tmp_path)] == [
-        ("raw", 1),
-        ("npy", 2),
-        ("llm.c", 3),
-    ]
 
 
 def _refusal(path: Path, **options: Any) -> str:
@@ -193,13 +168,6 @@ def test_links_inside_the_folder(tmp_path: Path) -> None:
         discover(tmp_path)
 
 
-def test_a_folder_may_itself_be_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    write_raw(tmp_path / "real" / "a.bin", [1])
-    (tmp_path / "link").symlink_to("real")
-    assert _names(tmp_path / "link") == ["a.bin"]
-
-
 SPLIT_FOLDERS = {
     "nanogpt": (["train.bin", "val.bin"], "train (train.bin), val (val.bin)"),
     "llm.c": (
@@ -277,15 +245,6 @@ def test_an_index_without_its_data_is_refused_by_its_own_split_alone(tmp_path: P
             list_shards(spec(tmp_path, split=split))
 
 
-def test_one_split_needs_no_choice(tmp_path: Path) -> None:
-    names = ["a_train_1.bin", "a_train_2.bin", "train/0.bin"]
-    assert _names(_write(tmp_path, names)) == names
-    (tmp_path / "val.json").touch()  # a side file
-    assert _names(tmp_path) == names
-    assert _names(tmp_path / "a_train_1.bin") == names[:1]
-    assert corpora_of_splits(spec(tmp_path)) == [spec(tmp_path)]
-
-
 def test_splits_are_corpora_named_after_them(tmp_path: Path) -> None:
     _write(tmp_path, ["train/0.bin", "train/val_0.bin", "b.bin"])
     assert [(each.name, each.split, each.path) for each in corpora_of_splits(spec(tmp_path, "web"))] == [
@@ -295,10 +254,6 @@ def test_splits_are_corpora_named_after_them(tmp_path: Path) -> None:
     ]
     chosen = spec(tmp_path, "web", split="train")
     assert corpora_of_splits(chosen) == [chosen]
-
-
-def test_a_folder_that_is_called_like_a_split_says_nothing_of_its_files(tmp_path: Path) -> None:
-    assert _names(_write(tmp_path / "test", ["0.bin"])) == ["0.bin"]
 
 
 @pytest.mark.parametrize(
@@ -345,8 +300,3 @@ def test_patterns_of_two_disks_meet_without_reading_what_lies_between(tmp_path: 
     (tmp_path / "3" / "away.bin").symlink_to("/")
     both = CorpusSpec.parse(f"web={tmp_path}/1/web/t*,{tmp_path}/2/t*")
     assert [shard.name for shard in list_shards(both)] == ["1/web/t1.bin", "2/t0.bin"]
-
-
-def test_a_stray_file_beside_the_chosen_ones_is_not_looked_at(tmp_path: Path) -> None:
-    _write(tmp_path, ["train.bin", "core.dump", "x.parquet"])
-    assert [layout.name for layout in list_shards(spec(tmp_path, split="train"))] == ["train.bin"]

@@ -24,8 +24,7 @@ from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import Shard
 from corpus_server.errors import CorpusChanged, ReadFailed
 from corpus_server.read import gather
-from corpus_server.read.gather import Gatherer, Selection
-from corpus_server.read.timing import total
+from corpus_server.read.gather import Gatherer, Selection, total
 from corpus_server.stores import StagedFile
 from tests.corpora import open_shard, some_tokens, write_llmc, write_npy, write_raw
 from tests.pages import drop, resident_of
@@ -169,11 +168,12 @@ assert mapguard.install()
 class CutAfterCheck:
     def __init__(self, shard):
         self.shard = shard
+        self.file = self
         self.num_checks = 0
     def __getattr__(self, name):
-        return getattr(self.shard, name)
+        return getattr(self.shard if hasattr(self.shard, name) else self.shard.file, name)
     def check_unchanged(self):
-        self.shard.check_unchanged()
+        self.shard.file.check_unchanged()
         self.num_checks += 1
         if when == "during" and self.num_checks % 2 and armed:
             os.truncate(path, keep)
@@ -246,21 +246,20 @@ def test_only_the_shards_that_are_touched_are_checked(tmp_path: Path) -> None:
 
 
 class Watched:
-    """A shard that counts its checks, and does something after the first one."""
+    """A shard, and its file, that counts its checks, and does something after the first one."""
 
     def __init__(
         self, shard: Shard, after_first: Callable[[], object] = lambda: None, file: OpenFile | None = None
     ) -> None:
-        self._shard = shard
-        self.file = file or shard.file
+        self._shard, self._file, self.file = shard, file or shard.file, self
         self._after_first = after_first
         self.num_checks = 0
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._shard, name)
+        return getattr(self._shard if hasattr(self._shard, name) else self._file, name)
 
     def check_unchanged(self) -> None:
-        self._shard.check_unchanged()
+        self._shard.file.check_unchanged()
         self.num_checks += 1
         if self.num_checks == 1:
             self._after_first()

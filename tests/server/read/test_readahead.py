@@ -6,7 +6,6 @@ import contextlib
 import errno
 import mmap
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,9 @@ import numpy as np
 import pytest
 
 from corpus_server.read import readahead
-from corpus_server.read.readahead import num_major_faults, read_ahead
+from corpus_server.read.readahead import read_ahead
 from tests.corpora import open_descriptors
 from tests.pages import drop, resident
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it does nothing")
 
 PAGE = mmap.PAGESIZE
 NUM_PAGES = 6000
@@ -149,10 +146,3 @@ def test_each_range_may_have_its_own_size(calls: str, cold: np.ndarray) -> None:
     addresses = np.array([cold.ctypes.data + page * PAGE for page in (100, 200)], np.uint64)
     read_ahead_until_resident(cold, addresses, np.array([1, 2 * PAGE + 1]), expected)
     assert resident(cold).sum() == 4
-
-
-def test_elsewhere_than_on_linux_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(readahead, "_libc", lambda: pytest.fail("the system was called"))
-    read_ahead(np.array([PAGE], np.uint64), 1)
-    assert num_major_faults() == 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusChanged, InvalidParameter
 from corpus_server.plan import Plan
@@ -223,11 +223,12 @@ def test_the_shards_of_a_range_are_checked_and_no_others(
     opened: tuple[Corpus, Gatherer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus, gatherer = opened
-    checked: list[Shard] = []
-    monkeypatch.setattr(Shard, "check_unchanged", lambda shard: checked.append(shard))
+    checked: list[OpenFile] = []
+    monkeypatch.setattr(OpenFile, "check_unchanged", lambda file: checked.append(file))
     RangeReading(corpus, gatherer, start=0, stop=700).check_unchanged()
     RangeReading(corpus, gatherer, start=699, stop=701).check_unchanged()
-    assert [corpus.shards.index(shard) for shard in checked] == [0, 0, 2]
+    files = [shard.file for shard in corpus.shards]
+    assert [files.index(file) for file in checked] == [0, 0, 2]
 
 
 def test_a_range_that_ends_outside_the_corpus_is_refused_before_anything_is_read(

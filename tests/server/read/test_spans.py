@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.read.spans import Span, decode_known, spans
+from corpus_server.read.text import Span, decode_known, spans
 from tests.corpora import open_corpus, write_megatron, write_npy
 
 TOKENS = [*b"ab", 0, 0, *b"cde", *b"f", 0, *b"gh"]

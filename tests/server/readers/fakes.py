@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,17 +12,10 @@ import numpy as np
 
 from corpus_server.errors import CorpusChanged, InvalidParameter
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers import StepsRequest
+from corpus_server.readers import Registry
 from corpus_server.stores import StagedFile
 
 _numbers = itertools.count()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Shard:
@@ -92,6 +84,7 @@ class FakePlan:
         self.plan = SimpleNamespace(id=f"plan-{next(_numbers)}")
         self.staged = shards
         self.sampler = self
+        self.gatherer = SimpleNamespace(num_faults=0)
 
     def check_part(self, step: int, *, count: int = 1, **part: int) -> int:
         if step + count > len(self.staged):
@@ -101,8 +94,8 @@ class FakePlan:
     def locate_rows(self, step: int, rows: range, *, count: int = 1) -> np.ndarray:
         return np.array([[[number, 0]] for number in range(step, step + count)])
 
-    def request(self, step: int = 0, *, count: int = 1, rank: int = 0) -> StepsRequest:
-        return StepsRequest(bound=as_bound(self), step=step, count=count, rows=1, rank=rank, world_size=2)
+    def ask(self, registry: Registry, step: int = 0) -> None:
+        registry.note(as_bound(self), range(step, step + 1), rank=0, world_size=2)
 
 
 def as_bound(plan: Any) -> BoundPlan:

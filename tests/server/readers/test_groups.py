@@ -16,13 +16,13 @@ from corpus_server.corpus.shards import Shard
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import BoundedShuffle, Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers import Prefetcher, Registry, StepsRequest
+from corpus_server.readers import Prefetcher, Registry
 from corpus_server.readers import groups as groups_module
 from corpus_server.readers import registry as registry_module
-from corpus_server.readers.groups import Extent, Groups, group_bytes
+from corpus_server.readers.groups import Extent, Groups
 from tests.corpora import some_tokens, write_npy, write_raw
 from tests.pages import drop, resident_of
-from tests.server.readers.fakes import wait_until
+from tests.serving import wait_until
 
 SEQ_LEN, ROWS = 64, 8
 ORDER = BoundedShuffle(block_windows=32, group_blocks=4)
@@ -58,15 +58,19 @@ class Disk:
         self.read: list[Extent] = []
         self.dropped: list[Extent] = []
         self.resident = False
-        monkeypatch.setattr(
-            groups_module, "_start_reading", lambda shard, *part: self.read.append(self.chunk(shard, part))
-        )
-        monkeypatch.setattr(Shard, "drop", lambda shard, *part: self.dropped.append(self.chunk(shard, part)))
+        monkeypatch.setattr(bound.gatherer, "read_ahead", self.start_reading)
+        monkeypatch.setattr(bound.gatherer, "are_resident", lambda places: self.resident)
+        monkeypatch.setattr(Shard, "drop", lambda shard, *part: self.drop(shard, *part))
         monkeypatch.setattr(Shard, "release", lambda shard, *part: None)
-        monkeypatch.setattr(Shard, "is_resident", lambda shard, token: self.resident)
 
-    def chunk(self, shard: Shard, part: tuple[int, int]) -> Extent:
-        return (self.numbers[id(shard)], *part)
+    def start_reading(self, places: np.ndarray, lengths: np.ndarray) -> None:
+        (shard,) = set(places[:, 0].tolist())
+        start, stop = int(places[0, 1]), int(places[-1, 1] + lengths[-1])
+        assert (places[:, 1] + lengths).tolist() == [*places[1:, 1].tolist(), stop]
+        self.read.append((shard, start, stop))
+
+    def drop(self, shard: Shard, start: int, stop: int) -> None:
+        self.dropped.append((self.numbers[id(shard)], start, stop))
 
     def take(self) -> tuple[list[Extent], list[Extent]]:
         """Return what was read and dropped since the last call."""
@@ -224,7 +228,7 @@ def test_the_groups_of_each_source_take_page_cache(tmp_path: Path) -> None:
         order = BoundedShuffle(block_windows=10, group_blocks=2)
         plan = Plan(seq_len=SEQ_LEN, seed=0, order=order, stride=50, stages=(stage,))
         tokens = 3 * 20 * 50 + SEQ_LEN
-        assert group_bytes(opened.bind(plan)) == 2 * tokens + 4 * tokens + 4 * 2001
+        assert Groups(opened.bind(plan)).num_bytes == 2 * tokens + 4 * tokens + 4 * 2001
 
 
 @pytest.mark.parametrize("how", ["the next group", "the rank falls silent", "the catalogue is reloaded"])
@@ -250,7 +254,7 @@ def test_groups_come_from_the_disk_and_leave_the_page_cache(
             return float(np.mean(np.concatenate([pages[low:high] for low, high in extents])))
 
         def ask(step: int, bound: BoundPlan = bound) -> None:
-            registry.note(StepsRequest(bound=bound, step=step, count=1, rows=32, rank=0, world_size=1))
+            registry.note(bound, range(step, step + 1), rank=0, world_size=1)
 
         ask(0)
         wait_until(lambda: share(0) == share(1) == 1)

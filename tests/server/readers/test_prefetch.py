@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
+from corpus_server.corpus.shards import Shard
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import BoundedShuffle, Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers import Prefetcher, Registry, StepsRequest, prefetch
+from corpus_server.readers import Prefetcher, Registry, prefetch
 from corpus_server.readers import registry as registry_module
-from corpus_server.readers.groups import group_bytes
+from corpus_server.readers.groups import Groups
 from tests.corpora import some_tokens, write_raw
 from tests.megatron import THREE, document, specs
 from tests.pages import drop
-from tests.server.readers.fakes import wait_until
+from tests.serving import wait_until
 
 ROWS, SEQ_LEN = 16, 256
 STEP_BYTES = ROWS * (2 * (SEQ_LEN + 1) + mmap.PAGESIZE)
@@ -86,9 +87,7 @@ class Disk:
                 read_ahead(locations, length)
 
             bound.gatherer.read_ahead = record  # type: ignore[method-assign]
-        rows = bound.sampler.check_part(step, count=count, rank=rank, world_size=world)
-        part = {"rank": rank, "world_size": world}
-        self.registry.note(StepsRequest(bound=bound, step=step, count=count, rows=rows, **part))
+        self.registry.note(bound, range(step, step + count), rank=rank, world_size=world)
 
     def steps_of(self, bound: BoundPlan) -> float:
         """Return the windows that were asked for, in steps of one rank of one."""
@@ -146,7 +145,7 @@ def test_what_groups_take_of_the_budget_others_do_not_get(
 ) -> None:
     """Until the plan of the groups is idle."""
     grouped, now = bind(catalog, order=GROUPED), [0.0]
-    with Disk(BUDGET_BYTES + group_bytes(grouped)) as disk:
+    with Disk(BUDGET_BYTES + Groups(grouped).num_bytes) as disk:
         disk.ask(grouped)
         wait_until(lambda: disk.num_bytes)
         disk.ask(bound)
@@ -159,6 +158,25 @@ def test_what_groups_take_of_the_budget_others_do_not_get(
         disk.ask(bound, 5000)
         now[0] = 0.0
         wait_until(lambda: disk.steps_of(bound) > 2 * (1 + HORIZON))
+
+
+def test_what_groups_would_take_is_added_up_once_and_by_the_thread(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a plan over its budget; with 10,000 shards it takes ms, and requests wait for each other's notes."""
+    grouped, looked = bind(catalog, order=GROUPED), list[str]()
+    data_bytes = vars(Shard)["data_bytes"].fget
+
+    def look(shard: Shard) -> int:
+        looked.append(threading.current_thread().name)
+        return data_bytes(shard)
+
+    monkeypatch.setattr(Shard, "data_bytes", property(look))
+    with Disk() as disk:
+        for step in range(0, 2000, 20):
+            disk.ask(grouped, step)
+        wait_until(lambda: disk.steps_of(grouped) >= 1 + HORIZON)
+    assert looked == ["prefetch"]
 
 
 def test_rows_of_pieces_are_not_prefetched(tmp_path: Path) -> None:
@@ -225,8 +243,7 @@ def test_a_failure_is_logged_once_and_the_thread_goes_on(
         raise failure("nothing is left")
 
     def ask(step: int) -> None:
-        rank = {"rows": ROWS, "rank": 0, "world_size": 1}
-        disk.registry.note(StepsRequest(bound=broken, step=step, count=1, **rank))
+        disk.registry.note(broken, range(step, step + 1), rank=0, world_size=1)
 
     with Disk(2**40) as disk:
         monkeypatch.setattr(getattr(broken, layer), where, fail)

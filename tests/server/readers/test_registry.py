@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,9 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers import Registry, StepsRequest
+from corpus_server.readers import Registry
 from corpus_server.readers import registry as module
+from corpus_server.readers.ahead import Ahead
 from tests.corpora import some_tokens, write_raw
 
 
@@ -22,21 +24,25 @@ class Subscriber:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int, int]] = []  # what, number of the reader, step
-        self.num_readers = 0
+        self.work: list[Ahead] = []
         self.ignores = False
 
-    def begin(self, request: StepsRequest) -> int | None:
+    def begin(self, *reader: Any) -> Ahead | None:
         if self.ignores:
             return None
-        self.num_readers += 1
-        self.told.append(("begin", self.num_readers, request.step))
-        return self.num_readers
+        self.work.append(Ahead(*reader))
+        self._tell("begin", self.work[-1])
+        return self.work[-1]
 
-    def note(self, work: int, request: StepsRequest) -> None:
-        self.told.append(("note", work, request.step))
+    def note(self, work: Ahead) -> None:
+        self._tell("note", work)
 
-    def end(self, work: int) -> None:
-        self.told.append(("end", work, 0))
+    def end(self, work: Ahead) -> None:
+        assert work.has_ended
+        self._tell("end", work)
+
+    def _tell(self, what: str, work: Ahead) -> None:
+        self.told.append((what, self.work.index(work) + 1, work.steps.start))
 
     def take(self) -> list[tuple[str, int, int]]:
         taken, self.told = self.told, []
@@ -60,9 +66,7 @@ class World:
     def ask(
         self, step: int, *, rank: int = 0, bound: BoundPlan | None = None, **more: bool
     ) -> module.Reader | None:
-        plan = bound or self.bound
-        asked = StepsRequest(bound=plan, step=step, count=2, rows=1, rank=rank, world_size=8, **more)
-        return self.registry.note(asked)
+        return self.registry.note(bound or self.bound, range(step, step + 2), rank=rank, world_size=8, **more)
 
     def ranks(self) -> list[int]:
         """Return the ranks that the page shows."""
@@ -103,7 +107,7 @@ def test_it_ends_after_a_minute_of_silence_and_begins_anew(world: World, how: st
     else:
         world.ask(0, rank=1)
         told = [("begin", 2, 0), ("note", 2, 0)]
-    assert world.subscriber.take() == [("end", 1, 0), *told]
+    assert world.subscriber.take() == [("end", 1, 7), *told]
     world.ask(8)
     assert [what for what, _, _ in world.subscriber.take()] == ["begin", "note"]
 
@@ -113,7 +117,7 @@ def test_a_plan_that_was_bound_anew_is_followed_anew(world: World) -> None:
     world.ask(7)
     again = world.bind()
     world.ask(8, bound=again)
-    assert world.subscriber.take()[2:] == [("end", 1, 0), ("begin", 2, 8), ("note", 2, 8)]
+    assert world.subscriber.take()[2:] == [("end", 1, 7), ("begin", 2, 8), ("note", 2, 8)]
     assert world.registry.bounds() == {again}
 
 
@@ -126,12 +130,25 @@ def test_nothing_is_done_ahead_of_indices_or_where_a_subscriber_has_nothing_to_d
     assert world.subscriber.take() == []
 
 
+def test_nobody_is_told_of_a_quiet_request_until_a_gather_has_waited_for_the_disk(world: World) -> None:
+    """Told of each request, a subscriber would cost more than a small response of data in memory."""
+    world.ask(7)
+    (work,) = world.subscriber.work
+    work.quiet, work.num_faults = range(8, 12), world.bound.gatherer.num_faults
+    for step in (7, 8, 11, 12):
+        world.ask(step)
+        assert work.steps.start == step
+    world.bound.gatherer.num_faults += 1
+    world.ask(9)
+    assert world.subscriber.take() == [("begin", 1, 7), *[("note", 1, step) for step in (7, 7, 12, 9)]]
+
+
 def test_two_connections_of_a_new_rank_begin_one_reader(world: World) -> None:
     begin, may_go_on = world.subscriber.begin, threading.Event()
 
-    def slow(request: StepsRequest) -> int | None:
+    def slow(*reader: Any) -> Ahead | None:
         may_go_on.wait(0.05)
-        return begin(request)
+        return begin(*reader)
 
     world.subscriber.begin = slow  # type: ignore[method-assign]
     threads = [threading.Thread(target=world.ask, args=(step,)) for step in range(4)]
@@ -139,7 +156,7 @@ def test_two_connections_of_a_new_rank_begin_one_reader(world: World) -> None:
         each.start()
     for each in threads:
         each.join()
-    assert world.subscriber.num_readers == 1
+    assert len(world.subscriber.work) == 1
 
 
 def test_a_full_registry_gives_the_places_of_idle_readers_to_new_ones(

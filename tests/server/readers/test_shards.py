@@ -12,12 +12,11 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers import StepsRequest
 from corpus_server.readers import shards as module
 from corpus_server.readers.shards import PlannedShards, RankShards
 from corpus_server.stores import StagedFile
 from tests.corpora import some_tokens
-from tests.server.readers.fakes import FakePlan, Shard, files
+from tests.server.readers.fakes import FakePlan, Shard, as_bound, files
 from tests.stores import WebServer
 
 LIMIT = 1000
@@ -32,11 +31,12 @@ class Asker:
         self.ranks: dict[int, RankShards] = {}
 
     def note(self, step: int, *, rank: int = 0, count: int = 1) -> bool:
-        request = self.plan.request(step, rank=rank, count=count)
+        steps = range(step, step + count)
         if rank not in self.ranks:
-            self.ranks[rank] = RankShards(request)
+            self.ranks[rank] = RankShards(as_bound(self.plan), rank, 2, steps)
             self.planned.add(self.ranks[rank])
-        return self.ranks[rank].note(request)
+        self.ranks[rank].steps = steps
+        return step not in self.ranks[rank].quiet
 
     def ask(self, step: int, **more: int) -> list[int]:
         """Note a request and plan until nothing more fits; return the numbers of the planned shards."""
@@ -89,20 +89,13 @@ def test_a_rank_that_goes_back_begins_anew() -> None:
     asker.ask(20)
     asker.note(16)  # late
     assert asker.numbers() == list(range(20, 30))
-    part = asker.ranks[0].locate()
     assert asker.ask(3) == list(range(3, 13))
-    asker.planned.extend(asker.ranks[0], part)  # it was being located meanwhile
-    assert asker.numbers() == list(range(3, 13))
     assert {shard.num_released for shard in asker.plan.staged[20:]} == {1}
 
 
 def test_a_rank_that_is_faster_than_planning_is_not_planned_for_the_past() -> None:
     asker = Asker()
     asker.note(0)
-    part = asker.ranks[0].locate()
-    asker.note(7)
-    asker.planned.extend(asker.ranks[0], part)
-    assert asker.numbers() == []
     assert asker.ask(7) == list(range(7, 17))
 
 
@@ -163,8 +156,7 @@ def bind(catalog: Catalog, *batch_sizes: int) -> BoundPlan:
 
 
 def rank_of(bound: BoundPlan, step: int, rank: int = 0, world_size: int = 1) -> RankShards:
-    part = {"rank": rank, "world_size": world_size}
-    return RankShards(StepsRequest(bound=bound, step=step, count=1, rows=1, **part))
+    return RankShards(bound, rank, world_size, range(step, step + 1))
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 2), (1, 2), (5, 6), (0, 1)])

@@ -22,10 +22,11 @@ from corpus_server.errors import (
 )
 from corpus_server.plan import Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers import Registry, Stager, StepsRequest, staging
+from corpus_server.readers import Registry, Stager, staging
 from corpus_server.stores import Cache
 from tests.corpora import some_tokens
-from tests.server.readers.fakes import FakePlan, Shard, as_bound, files, wait_until
+from tests.server.readers.fakes import FakePlan, Shard, as_bound, files
+from tests.serving import wait_until
 from tests.stores import WebServer
 
 pytest.importorskip("obstore")
@@ -161,7 +162,7 @@ def test_requests_are_answered_while_planning_fails_which_is_logged_once(
         raise failure("nothing is left")
 
     locate_rows, broken.locate_rows = broken.locate_rows, fail  # type: ignore[method-assign,assignment]
-    registry.note(broken.request())
+    broken.ask(registry)
     wait_until(lambda: "nothing is left" in caplog.text)
     never = Shard("never")
     never.may_go_on.clear()
@@ -219,7 +220,7 @@ def test_what_requests_wait_for_comes_before_what_is_planned(stager: Stager, reg
     planned, waited = [Shard(f"planned-{n}") for n in range(6)], [Shard("b"), Shard("a")]
     for each in (*planned, *waited):
         each.may_go_on.clear()
-    registry.note(FakePlan(*planned).request())
+    FakePlan(*planned).ask(registry)
     wait_until(lambda: sum(each.num_fetched for each in planned) == 4)
     assert [each.urgent for each in planned] == [[False]] * 4 + [[]] * 2
     futures = [want(stager, each) for each in waited]
@@ -240,7 +241,7 @@ def test_what_is_planned_is_kept_written_out_and_fetched_again_if_it_was_removed
     """It is written out only when nothing is fetched, or after five seconds."""
     shard, slow = Shard(), Shard("slow")
     slow.may_go_on.clear()
-    registry.note(FakePlan(shard, slow).request())
+    FakePlan(shard, slow).ask(registry)
     wait_until(lambda: shard.num_touched > 1)
     assert (shard.num_fetched, shard.num_synced) == (1, 0)
     slow.may_go_on.set()
@@ -268,7 +269,7 @@ def test_what_nobody_reads_or_plans_for_is_unmapped(
     idle, planned = Shard("a"), Shard("b")
     for each in (idle, planned):
         each.is_cached = True
-    registry.note(FakePlan(planned).request())
+    FakePlan(planned).ask(registry)
     assert stager.want(files(idle, planned), time.monotonic() + 60) is None
     time.sleep(1.2)
     assert idle.num_detached == 0
@@ -292,29 +293,25 @@ def test_a_rank_that_asks_has_the_shards_of_its_next_steps_staged(tmp_path: Path
     ):
         stage = Stage(global_batch_size=6, mixture=dict.fromkeys(names, 1 / 3))
         bound = catalog.bind(Plan(seq_len=10, order="sequential", stages=(stage,)))
-        registry.note(StepsRequest(bound=bound, step=0, count=1, rows=6, rank=0, world_size=1))
+        registry.note(bound, range(1), rank=0, world_size=1)
         wait_until(lambda: stager.num_staged == 3)
         assert all(file is not None and file.is_cached for file in bound.staged)
 
 
-def test_a_plan_that_fits_is_checked_once_and_local_ones_never(
-    stager: Stager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fitting, large, local = FakePlan(), FakePlan(), FakePlan()
-    local.is_staged = False
+def test_a_plan_that_fits_is_checked_once(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitting, large = as_bound(FakePlan()), as_bound(FakePlan())
     checked: list[tuple[object, int]] = []
 
     def check(bound: BoundPlan, limit_bytes: int) -> None:
         checked.append((bound, limit_bytes))
-        if bound is as_bound(large):
+        if bound is large:
             raise CacheTooSmall("too large")
 
     monkeypatch.setattr(staging, "check_working_set", check)
     for _ in range(3):
-        stager.check_order(as_bound(fitting))
-        stager.check_order(as_bound(local))
+        stager.check_order(fitting)
         with pytest.raises(CacheTooSmall):
-            stager.check_order(as_bound(large))
+            stager.check_order(large)
     assert checked == [(fitting, 1000), *[(large, 1000)] * 3]
 
 
@@ -338,5 +335,5 @@ def test_closing_ends_its_threads_and_the_requests_that_wait(tmp_path: Path) -> 
 def test_without_stores_there_is_nothing_to_do(registry: Registry) -> None:
     before = set(threading.enumerate())
     with Stager(registry, None):
-        registry.note(FakePlan(Shard()).request())
+        FakePlan(Shard()).ask(registry)
         assert set(threading.enumerate()) <= before

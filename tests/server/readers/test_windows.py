@@ -14,7 +14,6 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers.registry import StepsRequest
 from corpus_server.readers.windows import Windows
 from tests.corpora import some_tokens, write_raw
 
@@ -56,21 +55,27 @@ class Rank:
         self.windows: Windows | None = None
 
     def ask(self, step: int, count: int = 1) -> bool:
-        rows = self.bound.sampler.check_part(step, count=count, **self.part)
-        request = StepsRequest(bound=self.bound, step=step, count=count, rows=rows, **self.part)
-        self.windows = self.windows or Windows(request)
-        return self.windows.note(request, self.share_bytes)
+        """Ask for steps; return whether the thread is told."""
+        steps = range(step, step + count)
+        self.windows = self.windows or Windows(self.bound, self.part["rank"], self.part["world_size"], steps)
+        self.windows.steps = steps
+        return step not in self.windows.quiet or self.windows.num_faults != self.bound.gatherer.num_faults
 
     def turn(self, *, is_resident: bool = False) -> range | None:
         """Take one turn; return the steps that were asked of the disk."""
         assert self.windows is not None
-        if (turn := self.windows.next_turn()) is None:
+        if (turn := self.windows.next_turn(self.share_bytes)) is None:
             return None
-        first, after = turn.of.next, turn.after
-        expected = [self.bound.sampler.locate(step, **self.part)[0].tolist() for step in range(first, after)]
-        assert turn.windows.tolist() == [window for step in expected for window in step]
-        is_asked = self.windows.finish(turn, is_warm=turn.samples and is_resident)
-        return range(first, after) if is_asked else range(0)
+        if turn.samples and is_resident:
+            self.windows.note_warm()
+            return None
+        windows, steps = turn.windows.tolist(), range(turn.stop, turn.stop)
+        while windows:
+            steps = range(steps.start - 1, turn.stop)
+            located = self.bound.sampler.locate(steps.start, **self.part)[0].tolist()
+            assert windows[-len(located) :] == located
+            del windows[-len(located) :]
+        return steps
 
     def asked(self, step: int, count: int = 1, *, is_resident: bool = False) -> list[int]:
         """Ask, and take turns until there is nothing more; return the steps that were asked of the disk."""
@@ -109,17 +114,6 @@ def test_late_requests_of_other_connections_ask_for_nothing(bound: BoundPlan, to
     rank = Rank(bound)
     rank.asked(100)
     assert rank.asked(to) == []
-
-
-def test_a_jump_makes_a_turn_useless_that_was_taken_before(bound: BoundPlan) -> None:
-    rank = Rank(bound)
-    rank.ask(0)
-    assert rank.windows is not None
-    turn = rank.windows.next_turn()
-    assert turn is not None
-    rank.ask(700)
-    assert not rank.windows.finish(turn, is_warm=True)
-    assert rank.asked(700) == list(range(700, 701 + HORIZON))
 
 
 def test_a_share_below_one_step_is_nothing(bound: BoundPlan) -> None:

@@ -12,7 +12,7 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CacheTooSmall
 from corpus_server.plan import BoundedShuffle, Order, Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers.working_set import check_working_set
+from corpus_server.readers.shards import check_working_set
 from tests.corpora import some_tokens
 from tests.stores import WebServer
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.corpora import some_tokens, write_raw
-from tests.server.run.test_supervisor import Load, wait_until
-from tests.serving import Answer, RunningServer, check_problem
+from tests.server.run.test_supervisor import Load
+from tests.serving import Answer, RunningServer, check_problem, wait_until
 
 PLAN = {"seq_len": 16, "stages": [{"global_batch_size": 8, "mixture": {"web": 1}}]}
 
@@ -153,5 +153,5 @@ def test_new_shards_that_a_pattern_matches_are_taken_up(tmp_path: Path) -> None:
         write_raw(shards / "1.bin", np.arange(5000))
         assert server.get("/v1/corpora/web").json()["num_tokens"] == 5000
         os.kill(server.pid, signal.SIGHUP)
-        wait_until(lambda: "were replaced" in server.log(), server.log())
+        wait_until(lambda: "were replaced" in server.log(), server.log)
         wait_until(lambda: server.get("/v1/corpora/web").json()["num_tokens"] == 10_000, "an old answer")

@@ -21,8 +21,7 @@ from corpus_server.answers.access_log import MAX_LINES
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import RawConnection
-from tests.server.run.test_supervisor import wait_until
-from tests.serving import ROOT, RunningServer, ask
+from tests.serving import ROOT, RunningServer, ask, wait_until
 from tests.tokens import Tokens
 
 BATCH = "/v1/batches?corpus=web&seq_len=16&batch_size=12&checksum=tail&step="
@@ -231,7 +230,8 @@ def test_a_trace_has_the_spans_of_both_sides(
                 headers = connection.receive_into(
                     memoryview(bytearray(request.num_bytes)), request, deadline=deadline
                 )
-            spans = collector.wait_for(6)
+            wait_until(lambda: len(collector.spans) >= 6, collector.spans)
+            spans = list(collector.spans)
         provider.shutdown()
     by_name = {span.name: span for span in spans}
     assert set(by_name) == {"GET /v1/batches", "wait", "locate", "gather", "send"}
@@ -264,7 +264,8 @@ class Collector:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                     for scope in resource.scope_spans:
-                        collector.spans += scope.spans
+                        probes = ("GET /healthz", "GET /readyz")
+                        collector.spans += [each for each in scope.spans if each.name not in probes]
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -284,15 +285,3 @@ class Collector:
         self._server.shutdown()
         self._thread.join(10)
         self._server.server_close()
-
-    def wait_for(self, num_spans: int, name: str = "") -> list[Any]:
-        """Return all spans, or those of a name, once so many have come; none of probes."""
-        deadline = time.monotonic() + 30
-        probes = ("GET /healthz", "GET /readyz")
-        while (
-            len(found := [each for each in self.spans if each.name not in probes and name in each.name])
-            < num_spans
-        ):
-            assert time.monotonic() < deadline, [span.name for span in found]
-            time.sleep(0.05)
-        return found

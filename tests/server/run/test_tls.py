@@ -8,7 +8,6 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,50 +20,25 @@ from tests.serving import RunningServer, ask
 BATCH = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=3"
 
 
-def openssl(*arguments: object) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+def openssl(command: str) -> None:
+    subprocess.run(["openssl", *command.split()], check=True, capture_output=True)
 
 
-@dataclass
 class Authority:
     """A certificate authority in a folder."""
 
-    folder: Path
-
-    def __post_init__(self) -> None:
-        subject = ("-subj", "/CN=authority", "-days", 2)
-        openssl(
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-keyout",
-            self.key,
-            "-out",
-            self.certificate,
-            *subject,
-        )
-
-    @property
-    def key(self) -> Path:
-        return self.folder / "authority.key"
-
-    @property
-    def certificate(self) -> Path:
-        return self.folder / "authority.pem"
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.certificate, self._key = folder, folder / "authority.pem", folder / "authority.key"
+        new = "req -x509 -newkey rsa:2048 -nodes -subj /CN=authority -days 2"
+        openssl(f"{new} -keyout {self._key} -out {self.certificate}")
 
     def issue(self, name: str) -> tuple[Path, Path]:
         """Return certificate and key for loopback."""
-        certificate, key, request = (self.folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
-        openssl(
-            "req", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", request, "-subj", f"/CN={name}"
-        )
-        (self.folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-        signed_by = ("-CA", self.certificate, "-CAkey", self.key, "-CAcreateserial", "-days", 2)
-        openssl(
-            "x509", "-req", "-in", request, "-out", certificate, *signed_by, "-extfile", self.folder / "names"
-        )
+        certificate, key, request = (self._folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
+        openssl(f"req -newkey rsa:2048 -nodes -keyout {key} -out {request} -subj /CN={name}")
+        (self._folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+        signed_by = f"-CA {self.certificate} -CAkey {self._key} -CAcreateserial -days 2"
+        openssl(f"x509 -req -in {request} -out {certificate} {signed_by} -extfile {self._folder / 'names'}")
         return certificate, key
 
 

@@ -16,8 +16,7 @@ from corpus_server.plan import Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
 from tests.corpora import some_tokens, write_raw
 from tests.pages import drop, resident_of
-from tests.server.readers.fakes import wait_until
-from tests.serving import RunningServer
+from tests.serving import RunningServer, wait_until
 
 ROWS, SEQ_LEN = 32, 1024
 STEP_BYTES = ROWS * (2 * (SEQ_LEN + 1) + mmap.PAGESIZE)

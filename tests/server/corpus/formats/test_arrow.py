@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from corpus_server.corpus.formats import ShardLayout, registry
+from corpus_server.corpus.formats import registry
+from corpus_server.corpus.formats.layout import ShardLayout
 from corpus_server.corpus.index import index
 from corpus_server.errors import UnreadableCorpus
 from tests.corpora import open_corpus, open_descriptors, recognise, some_tokens, spec, write_arrow, write_raw
@@ -130,12 +131,6 @@ def test_more_rows_than_are_looked_at_one_by_one(tmp_path: Path, kind: str) -> N
         recognise(path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_may_hold_no_rows(tmp_path: Path, kind: str) -> None:
-    path = write_arrow(tmp_path / "a.arrow", lists([]), kind=kind)
-    assert recognise(path).num_tokens == 0
-
-
 REFUSED: dict[str, tuple[pa.Table, dict[str, Any], str]] = {
     "int64": (lists(ids="int64"), {}, "they are int64, served are uint8, uint16, uint32, int32"),
     "zstd": (lists(), {"compression": "zstd"}, "they are compressed"),
@@ -230,9 +225,9 @@ def test_a_footer_that_lists_other_batches_is_refused(tmp_path: Path) -> None:
 def test_no_token_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_arrow(tmp_path / "a.arrow", lists(np.zeros((1000, 2000), int), length=2000), rows=100)
     read: list[int] = []
-    from_file = registry.TokenFile.read
+    from_file = registry.OpenFile.read
     monkeypatch.setattr(
-        registry.TokenFile, "read", lambda file, at, count: read.append(count) or from_file(file, at, count)
+        registry.OpenFile, "read", lambda file, at, count: read.append(count) or from_file(file, at, count)
     )
     assert len(recognise(path).runs) == 10
     assert sum(read) < 60_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ def write(
 
 def test_items_are_documents_of_one_sequence(tmp_path: Path) -> None:
     layout = recognise(write(tmp_path))
-    assert (layout.format, layout.dtype.name, layout.data_offset) == ("litdata", "uint16", 20)
+    assert (layout.format, layout.dtype.name, layout.runs[0].data_offset) == ("litdata", "uint16", 20)
     assert layout.reason == "index.json beside it lists it: no_header_tensor:20"
     with open_corpus(tmp_path) as corpus:
         assert corpus.shards[0].tokens.tolist() == [1, 2, 3, 4, 5, 6]
@@ -51,15 +50,6 @@ def test_a_chunk_may_hold_no_tokens(tmp_path: Path, items: list[list[int]]) -> N
     with open_corpus(write(tmp_path, items=items, dim=0)) as corpus:
         assert (corpus.num_tokens, corpus.num_documents) == (0, len(items))
         assert [each.tolist() for each in corpus.sequences()] == [[0] * len(items)] * 2
-
-
-def test_items_may_lie_behind_16_mib(tmp_path: Path) -> None:
-    """The offsets have four bytes."""
-    path = write(tmp_path, items=[], dim=2**24)
-    path.write_bytes(struct.pack("<4I", 2, 16, 18, 16 + 2**25))
-    os.truncate(path, 16 + 2**25)
-    with open_corpus(tmp_path) as corpus:
-        assert [corpus.document_range(n) for n in range(2)] == [(0, 1), (1, 2**24)]
 
 
 def test_items_that_begin_or_end_elsewhere_are_refused(tmp_path: Path) -> None:

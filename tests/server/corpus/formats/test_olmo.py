@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from corpus_server.corpus.index import index
-from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from corpus_server.errors import UnreadableCorpus
 from tests.corpora import discover, open_corpus, recognise, spec, write_npy, write_raw
 
 TOKENS = [5, 6, 2, 7, 2, 8]
@@ -37,17 +37,6 @@ def test_documents_come_from_the_table_beside_it(tmp_path: Path) -> None:
         assert [corpus.document_range(n) for n in range(4)] == [(0, 3), (3, 5), (5, 5), (5, 6)]
 
 
-def test_an_end_of_text_id_has_priority_over_the_table(tmp_path: Path) -> None:
-    path = write(tmp_path, "0,6\n")
-    assert index(spec(path, eot=2)).num_documents == 3
-    assert index(spec(path)).num_documents == 1
-
-
-def test_without_table_the_end_of_text_id_must_be_said(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match="id of the end-of-text token is missing"):
-        index(spec(write_raw(tmp_path / "part-0.npy", TOKENS)))
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -67,14 +56,6 @@ def test_a_table_that_contradicts_the_tokens_is_refused(tmp_path: Path, rows: st
     with pytest.raises(UnreadableCorpus, match=rf"part-0\.csv\.gz: .*{message}"):
         index(spec(path))
     assert not path.with_name("part-0.npy.documents").exists()
-
-
-def test_a_truncated_table_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, "0,3\n3,6\n")
-    table = path.with_suffix(".csv.gz")
-    table.write_bytes(table.read_bytes()[:-6])
-    with pytest.raises(UnreadableCorpus, match=r"cannot be used.*Copy it again"):
-        index(spec(path))
 
 
 @pytest.mark.parametrize("name", ["label_mask.npy", "labels_mask_part_0000.npy", "x_label_mask.npy"])

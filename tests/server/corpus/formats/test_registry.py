@@ -8,8 +8,13 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from corpus_server.corpus import formats
-from corpus_server.corpus.formats import FORMATS, is_side_file, raw, side_file
+from corpus_server.corpus.formats import raw
+from corpus_server.corpus.formats.registry import FORMATS, is_side_file, side_file
+from corpus_server.errors import UnreadableCorpus
+from tests.corpora import open_descriptors, recognise, write_megatron
 
 
 def test_every_file_that_exports_a_format_is_listed_and_raw_comes_last() -> None:
@@ -36,3 +41,14 @@ def test_side_files_are_told_by_their_formats() -> None:
     assert side_file(Path("tokenizer.json")) is None
     assert is_side_file(Path("tokenizer.json"))
     assert not is_side_file(Path("train.bin"))
+
+
+def test_nothing_stays_open_after_a_refusal(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(bytes(3))
+    path = write_megatron(tmp_path / "y", [[1, 2]])
+    before = open_descriptors()
+    for dtype, target in [(None, tmp_path / "x.bin"), ("int32", path), (None, tmp_path)]:
+        with pytest.raises(UnreadableCorpus) as caught:
+            recognise(target, dtype=dtype)
+        assert open_descriptors() == before
+        assert caught.tb is not None  # it would keep a file open that nobody has closed

@@ -1,4 +1,4 @@
-"""Rooms of a package: which module imports which, on which floor each lies, and what the docs say of them."""
+"""Layers of a package: which module imports which, the level of each, and what the docs say of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from types import FrameType, SimpleNamespace
 
 from tests.serving import environment
 
-Floors = tuple[set[str], ...]
-"""Rooms from the ground up. Rooms on one floor do not know each other."""
+Levels = tuple[set[str], ...]
+"""Layers from the ground up. Layers on one level do not know each other."""
 
 
 def packages(package: Path) -> list[str]:
@@ -48,22 +48,22 @@ def imports(package: Path) -> dict[str, set[str]]:
     return found
 
 
-def room(module: str, floors: Floors) -> str:
-    """Return the room of a module: the longest name in `floors` that is the module or a folder around it."""
-    rooms = [name for names in floors for name in names if f"{module}.".startswith(f"{name}.")]
-    if not rooms:
-        raise AssertionError(f"{module} lies in no room; add it to FLOORS")
-    return max(rooms, key=len)
+def layer(module: str, levels: Levels) -> str:
+    """Return the layer of a module: the longest name in `levels` that is the module or a folder around it."""
+    layers = [name for names in levels for name in names if f"{module}.".startswith(f"{name}.")]
+    if not layers:
+        raise AssertionError(f"{module} lies in no layer; add it to LEVELS")
+    return max(layers, key=len)
 
 
-def floor(module: str, floors: Floors) -> int:
-    """Return the number of the floor that a module lies on."""
-    (number,) = [number for number, rooms in enumerate(floors) if room(module, floors) in rooms]
+def level(module: str, levels: Levels) -> int:
+    """Return the number of the level that a module lies on."""
+    (number,) = [number for number, layers in enumerate(levels) if layer(module, levels) in layers]
     return number
 
 
-def wrong_imports(package: Path, floors: Floors) -> list[str]:
-    """Return each import from another room that is not below, and modules that import each other in a circle.
+def wrong_imports(package: Path, levels: Levels) -> list[str]:
+    """Return each import from a layer that is not below, and modules that import each other in a circle.
 
     A package's `__init__` imports its modules; a module that imported it back would make a circle.
     """
@@ -72,7 +72,7 @@ def wrong_imports(package: Path, floors: Floors) -> list[str]:
         f"{name} imports {other}"
         for name, others in found.items()
         for other in others
-        if room(other, floors) != room(name, floors) and floor(other, floors) >= floor(name, floors)
+        if layer(other, levels) != layer(name, levels) and level(other, levels) >= level(name, levels)
     ]
     try:
         TopologicalSorter(found).prepare()
@@ -81,9 +81,9 @@ def wrong_imports(package: Path, floors: Floors) -> list[str]:
     return wrong
 
 
-def modules(package: Path, floors: Floors, rooms: Iterable[str]) -> list[str]:
-    """Return the importable modules of some rooms."""
-    return sorted(f"{package.name}.{name}" for name in imports(package) if room(name, floors) in rooms)
+def modules(package: Path, levels: Levels, layers: Iterable[str]) -> list[str]:
+    """Return the importable modules of some layers."""
+    return sorted(f"{package.name}.{name}" for name in imports(package) if layer(name, levels) in layers)
 
 
 def loaded_by(statements: str) -> set[str]:
