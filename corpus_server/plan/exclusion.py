@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from corpus_server.plan.orders.order import Grouped
 from corpus_server.plan.permutation import Grid, invert, permute, round_keys
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Source, UInt64Array
+
+UInt64Array = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _REACH = 32
@@ -53,7 +54,9 @@ class Exclusion:
         # Nothing may be left of a source that the stage does not use; a grid needs a size.
         self._grids = Grid.over([max(1, left) for left in self.num_left.tolist()])
 
-    def substitute(self, sources: Source, windows: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def substitute(
+        self, sources: NDArray[np.intp] | int, windows: UInt64Array, epochs: UInt64Array
+    ) -> UInt64Array:
         """Replace the excluded windows among those that rows hold.
 
         Args:
@@ -63,41 +66,46 @@ class Exclusion:
         rows = np.flatnonzero(self.windows.contains(windows))
         if not rows.size:
             return windows
-        its = np.broadcast_to(sources, windows.shape)[rows]
+        its = sources if isinstance(sources, int) else sources[rows]
         near, far = self._nearest(its, windows[rows], epochs[rows])
-        near[far] = self._farther(its[far], windows[rows[far]], epochs[rows[far]])
+        if far.size:
+            its = its if isinstance(its, int) else its[far]
+            near[far] = self._farther(its, windows[rows[far]], epochs[rows[far]])
         replaced = windows.copy()
         replaced[rows] = near
         return replaced
 
     def _nearest(
-        self, sources: NDArray[np.intp], windows: UInt64Array, epochs: UInt64Array
+        self, sources: NDArray[np.intp] | int, windows: UInt64Array, epochs: UInt64Array
     ) -> tuple[UInt64Array, NDArray[np.intp]]:
         """Return substitutes of excluded windows from their groups, and which have none there."""
         found, missing = windows.copy(), np.arange(windows.size)
         for distance in range(1, _REACH + 1 if self._groups is not None else 0):
             if not missing.size:
                 break
-            found[missing] = self._beside(sources[missing], windows[missing], epochs[missing], distance)
+            its = sources if isinstance(sources, int) else sources[missing]
+            found[missing] = self._beside(its, windows[missing], epochs[missing], distance)
             missing = missing[self.windows.contains(found[missing])]
         return found, missing
 
     def _beside(
-        self, sources: Source, windows: UInt64Array, epochs: UInt64Array, distance: int
+        self, sources: NDArray[np.intp] | int, windows: UInt64Array, epochs: UInt64Array, distance: int
     ) -> UInt64Array:
         assert self._groups is not None
         first = self._first[sources]
         return first + self._groups.beside(sources, epochs, windows - first, distance)
 
-    def _farther(self, sources: NDArray[np.intp], windows: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def _farther(
+        self, sources: NDArray[np.intp] | int, windows: UInt64Array, epochs: UInt64Array
+    ) -> UInt64Array:
         """Return substitutes of excluded windows from their whole sources."""
         ranks = self.windows.num_inside_below(windows) - self._inside_before[sources]
-        laps: UInt64Array = ranks // self.num_left[sources]
-        keys = round_keys(self._keys[sources], epochs + laps * _GOLDEN)
-        grids = self._grids.take(sources)
-        return self.windows.nth_outside(
-            permute(ranks % grids.size, grids, keys) + self._outside_before[sources]
-        )
+        left = self.num_left[sources]
+        grid = int(left) if isinstance(sources, int) else self._grids.take(sources)
+        laps = ranks // left
+        lap_epochs: UInt64Array = epochs + laps.astype(np.uint64) * _GOLDEN
+        keys = round_keys(np.broadcast_to(self._keys[sources], ranks.shape), lap_epochs)
+        return self.windows.nth_outside(permute(ranks % left, grid, keys) + self._outside_before[sources])
 
     def num_laps(self, source: int) -> int:
         """Return how many excluded windows, per epoch, a window that is left may stand in for."""
@@ -123,7 +131,7 @@ class Exclusion:
         held = self.windows.nth_inside(ranks[which] + self._inside_before[source])
         if self._groups is None:
             return held, which
-        _, far = self._nearest(np.full(held.shape, source), held, epochs[which])
+        _, far = self._nearest(source, held, epochs[which])
         found, indices = [held[far]], [which[far]]
         which = np.flatnonzero(laps == 0)  # each window and epoch once
         for distance in range(1, _REACH + 1):
