@@ -1,26 +1,33 @@
-"""Plans that a server has seen, in an embedded database that its worker processes share.
+"""Plans that a server has seen: one SQLite file in the state folder, which its worker processes share.
 
-A plan is content-addressed and every client carries its own plan, so losing the database loses no training
-run: a replica answers an unknown id with 404, and the client posts the plan again. This is why the number of
-plans may be bounded.
+A plan is content-addressed and every client carries its own plan, so losing the file loses no training run: a
+replica answers an unknown id with 404, and the client posts the plan again. This is why the number of plans
+may be bounded. A file that is damaged, or of a newer release, is renamed, and one that was deleted is made
+again, also while the server runs. What cannot be read or written now, on a full disk for example, is
+`StateUnavailable`; the next call tries again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
+import os
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from corpus_server.corpus.files import Closing
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan.document import Plan
-from corpus_server.plan_database import Database, Row
 
 T = TypeVar("T")
+Row = tuple[Any, ...]
 
 MAX_PLANS = 100_000
 MAX_BYTES = 2**30
@@ -30,6 +37,35 @@ _BEGINNING = '{"fingerprints":'
 _MAX_NAMED = 5
 _SEEN_SECONDS = 60.0
 """A plan that is seen again within a minute is not written again."""
+
+_BUSY_SECONDS = 2.0
+"""For another process that writes, which takes milliseconds. Readiness and metrics wait as long."""
+
+_PROBE_BYTES = 64 * 1024
+"""Of what readiness writes: the document of a plan of 1,000 stages."""
+
+_SCHEMA_VERSION = 3
+"""Version 2 did not know who posted a plan."""
+_SCHEMA = f"""
+    DROP TABLE IF EXISTS plans;
+    CREATE TABLE plans (
+        id TEXT PRIMARY KEY, seen REAL NOT NULL, num_bytes INTEGER NOT NULL,
+        owner TEXT NOT NULL,  -- name of the token that posted it first
+        kept INTEGER NOT NULL DEFAULT 0,  -- whether it may not be removed to make room
+        document TEXT NOT NULL  -- last: SQLite reads a row up to the column that it needs
+    ) WITHOUT ROWID;
+    CREATE INDEX plans_seen ON plans (seen DESC, id);  -- else a list of the newest would read every document
+    CREATE INDEX plans_of_owner ON plans (owner, seen DESC, id);
+    CREATE TABLE totals (num_plans INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
+    INSERT INTO totals VALUES (0, 0);
+    CREATE TRIGGER plans_added AFTER INSERT ON plans BEGIN
+        UPDATE totals SET num_plans = num_plans + 1, num_bytes = num_bytes + new.num_bytes;
+    END;
+    CREATE TRIGGER plans_removed AFTER DELETE ON plans BEGIN
+        UPDATE totals SET num_plans = num_plans - 1, num_bytes = num_bytes - old.num_bytes;
+    END;
+    PRAGMA user_version = {_SCHEMA_VERSION};
+"""
 
 _EVICT = """
     DELETE FROM plans WHERE id = (
@@ -46,6 +82,8 @@ _EVICT_OF_OWNER = """
     )
 """
 """Removes all plans of an owner but some, those seen last."""
+
+_log = logging.getLogger(__name__)
 
 
 class StoredPlan(NamedTuple):
@@ -67,7 +105,7 @@ class StoredPlan(NamedTuple):
         return list(fingerprints)
 
 
-class PlanStore(Database):
+class PlanStore(Closing):
     """Plans by id in `STATE_DIR/plans.sqlite`; safe to use from several threads and processes.
 
     Every method raises StateUnavailable while the database cannot be read or written.
@@ -89,9 +127,12 @@ class PlanStore(Database):
         max_plans: int = MAX_PLANS,
         max_bytes: int = MAX_BYTES,
     ) -> None:
+        self._path, self._read_only = state_dir / "plans.sqlite", read_only
         self._max_plans, self._max_bytes = max_plans, max_bytes
+        self._lock = threading.Lock()  # of all below
+        self._failure = ""  # that was logged
         try:
-            super().__init__(state_dir / "plans.sqlite", read_only=read_only)
+            self._open()
         except (OSError, sqlite3.Error) as error:
             wrong, remedy = "cannot be written", "give another with --state-dir"
             if read_only:
@@ -99,6 +140,11 @@ class PlanStore(Database):
                 remedy = "name the folder that the server was given with --state-dir"
             detail = f"state_dir {state_dir} {wrong}: {error}; {remedy}"
             raise InvalidParameter(detail, parameter="state_dir", received=str(state_dir)) from error
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            self._connection.close()
 
     def add(self, plan: Plan, *, owner: str = "anyone", most: int | None = None) -> None:
         """Keep a bound plan, or note that it was seen again.
@@ -108,19 +154,19 @@ class PlanStore(Database):
             most: plans of this owner that are kept; those not seen for the longest time make room.
         """
         now, document = time.time(), plan.canonical_json
-        known = self.rows("SELECT seen FROM plans WHERE id = ?", plan.id)
+        known = self._rows("SELECT seen FROM plans WHERE id = ?", plan.id)
         if known and 0 <= now - known[0][0] < _SEEN_SECONDS:
             return
         try:
-            self.rows(
+            self._rows(
                 "INSERT INTO plans (id, seen, num_bytes, owner, document) VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET seen = excluded.seen",
                 *(plan.id, now, len(document), owner, document),
             )
             if most is not None:
-                self.rows(_EVICT_OF_OWNER, owner, most)
+                self._rows(_EVICT_OF_OWNER, owner, most)
             # One at a time: other threads and processes may write in between.
-            while not known and self.rows(_EVICT, self._max_plans, self._max_bytes, plan.id):
+            while not known and self._rows(_EVICT, self._max_plans, self._max_bytes, plan.id):
                 pass
         except StateUnavailable:
             if not known:
@@ -128,12 +174,12 @@ class PlanStore(Database):
 
     def document(self, plan_id: str) -> str | None:
         """Return the canonical JSON of the plan of that id, or None."""
-        rows = self.rows("SELECT document FROM plans WHERE id = ?", plan_id)
+        rows = self._rows("SELECT document FROM plans WHERE id = ?", plan_id)
         return rows[0][0] if rows else None
 
     def find(self, prefix: str) -> Plan:
         """Return the one plan whose id begins with `prefix`; errors as in `find_by_prefix`."""
-        rows = self.rows(
+        rows = self._rows(
             "SELECT id, document FROM plans WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
             *(prefix, prefix + "g", _MAX_NAMED + 1),  # "g" sorts behind every digit
         )
@@ -141,7 +187,7 @@ class PlanStore(Database):
 
     def keep(self, plan_id: str, *, kept: bool = True) -> None:
         """Say that a plan is never removed to make room, or may be again."""
-        self.rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
+        self._rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
 
     def listed(
         self, limit: int, *, max_bytes: int | None = None, may_read: Callable[[str], bool] | None = None
@@ -166,7 +212,7 @@ class PlanStore(Database):
                 found.append(row)
             return found
 
-        plans = map(StoredPlan._make, self.run(read))
+        plans = map(StoredPlan._make, self._run(read))
         allowed = (each for each in plans if may_read is None or all(map(may_read, each.sources)))
         return list(islice(allowed, limit))
 
@@ -176,7 +222,76 @@ class PlanStore(Database):
 
     def count(self) -> int:
         """Return how many plans there are."""
-        return int(self.rows("SELECT num_plans FROM totals")[0][0])
+        return int(self._rows("SELECT num_plans FROM totals")[0][0])
+
+    def check_writable(self) -> None:
+        """Raise StateUnavailable where nothing could be written.
+
+        A transaction alone would not show it: SQLite writes into space that its log has already.
+        """
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+            probe = self._path.with_name(f"probe-{os.getpid()}")
+            try:
+                probe.write_bytes(bytes(_PROBE_BYTES))
+            finally:
+                probe.unlink(missing_ok=True)
+
+        self._run(write)
+
+    def _rows(self, statement: str, *values: object) -> list[Row]:
+        """Run one statement; return its rows, or one with their number if it changed some."""
+
+        def execute(connection: sqlite3.Connection) -> list[Row]:
+            cursor = connection.execute(statement, values)
+            return cursor.fetchall() or ([(cursor.rowcount,)] if cursor.rowcount > 0 else [])
+
+        return self._run(execute)
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what `work` does; where the file was deleted or is damaged, with a new one."""
+        with self._lock:
+            try:
+                if not self._is_there():
+                    self._reopen()
+                try:
+                    done = work(self._connection)
+                except sqlite3.DatabaseError as error:
+                    if not _is_damage(error):
+                        raise
+                    self._reopen()
+                    done = work(self._connection)
+            except (OSError, sqlite3.Error) as error:
+                failure = getattr(error, "strerror", None) or str(error)
+                if failure != self._failure:
+                    _log.error("%s cannot be used: %s", self._path, failure)
+                    self._failure = failure
+                detail = f"plans cannot be kept: {failure}"
+                raise StateUnavailable(detail, remedy="try again later") from error
+            if self._failure:
+                _log.info("%s can be used again", self._path)
+                self._failure = ""
+            return done
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(self._path.stat(), self._opened)
+        except FileNotFoundError:
+            return False
+
+    def _reopen(self) -> None:
+        self._connection.close()
+        self._open()
+
+    def _open(self) -> None:
+        if self._read_only:
+            self._connection = _open(self._path, read_only=True)
+        else:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = _open_or_replace(self._path)
+        self._opened = self._path.stat()
 
 
 def find_by_prefix(prefix: str, found: Mapping[str, T]) -> T:
@@ -200,3 +315,63 @@ def find_by_prefix(prefix: str, found: Mapping[str, T]) -> T:
             remedy="give more digits",
         )
     return found[ids[0]]
+
+
+def _open(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """Open the database, and make its tables where there are none."""
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
+        uri=True,
+        timeout=_BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        if not read_only:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > _SCHEMA_VERSION:
+                raise sqlite3.NotSupportedError(f"version {version}, this release reads {_SCHEMA_VERSION}")
+            if version != _SCHEMA_VERSION:
+                connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        # Touches every table, so that most damage shows here and not in a request.
+        connection.execute("SELECT * FROM totals, plans ORDER BY seen DESC, id LIMIT 1").fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _open_or_replace(path: Path) -> sqlite3.Connection:
+    """Open the database; if it is damaged or a newer release's, rename it, and make another.
+
+    A person may look at the one, and rename the other back when the newer release serves again.
+    """
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        # Processes open it one after another: only the first finds it damaged, without tables or without a
+        # write-ahead log, for whose lock SQLite does not wait. A process that ends releases this lock.
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            return _open(path)
+        except sqlite3.DatabaseError as error:
+            is_newer = isinstance(error, sqlite3.NotSupportedError)
+            if not is_newer and not _is_damage(error):
+                raise
+            what = "newer" if is_newer else "damaged"
+            aside = path.with_name(f"{path.name}.{what}-{time.time_ns()}")
+            for suffix in ("-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            path.rename(aside)
+            outlook = "the server goes on without its plans, and clients post them again"
+            _log.warning("%s is %s (%s) and was renamed to %s; %s", path, what, error, aside.name, outlook)
+            return _open(path)
+    finally:
+        os.close(folder)
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Tell whether the database holds something else than it should; an error of the disk is no damage."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits hold details
+    return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)

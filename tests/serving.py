@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 40.0
+START_SECONDS = 90.0
 STOP_SECONDS = 40.0
 
 

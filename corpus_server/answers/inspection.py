@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.queries import Integer, QueryParameters, Step, Token
 from corpus_server.answers.response import NO_STORE, Response, Slices, json_response, not_modified
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import plan_headers, staged_rows
+from corpus_server.answers.tokens import Integer, QueryParameters, Step, Token, plan_headers, staged_rows
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
 from corpus_server.described import described

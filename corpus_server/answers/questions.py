@@ -8,10 +8,19 @@ import numpy as np
 import xxhash
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.queries import MAX_COUNT, Integer, PlanQuery, QueryParameters, Step, Token
 from corpus_server.answers.response import NO_STORE, Response, Slices, json_response, not_modified
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import plan_headers, staged_rows
+from corpus_server.answers.tokens import (
+    MAX_COUNT,
+    Integer,
+    PlanQuery,
+    QueryParameters,
+    Step,
+    Token,
+    plan_headers,
+    plan_of,
+    staged_rows,
+)
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.described import described
 from corpus_server.errors import AnswerTooLarge, InvalidParameter
@@ -218,7 +227,7 @@ def usage(service: Service, plan_id: str, query: UsageQuery, request: RequestHea
 
 def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices[Response]:
     """Make the response that lists the rows of the first epochs that hold a token of those asked about."""
-    bound = service.plan_of(query, request.caller, names_corpus=True)
+    bound = plan_of(service, query, request.caller, names_corpus=True)
     corpus = _looked_up_corpus(query, bound.plan.sources)
     start, stop = _looked_up_range(query, bound.corpora[corpus])
     epochs, limit = query.epochs, query.limit

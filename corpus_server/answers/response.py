@@ -36,7 +36,6 @@ class ClientLeft(Exception):
 
 
 _MAX_ECHO = 200  # characters of a received value that are sent back
-_encode = json.JSONEncoder(allow_nan=False).encode  # `json.dumps` with options makes one for each call
 
 
 @dataclass(slots=True)
@@ -85,6 +84,32 @@ class Response:
         headers = {**self.headers, **common_headers(request)}
         lines = [status_line(self.status), *(f"{name}: {value}\r\n" for name, value in headers.items())]
         return b"".join(["".join(lines).encode("latin-1"), *(b"%b: %b\r\n" % each for each in more), b"\r\n"])
+
+
+# Not frozen: making one would cost as much as counting it.
+@dataclass(kw_only=True, slots=True)
+class Answered:
+    """A request and its response, which was sent or cut.
+
+    Args:
+        request: what is known of its head.
+        route: template of the path, `unknown` for none, `refused` for what its head alone decided.
+        via: which path answered, `fast-path` or `application`.
+        status: of the response.
+        sent_bytes: of its body.
+        seconds: from the request's head to the last byte handed to the kernel.
+        problem_type: of a problem document.
+        stages: seconds of each of `metrics.STAGES`, if they are known.
+    """
+
+    request: RequestHead
+    route: str
+    via: str
+    status: int
+    sent_bytes: int
+    seconds: float = 0.0
+    problem_type: str = ""
+    stages: Sequence[float] = ()
 
 
 def common_headers(request: RequestHead) -> dict[str, str]:
@@ -250,7 +275,7 @@ def problem(error: Exception, request_id: str) -> Response:
         headers["Retry-After"] = str(error.retry_after_seconds)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = error.challenge
-    response = Response.whole(_encode(document).encode(), headers, status=error.status)
+    response = Response.whole(json.dumps(document).encode(), headers, status=error.status)
     response.problem_type = error.slug
     return response
 

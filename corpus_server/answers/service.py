@@ -1,27 +1,28 @@
-"""What one process has open: corpora, known plans, threads and limits."""
+"""What one process has open: corpora, known plans, threads and limits; and what it notes of each request."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from corpus_server import metrics
-from corpus_server.admission.access import Access, Caller
+from corpus_server.admission.access import Access
 from corpus_server.admission.admission import Admission
-from corpus_server.answers.access_log import Requests
-from corpus_server.answers.queries import PlanQuery
-from corpus_server.answers.response import ClientLeft, Slices
+from corpus_server.admission.request import Caller
+from corpus_server.answers import tracing
+from corpus_server.answers.response import Answered, Slices
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import OpenFile
-from corpus_server.errors import CorpusServerError, InvalidParameter, Overloaded
+from corpus_server.errors import CorpusServerError, Overloaded
 from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
@@ -32,6 +33,14 @@ from corpus_server.readers.staging import WAIT_SECONDS, Stager
 from corpus_server.settings import Settings
 from corpus_server.stores import is_staged
 
+SLOW_SECONDS = 1.0
+"""A response that took longer is notable; the median of small ones is below a millisecond."""
+
+MAX_LINES = 20
+"""Notable lines in a second of a process: what is refused must not fill the disk, and a line costs as much as
+a refusal."""
+
+_log = logging.getLogger("corpus_server")
 T = TypeVar("T")
 
 _CONTROL_THREADS = 2
@@ -48,12 +57,7 @@ class Service:
     """The state of one process.
 
     Attributes:
-        plans: the plans that this process knows.
-        gate: decides whether a request may be answered.
-        requests: is told what became of each.
-        readers: which rank is at which step.
-        stager: brings shards of object stores to this machine.
-        prefetcher: reads ahead for clients that go step by step.
+        requests: is told what became of each request.
         gather_threads: touch the maps and may wait for the disk; the event loop's thread never does.
         draining: the process is about to end: readiness says so.
     """
@@ -116,8 +120,7 @@ class Service:
         """Stop the threads; idempotent. Waits for them: they must not touch a map that is gone."""
         self.prefetcher.close()
         self.stager.close()
-        pools = (self.gather_threads, self._control_threads, self._large_thread, self._probe_thread)
-        for threads in pools:
+        for threads in (self.gather_threads, self._control_threads, self._large_thread, self._probe_thread):
             threads.shutdown(cancel_futures=True)
 
     def why_not_ready(self) -> str | None:
@@ -151,23 +154,6 @@ class Service:
     def plan(self, plan_id: str, caller: Caller) -> BoundPlan:
         """Return the plan of an id, all of whose corpora the caller may read; may read the disk."""
         return self.plans.by_id(plan_id, caller)
-
-    def plan_of(self, query: PlanQuery, caller: Caller, *, names_corpus: bool = False) -> BoundPlan:
-        """Return the plan that a query names by its id or spells inline; may read the disk.
-
-        Args:
-            names_corpus: whether `corpus` means something else where the plan is named by its id.
-        """
-        spelling = query.spelling()
-        if query.plan is None:
-            return self.plans.spelled(spelling, caller)
-        if given := [name for name in spelling if not (names_corpus and name == "corpus")]:
-            raise InvalidParameter(
-                f"plan names the whole plan; leave out {', '.join(given)}",
-                parameter=given[0],
-                remedy="name a plan by its id or spell it inline, not both",
-            )
-        return self.plan(query.plan, caller)
 
     def staged(self, files: Iterable[OpenFile]) -> Slices[None]:
         """Wait until the files of shards are on this machine; local ones are.
@@ -205,20 +191,6 @@ class Service:
             probe = self._probes[work] = self._probe_thread.submit(work)
         result: T = await asyncio.shield(asyncio.wrap_future(probe))  # shielded: others may wait for it, too
         return result
-
-    async def run_slices(self, work: Slices[T], has_left: Callable[[], Awaitable[bool]]) -> T:
-        """Run costly work in the gather threads, slice by slice; raise ClientLeft once `has_left`."""
-        try:
-            while True:
-                step = await self.in_gather_thread(lambda: _advance(work))
-                if isinstance(step, _Done):
-                    return step.result
-                if step is not None:
-                    await asyncio.wait([asyncio.wrap_future(step)])
-                if await has_left():
-                    raise ClientLeft("the client left before its response was made")
-        finally:
-            work.close()
 
     async def in_gather_thread(self, work: Callable[[], T]) -> T:
         """Run work that may wait for the disk."""
@@ -270,16 +242,49 @@ def _started(number: int, name: str) -> ThreadPoolExecutor:
     return pool
 
 
-class _Done(Generic[T]):
-    """The result of work; a future could not carry StopIteration."""
+class Requests:
+    """Counts, logs and traces what was answered; for the event loop's thread.
 
-    def __init__(self, result: T) -> None:
-        self.result = result
+    Args:
+        logs: which requests get a line: `all`, `notable` for those that failed or were slow, or `off`. Lines
+            for all cost 6 to 8 % of the throughput (`scripts/bench seeing`).
+    """
 
+    def __init__(self, logs: str) -> None:
+        self._logs = logs
+        self._second = 0
+        self._num_lines = 0
 
-def _advance(work: Slices[T]) -> _Done[T] | Future[None] | None:
-    """Run one slice; return what the work waits for, if anything, or its result."""
-    try:
-        return next(work)
-    except StopIteration as end:
-        return _Done(end.value)
+    def done(self, answered: Answered) -> None:
+        """Note a request that was answered."""
+        status = answered.status
+        metrics.count(answered.route, status, answered.sent_bytes, answered.seconds, via=answered.via)
+        if answered.stages:
+            metrics.count_stages(answered.stages)
+        if answered.problem_type:
+            metrics.REFUSALS.add(1, answered.problem_type)
+        if tracing.provider is not None:
+            tracing.trace(answered)
+        is_notable = answered.seconds > SLOW_SECONDS or not (200 <= status < 300 or status == 304)
+        if self._logs == "all" or (is_notable and self._logs == "notable" and self._may_log()):
+            # Nothing that a client may choose but its id and method, and no secrets.
+            fields = {
+                "request_id": answered.request.request_id,
+                "method": answered.request.method[: tracing.MAX_METHOD],
+                "route": answered.route,
+                "status": status,
+                "via": answered.via,
+                "sent_bytes": answered.sent_bytes,
+                "seconds": round(answered.seconds, 6),
+                "token": answered.request.caller.name,
+            }
+            _log.info("request", extra=fields | ({"type": kind} if (kind := answered.problem_type) else {}))
+
+    def _may_log(self) -> bool:
+        second = int(time.monotonic())
+        if second != self._second:
+            if self._num_lines > MAX_LINES:
+                _log.info("%d more requests were not logged", self._num_lines - MAX_LINES)
+            self._second, self._num_lines = second, 0
+        self._num_lines += 1
+        return self._num_lines <= MAX_LINES

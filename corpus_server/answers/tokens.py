@@ -1,17 +1,32 @@
-"""The responses that hold tokens or say where they lie, each made by one function.
+"""The responses that hold tokens or say where they lie, and the query parameters that ask for them.
 
 The fast path and the application call the same functions with the same query and the same head. So both give
 the same bytes. All raise CorpusServerError for what is out of range, unknown, too large or cannot be read.
+
+Numbers in a query are decimal digits and nothing else: no sign, no `1e3`, no `true`, so that a typing error
+never trains on something else. Unknown and repeated parameters are refused for the same reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import parse_qsl
 
 import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    create_model,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from corpus_server.admission.request import RequestHead
-from corpus_server.answers.queries import BatchesQuery, FormatQuery, StepsQuery
+from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers.response import (
     NO_STORE,
     Response,
@@ -25,24 +40,156 @@ from corpus_server.answers.response import (
 from corpus_server.answers.service import Service
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import InvalidParameter
+from corpus_server.plan.declared import Schema
+from corpus_server.plan.document import INLINE_PLAN
+from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read import text, wire
 from corpus_server.read.bound_plan import BoundPlan, Source
 from corpus_server.read.reading import RangeReading, Reading, WindowReading, num_bytes, read_arrays
 from corpus_server.readers.registry import Reader
 
+MAX_COUNT = 4096
+MAX_WORLD_SIZE = 2**20
+_DIGITS = re.compile(r"[0-9]{1,20}", re.ASCII)
+
+
+class Integer:
+    """Metadata of an integer parameter in [low, high], spelled in decimal digits."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high = low, high
+
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Parse strings of digits only."""
+        return core_schema.no_info_plain_validator_function(self._parse)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describe the range."""
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+    def _parse(self, value: object) -> int:
+        if isinstance(value, str) and _DIGITS.fullmatch(value) and self.low <= int(value) <= self.high:
+            return int(value)
+        accepted = f"an integer in [{self.low}, {self.high}]"
+        raise PydanticCustomError("integer", "must be {accepted}", {"accepted": accepted})
+
+
+Step = Annotated[int, Integer(0, MAX_STEP)]
+Token = Annotated[int, Integer(0, 2**63 - 1)]
+
+
+class QueryParameters(BaseModel):
+    """Base of all query parameters: only the declared ones, each a string, described below its name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class FormatQuery(QueryParameters):
+    """Parameters of a route that answers tokens."""
+
+    format: wire.Format | None = None
+    """Format of the body; without it the `Accept` header decides."""
+    checksum: wire.ChecksumPlace = "true"
+    """Place of the checksum. `true`: in `Corpus-Checksum`; everything is read before the first byte is sent.
+    `tail`: the last 8 bytes of the body (raw only). `false`: none."""
+
+
+class TokensQuery(FormatQuery):
+    """Parameters of a raw range."""
+
+    start: Token = 0
+    """First token, corpus-wide."""
+    count: Token | None = None
+    """Tokens; default: up to 256, as many as there are."""
+
+
+def _parameter(schema: Schema) -> tuple[Any, Any]:
+    """Return the annotation and the field of a parameter that may be left out."""
+    annotation: Any = str
+    if schema.get("type") == "integer":
+        annotation = Annotated[int, Integer(schema["minimum"], schema["maximum"])]
+    elif "enum" in schema:
+        annotation = Literal[tuple(schema["enum"])]
+    return annotation | None, Field(
+        None, description=schema["description"], max_length=schema.get("maxLength")
+    )
+
+
+class PlanQuery(QueryParameters):
+    """A plan by its id, or spelled inline, by parameters that `corpus_server.plan.document` declares."""
+
+    plan: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        None, description=f"Id of a plan; without it, {', '.join(INLINE_PLAN)} spell one."
+    )
+    corpus: str | None = None
+
+
+if not TYPE_CHECKING:
+    spelled = {name: _parameter(schema) for name, schema in INLINE_PLAN.items()}
+    PlanQuery = create_model("PlanQuery", __base__=PlanQuery, **spelled)
+
+
+class StepsQuery(PlanQuery):
+    """Parameters of a rank's share of consecutive steps."""
+
+    step: Step
+    """First training step."""
+    count: Annotated[int, Integer(1, MAX_COUNT)] = 1
+    """Consecutive steps."""
+    rank: Annotated[int, Integer(0, MAX_WORLD_SIZE - 1)] = 0
+    """Whose rows; in [0, world_size)."""
+    world_size: Annotated[int, Integer(1, MAX_WORLD_SIZE)] = 1
+    """Number of ranks; must divide the global batch."""
+
+
+class BatchesQuery(StepsQuery, FormatQuery):
+    """Parameters of batches and indices."""
+
+
+def parameters(query_string: bytes) -> dict[str, str]:
+    """Return the parameters of a query string.
+
+    Raises:
+        InvalidParameter: one is given twice, and it cannot be known which was meant.
+    """
+    pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name in counts if counts[name] > 1)
+        raise InvalidParameter(f"{repeated} is given twice", parameter=repeated)
+    return found
+
+
+def plan_of(service: Service, query: PlanQuery, caller: Caller, *, names_corpus: bool = False) -> BoundPlan:
+    """Return the plan that a query names by its id or spells inline; may read the disk.
+
+    Args:
+        names_corpus: whether `corpus` means something else where the plan is named by its id.
+    """
+    given = {name: getattr(query, name, None) for name in INLINE_PLAN}
+    spelling = {name: value for name, value in given.items() if value is not None}
+    if query.plan is None:
+        return service.plans.spelled(spelling, caller)
+    if wrong := [name for name in spelling if not (names_corpus and name == "corpus")]:
+        raise InvalidParameter(
+            f"plan names the whole plan; leave out {', '.join(wrong)}",
+            parameter=wrong[0],
+            remedy="name a plan by its id or spell it inline, not both",
+        )
+    return service.plan(query.plan, caller)
+
 
 def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
     """Make the response to `/v1/batches`: the tokens of a rank, `(count, rows, seq_len + 1)`, C order."""
-    bound = service.plan_of(query, request.caller)
-    chosen = choose_format(request, query, default="raw")
+    bound = plan_of(service, query, request.caller)
+    chosen = _choose_format(request, query, default="raw")
     reading = _windows(bound, query)
     service.admission.check_size(num_bytes(reading), "count")
     service.admission.check_rows(*reading.shape[:2])
-    if chosen in ("json", "text"):
-        service.admission.check_text_size(reading.num_units * reading.unit_tokens, "count")
-    if chosen == "text":
-        for corpus in bound.corpora.values():
-            text.check_available(corpus)
+    _check_text(service, reading, chosen, bound.corpora.values())
     headers = _step_headers(bound, query, request, "batches", chosen)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
@@ -70,8 +217,8 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
 
     Shard numbers count over the plan's shard list.
     """
-    bound = service.plan_of(query, request.caller)
-    chosen = choose_format(request, query, default="json")
+    bound = plan_of(service, query, request.caller)
+    chosen = _choose_format(request, query, default="json")
     reading = _windows(bound, query)
     shape = (*reading.shape[:2], 2)
     service.admission.check_size(reading.num_units * 16, "count")
@@ -122,14 +269,11 @@ def token_range(
         default: format where the request names none.
         fields: what a JSON response says besides.
     """
-    chosen = choose_format(request, query, default)
+    chosen = _choose_format(request, query, default)
     gatherer = service.catalog.gatherer(corpus.name)
     reading = RangeReading(corpus, gatherer, start=start, stop=stop)
     service.admission.check_size(num_bytes(reading), "count")
-    if chosen in ("json", "text"):
-        service.admission.check_text_size(stop - start, "count")
-    if chosen == "text":
-        text.check_available(corpus)
+    _check_text(service, reading, chosen, [corpus])
     identity = f"{corpus.fingerprint}.{start}.{stop}.{_representation(query, chosen)}"
     if chosen == "text":
         headers = dict(NO_STORE)
@@ -155,7 +299,7 @@ def token_range(
     return response
 
 
-def choose_format(request: RequestHead, query: FormatQuery, default: wire.Format) -> wire.Format:
+def _choose_format(request: RequestHead, query: FormatQuery, default: wire.Format) -> wire.Format:
     """Return the format asked for, by parameter or by `Accept`."""
     return query.format or wire.negotiate(request.headers.get("accept"), default)
 
@@ -191,6 +335,14 @@ class _InMemory:
 
     def check_unchanged(self) -> None:
         pass
+
+
+def _check_text(service: Service, reading: Reading, chosen: wire.Format, corpora: Iterable[Corpus]) -> None:
+    if chosen in ("json", "text"):
+        service.admission.check_text_size(reading.num_units * reading.unit_tokens, "count")
+    if chosen == "text":
+        for corpus in corpora:
+            text.check_available(corpus)
 
 
 def _windows(bound: BoundPlan, query: StepsQuery) -> WindowReading:

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from corpus_server.admission.access import ANYONE
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, RequestHead
 from corpus_server.answers import inspection
 from corpus_server.answers.inspection import RowsQuery, SpansQuery, StatisticsQuery
-from corpus_server.answers.queries import PlanQuery
 from corpus_server.answers.response import Response, Slices
 from corpus_server.answers.service import Service
+from corpus_server.answers.tokens import PlanQuery, plan_of
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
 from corpus_server.settings import Settings
@@ -43,7 +42,7 @@ class Files:
         if plan is not None:
             raise InvalidParameter("a plan's id needs a server; spell the plan for files", parameter="plan")
         document = PlanQuery.model_construct(corpus=self._corpus.name, **spelled)
-        plan_id = self._service.plan_of(document, ANYONE).plan.id
+        plan_id = plan_of(self._service, document, ANYONE).plan.id
         asked = RowsQuery.model_construct(**query)
         head = RequestHead("GET", b"/", {}, caller=ANYONE)
         return _finished(inspection.rows(self._service, plan_id, asked, head))

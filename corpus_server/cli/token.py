@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from corpus_server.admission.access import Limits, make_token, parse_tokens
+from corpus_server.admission.access import make_token, parse_tokens
+from corpus_server.admission.request import Limits
 from corpus_server.cli.common import errors
 from corpus_server.corpus_spec import NAME
 from corpus_server.errors import InvalidParameter

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import resource
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from itertools import accumulate
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.files import Closing, Files, OpenFile, unreadable
 from corpus_server.corpus.fingerprints import SampledIds, check_fingerprints, sample_ids
-from corpus_server.corpus.formats.layout import DocumentIndex, TokenDtype, token_dtype
+from corpus_server.corpus.formats.layout import TokenDtype, token_dtype
 from corpus_server.corpus.formats.registry import data_path
 from corpus_server.corpus.selection import ShardFile, list_shards
 from corpus_server.corpus.shards import Shard, open_runs
@@ -63,11 +63,9 @@ class Corpus(Closing):
         self.tokenizer: Tokenizer | None = None if tokenizer is None else open_tokenizer(tokenizer)
         self.tokenizer_name = tokenizer.name if isinstance(tokenizer, Path) else tokenizer
         indices = [shard.documents for shard in shards if shard.documents is not None]
-        self._indices: tuple[DocumentIndex, ...] = ()
-        self._document_starts: tuple[int, ...] = ()  # number of each shard's first document, then of all
-        if len(indices) == len(self.shards):
-            self._indices = tuple(indices)
-            self._document_starts = (0, *accumulate(index.num_documents for index in indices))
+        self._indices = tuple(indices) if len(indices) == len(self.shards) else ()
+        # Number of each shard's first document, then of all.
+        self._document_starts = (0, *accumulate(index.num_documents for index in self._indices))
         self.num_documents = self._document_starts[-1] if self._indices else None
 
     @classmethod
@@ -125,16 +123,7 @@ class Corpus(Closing):
                 received=count,
                 accepted=f"start + count <= {self.num_tokens}",
             )
-        pieces = []
-        number = bisect_right(self.starts, start) - 1
-        position, stop = start, start + count
-        while position < stop:
-            base, end = self.starts[number], min(stop, self.starts[number + 1])
-            if end > position:  # not for an empty shard
-                pieces.append((number, position - base, end - base))
-                position = end
-            number += 1
-        return pieces
+        return list(_pieces(self.starts, start, start + count))
 
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of a document, corpus-wide.
@@ -229,21 +218,25 @@ def open_shards(
 
 def cut_shards(shards: Sequence[Shard], token_range: tuple[int, int]) -> list[Shard]:
     """Return the shards that hold tokens [start, stop) of the corpus, cut to them; close the others."""
-    start, stop = token_range
-    if stop > (num_tokens := sum(shard.num_tokens for shard in shards)):
-        accepted = f"within the {num_tokens} tokens of the files"
+    starts = (0, *accumulate(shard.num_tokens for shard in shards))
+    if token_range[1] > starts[-1]:
+        accepted = f"within the {starts[-1]} tokens of the files"
         raise InvalidParameter.expected("token_range", accepted, list(token_range))
-    kept, base = [], 0
-    for shard in shards:
-        end = base + shard.num_tokens
-        first, last = max(start, base), min(stop, end)
-        if first < last:
-            shard.cut(first - base, last - base)
-            kept.append(shard)
+    pieces = {number: piece for number, *piece in _pieces(starts, *token_range)}
+    for number, shard in enumerate(shards):
+        if number in pieces:
+            shard.cut(*pieces[number])
         else:
             shard.close()
-        base = end
-    return kept
+    return [shards[number] for number in pieces]
+
+
+def _pieces(starts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield which shards hold tokens [start, stop): (shard number, start, stop in the shard)."""
+    for number in range(bisect_right(starts, start) - 1, bisect_left(starts, stop)):
+        base, end = starts[number], min(stop, starts[number + 1])
+        if (first := max(start, base)) < end:  # not for an empty shard
+            yield number, first - base, end - base
 
 
 def _allow_open_files() -> None:

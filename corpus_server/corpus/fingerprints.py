@@ -65,15 +65,11 @@ def sample_ids(shards: Sequence[TokenData]) -> SampledIds | None:
     """Return the smallest and largest id of about 64 blocks of 4 KiB; None for an empty corpus."""
     found = []
     for shard in shards:
-        itemsize = shard.dtype.itemsize
         for offset, count in _sample_blocks(shard, _SAMPLES // len(shards)):
-            start, size = offset // itemsize * itemsize, count // itemsize * itemsize
-            if size:
-                found.append(np.frombuffer(shard.read_data(start, size), shard.dtype))
-    if not found:
-        return None
-    smallest, largest = min(int(ids.min()) for ids in found), max(int(ids.max()) for ids in found)
-    return SampledIds(sum(ids.size for ids in found), smallest, largest)
+            start, size = (each - each % shard.dtype.itemsize for each in (offset, count))
+            found.append(np.frombuffer(shard.read_data(start, size), shard.dtype))
+    ids = np.concatenate(found)
+    return SampledIds(ids.size, int(ids.min()), int(ids.max())) if ids.size else None
 
 
 def _sample_blocks(shard: TokenData, num_samples: int) -> list[tuple[int, int]]:

@@ -16,7 +16,6 @@ import ctypes
 import mmap
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -60,34 +59,22 @@ class _SignalAction(ctypes.Structure):
     )
 
 
-# Replaced as a whole, never modified, so that the handler needs no lock.
-_ranges: tuple[GuardedRange, ...] = ()
-# Reentrant: a garbage collection in `_replace` may close a file, and so end its guard.
-_lock = threading.RLock()
+# Each change, and the handler's copy, is one operation of C code that no other thread and no garbage
+# collection interrupts: no lock is needed. A garbage collection may close files at any time.
+_ranges: set[GuardedRange] = set()
 _installed: list[object] = []
 
 
 def guard(start: int, num_bytes: int) -> GuardedRange:
     """Put a mapped range under guard, until `release`."""
     guarded = GuardedRange(start, start + num_bytes)
-    _replace(lambda ranges: (*ranges, guarded))
+    _ranges.add(guarded)
     return guarded
 
 
 def release(guarded: GuardedRange) -> None:
     """End the guard of a range before it is unmapped; idempotent."""
-    _replace(lambda ranges: tuple(each for each in ranges if each is not guarded))
-
-
-def _replace(change: Callable[[tuple[GuardedRange, ...]], tuple[GuardedRange, ...]]) -> None:
-    global _ranges
-    with _lock:
-        while True:
-            before = _ranges
-            after = change(before)
-            if _ranges is before:  # no garbage collection has changed them meanwhile
-                _ranges = after
-                return
+    _ranges.discard(guarded)
 
 
 @cache
@@ -123,7 +110,7 @@ def _make_handler() -> Callable[..., None]:
 
     def handle(number: int, info: ctypes._Pointer[_SignalInfo], context: int) -> None:
         address = info.contents.si_addr
-        for guarded in _ranges:
+        for guarded in _ranges.copy():
             if guarded.start <= address < guarded.stop:
                 guarded.num_faults += 1
                 first = address - address % page

@@ -176,12 +176,10 @@ def _find_ends(runs: Sequence[Shard], eot: int | None, counter: ByteCounter) -> 
         yield from listed() if listed is not None else ()
         counter.add(sum(run.data_bytes for run in runs))
         return
-    itemsize, base = runs[0].dtype.itemsize, 0
-    buffer = memoryview(bytearray(min(_PIECE_TOKENS, max(run.num_tokens for run in runs)) * itemsize))
+    base = 0
     for run in runs:
-        for first in range(0, run.num_tokens, _PIECE_TOKENS):
-            piece = buffer[: (run.num_tokens - first) * itemsize]
-            run.read_data_into(first * itemsize, piece)
-            yield np.flatnonzero(np.frombuffer(piece, run.dtype) == eot) + (base + first + 1)
+        for piece in run.pieces(0, run.data_bytes, _PIECE_TOKENS * run.dtype.itemsize):
+            tokens = np.frombuffer(piece, run.dtype)
+            yield np.flatnonzero(tokens == eot) + (base + 1)
+            base += tokens.size
             counter.add(len(piece))
-        base += run.num_tokens

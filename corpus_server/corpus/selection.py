@@ -180,7 +180,14 @@ def _walk(root: Path, include: Sequence[str]) -> Iterator[ShardFile]:
     patterns = [pattern.split("/") for pattern in include] or [["**"]]
     pending = [real_root]
     while pending:
-        for entry in _entries(pending.pop()):
+        folder = pending.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = list(found)
+        except OSError as error:
+            what = f"cannot be listed: {error.strerror}"
+            raise unreadable(folder, what, "check its permissions") from error
+        for entry in entries:
             if entry.name.startswith("."):
                 continue
             path = Path(entry.path)
@@ -192,14 +199,6 @@ def _walk(root: Path, include: Sequence[str]) -> Iterator[ShardFile]:
             if entry.is_symlink():
                 _check_link(path, real_root)
             yield ShardFile(relative.as_posix(), path)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError as error:
-        raise unreadable(folder, f"cannot be listed: {error.strerror}", "check its permissions") from error
 
 
 def _check_link(path: Path, real_root: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -89,9 +89,13 @@ class Shard(Closing):
         """Return `count` bytes of token data from byte `offset` of it, read from the file, not the map."""
         return self.file.read(self.data_offset + offset, count)
 
-    def read_data_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` as `read_data` does."""
-        self.file.read_into(self.data_offset + offset, buffer)
+    def pieces(self, start: int, stop: int, num_bytes: int) -> Iterator[memoryview]:
+        """Yield bytes [start, stop) of the token data, from the file; a piece overwrites the last."""
+        buffer = memoryview(bytearray(min(num_bytes, stop - start)))
+        for offset in range(start, stop, num_bytes):
+            piece = buffer[: stop - offset]
+            self.file.read_into(self.data_offset + offset, piece)
+            yield piece
 
     def is_resident(self, token: int) -> bool:
         """Tell whether the page cache holds a token; False if the system cannot tell."""

@@ -186,13 +186,10 @@ def _hash_blocks(shard: Shard, pool: ThreadPoolExecutor, counter: ByteCounter) -
 
 
 def _hash_block(shard: Shard, start: int) -> Digest:
-    buffer = memoryview(bytearray(_PIECE_BYTES))
     stop = min(start + BLOCK_BYTES, shard.data_bytes)
     digest = xxhash.xxh3_128()
     try:
-        for offset in range(start, stop, _PIECE_BYTES):
-            piece = buffer[: stop - offset]
-            shard.read_data_into(offset, piece)
+        for piece in shard.pieces(start, stop, _PIECE_BYTES):
             digest.update(piece)
     except (ReadFailed, CorpusChanged) as error:
         return error

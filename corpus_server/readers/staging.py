@@ -353,7 +353,7 @@ def _is_good(file: StagedFile) -> bool:
 def _sync(file: StagedFile) -> None:
     try:
         file.sync()
-    except Exception:  # noqa: BLE001 - nobody takes the result of this thread
+    except BaseException:  # noqa: BLE001 - nobody takes the result of this thread
         _log.exception("%s is staged, but may not be on the disk", file.name)
 
 

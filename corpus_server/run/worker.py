@@ -25,8 +25,8 @@ from functools import partial
 import uvloop
 
 from corpus_server import live, metrics
-from corpus_server.answers.access_log import start_tracing, stop_tracing
 from corpus_server.answers.service import Service
+from corpus_server.answers.tracing import start_tracing, stop_tracing
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.connection import Connection, Shared
 from corpus_server.run.listening import BACKLOG, server_context, take_no_more

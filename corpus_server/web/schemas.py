@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from corpus_server.answers.queries import Integer, QueryParameters
+from corpus_server.answers.tokens import Integer, QueryParameters
 from corpus_server.read.wire import FORMATS, MEDIA_TYPES
 
 

@@ -22,9 +22,8 @@ WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "
 WHERE = {
     "corpus_server/admission/access.py": "a token expires on a date",
     "corpus_server/cli/token.py": "a token must not have expired when it is made",
-    "corpus_server/answers/access_log.py": "a trace says when",
+    "corpus_server/answers/tracing.py": "a trace says when",
     "corpus_server/live.py": "samples are shown over the time of day; a clock set back is seen",
-    "corpus_server/plan_database.py": "outlives the process",
     "corpus_server/plan_store.py": "outlives the process",
     "corpus_server/readers/registry.py": "when a rank asked last is shown",
     "corpus_server/stores/cache.py": "outlives the process",

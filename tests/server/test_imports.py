@@ -13,7 +13,7 @@ PACKAGE = ROOT / "corpus_server"
 
 LEVELS = (
     {"errors", "user_files", "__init__"},
-    {"described", "extras", "corpus_spec", "daemon_thread", "plan_database"},
+    {"described", "extras", "corpus_spec", "daemon_thread"},
     {"settings", "plan", "corpus"},
     {"stores", "admission"},
     {"read", "building"},

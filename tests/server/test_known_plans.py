@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.admission.access import Caller
+from corpus_server.admission.request import Caller
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, InvalidParameter, InvalidPlan, UnknownCorpus, UnknownPlan
@@ -88,16 +88,6 @@ def test_a_spelled_plan_has_an_id_that_memory_knows_and_the_disk_does_not(
     assert bound.plan == known.keep_document(document(7)).plan
     assert known.spelled(ONE).plan.seed == 0
     assert store.count() == 1
-
-
-@pytest.mark.parametrize(
-    ("spelling", "message"),
-    [({}, "corpus, seq_len, batch_size missing"), ({"corpus": "web", "seq_len": 8}, "batch_size missing")],
-)
-def test_what_a_spelling_lacks_is_named(known: KnownPlans, spelling: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidParameter, match=message) as caught:
-        known.spelled(spelling)
-    assert "plan=ID" in str(caught.value.remedy)
 
 
 def test_a_bounded_shuffle_is_spelled_with_both_its_numbers(known: KnownPlans) -> None:

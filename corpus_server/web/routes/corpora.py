@@ -9,9 +9,8 @@ from starlette.responses import Response as AsgiResponse
 
 from corpus_server.answers import inspection
 from corpus_server.answers.inspection import SearchQuery, SpansQuery, StatisticsQuery
-from corpus_server.answers.queries import FormatQuery, TokensQuery
 from corpus_server.answers.response import json_response
-from corpus_server.answers.tokens import token_range
+from corpus_server.answers.tokens import FormatQuery, TokensQuery, token_range
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.shared import CallHere, CorpusName, Nothing, read_route
 from corpus_server.web.schemas import TOKENS, CorporaAnswer, CorpusAnswer

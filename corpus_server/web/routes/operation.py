@@ -12,8 +12,8 @@ from starlette.responses import Response as AsgiResponse
 
 from corpus_server import live, metrics
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.queries import parameters
 from corpus_server.answers.response import NO_STORE, json_response
+from corpus_server.answers.tokens import parameters
 from corpus_server.errors import CorpusServerError, Forbidden, NotReady, Unauthorized
 from corpus_server.web.responses import Events, refused, sent
 from corpus_server.web.routes.shared import CallHere, read_route

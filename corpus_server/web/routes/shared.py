@@ -8,9 +8,9 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from fastapi import APIRouter, Depends, Path, Query, Request
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.queries import QueryParameters
 from corpus_server.answers.response import Response, Slices
 from corpus_server.answers.service import Service
+from corpus_server.answers.tokens import QueryParameters
 from corpus_server.web.responses import HEAD, Made
 
 T = TypeVar("T")

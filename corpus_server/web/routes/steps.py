@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response as AsgiResponse
 
 from corpus_server.answers import tokens
-from corpus_server.answers.queries import BatchesQuery
+from corpus_server.answers.tokens import BatchesQuery
 from corpus_server.web.routes.shared import CallHere, read_route
 from corpus_server.web.schemas import INDICES, TOKENS
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 from pydantic import ValidationError
 
-from corpus_server.answers.queries import (
-    BatchesQuery,
+from corpus_server.answers.tokens import (
     Integer,
-    PlanQuery,
     QueryParameters,
     StepsQuery,
     TokensQuery,
@@ -18,9 +16,6 @@ from corpus_server.answers.queries import (
 )
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.stage import MAX_STEP
-
-PLAN = ("plan", "corpus", "seq_len", "batch_size", "seed", "order", "block_windows", "group_blocks", "stride")
-STEPS = {**dict.fromkeys(PLAN), "step": 3, "count": 1, "rank": 0, "world_size": 1}
 
 
 class Query(QueryParameters):
@@ -45,35 +40,6 @@ def test_everything_else_is_no_number(given: object) -> None:
     assert (error["type"], error["msg"]) == ("integer", "must be an integer in [2, 12]")
     assert (error["loc"], error["input"]) == (("number",), given)
     assert error["ctx"] == {"accepted": "an integer in [2, 12]"}
-
-
-def test_parameters_describe_themselves_and_stay_as_they_are() -> None:
-    assert Query.model_json_schema()["properties"]["number"] == {
-        "default": 7,
-        "description": "Any of a few.",
-        "maximum": 12,
-        "minimum": 2,
-        "title": "Number",
-        "type": "integer",
-    }
-    with pytest.raises(ValidationError, match="frozen"):
-        Query().number = 3  # type: ignore[misc]
-    with pytest.raises(ValidationError, match="extra_forbidden"):
-        Query.model_validate({"numbers": "3"})
-
-
-@pytest.mark.parametrize(
-    ("query", "defaults"),
-    [
-        (TokensQuery(), {"format": None, "checksum": "true", "start": 0, "count": None}),
-        (PlanQuery(), dict.fromkeys(PLAN)),
-        (StepsQuery(step="3"), STEPS),
-        (BatchesQuery(step="3"), {**STEPS, "format": None, "checksum": "true"}),
-    ],
-    ids=["tokens", "plan", "steps", "batches"],
-)
-def test_parameters_have_defaults(query: Any, defaults: dict[str, object]) -> None:
-    assert query.model_dump() == defaults
 
 
 LIMITS = {

@@ -73,28 +73,6 @@ def located(service: Service, plan_id: str, step: int) -> np.ndarray:
     return service.plan(plan_id, GET.caller).sampler.locate(step).reshape(-1, 2)
 
 
-@pytest.mark.parametrize(
-    ("query", "defaults"),
-    [
-        (ShardsQuery(step="3"), {"step": 3, "count": 1}),
-        (UsageQuery(step="3"), {"step": 3, "since": 0}),
-        (
-            LookupQuery(),
-            {
-                **dict.fromkeys(("plan", "corpus", "seq_len", "batch_size", "seed", "order")),
-                **dict.fromkeys(("block_windows", "group_blocks", "stride")),
-                **dict.fromkeys(("token", "start", "stop", "document")),
-                "epochs": 1,
-                "limit": 1000,
-            },
-        ),
-    ],
-    ids=["shards", "usage", "lookup"],
-)
-def test_parameters_have_defaults(query: Any, defaults: dict[str, object]) -> None:
-    assert query.model_dump() == defaults
-
-
 @pytest.mark.parametrize(("step", "plan_step"), [(3, 3), (4, 6)])
 def test_a_receipt_is_the_checksum_of_all_rows(
     service: Service, plan_id: str, step: int, plan_step: int
@@ -206,25 +184,6 @@ def test_the_shards_of_at_most_so_many_rows_are_listed(
         made(shards(service, plan_id, ShardsQuery(step="3", count="3"), GET))
 
 
-def test_usage_says_what_was_trained_and_what_was_skipped(service: Service, plan_id: str) -> None:
-    response = made(usage(service, plan_id, UsageQuery(step="6", since="2"), GET))
-    windows = sum((length - 1) // SEQ_LEN for length in LENGTHS)
-
-    def used(rows: int) -> dict[str, object]:
-        return {"web": {"rows": rows, "tokens": rows * SEQ_LEN, "epochs": rows / windows}}
-
-    assert json.loads(body(response)) == {
-        "plan": plan_id,
-        "since": 2,
-        "step": 6,
-        "plan_step": 8,
-        "sources": used(4 * ROWS),
-        "skipped": {"steps": 2, "sources": used(2 * ROWS)},
-    }
-    assert response.headers["ETag"] == f'"{plan_id}.usage.2.6"'
-    assert response.headers["Cache-Control"] == IMMUTABLE
-
-
 def docs_plan(service: Service) -> str:
     return post(service, {**one_source("docs", 4, 2, seed=9), "stride": 2})
 
@@ -263,20 +222,6 @@ def test_what_is_looked_up_is_named_in_one_of_three_ways(
     assert response.headers["ETag"] == f'"{plan_id}.lookup.docs.{start}.{stop}.3.1000"'
     # An index made anew may say that the document lies elsewhere.
     assert response.headers["Cache-Control"] == ("public, no-cache" if "document" in asked else IMMUTABLE)
-
-
-def test_a_look_up_ends_at_its_limit_and_says_so(service: Service) -> None:
-    plan_id, asked = docs_plan(service), {"start": "0", "stop": "11", "epochs": "3"}
-    whole = json.loads(body(made(lookup(service, LookupQuery(plan=plan_id, **asked), GET))))
-    for limit, is_cut in ((whole["num_found"], False), (whole["num_found"] - 1, True)):
-        query = LookupQuery(plan=plan_id, **asked, limit=str(limit))
-        cut = json.loads(body(made(lookup(service, query, GET))))
-        assert cut == {**whole, "truncated": is_cut, "rows": whole["rows"][:limit]}
-
-
-def test_a_look_up_in_a_plan_that_is_spelled_may_mean_another_one_tomorrow(service: Service) -> None:
-    spelled = LookupQuery(corpus="docs", seq_len="4", batch_size="2", token="3")
-    assert made(lookup(service, spelled, GET)).headers["Cache-Control"] == "public, no-cache"
 
 
 @pytest.mark.parametrize(

@@ -13,26 +13,21 @@ import pytest
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from corpus_server.admission.access import Caller
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.queries import Integer
 from corpus_server.answers.response import (
     Response,
     array_response,
-    caching,
     invalid_parameter,
-    json_response,
     not_modified,
     problem,
-    text_response,
 )
+from corpus_server.answers.tokens import Integer
 from corpus_server.errors import CorpusServerError, InvalidParameter, Overloaded, Unauthorized
 from corpus_server.read.reading import PIECE_BYTES
 from corpus_server.read.wire import ChecksumPlace, Format
 from tests.server.http.making import body, made
 
 GET = RequestHead("GET", b"/v1/batches", {})
-PRIVATE = RequestHead("GET", b"/", {}, caller=Caller("me", frozenset()))
 
 
 class Array:
@@ -64,31 +59,6 @@ def test_a_head_has_all_headers(status: int, first: bytes) -> None:
     response = Response(status, {"ETag": '"x"', "Name": "\xe9"})
     found = response.head(RequestHead("GET", b"/", {}, request_id="id-1"), [(b"server", b"s")])
     assert found == first + b'ETag: "x"\r\nName: \xe9\r\nX-Request-Id: id-1\r\nserver: s\r\n\r\n'
-
-
-def test_a_response_has_no_body_unless_it_is_given_one() -> None:
-    empty = Response(304, {})
-    assert (empty.num_bytes, body(empty), empty.check_unchanged()) == (0, b"", None)
-    assert (empty.source, empty.num_tokens, empty.reader, empty.problem_type) == (None, 0, None, "")
-
-
-def test_a_whole_response_says_its_length() -> None:
-    whole = Response.whole(b"abc", {"A": "b"})
-    assert (whole.status, whole.headers, whole.num_bytes) == (200, {"A": "b", "Content-Length": "3"}, 3)
-    assert body(whole) == b"abc"
-
-
-def test_json_and_text_say_their_type() -> None:
-    found = json_response({"a": np.arange(3)}, {"ETag": "x"})
-    assert (found.status, body(found)) == (200, b'{"a":[0,1,2]}')
-    assert found.headers == {"ETag": "x", "Content-Length": "13", "Content-Type": "application/json"}
-    found = text_response("\xe9\n", {"ETag": "x"})
-    assert (found.status, body(found)) == (200, b"\xc3\xa9\n")
-    assert found.headers == {
-        "ETag": "x",
-        "Content-Length": "3",
-        "Content-Type": "text/plain; charset=utf-8",
-    }
 
 
 SIZES = {"none": 0, "one piece": PIECE_BYTES, "more": PIECE_BYTES + 2, "three": 2 * PIECE_BYTES + 2}
@@ -166,22 +136,6 @@ def test_for_a_head_nothing_is_read(checksum: ChecksumPlace, more: dict[str, str
         "Content-Type": "application/octet-stream",
         **more,
     }
-
-
-@pytest.mark.parametrize(
-    ("request_head", "options", "control", "more"),
-    [
-        (GET, {"immutable": True}, "public, max-age=31536000, immutable", {}),
-        (GET, {"immutable": False}, "public, no-cache", {}),
-        (GET, {"immutable": False, "varies": True}, "public, no-cache", {"Vary": "Accept"}),
-        (PRIVATE, {"immutable": True}, "private, max-age=31536000, immutable", {}),
-    ],
-)
-def test_a_response_says_who_may_keep_it_and_for_how_long(
-    request_head: RequestHead, options: dict[str, bool], control: str, more: dict[str, str]
-) -> None:
-    found = caching(request_head, "a.b", **options)  # type: ignore[arg-type]
-    assert found == {"ETag": '"a.b"', "Cache-Control": control, **more}
 
 
 @pytest.mark.parametrize(

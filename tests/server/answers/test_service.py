@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 
-from corpus_server import metrics
-from corpus_server.admission.access import ANYONE, Caller
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, Caller
 from corpus_server.answers import service as module
-from corpus_server.answers.queries import PlanQuery
-from corpus_server.answers.response import ClientLeft
 from corpus_server.answers.service import Service
-from corpus_server.catalog import Catalog
-from corpus_server.corpus import guard
+from corpus_server.answers.tokens import PlanQuery, plan_of
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import Forbidden, InvalidParameter, Overloaded, UnknownCorpus
-from corpus_server.http import Connection
+from corpus_server.errors import Forbidden, Overloaded, UnknownCorpus
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 
@@ -57,27 +48,14 @@ def begin_work(service: Service) -> tuple[threading.Thread, threading.Event]:
     return thread, begun
 
 
-def refuse(service: Service) -> None:
-    """Have a connection refuse a request; must be called in an event loop."""
-    connection = Connection(service, Mock(), SimpleNamespace(connections=set(), default_headers=[]))
-    transport = Mock(**{"get_extra_info.return_value": None})  # knows neither peer nor TLS
-    with patch("corpus_server.http.connection.widen"):
-        connection.connection_made(transport)
-    connection.data_received(b"GET /v1/batches?corpus=web HTTP/1.1\r\nHost: x\r\n\r\n")
-    head, _ = transport.writelines.call_args[0][0]
-    assert head.startswith(b"HTTP/1.1 503 "), head
-    connection.connection_lost(None)
-
-
 def test_threads_begin_nothing_before_the_loop_has_refused_what_came(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_REFUSING_SECONDS", 2 * LONG)
 
     async def refuse_two() -> None:
-        service.admission.admit(RequestHead("GET", b"/", {}))
-        refuse(service)
-        refuse(service)
+        service.refusing()
+        service.refusing()
         thread, begun = begin_work(service)
         assert not begun.wait(0.1)  # blocks the loop, as a burst of refusals does
         await asyncio.sleep(0)
@@ -85,15 +63,6 @@ def test_threads_begin_nothing_before_the_loop_has_refused_what_came(
         thread.join()
 
     asyncio.run(refuse_two())
-
-
-def test_threads_wait_for_nothing_where_nothing_is_refused(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_REFUSING_SECONDS", 2 * LONG)
-    thread, begun = begin_work(service)
-    assert begun.wait(LONG)
-    thread.join()
 
 
 def test_threads_go_on_however_long_the_loop_refuses(
@@ -115,24 +84,6 @@ def test_threads_go_on_however_long_the_loop_refuses(
 def settings(folder: Path, **more: int) -> Settings:
     path = write_raw(folder / "web.bin", some_tokens(1000))
     return Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=folder / "state", **more)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("read_ahead_bytes", "reads_ahead"), [(0, False), (1, True)])
-def test_a_process_is_prepared_for_serving(tmp_path: Path, read_ahead_bytes: int, reads_ahead: bool) -> None:
-    with (
-        patch.object(guard, "install") as install,
-        patch.object(gc, "freeze") as freeze,
-        patch.object(Catalog, "open", wraps=Catalog.open) as opened,
-        Service.open(settings(tmp_path, read_ahead_bytes=read_ahead_bytes)) as service,
-    ):
-        for each in (install, freeze):
-            each.assert_called_once_with()
-        assert opened.call_args.kwargs["reads_ahead"] is reads_ahead
-        assert service.draining is False
-        service.admission.admit(RequestHead("GET", b"/", {})).charge(17)
-        assert metrics.BYTES_IN_FLIGHT.numbers() == {(): [17]}
-    with pytest.raises(RuntimeError):  # they end with the process
-        service.gather_threads.submit(int)
 
 
 def test_no_request_needs_a_new_thread(tmp_path: Path) -> None:
@@ -254,7 +205,7 @@ NOBODY = Caller("nobody", frozenset(("read:other",)))
 
 
 def test_a_caller_reads_what_its_token_allows_and_learns_of_nothing_else(service: Service) -> None:
-    plan_id = service.plan_of(PlanQuery.model_validate(SPELLED), ANYONE).plan.id
+    plan_id = plan_of(service, PlanQuery.model_validate(SPELLED), ANYONE).plan.id
     assert service.corpus("web", ANYONE).name == "web"
     assert service.plan(plan_id, ANYONE).plan.id == plan_id
     with pytest.raises(UnknownCorpus):
@@ -263,35 +214,11 @@ def test_a_caller_reads_what_its_token_allows_and_learns_of_nothing_else(service
         lambda: service.corpus("web", NOBODY),
         lambda: service.corpus("none", NOBODY),
         lambda: service.plan(plan_id, NOBODY),
-        lambda: service.plan_of(PlanQuery(plan=plan_id), NOBODY),
-        lambda: service.plan_of(PlanQuery.model_validate(SPELLED), NOBODY),
+        lambda: plan_of(service, PlanQuery(plan=plan_id), NOBODY),
+        lambda: plan_of(service, PlanQuery.model_validate(SPELLED), NOBODY),
     ):
         with pytest.raises(Forbidden, match="token 'nobody' lacks the scope read:"):
             ask()
-
-
-def test_a_plan_is_named_or_spelled(service: Service) -> None:
-    spelled = service.plan_of(PlanQuery.model_validate(SPELLED), ANYONE)
-    named = PlanQuery(plan=spelled.plan.id)
-    assert service.plan_of(named, ANYONE) is spelled
-    assert service.plan_of(named, ANYONE, names_corpus=True) is spelled
-    with_corpus = PlanQuery(plan=spelled.plan.id, corpus="web")
-    assert service.plan_of(with_corpus, ANYONE, names_corpus=True) is spelled
-    assert service.plan_of(PlanQuery.model_validate(SPELLED), ANYONE, names_corpus=True) is spelled
-    both = PlanQuery.model_validate({**SPELLED, "plan": spelled.plan.id, "stride": "3"})
-    for options, given in (({}, ["corpus"]), ({"names_corpus": True}, [])):
-        with pytest.raises(InvalidParameter) as refused:
-            service.plan_of(both, ANYONE, **options)
-        names = [*given, "seq_len", "batch_size", "stride"]
-        error = refused.value
-        assert error.detail == f"plan names the whole plan; leave out {', '.join(names)}"
-        assert (error.parameter, error.remedy) == (
-            names[0],
-            "name a plan by its id or spell it inline, not both",
-        )
-    with pytest.raises(InvalidParameter) as refused:
-        service.plan_of(PlanQuery(seq_len="8", batch_size="4"), ANYONE)
-    assert refused.value.parameter == "corpus"
 
 
 def test_only_so_much_short_work_is_taken(service: Service) -> None:
@@ -305,45 +232,3 @@ def test_only_so_much_short_work_is_taken(service: Service) -> None:
         return await first + await service.run(lambda: 6, ANYONE)
 
     assert asyncio.run(run_two()) == 7
-
-
-async def never() -> bool:
-    return False
-
-
-def test_work_in_slices_waits_and_ends_with_its_result(service: Service) -> None:
-    waited: Future[None] = Future()
-    seen: list[object] = []
-
-    def work() -> Iterator[Future[None] | None]:
-        seen.append(threading.current_thread().name.partition("_")[0])
-        yield None
-        threading.Timer(0.01, waited.set_result, (None,)).start()
-        yield waited
-        seen.append(waited.done())
-        return 5
-
-    assert asyncio.run(service.run_slices(work(), never)) == 5
-    assert seen == ["gather", True]
-
-
-@pytest.mark.parametrize("leaves", [1, 3])
-def test_work_in_slices_stops_when_the_client_has_left(service: Service, leaves: int) -> None:
-    slices: list[int] = []
-    is_closed = []
-
-    def work() -> Iterator[None]:
-        try:
-            for number in range(100):
-                slices.append(number)
-                yield None
-        finally:
-            is_closed.append(True)
-
-    async def has_left() -> bool:
-        return len(slices) == leaves
-
-    kept = work()
-    with pytest.raises(ClientLeft, match=r"^the client left before its response was made$"):
-        asyncio.run(service.run_slices(kept, has_left))
-    assert (slices, is_closed) == (list(range(leaves)), [True])

@@ -16,13 +16,18 @@ import pytest
 import xxhash
 
 from corpus_server import metrics
-from corpus_server.admission.access import Caller
 from corpus_server.admission.admission import Admission
-from corpus_server.admission.request import RequestHead
-from corpus_server.answers.queries import BatchesQuery, FormatQuery
+from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import batches, indices, plan_headers, token_range
+from corpus_server.answers.tokens import (
+    BatchesQuery,
+    FormatQuery,
+    batches,
+    indices,
+    plan_of,
+    token_range,
+)
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
     AnswerTooLarge,
@@ -146,58 +151,6 @@ def test_a_batch_is_sent_with_all_that_is_said_of_it(world: World) -> None:
     assert response.reader.last_step == 5
 
 
-@pytest.mark.parametrize(("step", "plan_step"), [(3, None), (4, 6)])
-def test_a_batch_in_json_says_what_it_is(world: World, step: int, plan_step: int | None) -> None:
-    request, _ = charged()
-    response = made(
-        batches(world.service, query(world, **RANK, step=str(step), format="json", checksum="false"), request)
-    )
-    more = {} if plan_step is None else {"plan_step": plan_step}
-    assert json.loads(body(response)) == {
-        "plan": world.bound.plan.id,
-        "step": step,
-        "count": 2,
-        **more,
-        "rank": 1,
-        "world_size": 2,
-        "dtype": "uint16",
-        "tokens": world.batch(step, 2)[:, 3:].tolist(),
-    }
-    assert "Vary" not in response.headers
-    assert response.headers.get("Corpus-Plan-Step") == (None if plan_step is None else str(plan_step))
-    assert response.num_tokens == 60
-
-
-def test_a_batch_as_text_says_where_each_row_lies(tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
-    text = TEXT.encode()
-    for number, part in enumerate((text[:500], text[500:])):
-        write_raw(tmp_path / "text" / f"{number}.bin", np.frombuffer(part, np.uint8), dtype="uint8")
-    spec = CorpusSpec(name="text", path=tmp_path / "text", dtype="uint8")
-    with Service.open(Settings(corpora=(spec,), state_dir=tmp_path / "state")) as service:
-        spelled = {"corpus": "text", "seq_len": "9", "batch_size": "4", "step": "2"}
-        asked = BatchesQuery.model_validate({**spelled, **RANK, "format": "text"})
-        response = made(batches(service, asked, GET))
-        located = np.concatenate([service.plan_of(asked, GET.caller).sampler.locate(n) for n in (2, 3)])
-        lines = []
-        for step, rows in zip((2, 3), located.reshape(2, 4, 2).tolist(), strict=True):
-            for row in (2, 3):
-                shard, start = rows[row]
-                said = f"shard {shard}.bin, tokens {start} to {start + 10}"
-                where = start + 500 * shard
-                lines += [
-                    f"=== step {step} row {row}: corpus text, {said} ===",
-                    text[where : where + 10].decode(),
-                ]
-        assert body(response).decode() == "".join(f"{line}\n" for line in lines)
-        plan_id = response.headers["Corpus-Plan"]
-        assert response.headers.items() >= {"Cache-Control": "no-store", "Corpus-Plan": plan_id}.items()
-        assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
-        assert response.num_tokens == 40
-        with pytest.raises(InvalidParameter):
-            made(batches(service, asked.model_copy(update={"plan": "0" * 64}), GET))
-
-
 def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,14 +204,6 @@ def test_indices_say_where_the_rows_lie(world: World, monkeypatch: pytest.Monkey
     assert (response.num_steps, response.reader.last_step) == (2, 5)
 
 
-def test_indices_are_json_unless_another_format_is_asked_for(world: World) -> None:
-    response = made(indices(world.service, query(world), GET))
-    assert response.headers["Content-Type"] == "application/json"
-    assert response.headers["Vary"] == "Accept"
-    other = replace(GET, headers={"accept": "application/octet-stream"})
-    assert made(indices(world.service, query(world), other)).headers["Corpus-Shape"] == "1,6,2"
-
-
 def test_the_checksum_behind_the_tokens_is_another_representation(world: World) -> None:
     response = made(batches(world.service, query(world, format="raw", checksum="tail"), GET))
     content = world.batch(3).tobytes()
@@ -308,28 +253,6 @@ def test_a_range_is_sent_with_all_that_is_said_of_it(world: World) -> None:
         "Corpus-Checksum": f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}",
     }
     assert (said(response.source), response.num_tokens) == (("", {"web": 1.0}), 20)
-
-
-@pytest.mark.parametrize(("start", "stop"), [(290, 310), (500, 500)], ids=["two shards", "nothing"])
-def test_a_range_in_json_says_what_it_is(world: World, start: int, stop: int) -> None:
-    response = range_of(world, "web", start, stop, GET)
-    assert json.loads(body(response)) == {
-        "corpus": "web",
-        "document": 7,
-        "start": start,
-        "stop": stop,
-        "dtype": "uint16",
-        "tokens": world.tokens["web"][start:stop].tolist(),
-    }
-    assert response.headers["Vary"] == "Accept"
-    assert response.num_tokens == stop - start
-
-
-def test_a_range_as_text_is_its_text(world: World) -> None:
-    response = range_of(world, "text", 495, 505, GET, format="text")
-    assert body(response).decode() == TEXT[495:505]
-    assert response.headers.items() >= {"Cache-Control": "no-store", "Corpus-Range": "495-505"}.items()
-    assert "ETag" not in response.headers
 
 
 @pytest.fixture
@@ -456,27 +379,6 @@ def test_what_has_no_such_form_is_refused(
     note.assert_not_called()
 
 
-@pytest.mark.parametrize(
-    ("options", "control", "more"),
-    [
-        ({}, IMMUTABLE, {}),
-        ({"by_id": False}, "public, no-cache", {}),
-        ({"varies": True}, IMMUTABLE, {"Vary": "Accept"}),
-    ],
-    ids=str,
-)
-def test_what_follows_from_a_plan_may_be_kept_if_the_plan_is_named_by_its_id(
-    world: World, options: dict[str, bool], control: str, more: dict[str, str]
-) -> None:
-    plan_id = world.bound.plan.id
-    assert plan_headers(world.bound, GET, "a", **options) == {
-        "ETag": f'"{plan_id}.a"',
-        "Cache-Control": control,
-        "Corpus-Plan": plan_id,
-        **more,
-    }
-
-
 def test_private_responses_are_kept_by_nobody_else(world: World) -> None:
     request = replace(GET, caller=Caller("me", frozenset(("read:*",))))
     response = made(batches(world.service, query(world), request))
@@ -563,5 +465,5 @@ def test_an_order_that_the_cache_cannot_hold_is_refused_before_anything_comes(
     asked = BatchesQuery.model_validate({"corpus": "far", "seq_len": "9", "batch_size": "4", "step": "2"})
     with patch.object(service.stager, "check_order") as check:
         waited(batches(service, asked, GET))
-    check.assert_called_with(service.plan_of(asked, GET.caller))
+    check.assert_called_with(plan_of(service, asked, GET.caller))
     assert store.gets

@@ -17,8 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import access_log
-from corpus_server.answers.access_log import Answered, Requests, start_tracing, stop_tracing
+from corpus_server.answers import tracing
+from corpus_server.answers.response import Answered
+from corpus_server.answers.service import Requests
+from corpus_server.answers.tracing import start_tracing, stop_tracing
 
 END = 10**18
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
@@ -30,8 +32,8 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(access_log, "_provider", provider)
-    monkeypatch.setattr(access_log.time, "time_ns", lambda: END)
+    monkeypatch.setattr(tracing, "provider", provider)
+    monkeypatch.setattr(tracing.time, "time_ns", lambda: END)
     yield exporter
     provider.shutdown()
 
@@ -70,8 +72,8 @@ def test_a_collector_that_hangs_does_not_keep_the_process(monkeypatch: pytest.Mo
         begun.set()
         end.wait(60)
 
-    monkeypatch.setattr(access_log, "STOP_SECONDS", 0.01)
-    monkeypatch.setattr(access_log, "_provider", SimpleNamespace(shutdown=shutdown))
+    monkeypatch.setattr(tracing, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(tracing, "provider", SimpleNamespace(shutdown=shutdown))
     stop_tracing()
     assert begun.wait(60)
     assert threads[0].daemon

@@ -114,17 +114,6 @@ def test_a_shard_with_its_own_index_needs_no_end_of_text(tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize(
-    ("tokens", "nowhere"), [([], False), ([5], True), ([5, 6], True), ([0], False), ([5, 0, 5], False)]
-)
-def test_an_end_of_text_that_no_document_has_is_told(
-    tmp_path: Path, tokens: list[int], nowhere: bool
-) -> None:
-    path = write_raw(tmp_path / "a.bin", tokens)
-    for _ in range(2):
-        assert index(spec(path, eot=0)).found_nowhere is nowhere
-
-
 def test_a_sidecar_that_another_process_writes_is_waited_for_by_the_user(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [1, 0])
     sidecar = tmp_path / "a.bin.documents"
@@ -165,14 +154,6 @@ def test_a_folder_that_cannot_be_written_to(
     with pytest.raises(UnreadableCorpus, match="the document ends cannot be written: " + message):
         index(spec(path, eot=0))
     assert names(tmp_path) == ["a.bin"]
-
-
-def test_a_sidecar_that_cannot_be_put_there(tmp_path: Path) -> None:
-    path = write_raw(tmp_path / "a.bin", [1, 0])
-    (tmp_path / "a.bin.documents").mkdir()
-    with pytest.raises(UnreadableCorpus):
-        index(spec(path, eot=0))
-    assert names(tmp_path) == ["a.bin", "a.bin.documents"]
 
 
 def test_progress_counts_to_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,13 +143,17 @@ def test_hashes_are_recorded_for_each_run_and_a_changed_byte_is_named(folder: Pa
     assert {problem.shard for problem in found.problems} == {f"a.bin:{number}" for number in range(4)}
 
 
-@pytest.mark.parametrize(("num_files", "code"), [(200, 0), (400, 2)])
+@pytest.mark.parametrize(
+    ("subcommand", "num_files", "code"), [("inspect", 200, 0), ("inspect", 400, 2), ("verify", 200, 0)]
+)
 def test_a_token_file_takes_one_descriptor_and_the_error_names_the_limit(
-    tmp_path: Path, num_files: int, code: int
+    tmp_path: Path, subcommand: str, num_files: int, code: int
 ) -> None:
+    """The hard limit counts: the soft one is raised to it."""
     for number in range(num_files):
         write_raw(tmp_path / f"{number}.bin", range(10))
-    words = ["sh", "-c", 'ulimit -n 300 && exec "$@"', "sh", *command("inspect", tmp_path)]
+    limited = 'ulimit -Sn 100 && ulimit -Hn 300 && exec "$@"'
+    words = ["sh", "-c", limited, "sh", *command(subcommand, tmp_path)]
     ended = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == code, ended.stderr
     assert "Traceback" not in ended.stderr

@@ -96,12 +96,6 @@ def test_equals_slicing(shards: list[Shard], length: int, count: int) -> None:
     assert (tokens == naive(shards, locations, length, "uint32")).all()
 
 
-def test_shards_of_one_type_are_widened_too(shards: list[Shard]) -> None:
-    tokens = Gatherer(shards[:1]).gather(np.array([[0, 7]]), 3, UINT32)
-    assert tokens.dtype == UINT32
-    assert (tokens[0] == shards[0].tokens[7:10]).all()
-
-
 @settings(max_examples=60)
 @given(length=st.integers(1, 700), count=st.integers(1, 60), seed=st.integers(0, 2**32), data=st.data())
 def test_equals_slicing_over_any_list_of_shards(

@@ -70,17 +70,6 @@ def test_once_a_piece_came_from_disk_the_rest_are_asked_for_at_once(
     assert (np.concatenate([first, *rest]).reshape(-1) == np.concatenate(expected)).all()
 
 
-def test_what_is_resident_is_not_asked_for(
-    paths: list[Path], bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gather, "read_ahead", lambda *_: pytest.fail("the page cache holds everything"))
-    for path in paths:
-        path.read_bytes()
-    bound.gatherer.cold = True
-    select(bound, *scattered_pieces(60)).read(slice(0, 60))
-    assert not bound.gatherer.cold
-
-
 @pytest.mark.parametrize("part", [slice(0, 0), slice(5, 5), slice(4, 5), slice(0, 5), slice(3, None)])
 def test_any_rows_can_be_read(bound: BoundPlan, part: slice) -> None:
     all_pieces, borders = scattered_pieces(5)

@@ -119,23 +119,19 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_a_process_without_pid_descriptors_asks_one_by_one(
-    cold: np.ndarray, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("who", ["the kernel", "Python"])
+def test_without_pid_descriptors_ranges_are_asked_for_one_by_one(
+    cold: np.ndarray, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    """As a kernel before 5.3 and some sandboxes answer."""
+    """As of a kernel before 5.3, and of some sandboxes."""
 
     def refuse(pid: int, flags: int = 0) -> int:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    addresses = np.array([cold.ctypes.data + 3 * PAGE], np.uint64)
-    read_ahead_until_resident(cold, addresses, PAGE, np.arange(NUM_PAGES) == 3)
-
-
-def test_a_python_without_pid_descriptors_asks_one_by_one(
-    cold: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(os, "pidfd_open")
+    if who == "Python":
+        monkeypatch.delattr(os, "pidfd_open")
+    else:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
     addresses = np.array([cold.ctypes.data + 3 * PAGE], np.uint64)
     read_ahead_until_resident(cold, addresses, PAGE, np.arange(NUM_PAGES) == 3)
 

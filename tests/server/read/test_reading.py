@@ -168,13 +168,6 @@ def test_a_piece_is_let_go_before_the_next_one_is_read(
     assert len(list(take(Noted(*opened, start=0, stop=1000)))) == len(arrays) == 4
 
 
-def test_nothing_has_no_pieces(opened: tuple[Corpus, Gatherer]) -> None:
-    corpus, gatherer = opened
-    nothing = RangeReading(corpus, gatherer, start=5, stop=5)
-    assert list(read_pieces(nothing)) == []
-    assert whole(nothing).shape == (0,)
-
-
 def test_the_widest_type_of_signed_and_unsigned_holds_both(tmp_path: Path) -> None:
     np.save(tmp_path / "0.npy", np.array([-1, 5], "int32"))
     np.save(tmp_path / "1.npy", np.array([65535, 7], "uint16"))

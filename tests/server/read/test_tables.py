@@ -6,7 +6,6 @@ That they hold Megatron's rows is tested in `test_megatron_order`.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,8 +15,7 @@ import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
-from corpus_server.corpus.publish import publishing_folder
-from corpus_server.errors import FingerprintMismatch, Overloaded
+from corpus_server.errors import FingerprintMismatch
 from corpus_server.plan import MegatronOrder, Plan
 from corpus_server.read import tables
 from corpus_server.read.bound_plan import BoundPlan
@@ -142,21 +140,6 @@ def test_without_a_folder_each_is_built_in_memory(bound: BoundPlan) -> None:
     one, other = (Tables().bind(plan_of(bound), bound.corpora) for _ in range(2))
     assert one[0] == other[0]
     assert one[1] is not other[1]
-
-
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["by a thread", "by a process"])
-def test_a_table_that_is_being_built_is_asked_for_again(
-    bound: BoundPlan, tmp_path: Path, elsewhere: bool
-) -> None:
-    kept = Tables(tmp_path)
-    kept.bind(plan_of(bound), bound.corpora)
-    (path,) = tmp_path.iterdir()
-    shutil.rmtree(path)
-    builder = publishing_folder(path) if elsewhere else kept._building
-    with builder, pytest.raises(Overloaded) as caught:
-        kept.bind(plan_of(bound), bound.corpora)
-    assert str(caught.value.detail) == "the table of a plan is being built"
-    kept.bind(plan_of(bound), bound.corpora)
 
 
 def test_other_documents_than_the_plans_are_refused(

@@ -259,16 +259,3 @@ def test_a_failure_is_logged_once_and_the_thread_goes_on(
         ask(5000)
         wait_until(lambda: len(times) == 2)
     assert caplog.text.count(f"prefetching failed for plan {broken.plan.id}") == 2
-
-
-def test_the_tokens_are_the_same_while_it_reads_ahead(corpus: Path, catalog: Catalog) -> None:
-    """Gathered beside the thread, over jumps, from a file that is cold at first."""
-    tokens, bound = np.frombuffer(corpus.read_bytes(), np.uint16), bind(catalog)
-    windows = np.lib.stride_tricks.sliding_window_view(tokens, SEQ_LEN + 1)
-    drop(corpus)
-    with Disk() as disk:
-        for step in [*range(40), *range(500, 520), 3, *range(7, 30)]:
-            disk.ask(bound, step, count=2)
-            located = bound.sampler.locate(step, count=2).reshape(-1, 2)
-            out = bound.gatherer.gather(located, SEQ_LEN + 1, bound.dtype)
-            assert (out == windows[located[:, 1]]).all()

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.catalog import Catalog
-from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
     CacheFull,
     CacheTooSmall,
@@ -20,14 +18,11 @@ from corpus_server.errors import (
     NotStaged,
     UnreadableCorpus,
 )
-from corpus_server.plan import Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Registry, Stager, staging
 from corpus_server.stores import Cache
-from tests.corpora import some_tokens
 from tests.server.readers.fakes import FakePlan, Shard, as_bound, files
 from tests.serving import wait_until
-from tests.stores import WebServer
 
 pytest.importorskip("obstore")
 
@@ -280,22 +275,6 @@ def test_what_nobody_reads_or_plans_for_is_unmapped(
     real = time.monotonic
     monkeypatch.setattr(staging.time, "monotonic", lambda: real() + 61)  # the rank is silent
     wait_until(lambda: planned.num_detached and planned.num_released)
-
-
-def test_a_rank_that_asks_has_the_shards_of_its_next_steps_staged(tmp_path: Path) -> None:
-    names, registry = ("a", "b", "c"), Registry()
-    with (
-        WebServer({f"/{name}.bin": some_tokens(300).tobytes() for name in names}) as server,
-        Catalog.open(
-            [CorpusSpec.parse(f"{name}={server.url}/{name}.bin") for name in names], cache_dir=tmp_path
-        ) as catalog,
-        Stager(registry, catalog.cache) as stager,
-    ):
-        stage = Stage(global_batch_size=6, mixture=dict.fromkeys(names, 1 / 3))
-        bound = catalog.bind(Plan(seq_len=10, order="sequential", stages=(stage,)))
-        registry.note(bound, range(1), rank=0, world_size=1)
-        wait_until(lambda: stager.num_staged == 3)
-        assert all(file is not None and file.is_cached for file in bound.staged)
 
 
 def test_a_plan_that_fits_is_checked_once(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:

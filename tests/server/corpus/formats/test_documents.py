@@ -19,7 +19,7 @@ from corpus_server.corpus.index import index
 from corpus_server.corpus.shards import content_digest
 from corpus_server.corpus.verify import verify
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
-from tests.corpora import open_corpus, open_descriptors, open_shard, recognise, spec, write_raw
+from tests.corpora import open_corpus, open_descriptors, open_shard, spec, write_raw
 
 TOKENS = [7, 8, 0, 9, 0, 5]
 
@@ -213,11 +213,6 @@ def test_a_sidecar_written_to_is_no_answer(shard: Path) -> None:
         os.utime(sidecar(shard), ns=(0, 0))
         with pytest.raises(CorpusChanged, match=r"a\.bin\.documents"):
             corpus.document_range(0)
-
-
-def test_a_sidecar_is_no_corpus(shard: Path) -> None:
-    with pytest.raises(UnreadableCorpus, match=r"is document boundaries, .* name the token file"):
-        recognise(sidecar(shard))
 
 
 def test_a_billion_documents_open_at_once(tmp_path: Path) -> None:
