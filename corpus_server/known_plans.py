@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from corpus_server.admission.access import ANYONE, Caller
+from corpus_server.admission.request import ANYONE, Caller
 from corpus_server.catalog import Catalog
 from corpus_server.errors import UnknownPlan
 from corpus_server.plan import Plan

@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from corpus_server.admission.access import Limits, make_token
+from corpus_server.admission.access import make_token
+from corpus_server.admission.request import Limits
 from tests.serving import Answer, RunningServer
 
 

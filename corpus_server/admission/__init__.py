@@ -1,6 +1,6 @@
 """Whether a request may be answered: access tokens, scopes, limits."""
 
-from corpus_server.admission.access import Access, Caller
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.access import Access
+from corpus_server.admission.request import Caller, RequestHead
 
 __all__ = ["Access", "Caller", "RequestHead"]

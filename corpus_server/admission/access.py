@@ -20,18 +20,15 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from corpus_server.admission.request import SCOPES, Caller, Limits
 from corpus_server.daemon_thread import in_daemon_thread
-from corpus_server.errors import Forbidden, InvalidParameter, Unauthorized
+from corpus_server.errors import InvalidParameter, Unauthorized
 from corpus_server.user_files import parse_toml, read_small_file, reason_of
-
-READ_ALL = "read:*"
-SCOPES = ("plans", "inspect", "metrics")
-"""Besides `read:NAME` and `read:*`: post plans, list plans and see the pages, see the metrics."""
 
 _SCOPE = re.compile(r"read:(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,127})|" + "|".join(SCOPES))
 _PREFIX = "corpus_"  # by which secret scanners can find a token that leaked
@@ -51,58 +48,6 @@ Version = tuple[int, ...]
 _log = logging.getLogger("corpus_server")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one token may use of each worker process; None for no limit of its own."""
-
-    max_requests: int | None = None  # token responses under way
-    max_bytes: int | None = None  # bytes of token responses under way
-    max_bytes_per_second: int | None = None  # averaged over a second
-    max_plans: int | None = None  # plans that the server keeps, over all workers
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks.
-
-    Args:
-        name: of the token.
-        scopes: what it may do.
-        expires: Unix seconds after which it is refused.
-        is_private: whether responses to it must not be kept by caches that others share.
-    """
-
-    name: str
-    scopes: frozenset[str]
-    expires: float = float("inf")
-    limits: Limits = field(default_factory=Limits)
-    is_private: bool = True
-
-    def check(self, scope: str) -> None:
-        """Raise Forbidden unless the token has a scope; `read` stands for any corpus."""
-        if scope == "read" and not any(each.startswith("read:") for each in self.scopes):
-            raise self._lacks("read:NAME")
-        if scope != "read" and scope not in self.scopes:
-            raise self._lacks(scope)
-
-    def may_read(self, corpus: str) -> bool:
-        """Tell whether the token may read a corpus."""
-        return READ_ALL in self.scopes or f"read:{corpus}" in self.scopes
-
-    def check_read(self, corpora: Iterable[str]) -> None:
-        """Raise Forbidden unless the token may read all corpora; does not tell whether they exist."""
-        for name in corpora:
-            if not self.may_read(name):
-                raise self._lacks(f"read:{name}")
-
-    def _lacks(self, scope: str) -> Forbidden:
-        return Forbidden(f"token {self.name!r} lacks the scope {scope}", remedy="use another token")
-
-
-ANYONE = Caller("anyone", frozenset((READ_ALL, *SCOPES)), is_private=False)
-"""Whoever asks a server that has no tokens."""
-
-
 class Access:
     """The tokens of a server.
 
@@ -110,6 +55,7 @@ class Access:
         path: TOML file of tokens; None: everybody may do everything.
 
     Attributes:
+        num_tokens: in the file, expired ones included; None without a file.
         failure: why the tokens read before are in force, and not what the file says now; "": they are the
             same.
 
@@ -119,17 +65,13 @@ class Access:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self.num_tokens: int | None = None
         self.failure = ""
         self._callers: dict[bytes, Caller] = {}
         self._version: Version = ()  # of the file when it was read last
         self._settling: tuple[Version, float] | None = None  # what is written, and since when it is as it is
         if path is not None:
-            self._callers, self._version = read_tokens(path)
-
-    @property
-    def num_tokens(self) -> int | None:
-        """Number of tokens, expired ones included; None without a file."""
-        return None if self._path is None else len(self._callers)
+            self._read(path)
 
     async def watch(self) -> None:
         """Take up changes of the file, until cancelled. A disk that hangs delays nothing else."""
@@ -153,7 +95,7 @@ class Access:
             if version == self._version:
                 self._settling = None
             elif version[:2] != self._version[:2] or self._has_settled(version):
-                self._callers, self._version = read_tokens(self._path)
+                self._read(self._path)
                 _log.info("read %d tokens from %s", len(self._callers), self._path.name)
             else:
                 return
@@ -162,6 +104,10 @@ class Access:
             self._note(f"tokens: {self._path}: cannot be read: {reason_of(error)}")
         except InvalidParameter as error:
             self._note(error.detail)
+
+    def _read(self, path: Path) -> None:
+        self._callers, self._version = read_tokens(path)
+        self.num_tokens = len(self._callers)
 
     def _has_settled(self, version: Version) -> bool:
         now = time.monotonic()
@@ -176,13 +122,11 @@ class Access:
         self.failure = failure
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return who sends an `Authorization` header.
+        """Return who sends an `Authorization` header, to a server that has tokens.
 
         Raises:
             Unauthorized: none was sent, or its token is unknown or expired. Which of these is not said.
         """
-        if self._path is None:
-            return ANYONE
         scheme, _, token = (authorization or "").partition(" ")
         found = self._callers.get(_digest(token.strip()))
         if found is None or scheme.lower() != "bearer" or time.time() >= found.expires:

@@ -1,4 +1,4 @@
-"""The head of a request: what is known of it before it is answered, and what no head may say."""
+"""What is known of a request before it is answered: its head, who asks, and what no head may say."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from corpus_server.admission.access import ANYONE, Caller
-from corpus_server.errors import BadRequest
+from corpus_server.errors import BadRequest, Forbidden
 
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's head."""
+
+READ_ALL = "read:*"
+SCOPES = ("plans", "inspect", "metrics")
+"""Besides `read:NAME` and `read:*`: post plans, list plans and see the pages, see the metrics."""
 
 REQUEST_ID = "X-Request-Id"
 """Header of every request that a client wants to find again, and of every response."""
@@ -24,6 +27,58 @@ _ID_LINE = re.compile(rb"\r\n(?i:x-request-id):[ \t]*(" + _ID.encode() + rb")[ \
 
 # Ids that the server makes: 48 random bits of the process, and a number.
 _PREFIX, _numbers = secrets.token_hex(6), itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one token may use of each worker process; None for no limit of its own."""
+
+    max_requests: int | None = None  # token responses under way
+    max_bytes: int | None = None  # bytes of token responses under way
+    max_bytes_per_second: int | None = None  # averaged over a second
+    max_plans: int | None = None  # plans that the server keeps, over all workers
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks.
+
+    Args:
+        name: of the token.
+        scopes: what it may do.
+        expires: Unix seconds after which it is refused.
+        is_private: whether responses to it must not be kept by caches that others share.
+    """
+
+    name: str
+    scopes: frozenset[str]
+    expires: float = float("inf")
+    limits: Limits = field(default_factory=Limits)
+    is_private: bool = True
+
+    def check(self, scope: str) -> None:
+        """Raise Forbidden unless the token has a scope; `read` stands for any corpus."""
+        if scope == "read" and not any(each.startswith("read:") for each in self.scopes):
+            raise self._lacks("read:NAME")
+        if scope != "read" and scope not in self.scopes:
+            raise self._lacks(scope)
+
+    def may_read(self, corpus: str) -> bool:
+        """Tell whether the token may read a corpus."""
+        return READ_ALL in self.scopes or f"read:{corpus}" in self.scopes
+
+    def check_read(self, corpora: Iterable[str]) -> None:
+        """Raise Forbidden unless the token may read all corpora; does not tell whether they exist."""
+        for name in corpora:
+            if not self.may_read(name):
+                raise self._lacks(f"read:{name}")
+
+    def _lacks(self, scope: str) -> Forbidden:
+        return Forbidden(f"token {self.name!r} lacks the scope {scope}", remedy="use another token")
+
+
+ANYONE = Caller("anyone", frozenset((READ_ALL, *SCOPES)), is_private=False)
+"""Whoever asks a server that has no tokens."""
 
 
 # Not frozen: to make one and two changed copies of it would cost a fifth of a refusal.

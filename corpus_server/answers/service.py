@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from corpus_server import metrics
-from corpus_server.admission.access import Access, Caller
+from corpus_server.admission.access import Access
 from corpus_server.admission.admission import Admission
+from corpus_server.admission.request import Caller
 from corpus_server.answers import tracing
 from corpus_server.answers.response import Answered, Slices
 from corpus_server.catalog import Catalog

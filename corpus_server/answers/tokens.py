@@ -26,8 +26,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from corpus_server.admission.access import Caller
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers.response import (
     NO_STORE,
     Response,

@@ -1,21 +1,27 @@
-"""One costly response: a gather thread makes it and reads its pieces; whoever drives it sends them.
+"""One costly response: a gather thread makes it and sends its pieces; the loop sends what a reader leaves.
 
     the loop                    gather thread
-    admit               ->      make the response; then piece by piece: gather, hash, hand over
+    admit               ->      make the response; then piece by piece: gather, hash, send
     send the rest       <-      (of a piece that a slow reader did not take)
                         ->      next piece ...
 
 A slow reader therefore costs no thread, only the loop's attention and the memory of one piece. The connection
 drives the responses of `ROUTES` itself; all others, and these under another server, the application does.
+
+A thread writes past the event loop's transport, whose own `write` copies into the kernel with the GIL held,
+up to megabytes at a time, and every gather of the process waits for that long. `sendmsg` releases the GIL.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -35,7 +41,47 @@ ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead], Slices[Respon
 }
 """What a connection answers itself; the application has the same paths as routes."""
 
+UNIX_BUFFER_BYTES = 1 << 20
+"""Bytes that the kernel takes at once on a Unix socket; its buffer does not grow by itself as TCP's does."""
+
+PATIENCE_SECONDS = 0.02
+"""How long a thread sends to one reader that falls behind before it leaves the rest to the loop. A fast one
+has taken 8 MiB in less than half of it."""
+
+_SO_SNDBUFFORCE = 32  # socket(7); Python does not name it
+
 _log = logging.getLogger("corpus_server")
+
+
+class Line(Protocol):
+    """A connection, as the request that is answered sees it.
+
+    Attributes:
+        transport: for its peer, its socket, and to cut it.
+        left: whether the client has left; any thread may ask.
+        eof_at: time of the loop at which the client stopped sending; infinity until then.
+        received: bytes that have come, and that nobody has parsed.
+        begun: whether some of the response may have been sent.
+        ends: whether the connection ends with this response.
+        headers: of the connection, which each of its responses has.
+    """
+
+    transport: asyncio.Transport
+    is_tls: bool
+    left: bool
+    eof_at: float
+    received: bytes
+    begun: bool
+    ends: bool
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]: ...  # noqa: D102
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        """Send; return when the kernel has taken all. Raise ClientLeft if the client has left."""
+
+    async def wait(self, until: float) -> None:
+        """Wait until something comes or was sent, the client has left, or until a time of the loop."""
 
 
 def respond(service: Service, request: RequestHead) -> Slices[Response]:
@@ -43,37 +89,35 @@ def respond(service: Service, request: RequestHead) -> Slices[Response]:
     try:
         query = BatchesQuery.model_validate(parameters(request.query_string))
         return (yield from ROUTES[request.path](service, query, request))
-    except (ValidationError, CorpusServerError) as error:
-        log_error(error)
-        return problem(error, request.request_id)
     except Exception as error:  # noqa: BLE001 - a connection must not be left without a response
-        _log.exception("%s failed", request.path.decode("latin-1"))
+        log_error(error, request)
         return problem(error, request.request_id)
 
 
-def log_error(error: Exception) -> None:
+def log_error(error: Exception, request: RequestHead | None = None) -> None:
     """Log an error that is the server's own; being busy is none, and staging logs its own."""
-    if isinstance(error, CorpusServerError) and error.status >= 500 and error.retry_after_seconds is None:
+    if isinstance(error.__cause__, CorpusServerError | ClientLeft):
+        error = error.__cause__  # the framework's own error, where a response had begun
+    if not isinstance(error, CorpusServerError | ValidationError | ClientLeft):
+        what = "a request" if request is None else request.path.decode("latin-1")
+        _log.error("%s failed", what, exc_info=error)
+    elif isinstance(error, CorpusServerError) and error.status >= 500 and error.retry_after_seconds is None:
         _log.error("%s: %s", error.slug, error.detail)
 
 
 class Exchange:
     """A costly response and its place in the limits.
 
-    `advance` belongs to one gather thread at a time, everything else to the event loop's thread.
-
     Args:
         request: who asks; is told what the response may cost.
         work: makes the response.
-        reader: the client's connection, where it can be cut off.
-        head: returns the bytes that go before the body; None: whoever drives it sends the head.
+        line: the client's connection, if it is one of ours.
+        head: returns the bytes that go before the body; None: `send` sends the head.
 
     Attributes:
         response: once it is made.
-        cancelled: set by the loop when the client has left; the thread then stops at the next slice.
-        waiting: what the response waits for; no thread need be at work until that is done.
-        done: whether the whole response was handed over.
-        sent_bytes: bytes that were handed over and taken, without those of the head.
+        done: whether the whole response was sent.
+        sent_bytes: bytes of the body that were sent.
 
     Raises:
         Overloaded, TooManyRequests: there is no room for it.
@@ -84,38 +128,62 @@ class Exchange:
         service: Service,
         request: RequestHead,
         work: Slices[Response],
-        reader: asyncio.WriteTransport | None,
+        line: Line | None,
         head: Callable[[Response], bytes] | None = None,
     ) -> None:
+        self._service = service
+        self._is_head = request.method == "HEAD"
         self._work = work
+        self._line = line
         self._head = head
         self._groups: Iterator[list[Buffer]] | None = None
+        self._waiting: Future[None] | None = None  # what the response waits for, without a thread
         self._began = time.monotonic()
         self._waits_since: float | None = self._began  # for a thread, or for shards
         self._wait_seconds = self._locate_seconds = self._make_seconds = self._send_seconds = 0.0
         self.response: Response | None = None
-        self.cancelled = False
-        self.waiting: Future[None] | None = None
         self.done = False
         self.sent_bytes = 0
-        self._slot = service.admission.admit(request, reader)
+        self._slot = service.admission.admit(request, None if line is None else line.transport)
         request.charge = self._slot.charge
 
-    def advance(self, take: Callable[[Sequence[Buffer]], Sequence[Buffer]]) -> Sequence[Buffer]:
-        """Make the response, then read and hand over until everything is taken, or something is not.
+    async def run(self, send: Callable[[Sequence[Buffer]], Awaitable[None]]) -> None:
+        """Make the response and send it.
 
         Args:
-            take: sends buffers; returns what was not taken.
-
-        Returns:
-            What was not taken; it is to be sent before the next call. Nothing if the response is `done`, or
-            `waiting`; the next call comes after that.
+            send: sends what no thread could; returns when the kernel has taken it.
 
         Raises:
             ClientLeft: the connection is closed.
             CorpusChanged, ReadFailed: reading failed after the head was sent.
         """
+        to = None
+        try:
+            # Without a head it is the application's response, whose parts go through its server.
+            if self._line is not None and self._head is not None:
+                to = _writable(self._line)
+            while not self.done:
+                rest = await self._service.in_gather_thread(lambda: self._advance(to))
+                if self._waiting is not None:
+                    await asyncio.wait([asyncio.wrap_future(self._waiting)])
+                elif rest:
+                    await send(rest)
+                    self.sent_bytes += sum(map(len, rest))
+                del rest  # no more than one piece is held
+        finally:
+            if to is not None:
+                to.close()
+            self._finish()
+
+    def _advance(self, to: socket.socket | None) -> Sequence[Buffer]:
+        """Make the response, then read and send until all is sent, or something is not; in a gather thread.
+
+        Returns:
+            What was not sent, and is to be sent before the next call. Nothing if the response is `done` or
+            `_waiting`; the next call comes after that.
+        """
         now = time.monotonic()
+        patience = PATIENCE_SECONDS
         if self._waits_since is not None:
             self._wait_seconds += now - self._waits_since
             self._waits_since = None
@@ -126,13 +194,13 @@ class Exchange:
             began = time.monotonic()
             self._make_seconds += began - now
             if group is None:
-                self._waits_since = None if self.waiting is None else began
+                self._waits_since = None if self._waiting is None else began
                 break
-            num_bytes = sum(map(len, group))
-            rest = take(group)
-            self.sent_bytes += num_bytes - sum(map(len, rest))
+            rest = group if to is None else _write(to, group, patience)
+            self.sent_bytes += sum(map(len, group)) - sum(map(len, rest))
             now = time.monotonic()
             self._send_seconds += now - began
+            patience -= now - began  # the time for reading the disk does not count
             del group  # its memory serves the next piece
         self._locate_seconds += OF_THREAD.locate_seconds - located
         return rest
@@ -148,14 +216,14 @@ class Exchange:
         gather = self._make_seconds - self._locate_seconds
         return self._wait_seconds, self._locate_seconds, gather, self._send_seconds
 
-    def finish(self) -> None:
-        """Give up what is left, give the slot back and count the tokens; no thread may be at work."""
+    def _finish(self) -> None:
+        """Give up what is left, give the slot back and count the tokens."""
         try:
             self._work.close()
         finally:
             self._slot.release()
         response = self.response
-        if response is None or not self.done:
+        if response is None or not self.done or self._is_head:
             return  # of what was not sent as a whole nothing is counted
         if response.source is not None:
             metrics.count_tokens(response.source, response.num_tokens)
@@ -164,7 +232,7 @@ class Exchange:
             response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)
 
     def _next_group(self) -> Sequence[Buffer] | None:
-        """Return the next parts to be sent, after the head if there is one; None: `done`, or `waiting`."""
+        """Return the next parts to be sent, after the head if there is one; None: `done`, or `_waiting`."""
         head = b""
         if self._groups is None:
             if (response := self._make()) is None:
@@ -174,23 +242,83 @@ class Exchange:
             self.sent_bytes -= len(head)
             self._groups = iter(response.body)
             self.response = response
-        if self.cancelled:
-            raise ClientLeft("the client left")
         group = next(self._groups, None)
         if group is None:
             self.done = not head
             return [head] if head else None
+        self._check_there()
         return [head, *group] if head else group
 
     def _make(self) -> Response | None:
-        """Return the response; None if it is `waiting`."""
-        self.waiting = None
-        while not self.cancelled:
+        """Return the response; None if it is `_waiting`."""
+        self._waiting = None
+        while self._waiting is None:
+            self._check_there()
             try:
-                self.waiting = next(self._work)
+                self._waiting = next(self._work)
             except StopIteration as end:
                 response: Response = end.value
                 return response
-            if self.waiting is not None:
-                return None
-        raise ClientLeft("the client left")
+        return None
+
+    def _check_there(self) -> None:
+        if self._line is not None and self._line.left:
+            raise ClientLeft("the client left")
+
+
+def _writable(line: Line) -> socket.socket | None:
+    """Return a second descriptor of a connection, for threads; None if there can be none: the loop sends all.
+
+    The loop may close its own descriptor at any time, and the number would soon mean another file.
+    """
+    if line.is_tls:  # a thread cannot write ciphertext
+        return None
+    try:
+        return socket.socket(fileno=os.dup(line.transport.get_extra_info("socket").fileno()))
+    except OSError:  # no descriptor is left
+        return None
+
+
+def _write(to: socket.socket, parts: Sequence[Buffer], seconds: float) -> Sequence[Buffer]:
+    """Send until everything is taken or the reader falls behind; return what was not taken.
+
+    Args:
+        parts: buffers of single bytes.
+        seconds: to wait for the reader; below zero: what it takes at once is sent all the same.
+
+    Raises:
+        ClientLeft: the connection is closed.
+    """
+    until = time.monotonic() + seconds
+    rest = parts
+    while rest:
+        try:
+            to.settimeout(max(0.0, until - time.monotonic()))
+            rest = _without(rest, to.sendmsg(rest))
+        except (BlockingIOError, TimeoutError):
+            break
+        except OSError as error:
+            raise ClientLeft("the connection is closed") from error
+    return rest
+
+
+def _without(parts: Sequence[Buffer], num_bytes: int) -> list[Buffer]:
+    """Return what is left after the first `num_bytes` bytes."""
+    left: list[Buffer] = []
+    for part in parts:
+        if num_bytes < len(part):
+            left.append(memoryview(part)[num_bytes:])
+        num_bytes = max(0, num_bytes - len(part))
+    return left
+
+
+def widen(connection: socket.socket) -> None:
+    """Enlarge the send buffer of a Unix socket: 1.4 times the throughput at 64 x 1,025. TCP grows by itself.
+
+    Goes up to `net.core.wmem_max` where the process may not exceed that.
+    """
+    if connection.family == socket.AF_UNIX:
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, UNIX_BUFFER_BYTES)
+        except OSError:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)

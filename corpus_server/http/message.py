@@ -11,7 +11,7 @@ import re
 
 import httptools
 
-from corpus_server.admission.checks import MAX_URL_BYTES, max_body_bytes
+from corpus_server.admission.admission import MAX_URL_BYTES, max_body_bytes
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead, check_unambiguous
 from corpus_server.errors import BadRequest, BodyTooLarge, CorpusServerError, HeadTooLarge, UrlTooLong
 

@@ -17,7 +17,7 @@ from corpus_server.admission.request import RequestHead
 from corpus_server.answers.response import Buffer, ClientLeft, Response, Slices, problem
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
-from corpus_server.http.bridge import TRANSPORT
+from corpus_server.http.bridge import LINE
 from corpus_server.http.exchange import Exchange
 
 HEAD = "corpus_server.head"
@@ -69,33 +69,20 @@ class Made(AsgiResponse):
             CorpusServerError: before anything was sent, or in the middle of the body, where only the server
                 can cut the connection.
         """
-        reader = scope.get("state", {}).get(TRANSPORT)
-        exchange = Exchange(self._service, self._head, self._work, reader)
+        exchange = Exchange(self._service, self._head, self._work, scope.get("state", {}).get(LINE))
         is_begun = False
-        try:
-            while not exchange.done:
-                parts = await self._service.in_gather_thread(lambda: exchange.advance(_leave))
-                if exchange.waiting is not None:
-                    await asyncio.wait([asyncio.wrap_future(exchange.waiting)])
-                if await self._request.is_disconnected():
-                    raise ClientLeft("the client left before its response was sent")
-                if exchange.response is not None and not is_begun:
-                    is_begun = True
-                    await send(_start(exchange.response))
-                if parts:
-                    body = b"".join(parts)
-                    del parts  # so that no more than one copy of a piece is held
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-            if scope["method"] == "HEAD":
-                exchange.done = False  # nothing was sent that could be counted
-        finally:
-            exchange.finish()
 
+        async def send_body(parts: Sequence[Buffer], *, more: bool = True) -> None:
+            nonlocal is_begun
+            if await self._request.is_disconnected():
+                raise ClientLeft("the client left before its response was sent")
+            if exchange.response is not None and not is_begun:
+                is_begun = True
+                await send(_start(exchange.response))
+            await send({"type": "http.response.body", "body": b"".join(parts), "more_body": more})
 
-def _leave(parts: Sequence[Buffer]) -> Sequence[Buffer]:
-    """Leave everything to the loop."""
-    return parts
+        await exchange.run(send_body)
+        await send_body((), more=False)
 
 
 def _start(response: Response) -> Message:

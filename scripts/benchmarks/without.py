@@ -91,7 +91,7 @@ TRICKS = (
     ),
     Trick(
         name="wide Unix socket buffer",
-        patch=replace("corpus_server.http.sending:widen", lambda connection: None),
+        patch=replace("corpus_server.http.exchange:widen", lambda connection: None),
         uds=True,
     ),
     *(Trick(name=f"4 threads, not {number}", settings={"gather_threads": number}) for number in (1, 2)),

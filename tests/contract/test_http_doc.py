@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from corpus_server import errors
-from corpus_server.admission import admission, checks, load, request
+from corpus_server.admission import admission, request
 from corpus_server.answers import questions
 from corpus_server.http import connection
 from corpus_server.settings import Settings
@@ -88,11 +88,11 @@ def test_the_limits_are_those_of_the_code() -> None:
     shown = {what: limit for what, limit, _ in rows("## Limits")}
     defaults = Settings.__dataclass_fields__
     numbers = {
-        "URL": checks.MAX_URL_BYTES,
+        "URL": admission.MAX_URL_BYTES,
         "head": request.MAX_HEAD_BYTES,
-        "body of a posted": checks.MAX_BODY_BYTES,
-        "body of any": checks.SMALL_BODY_BYTES,
-        "bodies over 64 KiB": admission.MAX_BODIES_BYTES,
+        "body of a posted": admission.MAX_BODY_BYTES,
+        "body of any": admission.SMALL_BODY_BYTES,
+        "bodies over 64 KiB": admission.MAX_BODY_BYTES,
         "time from": int(defaults["head_timeout_seconds"].default),
         "time until": int(defaults["body_timeout_seconds"].default),
         "connections of": defaults["max_connections"].default,
@@ -105,7 +105,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "plan documents": plans.MAX_LIST_BYTES // 2**20,
         "costly": defaults["max_concurrent_answers"].default,
         "streams": admission.MAX_FOLLOWERS,
-        "token bytes": load.MAX_BYTES,
+        "token bytes": admission.MAX_BYTES,
         "pipelined": connection.MAX_WAITING_BYTES,
     }
     assert len(shown) == len(numbers)

@@ -11,8 +11,8 @@ import numpy as np
 
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.http import Connection
-from corpus_server.metrics.kinds import METRICS
+from corpus_server.http.connection import Connection, Shared
+from corpus_server.metrics.declared import METRICS
 from corpus_server.settings import Settings
 from tests.corpora import write_raw
 from tests.layers import chapter, entered_files
@@ -46,10 +46,10 @@ def test_the_layers_are_drawn_in_the_order_of_the_imports() -> None:
 
 def test_a_request_passes_the_files_that_the_chapter_names(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "web.bin", np.arange(6000))
-    settings = Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path, gather_threads=1)
+    settings = Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path, read_ahead_bytes=0)
 
     async def ask_twice(service: Service, on: SimpleNamespace) -> None:
-        shared = SimpleNamespace(connections=set(), default_headers=[])
+        shared = Shared()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Connection(service, None, shared), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

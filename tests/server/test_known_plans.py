@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.admission.access import Caller
+from corpus_server.admission.request import Caller
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, InvalidParameter, InvalidPlan, UnknownCorpus, UnknownPlan

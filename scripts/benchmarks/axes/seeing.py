@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from corpus_client import Network
-from corpus_server.admission.access import Limits, make_token
+from corpus_server.admission.access import make_token
+from corpus_server.admission.request import Limits
 from scripts.benchmarks import corpus
 from scripts.benchmarks.contest import NOW, Maker, contest, resident_corpus, shapes_of
 from scripts.benchmarks.measure import CPU, P50, SPEED, Rounds

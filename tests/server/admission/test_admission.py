@@ -8,18 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.admission import load as load_module
-from corpus_server.admission.access import ANYONE, Access, Caller, Limits
-from corpus_server.admission.admission import MAX_BODIES_BYTES, MAX_FOLLOWERS, MAX_ROWS, Admission
-from corpus_server.admission.checks import (
+from corpus_server.admission import admission as load_module
+from corpus_server.admission.access import Access
+from corpus_server.admission.admission import (
     BURST_SECONDS,
     CHECKS,
+    LOOK_SECONDS,
     MAX_BODY_BYTES,
+    MAX_BYTES,
+    MAX_FOLLOWERS,
+    MAX_ROWS,
     MAX_URL_BYTES,
     SMALL_BODY_BYTES,
+    SMALL_BYTES,
+    STALLED_SECONDS,
+    Admission,
 )
-from corpus_server.admission.load import LOOK_SECONDS, MAX_BYTES, SMALL_BYTES, STALLED_SECONDS
-from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead
+from corpus_server.admission.request import ANYONE, MAX_HEAD_BYTES, Caller, Limits, RequestHead
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
     AnswerTooLarge,
@@ -154,11 +159,9 @@ def test_bodies_in_flight_are_bounded_together_and_one_by_one(gate: Admission) -
     with gate.receiving() as first, gate.receiving() as second, gate.receiving() as third:
         first(MAX_BODY_BYTES // 4)
         first(MAX_BODY_BYTES // 4 * 3)
-        second(MAX_BODIES_BYTES - MAX_BODY_BYTES // 4 * 3)
+        second(MAX_BODY_BYTES - MAX_BODY_BYTES // 4 * 3)
         third(SMALL_BODY_BYTES)
-        with pytest.raises(
-            Overloaded, match=f"^{MAX_BODIES_BYTES} bytes of other bodies are being received$"
-        ):
+        with pytest.raises(Overloaded, match=f"^{MAX_BODY_BYTES} bytes of other bodies are being received$"):
             third(SMALL_BODY_BYTES + 1)
         with pytest.raises(BodyTooLarge, match=f"^a plan must have at most {MAX_BODY_BYTES} bytes$"):
             first(MAX_BODY_BYTES + 1)
@@ -400,21 +403,21 @@ def test_readers_that_took_nothing_for_longest_are_dropped_first(tmp_path: Path,
 
 
 def test_connections_are_counted_by_address_and_all_together(gate: Admission) -> None:
-    def connect(address: str) -> asyncio.BaseTransport:
-        # That of a Unix socket is no pair.
-        transport = asyncio.BaseTransport({"peername": (address, 1) if address else ""})
-        gate.connect(transport)
-        return transport
+    def connect(address: str) -> None:
+        gate.connect(address)
+        gate.check_connection(address)
 
-    first, second = (connect("10.0.0.1") for _ in range(2))
+    for _ in range(2):
+        connect("10.0.0.1")
     with pytest.raises(Overloaded, match=r"2 connections from 10\.0\.0\.1"):
         connect("10.0.0.1")
-    gate.disconnect(second)  # the third, which was refused, is counted until it ends
-    local = [connect("") for _ in range(3)]
+    gate.disconnect("10.0.0.1")  # the third, which was refused, is counted until it ends
+    for _ in range(3):
+        connect("")  # a Unix socket
     with pytest.raises(Overloaded, match="this process has 5 connections"):
         connect("10.0.0.2")
-    for transport in (first, local[0]):
-        gate.disconnect(transport)
+    for address in ("10.0.0.1", ""):
+        gate.disconnect(address)
     connect("10.0.0.2")
 
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from corpus_server.admission.access import ANYONE
-from corpus_server.admission.request import RequestHead, request_id, request_id_in
+from corpus_server.admission.request import ANYONE, RequestHead, request_id, request_id_in
 
 
 def test_a_head_is_kept_alive_and_anyone_s_unless_it_says_more() -> None:

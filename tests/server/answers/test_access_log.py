@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from corpus_server.admission.access import Caller
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers import service as module
 from corpus_server.answers.response import Answered
 from corpus_server.answers.service import MAX_LINES, SLOW_SECONDS, Requests

@@ -9,19 +9,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 
-from corpus_server.admission.access import ANYONE, Caller
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, Caller
 from corpus_server.answers import service as module
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import PlanQuery, plan_of
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, Overloaded, UnknownCorpus
-from corpus_server.http import Connection
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 
@@ -51,27 +48,14 @@ def begin_work(service: Service) -> tuple[threading.Thread, threading.Event]:
     return thread, begun
 
 
-def refuse(service: Service) -> None:
-    """Have a connection refuse a request; must be called in an event loop."""
-    connection = Connection(service, Mock(), SimpleNamespace(connections=set(), default_headers=[]))
-    transport = Mock(**{"get_extra_info.return_value": None})  # knows neither peer nor TLS
-    with patch("corpus_server.http.connection.widen"):
-        connection.connection_made(transport)
-    connection.data_received(b"GET /v1/batches?corpus=web HTTP/1.1\r\nHost: x\r\n\r\n")
-    head, _ = transport.writelines.call_args[0][0]
-    assert head.startswith(b"HTTP/1.1 503 "), head
-    connection.connection_lost(None)
-
-
 def test_threads_begin_nothing_before_the_loop_has_refused_what_came(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_REFUSING_SECONDS", 2 * LONG)
 
     async def refuse_two() -> None:
-        service.admission.admit(RequestHead("GET", b"/", {}))
-        refuse(service)
-        refuse(service)
+        service.refusing()
+        service.refusing()
         thread, begun = begin_work(service)
         assert not begun.wait(0.1)  # blocks the loop, as a burst of refusals does
         await asyncio.sleep(0)
@@ -235,16 +219,3 @@ def test_a_caller_reads_what_its_token_allows_and_learns_of_nothing_else(service
     ):
         with pytest.raises(Forbidden, match="token 'nobody' lacks the scope read:"):
             ask()
-
-
-def test_only_so_much_short_work_is_taken(service: Service) -> None:
-    async def run_two() -> int:
-        end = threading.Event()
-        first = asyncio.ensure_future(service.run(lambda: end.wait(LONG), ANYONE))
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="1 answers are under way"):
-            await service.run(int, ANYONE)
-        end.set()
-        return await first + await service.run(lambda: 6, ANYONE)
-
-    assert asyncio.run(run_two()) == 7

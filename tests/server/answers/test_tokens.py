@@ -16,9 +16,8 @@ import pytest
 import xxhash
 
 from corpus_server import metrics
-from corpus_server.admission.access import Caller
 from corpus_server.admission.admission import Admission
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import (
@@ -316,13 +315,6 @@ def test_a_response_has_at_most_as_much_as_the_server_allows(
 def _range(world: World, chosen: str) -> Any:
     asked = FormatQuery.model_validate({"format": chosen})
     return token_range(world.service, world.web, 290, 310, asked, GET, default="raw", fields={})
-
-
-@pytest.mark.parametrize("function", [batches, indices])
-def test_raw_tokens_are_no_text(world: World, limited: Callable[..., Any], function: Any) -> None:
-    with limited(max_text_tokens=1):
-        assert made(function(world.service, query(world, format="raw"), GET)).status == 200
-        assert made(_range(world, "raw")).status == 200
 
 
 @pytest.mark.parametrize("function", [batches, indices])
