@@ -23,7 +23,9 @@ import orjson
 from corpus_server.described import described
 from corpus_server.metrics import shared
 from corpus_server.metrics.declared import (
+    BOUNDS,
     BYTES_IN_FLIGHT,
+    METRICS,
     RANKS,
     READS,
     REFUSALS,
@@ -31,8 +33,10 @@ from corpus_server.metrics.declared import (
     REQUESTS,
     SENT_BYTES,
     WORKERS,
+    CorpusColumn,
+    Curve,
+    Metric,
 )
-from corpus_server.metrics.kinds import BOUNDS, METRICS, CorpusColumn, Curve, Metric
 from corpus_server.metrics.shared import Numbers
 
 SAMPLE_SECONDS = 5.0

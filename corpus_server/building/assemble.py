@@ -26,6 +26,7 @@ from corpus_server.building.manifest import (
 from corpus_server.building.pack import Documents, PackedDocuments
 from corpus_server.building.part import PartResult
 from corpus_server.corpus.corpus import open_shards
+from corpus_server.corpus.progress import ByteCounter, Progress
 from corpus_server.corpus.publish import publishing, sync_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus.verify import record
@@ -53,28 +54,28 @@ def assemble(
         dtype = smallest_dtype(max(options.eot, *largest))
     origin = origin_of(options, job.inputs, report)
     rows: dict[str, Documents] = dict(splits)
+    shard_tokens = options.shard_tokens
     if options.row_tokens is not None:
         packed = {"row_tokens": options.row_tokens, "padding": options.eot}
         rows = {name: PackedDocuments(tokens, **packed) for name, tokens in splits.items()}
-    done, num_bytes = 0, dtype.itemsize * sum(tokens.num_tokens for tokens in rows.values())
-
-    def wrote(num_tokens: int) -> None:
-        nonlocal done
-        done += num_tokens * dtype.itemsize
-        report("joining", done, num_bytes, 0)
-
-    manifests: dict[str | None, Manifest] = {}
-    shard_tokens = options.shard_tokens
-    if options.row_tokens is not None:
         shard_tokens -= shard_tokens % options.row_tokens  # a window lies inside one shard
+    num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in rows.values())
+    written = ByteCounter(num_bytes, _stage_of(report, "joining"))
+    manifests: dict[str | None, Manifest] = {}
     for name, documents in rows.items():
         folder = work / WHOLE / name if options.splits else work / WHOLE
         folder.mkdir(parents=True, exist_ok=True)
-        write_shards(documents, folder, dtype=dtype, eot=options.eot, shard_tokens=shard_tokens, report=wrote)
+        write_shards(
+            documents, folder, dtype=dtype, eot=options.eot, shard_tokens=shard_tokens, written=written
+        )
         split = name if options.splits else None
         manifests[split] = _describe(folder, split, documents, origin, options, report)
     sync_folder(work / WHOLE)
     return manifests
+
+
+def _stage_of(report: Report, what: str) -> Progress:
+    return lambda done, total: report(what, done, total, 0)
 
 
 def _describe(
@@ -87,17 +88,16 @@ def _describe(
 ) -> Manifest:
     """Add the tokenizer, the hashes and, last of all, the manifest to the shards of a corpus."""
     tokenizer: Source | Literal["bytes"] | None = "bytes" if options.tokenizer == "bytes" else None
-    if options.tokenizer is not None and tokenizer is None:
-        source = Path(options.tokenizer)
+    if (source := options.tokenizer_file) is not None:
         path = folder / _tokenizer_name(source)
         with publishing(path) as file:
             file.write(read_regular(source))
         tokenizer = Source(path=path.name, num_bytes=path.stat().st_size, digest=file_digest(path))
     spec = spec_of(folder)
-    recorded = record(spec, progress=lambda done, total: report("hashing", done, total, 0))
+    recorded = record(spec, progress=_stage_of(report, "hashing"))
     with ExitStack() as opened:
         shards = open_shards(spec, opened)
-        described = [
+        described = tuple(
             ManifestShard(
                 name=shard.name,
                 num_tokens=shard.num_tokens,
@@ -105,18 +105,17 @@ def _describe(
                 num_bytes=shard.size_bytes,
             )
             for shard in shards
-        ]
-        dtype = shards[0].dtype.name
+        )
     manifest = Manifest(
         split=split,
         fingerprint=recorded.fingerprints["full"],
-        dtype=dtype,
+        dtype=shards[0].dtype.name,
         eot=options.eot,
         tokenizer=tokenizer,
         packing=documents.packing,
         num_tokens=recorded.num_tokens,
         num_documents=documents.num_documents,
-        shards=tuple(described),
+        shards=described,
         origins=(origin,),
     )
     write_manifest(folder, manifest)
@@ -139,10 +138,10 @@ def origin_of(options: BuildOptions, inputs: Sequence[Input], report: Report) ->
     for package in ("tokenizers", "tiktoken", "sentencepiece", "pyarrow"):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
-    sources, done, num_bytes = [], 0, sum(each.num_bytes for each in inputs)
+    sources = []
+    hashed = ByteCounter(sum(each.num_bytes for each in inputs), _stage_of(report, "hashing sources"))
     for each in inputs:
         digest = file_digest(Path(each.path))
         sources.append(Source(path=each.name, num_bytes=each.num_bytes, digest=digest))
-        done += each.num_bytes
-        report("hashing sources", done, num_bytes, 0)
+        hashed.add(each.num_bytes)
     return Origin(options=said, sources=tuple(sources), versions=versions)

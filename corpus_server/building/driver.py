@@ -33,12 +33,7 @@ _BYTES_EOT: Final = 0
 
 
 def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> BuildOptions:
-    """Return the options of a build, with what the tokenizer says: its vocabulary, its end-of-text token.
-
-    Raises:
-        InvalidParameter: an option is out of range, or no end-of-text token is known.
-        UnreadableCorpus, MissingPackage: the tokenizer cannot be opened.
-    """
+    """Return the options of a build, with what the tokenizer says: its vocabulary, its end-of-text token."""
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
     if opened is None and others.get("column") is None:
         accepted = "'bytes', a tokenizer.json, a tiktoken rank file or a SentencePiece model"
@@ -106,7 +101,7 @@ def build(
 def _begin(work: Path, options: BuildOptions, inputs: tuple[Input, ...]) -> Job:
     """Return the job in the folder `work`, after checking that it is this one, or begin it there."""
     (work / PARTS).mkdir(parents=True, exist_ok=True)
-    sources = inputs if options.tokenizer in (None, "bytes") else inputs[:-1]
+    sources = inputs if options.tokenizer_file is None else inputs[:-1]
     while (job := Job.load(work)) is None:
         try:
             Job(options=options, inputs=inputs, parts=plan_parts(sources)).save(work)
@@ -135,11 +130,8 @@ def _run(
 
 def _find_all(sources: Sequence[str], options: BuildOptions) -> tuple[Input, ...]:
     """Return the sources' files, and behind them the tokenizer's."""
-    inputs = find_inputs(sources)
-    if options.tokenizer is None or options.tokenizer == "bytes":
-        return inputs
-    path = Path(options.tokenizer)
-    return (*inputs, dataclasses.replace(Input.of(path), name=path.name))
+    inputs, path = find_inputs(sources), options.tokenizer_file
+    return inputs if path is None else (*inputs, dataclasses.replace(Input.of(path), name=path.name))
 
 
 def _built_before(
@@ -161,7 +153,6 @@ def _writing(work: Path) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"the build cannot be written: {error.strerror or error}"
-        remedy = "make room; the same command continues the build"
-        if isinstance(error, BlockingIOError):
-            remedy = "wait until it is done"
+        is_busy = isinstance(error, BlockingIOError)
+        remedy = "wait until it is done" if is_busy else "make room; the same command continues the build"
         raise unreadable(work, what, remedy) from error

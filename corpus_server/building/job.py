@@ -106,6 +106,11 @@ class BuildOptions(Strict):
         return (TRAIN, *(split.name for split in self.splits))
 
     @property
+    def tokenizer_file(self) -> Path | None:
+        """The tokenizer's file; None for `bytes`, or without a tokenizer."""
+        return None if self.tokenizer in (None, "bytes") else Path(str(self.tokenizer))
+
+    @property
     def row_tokens(self) -> int | None:
         """Length of the rows that documents are packed into, None if they are not."""
         return None if self.seq_len is None else self.seq_len + 1
@@ -190,12 +195,10 @@ class Job(Strict):
         changed = [
             f"{name} was {ours[name]!r}, now {theirs[name]!r}" for name in ours if ours[name] != theirs[name]
         ]
-        others = {*self.inputs} ^ {*inputs}
-        changed += [
-            f"{path} was changed, added or removed" for path in sorted({each.path for each in others})
-        ]
-        if not changed and self.inputs != inputs:
-            changed = ["the sources come in another order"]
+        others = sorted({each.path for each in {*self.inputs} ^ {*inputs}})
+        changed += [f"{path} was changed, added or removed" for path in others]
+        if self.inputs != inputs:
+            changed.append("the sources come in another order")
         if changed:
             raise InvalidParameter(
                 f"{work} holds an unfinished build: {changed[0]}",

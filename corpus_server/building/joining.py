@@ -7,7 +7,7 @@ than a shard is cut: it begins a shard, and its rest continues in the next ones.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from corpus_server.building.part import LENGTH_DTYPE, PartResult, part_path
 from corpus_server.corpus.formats.documents import documents_path
 from corpus_server.corpus.formats.layout import Ends, TokenDtype
 from corpus_server.corpus.index import write_ends
+from corpus_server.corpus.progress import ByteCounter
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.shards import open_runs
 
@@ -73,12 +74,9 @@ def write_shards(
     dtype: TokenDtype,
     eot: int,
     shard_tokens: int,
-    report: Callable[[int], None],
+    written: ByteCounter,
 ) -> None:
-    """Write the shards of a split and their document ends into `folder`; what is there already stays.
-
-    Calls `report` with the number of tokens of each piece that is done.
-    """
+    """Write the shards of a split and their document ends into `folder`; what is there already stays."""
     start = 0
     for number, stop in enumerate(cuts(documents.ends(0, documents.num_tokens), shard_tokens)):
         path = folder / f"{number:06}.npy"
@@ -88,9 +86,9 @@ def write_shards(
                 np.lib.format.write_array_header_1_0(file, header)
                 for piece in documents.pieces(start, stop):
                     file.write(piece.astype(dtype, copy=False).data)
-                    report(piece.size)
+                    written.add(piece.size * dtype.itemsize)
         else:
-            report(stop - start)
+            written.add((stop - start) * dtype.itemsize)
         if not documents_path(path).exists():
             (shard,) = open_runs(path)
             with shard, publishing(documents_path(path)) as file:

@@ -10,11 +10,12 @@ A manifest says nothing that differs between two builds of the same corpus: no t
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 import xxhash
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _T = TypeVar("_T")
-_PIECE_BYTES: Final = 1 << 20  # bytes; stays in the processor's cache between reading and hashing
 
 
 class Strict:
@@ -60,7 +60,7 @@ class Origin(Strict):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestShard(Strict):
-    """A shard; its dtype, tokens and digests are also in the recorded hashes."""
+    """A shard, as its file and the recorded hashes describe it too."""
 
     name: str
     num_tokens: int
@@ -123,8 +123,8 @@ def read_json(kind: type[_T], path: Path, name: str, remedy: str) -> _T | None:
     from pydantic import ValidationError  # the command line starts without it
 
     try:
-        adapter: TypeAdapter[_T] = _adapter(cast("Any", kind))
-        return adapter.validate_python(parse_json(read_regular(path)))
+        found: _T = _adapter(cast("Any", kind)).validate_python(parse_json(read_regular(path)))
+        return found
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -144,11 +144,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of the corpus in `folder`; its shards are not opened.
-
-    Raises:
-        UnreadableCorpus: there is none, or it is damaged or of a newer version.
-    """
+    """Return the manifest of the corpus in `folder`; its shards are not opened."""
     remedy = "copy the file again, or use the release that wrote it"
     if (found := read_json(Manifest, folder / MANIFEST, "manifest", remedy)) is None:
         what = f"expected a corpus that corpus-server build made: it has no {MANIFEST}"
@@ -157,11 +153,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_hashes(folder: Path, manifest: Manifest) -> RecordedHashes:
-    """Return the recorded hashes of the corpus in `folder`.
-
-    Raises:
-        UnreadableCorpus: they are missing or damaged, or not those that the manifest was written for.
-    """
+    """Return the recorded hashes of the corpus in `folder`, for which its manifest was written."""
     hashes = load_sidecar(spec_of(folder))
     if hashes is None or hashes.full != manifest.fingerprint:
         found = "there are none" if hashes is None else f"they give {hashes.full[:17]}..."
@@ -172,12 +164,8 @@ def check_hashes(folder: Path, manifest: Manifest) -> RecordedHashes:
 
 def file_digest(path: Path) -> str:
     """Return `xxh3-128=<32 hex>` of a file's content, read in small pieces."""
-    digest = xxhash.xxh3_128()
     with open_regular(path) as file:
-        buffer = memoryview(bytearray(_PIECE_BYTES))
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return f"xxh3-128={digest.hexdigest()}"
+        return f"xxh3-128={hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
 
 
 def folders(path: Path) -> dict[str | None, Path]:
@@ -193,7 +181,7 @@ def folders(path: Path) -> dict[str | None, Path]:
 
 
 @cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

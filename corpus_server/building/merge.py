@@ -18,7 +18,6 @@ from typing import Final
 from corpus_server.building.manifest import (
     Manifest,
     ManifestShard,
-    Packing,
     Source,
     check_hashes,
     folders,
@@ -125,10 +124,16 @@ def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
         shards=tuple(digests),
     )
     save_sidecar(spec_of(folder), hashes)
+    packings = [packing for each in corpora if (packing := each.manifest.packing)]  # of all, or of none
+    packing = first.packing and replace(
+        first.packing,
+        num_padding=sum(each.num_padding for each in packings),
+        num_cut=sum(each.num_cut for each in packings),
+    )
     manifest = replace(
         first,
         fingerprint=hashes.full,
-        packing=_total([each.manifest.packing for each in corpora]),
+        packing=packing,
         num_tokens=sum(each.manifest.num_tokens for each in corpora),
         num_documents=sum(each.manifest.num_documents for each in corpora),
         shards=tuple(shards),
@@ -166,45 +171,32 @@ def _check_alike(corpora: Sequence[_Built]) -> None:
             f"corpora must be of one split, got {', '.join(sorted(map(str, splits)))}",
             remedy="merge each split by itself: training data would hold held-out documents",
         )
+    first = _character(corpora[0].manifest)
     for corpus in corpora[1:]:
-        for what, first, other in zip(
-            ("tokenizer", "dtype", "end-of-text token", "row length"),
-            _character(corpora[0].manifest),
-            _character(corpus.manifest),
-            strict=True,
-        ):
-            if first != other:
+        for what, its in _character(corpus.manifest).items():
+            if its != first[what]:
                 raise InvalidParameter(
-                    f"corpora must have one {what}: that of {corpora[0].folder} is {first}, that of "
-                    f"{corpus.folder} is {other}",
+                    f"corpora must have one {what}: that of {corpora[0].folder} is {first[what]}, that of "
+                    f"{corpus.folder} is {its}",
                     remedy="build one of them again, or serve both and mix them in a plan",
                 )
-    folders_by_fingerprint: dict[str, Path] = {}
+    seen: dict[str, Path] = {}
     for corpus in corpora:
-        if (earlier := folders_by_fingerprint.get(corpus.manifest.fingerprint)) is not None:
+        if (earlier := seen.get(corpus.manifest.fingerprint)) is not None:
             raise InvalidParameter(
                 f"{corpus.folder} holds the same tokens as {earlier}",
                 remedy="name one of them; the weights of a mixture say how often a corpus is read",
             )
-        folders_by_fingerprint[corpus.manifest.fingerprint] = corpus.folder
+        seen[corpus.manifest.fingerprint] = corpus.folder
 
 
-def _character(manifest: Manifest) -> tuple[str, str, int, str]:
+def _character(manifest: Manifest) -> dict[str, str | int]:
     tokenizer, packing = manifest.tokenizer, manifest.packing
-    return (
-        f"{tokenizer.path} ({tokenizer.digest})" if isinstance(tokenizer, Source) else str(tokenizer),
-        manifest.dtype,
-        manifest.eot,
-        "none" if packing is None else str(packing.row_tokens),
-    )
-
-
-def _total(packings: Sequence[Packing | None]) -> Packing | None:
-    packed = [packing for packing in packings if packing is not None]
-    if not packed:
-        return None
-    return Packing(
-        row_tokens=packed[0].row_tokens,
-        num_padding=sum(packing.num_padding for packing in packed),
-        num_cut=sum(packing.num_cut for packing in packed),
-    )
+    return {
+        "tokenizer": f"{tokenizer.path} ({tokenizer.digest})"
+        if isinstance(tokenizer, Source)
+        else str(tokenizer),
+        "dtype": manifest.dtype,
+        "end-of-text token": manifest.eot,
+        "row length": "none" if packing is None else packing.row_tokens,
+    }

@@ -52,7 +52,6 @@ class PartResult(Strict):
 
     number: int
     num_bytes: int  # of input
-    num_empty: int  # documents without a token; they are left out
     splits: dict[str, PartSplit]
 
     @property
@@ -70,27 +69,20 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
     """Write the tokens and document lengths of `part` into `folder`; return what they came to.
 
     The bytes depend on the options and the input alone. A part that is whole already is left as it is.
-
-    Raises:
-        UnreadableCorpus: naming the file and line, or row, that is not a document.
-        OSError: the disk refuses.
     """
     if (done := find_result(part, folder)) is not None:
         return done
     choose = _chooser(options)
-    num_empty = 0
     with ExitStack() as files:
         writers = [_Writer(options, part.number, folder, name, files) for name in options.split_names]
         for batch in _batches(read_documents(part, options)):
             for document, ids in zip(batch, _encode(batch, options), strict=True):
-                if len(ids):
+                if len(ids):  # else it is left out
                     writers[choose(document)].add(ids)
-                else:
-                    num_empty += 1
             for writer in writers:
                 writer.flush()
     splits = {writer.name: writer.result() for writer in writers}
-    result = PartResult(number=part.number, num_bytes=part.num_bytes, num_empty=num_empty, splits=splits)
+    result = PartResult(number=part.number, num_bytes=part.num_bytes, splits=splits)
     write_json(part_path(folder, part.number, "json"), result)
     return result
 

@@ -23,7 +23,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -54,17 +53,20 @@ class Document(NamedTuple):
     """A document of an input.
 
     Attributes:
-        place: says where it is, for errors: `line 17`, `row 3`, nothing for a whole file.
+        unit: what the file counts its documents in, for errors: "row", say; "" for a whole file.
+        number: of the row, sample or item, counted from 0; of a line, the byte at which it begins.
         content: text, or token ids `(n,)` of any integer type; empty where the file has a null.
     """
 
     path: str
-    place: Callable[[], str]
+    unit: str
+    number: int
     content: Any
 
     def unreadable(self, what: str, remedy: str | None = None) -> UnreadableCorpus:
         """Return the error for this document."""
-        return _unreadable(self.path, self.place(), what, remedy)
+        number = _line_number(self.path, self.number) if self.unit == "line" else self.number
+        return _unreadable(self.path, f"{self.unit} {number}" if self.unit else "", what, remedy)
 
 
 class Kind(NamedTuple):
@@ -119,13 +121,10 @@ def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
 
 
 def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
-    """Yield the documents of a part in order.
-
-    Raises:
-        UnreadableCorpus: naming the file and the place of what is not a document.
-    """
+    """Yield the documents of a part in order; what is no document is an error with its place."""
     for piece in part.slices:
-        yield from kind_of(Path(piece.path)).read(piece, options)
+        with _reading(piece.path):
+            yield from kind_of(Path(piece.path)).read(piece, options)
 
 
 def kind_of(path: Path) -> Kind:
@@ -212,30 +211,28 @@ def _divide_row_groups(file: Input) -> Iterator[Slice]:
     with _reading(file.path), _open_parquet(file.path) as parquet:
         groups = parquet.metadata
         sizes = [groups.row_group(number).total_byte_size for number in range(groups.num_row_groups)]
-        total = max(1, sum(sizes))
-        for number, size in enumerate(sizes):
-            # Its share of the file: the sizes are those of the uncompressed columns.
-            num_bytes = file.num_bytes * size // total
-            yield Slice(path=file.path, start=number, stop=number + 1, num_bytes=num_bytes)
+    total = max(1, sum(sizes))
+    for number, size in enumerate(sizes):
+        # Its share of the file: the sizes are those of the uncompressed columns.
+        num_bytes = file.num_bytes * size // total
+        yield Slice(path=file.path, start=number, stop=number + 1, num_bytes=num_bytes)
 
 
 def _read_text(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     if options.column is not None:
         raise _unreadable(piece.path, "", f"is text, which has no column {options.column!r} of token ids")
-    with _reading(piece.path), _open(piece.path) as file:
+    with _open(piece.path) as file:
         content = file.read()
     try:
-        yield Document(piece.path, str, content.decode())
+        yield Document(piece.path, "", 0, content.decode())
     except UnicodeDecodeError as error:
-        raise _unreadable(
-            piece.path, f"byte {error.start}", "is not UTF-8", "convert it with iconv"
-        ) from error
+        place, remedy = f"byte {error.start}", "convert it with iconv"
+        raise _unreadable(piece.path, place, "is not UTF-8", remedy) from error
 
 
 def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     """Yield the lines that begin in the slice; the last one may end behind it."""
-    name = options.column or options.text_field
-    with _reading(piece.path), _open(piece.path) as file:
+    with _open(piece.path) as file:
         compressed = piece.path.lower().endswith(_COMPRESSED)
         position = piece.start
         if position:
@@ -247,49 +244,46 @@ def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
             if not line:
                 break
             if not line.isspace():
-                place = partial(_line_name, piece.path, position)
-                yield Document(piece.path, place, _json_content(piece.path, place, line, name, options))
+                document = Document(piece.path, "line", position, line)
+                yield document._replace(content=_json_content(document, options))
             position += len(line)
 
 
-def _line_name(path: str, position: int) -> str:
-    """Return `line 17` for the line that begins at byte `position`; counted only when an error needs it."""
+def _line_number(path: str, position: int) -> int:
+    """Return the number of the line that begins at byte `position`; counted only when an error needs it."""
     number, left = 1, position
     with _open(path) as file:
         while left > 0 and (piece := file.read(min(left, 1 << 20))):
             number += piece.count(b"\n")
             left -= len(piece)
-    return f"line {number}"
+    return number
 
 
-def _json_content(
-    path: str, place: Callable[[], str], line: bytes, name: str, options: BuildOptions
-) -> str | np.ndarray[Any, np.dtype[Any]]:
+def _json_content(line: Document, options: BuildOptions) -> str | np.ndarray[Any, np.dtype[Any]]:
+    name = options.column or options.text_field
     try:
-        record = orjson.loads(line)
+        record = orjson.loads(line.content)
     except orjson.JSONDecodeError as error:
-        raise _unreadable(path, place(), f"is not JSON: {error}", "was the copy interrupted?") from error
+        raise line.unreadable(f"is not JSON: {error}", "was the copy interrupted?") from error
     if not isinstance(record, dict):
-        raise _unreadable(path, place(), f"expected an object, got {line[:40]!r}")
+        raise line.unreadable(f"expected an object, got {line.content[:40]!r}")
     if name not in record:
-        raise _unreadable(path, place(), *_no_field(name, list(record), options))
+        raise line.unreadable(*_no_field(name, list(record), options))
     value = record[name]
     if options.column is None:
         if value is None or isinstance(value, str):
             return value or ""
-        raise _unreadable(
-            path, place(), f"expected text in {name!r}, got {value!r:.60}", _IS_IDS.format(name)
-        )
+        raise line.unreadable(f"expected text in {name!r}, got {value!r:.60}", _IS_IDS.format(name))
     # The types are looked at one by one, because NumPy would make 1 of True.
     if value is None or (isinstance(value, list) and set(map(type, value)) <= {int}):
         ids = np.array(value or [], None if value else np.uint32)
         if ids.dtype != object:  # no id is beyond 64 bits
             return ids
-    raise _unreadable(path, place(), f"expected a list of token ids in {name!r}, got {value!r:.60}")
+    raise line.unreadable(f"expected a list of token ids in {name!r}, got {value!r:.60}")
 
 
 def _read_parquet(piece: Slice, options: BuildOptions) -> Iterator[Document]:
-    with _reading(piece.path), _open_parquet(piece.path) as parquet:
+    with _open_parquet(piece.path) as parquet:
         name = _column(piece.path, parquet.schema_arrow, options)
         row = sum(parquet.metadata.row_group(number).num_rows for number in range(piece.start))
         groups = list(range(piece.start, piece.stop))
@@ -301,7 +295,7 @@ def _read_parquet(piece: Slice, options: BuildOptions) -> Iterator[Document]:
 def _read_arrow(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     """Read either layout: the file format (Feather), or the stream that `datasets` writes."""
     arrow = _pyarrow(piece.path)
-    with _reading(piece.path), arrow.memory_map(piece.path) as file:
+    with arrow.memory_map(piece.path) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         with (arrow.ipc.open_file if is_file else arrow.ipc.open_stream)(file) as reader:
@@ -336,7 +330,7 @@ def _column(path: str, schema: Any, options: BuildOptions) -> str:
 def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator[Document]:
     if options.column is None:
         for number, text in enumerate(column.to_pylist(), first):
-            yield Document(path, partial("row {}".format, number), text or "")
+            yield Document(path, "row", number, text or "")
         return
     lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     values = column.flatten()
@@ -344,33 +338,33 @@ def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator
         raise _unreadable(path, f"rows {first} to {first + len(column)}", "a list of token ids holds a null")
     flat, stops = values.to_numpy(), np.cumsum(lengths)
     for number, (stop, length) in enumerate(zip(stops.tolist(), lengths.tolist(), strict=True), first):
-        yield Document(path, partial("row {}".format, number), flat[stop - length : stop])
+        yield Document(path, "row", number, flat[stop - length : stop])
 
 
 def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
-    with _reading(piece.path), _open(piece.path) as file:
+    with _open(piece.path) as file:
         samples = mds_samples(file.read(), options.column or options.text_field)
-        for number, content in enumerate(samples):
-            if isinstance(content, str) != (options.column is None):
-                what = "text" if options.column is None else "token ids"
-                raise _unreadable(piece.path, f"sample {number}", f"expected {what}, got something else")
-            yield Document(piece.path, partial("sample {}".format, number), content)
+    for number, content in enumerate(samples):
+        document = Document(piece.path, "sample", number, content)
+        if isinstance(content, str) != (options.column is None):
+            what = "text" if options.column is None else "token ids"
+            raise document.unreadable(f"expected {what}, got something else")
+        yield document
 
 
 def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     path = Path(piece.path)
-    with _reading(piece.path):
-        index = path.with_name("index.json")
-        config, num_tokens = read_index(index) if index.exists() else ({}, {})
-        if path.name not in num_tokens:
-            what = "is no chunk that an index.json of litData lists"
-            raise _unreadable(piece.path, "", what, "serve it as it is")
-        if options.column is None:
-            raise _unreadable(piece.path, "", "holds token ids", "say --column tokens")
-        with _open(piece.path) as file:
-            items = litdata_items(file.read(), config, flat=num_tokens[path.name] is not None)
-            for number, ids in enumerate(items):
-                yield Document(piece.path, partial("item {}".format, number), ids)
+    index = path.with_name("index.json")
+    config, num_tokens = read_index(index) if index.exists() else ({}, {})
+    if path.name not in num_tokens:
+        what = "is no chunk that an index.json of litData lists"
+        raise _unreadable(piece.path, "", what, "serve it as it is")
+    if options.column is None:
+        raise _unreadable(piece.path, "", "holds token ids", "say --column tokens")
+    with _open(piece.path) as file:
+        items = litdata_items(file.read(), config, flat=num_tokens[path.name] is not None)
+    for number, ids in enumerate(items):
+        yield Document(piece.path, "item", number, ids)
 
 
 _IS_IDS: Final = "for token ids say --column {}"
@@ -392,7 +386,6 @@ def _open(path: str) -> IO[bytes]:
 
 
 def _open_parquet(path: str) -> Any:
-    _pyarrow(path)
     return optional_package("pyarrow.parquet", extra="build", purpose=path).ParquetFile(path)
 
 

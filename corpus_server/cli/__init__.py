@@ -15,11 +15,10 @@ from rich.markup import escape
 
 from corpus_server import __version__
 from corpus_server.cli import plans
-from corpus_server.cli.build import build
-from corpus_server.cli.common import MISTAKE, console, errors
+from corpus_server.cli.build import build, merge
+from corpus_server.cli.common import MISTAKE, console, tell
 from corpus_server.cli.corpora import index, inspect, verify
 from corpus_server.cli.explore import explore, stats
-from corpus_server.cli.merge import merge
 from corpus_server.cli.serve import serve
 from corpus_server.cli.token import token
 from corpus_server.errors import CorpusServerError, printable
@@ -56,7 +55,7 @@ def main() -> None:
 
 
 def _end_with(message: str) -> NoReturn:
-    errors.print(f"[bold red]error:[/] {escape(printable(message))}", soft_wrap=True)
+    tell(f"[bold red]error:[/] {escape(printable(message))}")
     sys.exit(MISTAKE)
 
 

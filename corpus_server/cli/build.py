@@ -1,24 +1,24 @@
-"""`corpus-server build`."""
+"""`corpus-server build | merge`."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from corpus_server.building import Split
 from corpus_server.building.driver import RunParts, choose_options
 from corpus_server.building.driver import build as build_corpus
-from corpus_server.building.job import SHARD_TOKENS, Report
-from corpus_server.building.local import LocalProcesses
-from corpus_server.building.on_ray import on_ray
-from corpus_server.cli.common import AsJson, console, errors, print_json
+from corpus_server.building.job import SHARD_TOKENS
+from corpus_server.building.manifest import Manifest
+from corpus_server.building.merge import merge as merge_corpora
+from corpus_server.building.running import in_processes, on_ray
+from corpus_server.cli.common import AsJson, print_json, progress, say
 from corpus_server.errors import InvalidParameter
 
 
@@ -84,46 +84,66 @@ def build(
         eot=eot,
         text_field=text_field,
         column=column,
-        splits=tuple(_split(text) for text in split or ()),
+        splits=tuple(map(_split, split or ())),
         shard_tokens=shard_tokens,
         pack=pack,
         seq_len=seq_len,
     )
-    run_parts: RunParts = on_ray if ray else LocalProcesses(processes or len(os.sched_getaffinity(0)))
-    with _progress(quiet=as_json) as report:
+    num_processes = processes or len(os.sched_getaffinity(0))
+    run_parts: RunParts = on_ray if ray else partial(in_processes, num_processes=num_processes)
+    with progress(quiet=as_json) as report:
         share = None if task is None else _task(task)
         built = build_corpus(sources, out, options, run_parts, report, task=share)
     if task is not None:
         return
     said = {out / (name or ""): manifest for name, manifest in built.items()}
     if as_json:
-        print_json(
-            {
-                str(path): {
-                    "num_tokens": manifest.num_tokens,
-                    "num_documents": manifest.num_documents,
-                    "num_shards": len(manifest.shards),
-                    "dtype": manifest.dtype,
-                    "fingerprint": manifest.fingerprint,
-                    "packing": manifest.packing and dataclasses.asdict(manifest.packing),
-                }
-                for path, manifest in said.items()
-            }
-        )
+        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "packing")
+        print_json({str(path): _facts(manifest, wanted) for path, manifest in said.items()})
         return
     for path, manifest in said.items():
-        console.print(
+        say(
             f"{path}: {manifest.num_documents:,} documents, {manifest.num_tokens:,} {manifest.dtype} tokens "
-            f"in {len(manifest.shards):,} shard{'s' if len(manifest.shards) > 1 else ''}",
-            soft_wrap=True,
+            f"in {len(manifest.shards):,} shard{'s' if len(manifest.shards) > 1 else ''}"
         )
         if (packing := manifest.packing) is not None:
             filled = 1 - packing.num_padding / manifest.num_tokens
-            console.print(
+            say(
                 f"  rows of {packing.row_tokens:,} tokens, {filled:.2%} filled; {packing.num_cut:,} longer "
-                f"documents are cut. Train with stride {packing.row_tokens}",
-                soft_wrap=True,
+                f"documents are cut. Train with stride {packing.row_tokens}"
             )
+
+
+def merge(
+    corpora: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", help="Folders that build wrote, or their manifests.", show_default=False
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the merged corpus; must not exist.")],
+    copy: Annotated[
+        bool,
+        typer.Option("--copy", help="Copy the shards: for another file system, or while they are served."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Join built corpora by hard links, without moving a token."""
+    merged = {out / (name or ""): made for name, made in merge_corpora(corpora, out, copy=copy).items()}
+    if as_json:
+        wanted = ("num_tokens", "num_documents", "num_shards", "fingerprint")
+        print_json([{"path": path, **_facts(manifest, wanted)} for path, manifest in merged.items()])
+        return
+    for path, manifest in merged.items():
+        say(
+            f"{path}: {manifest.num_tokens:,} tokens of {manifest.num_documents:,} documents in "
+            f"{len(manifest.shards):,} shards, {manifest.fingerprint}"
+        )
+
+
+def _facts(manifest: Manifest, names: Sequence[str]) -> dict[str, Any]:
+    known = {**dataclasses.asdict(manifest), "num_shards": len(manifest.shards)}
+    return {name: known[name] for name in names}
 
 
 def _split(text: str) -> Split:
@@ -139,29 +159,3 @@ def _task(text: str) -> tuple[int, int]:
     if number.isdecimal() and count.isdecimal() and int(number) < int(count):
         return int(number), int(count)
     raise InvalidParameter.expected("task", "K/N with K in [0, N - 1], for example 0/16", text)
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Report]:
-    """Yield a callback that draws a bar with tokens/s and the time left on standard error."""
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        console=errors,
-        transient=True,
-        disable=quiet or not errors.is_terminal,
-    ) as bar:
-        task = bar.add_task("", total=None, rate="")
-
-        def report(what: str, done: int, total: int, num_tokens: int) -> None:
-            if bar.tasks[task].description != what:
-                # What earlier runs did does not count towards the speed of this one.
-                bar.reset(task, description=what, completed=done, total=total)
-            seconds = bar.tasks[task].elapsed or 0
-            rate = f"{num_tokens / seconds / 1e6:.1f} M tokens/s" if num_tokens and seconds else ""
-            bar.update(task, completed=done, total=total, rate=rate)
-
-        yield report

@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
+from corpus_server.building.job import Report
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus_spec import CorpusSpec
 
@@ -33,10 +42,19 @@ CorpusArgument = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
+say = partial(console.print, soft_wrap=True, markup=False)
+tell = partial(errors.print, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning on standard error."""
+    tell(f"[bold yellow]warning:[/] {escape(text)}")
+
+
 def warn_of_strange_ids(corpus: Corpus) -> None:
     """Print a warning if a sample of the corpus holds ids that its tokenizer does not have."""
     if (warning := corpus.vocabulary_warning()) is not None:
-        errors.print(f"[bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+        warn(warning)
 
 
 def print_json(value: object) -> None:
@@ -45,16 +63,34 @@ def print_json(value: object) -> None:
 
 
 @contextmanager
-def progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback (bytes_done, bytes_total) that draws a bar on standard error."""
+def progress(*, quiet: bool) -> Iterator[Report]:
+    """Yield a callback that draws a bar with the speed and the time left on standard error."""
     with Progress(
+        TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
+        TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
         console=errors,
         transient=True,
         disable=quiet or not errors.is_terminal,
     ) as bar:
-        task = bar.add_task("reading", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task("", total=None, rate="")
+
+        def report(what: str, done: int, total: int, num_tokens: int) -> None:
+            if bar.tasks[task].description != what:
+                # What earlier runs did does not count towards the speed of this one.
+                bar.reset(task, description=what, completed=done, total=total)
+            seconds = bar.tasks[task].elapsed or 0
+            rate = f"{num_tokens / seconds / 1e6:.1f} M tokens/s" if num_tokens and seconds else ""
+            bar.update(task, completed=done, total=total, rate=rate)
+
+        yield report
+
+
+@contextmanager
+def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback (bytes_done, bytes_total) that draws the bar of `progress`."""
+    with progress(quiet=quiet) as report:
+        yield lambda done, total: report("reading", done, total, 0)

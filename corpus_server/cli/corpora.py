@@ -18,9 +18,10 @@ from corpus_server.cli.common import (
     AsJson,
     CorpusArgument,
     console,
-    errors,
     print_json,
-    progress,
+    reading,
+    say,
+    warn,
     warn_of_strange_ids,
 )
 from corpus_server.corpus.corpus import Corpus
@@ -72,7 +73,14 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
         },
     }
     if seq_len is not None:
-        inspected["windows"] = _count_windows(corpus, seq_len)
+        counts = [shard.num_tokens for shard in corpus.shards]
+        windows = np.diff(WindowIndex(counts, seq_len=seq_len, stride=seq_len).first_window.astype(np.int64))
+        used = int(windows.sum()) * seq_len + int(np.count_nonzero(windows))
+        inspected["windows"] = {
+            "seq_len": seq_len,
+            "num_windows": int(windows.sum()),
+            "num_tokens_dropped": corpus.num_tokens - used,
+        }
     if corpus.tokenizer is not None and corpus.num_tokens:
         shard = next(shard for shard in corpus.shards if shard.num_tokens)
         # Not through the map: a shard in an object store is mapped only once it is staged.
@@ -84,16 +92,6 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
     return {**corpus.describe(), "inspected": inspected}
 
 
-def _count_windows(corpus: Corpus, seq_len: int) -> dict[str, int]:
-    """Return the number of windows, and of the tokens at the ends of shards that are in none."""
-    counts = [shard.num_tokens for shard in corpus.shards]
-    windows = WindowIndex(counts, seq_len=seq_len, stride=seq_len)
-    per_shard = np.diff(windows.first_window.astype(np.int64)).tolist()
-    used = sum(count * seq_len + 1 for count in per_shard if count)
-    dropped = corpus.num_tokens - used
-    return {"seq_len": seq_len, "num_windows": sum(per_shard), "num_tokens_dropped": dropped}
-
-
 def verify(
     spec: CorpusArgument,
     record_: Annotated[
@@ -102,35 +100,35 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Read every byte and compare it with the recorded hashes, or record them."""
-    with progress(quiet=as_json) as report:
+    with reading(quiet=as_json) as report:
         if record_:
             recorded = record(spec, progress=report)
         else:
             found = verify_corpus(spec, progress=report)
-    if record_ and as_json:
-        print_json(dataclasses.asdict(recorded))
-    elif record_:
-        console.print(
+    if record_:
+        if as_json:
+            print_json(dataclasses.asdict(recorded))
+            return
+        say(
             f"recorded {recorded.num_tokens:,} tokens in {recorded.num_shards} shards: "
-            f"{recorded.fingerprints['full']}\nhashes are in {recorded.sidecar}",
-            soft_wrap=True,
+            f"{recorded.fingerprints['full']}\nhashes are in {recorded.sidecar}"
         )
-    elif as_json:
+        return
+    if as_json:
         print_json({"ok": found.ok, **dataclasses.asdict(found)})
     else:
-        for problem in found.problems:
-            console.print(f"[red]damaged[/] {escape((problem.shard or 'corpus') + ': ' + problem.detail)}")
+        damages = [f"{problem.shard or 'corpus'}: {problem.detail}" for problem in found.problems]
         for block in found.bad_blocks:
-            console.print(
-                f"[red]damaged[/] {escape(block.shard)}, block {block.block}, tokens {block.start} to "
-                f"{block.stop}: {escape(block.reason)}"
-            )
+            where = f"block {block.block}, tokens {block.start} to {block.stop}"
+            damages.append(f"{block.shard}, {where}: {block.reason}")
+        for damage in damages:
+            console.print(f"[red]damaged[/] {escape(damage)}")
         if found.ok:
             said = "matches its recorded hashes" if found.sidecar else "can be read; no hashes are recorded"
             console.print(f"[green]ok[/] every byte {said}")
             if found.sidecar is None:
                 console.print("record them with: corpus-server verify --record CORPUS")
-    if not record_ and not found.ok:
+    if not found.ok:
         raise typer.Exit(DAMAGED)
 
 
@@ -197,14 +195,10 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Find where documents end (PATH,eot=ID), and keep the ends in sidecars beside the shards."""
-    with progress(quiet=as_json) as report:
+    with reading(quiet=as_json) as report:
         indexed = index_corpus(spec, force=force, progress=report)
     if indexed.found_nowhere:
-        errors.print(
-            f"[bold yellow]warning:[/] token {spec.eot} occurs nowhere: is it the right id? "
-            "Every shard is one document now",
-            soft_wrap=True,
-        )
+        warn(f"token {spec.eot} occurs nowhere: is it the right id? Every shard is one document now")
     if as_json:
         counts = {"num_documents": indexed.num_documents, "found_nowhere": indexed.found_nowhere}
         print_json({**dataclasses.asdict(indexed), **counts})

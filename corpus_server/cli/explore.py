@@ -55,7 +55,7 @@ def explore(
             if document is not None:
                 start, stop = asked.document_range(document)
                 count = max(1, min(stop - start, 2**16))
-            answer = asked.spans(start=start, count=count)
+            answer = asked.ask("spans", start=start, count=count)
     if as_json:
         print_json(answer)
         return
@@ -80,7 +80,7 @@ def stats(
 ) -> None:
     """Show the lengths of documents and the frequencies of tokens in a sample."""
     with _opened(source, corpus) as asked:
-        answer = asked.statistics(seed=seed)
+        answer = asked.ask("statistics", seed=seed)
     if as_json:
         print_json(answer)
         return

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from corpus_server.catalog import Catalog
-from corpus_server.cli.common import AsJson, console, errors, print_json
+from corpus_server.cli.common import AsJson, console, print_json, tell
 from corpus_server.cli.server import Server
 from corpus_server.corpus_spec import CorpusSpec, escaped
 from corpus_server.errors import InvalidParameter
@@ -142,9 +142,9 @@ def import_(
     imported = import_plan(trainer, text, order=order, **fields)
     Plan.from_json(imported.document)  # refuses what a server would refuse
     for each in imported.left_out:
-        errors.print(f"[yellow]not carried over:[/] {escape(each)}", soft_wrap=True)
+        tell(f"[yellow]not carried over:[/] {escape(each)}")
     served = " ".join(shlex.quote(f"{name}={escaped(path)}") for name, path in imported.corpora.items())
-    errors.print(escape(f"serve the tokens with: corpus-server serve {served}"), soft_wrap=True)
+    tell(escape(f"serve the tokens with: corpus-server serve {served}"))
     print_json(imported.document)
 
 

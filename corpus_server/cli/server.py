@@ -30,24 +30,19 @@ class Server:
     def __init__(self, url: str, corpus: str | None = None) -> None:
         self._url, self._corpus = url.rstrip("/"), corpus
 
-    def spans(self, **query: Any) -> Any:
-        """Return a range of tokens as text."""
-        return self._get(f"{self._corpus_route()}/spans", **query)
-
-    def statistics(self, **query: Any) -> Any:
-        """Return what a sample of the corpus is made of."""
-        return self._get(f"{self._corpus_route()}/statistics", **query)
+    def ask(self, question: str, **query: Any) -> Any:
+        """Return `spans`, `statistics` or another answer about the corpus."""
+        return self._get(f"/v1/corpora/{quote(self._corpus_name(), safe='')}/{question}", **query)
 
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens [start, stop) of a document."""
-        found = self._get(f"{self._corpus_route()}/documents/{number}", format="json")
+        found = self.ask(f"documents/{number}", format="json")
         return found["start"], found["stop"]
 
     def rows(self, plan: str | None, spelled: dict[str, Any], **query: Any) -> Any:
         """Return rows of a step, of a plan by its id or else as it is spelled, as text."""
         if plan is None:
-            name = self._corpus_name()
-            stage = {"global_batch_size": spelled["batch_size"], "mixture": {name: 1}}
+            stage = {"global_batch_size": spelled["batch_size"], "mixture": {self._corpus_name(): 1}}
             document = {"seq_len": spelled["seq_len"], "seed": spelled["seed"], "stages": [stage]}
             plan = self._get("/v1/plans", json.dumps(document).encode())["id"]
         return self._get(f"/v1/plans/{quote(plan, safe='')}/rows", **query)
@@ -76,9 +71,6 @@ class Server:
                 )
             self._corpus = served[0]
         return self._corpus
-
-    def _corpus_route(self) -> str:
-        return f"/v1/corpora/{quote(self._corpus_name(), safe='')}"
 
     def _get(self, path: str, body: bytes | None = None, **query: Any) -> Any:
         """Return the answer of a route, to which `body` is posted if there is one."""

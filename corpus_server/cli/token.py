@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from corpus_server.admission.access import make_token, parse_tokens
 from corpus_server.admission.request import Limits
-from corpus_server.cli.common import errors
+from corpus_server.cli.common import tell
 from corpus_server.corpus_spec import NAME
 from corpus_server.errors import InvalidParameter
 from corpus_server.user_files import read_small_file, reason_of
@@ -54,7 +55,7 @@ def token(
         raise InvalidParameter(
             f"cannot add a token to {file}: {reason_of(error)}", parameter="file"
         ) from error
-    errors.print(f"added {name} to {file}; the token, which is not kept anywhere:", soft_wrap=True)
+    tell(escape(f"added {name} to {file}; the token, which is not kept anywhere:"))
     print(secret)
 
 

@@ -7,12 +7,12 @@ past.
     state_dir/metrics/SUPERVISOR/WORKER.json    {"corpus_sent_bytes": [[["/v1/batches"], [1234.0]]], ...}
                                  past.json      the counters of workers that have ended
 
-The multi-process mode of prometheus-client (0.26) does the same with mapped files; both were measured on one
-machine under load. There, too, gauges of dead workers vanish, and even the last second of a killed worker is
-kept. But counting one request costs the event loop 29 us instead of 2.3 us (a counter 6.1 us, a histogram
-9.2 us), and a scrape of 4 workers 57 ms instead of 36 ms. Of each worker that was ever killed two files of
-64 KiB stay: after 40 of them a scrape takes 290 ms. No label can be given up, as those of plans are, and no
-series is made of several numbers, as those of ranks are.
+The multi-process mode of prometheus-client (0.26) does the same with mapped files. There, too, gauges of dead
+workers vanish, and even the last second of a killed worker is kept. But all counts of a token response cost
+the event loop 16 us instead of 5 us (a counter 0.85 us, not 0.39 us; a histogram 2.7 us, not 0.66 us), and a
+scrape of 4 workers takes 47 ms instead of 5 ms. Of each worker that was ever killed two files of 64 KiB stay:
+after 40 of them a scrape takes 227 ms. No label can be given up, as those of plans are, and no series is made
+of several numbers, as those of ranks are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from corpus_server.metrics.kinds import METRICS, SHARED, Series, Shared
+from corpus_server.metrics.declared import METRICS, SHARED, Series, Shared
 
 FOLDER_VARIABLE = "CORPUS_SERVER_METRICS"
 """Environment variable by which a worker learns the folder that it shares with the others."""
@@ -88,18 +88,14 @@ def add_ended(folder: Path, pid: int) -> None:
         files = folder.glob("[0-9]*.json")
         ended = [each for each in files if each.stem == str(pid) or not Path("/proc", each.stem).exists()]
         if ended:
-            _write(
-                past, {name: _kept(name, each) for name, each in add_up(map(_read, (past, *ended))).items()}
-            )
+            total = add_up(map(_read, (past, *ended)))
+            for name, known in SHARED.items():
+                if (most := known.max_ended) is not None:
+                    newest = sorted(total[name].items(), key=lambda each: -each[1][0])
+                    total[name] = dict(newest[:most])
+            _write(past, total)
             for path in ended:
                 path.unlink()
-
-
-def _kept(name: str, series: Series) -> Series:
-    known = SHARED.get(name)
-    if known is None or known.max_ended is None:
-        return series
-    return dict(sorted(series.items(), key=lambda each: -each[1][0])[: known.max_ended])
 
 
 @contextmanager
@@ -154,14 +150,13 @@ def from_json(content: Any) -> Numbers:
     try:
         found = {name: {tuple(key): each for key, each in series} for name, series in content.items()}
         lines = [line for series in found.values() for line in series.items()]
-        is_sound = all(
+        if not all(
             all(isinstance(label, str) for label in key) and each and all(map(math.isfinite, each))
             for key, each in lines
-        )
-    except (AttributeError, TypeError) as error:
+        ):
+            raise TypeError
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError("these are no numbers of a worker") from error
-    if not is_sound:
-        raise ValueError("these are no numbers of a worker")
     return found
 
 

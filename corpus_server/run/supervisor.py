@@ -8,7 +8,6 @@ task is logged, and the worker is replaced.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import shutil
@@ -34,9 +33,6 @@ MAX_BACK_OFF_SECONDS = 10.0
 MAX_FAILED_STARTS = 5  # in a row, before the first worker was ever ready
 MAX_NAMES = 20  # of corpora in a line of the log
 FIXED = ("host", "port", "uds", "state_dir")  # settings of the supervisor's own sockets and folders
-
-_LASTING = {errno.E2BIG, errno.EACCES, errno.ENOENT, errno.ENOEXEC, errno.EPERM}
-"""Reasons for which a process cannot be started that do not pass by themselves, as a lack of memory does."""
 
 _log = logging.getLogger("corpus_server")
 
@@ -229,7 +225,7 @@ class _Supervisor:
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker gets a successor
             if process is None:
                 failure = f"cannot start a worker: {error or type(error).__name__}"
-                self._note_failed_start(failure, lasts=getattr(error, "errno", None) in _LASTING)
+                self._note_failed_start(failure)
                 return failure
             _log.error("worker %d is replaced because watching it failed", process.pid, exc_info=error)
             kept.is_ready = False  # not at once: the next one may fail in the same way
@@ -256,9 +252,10 @@ class _Supervisor:
         # In a thread: the successor does not wait for the state folder's disk.
         threading.Thread(target=self._add_metrics, args=(process.pid,), name="metrics", daemon=True).start()
         how = f"worker {process.pid} ended with {name_of_end(code)}"
-        # An exit code means that the configuration is wrong, and another worker would fail, too. One that was
-        # killed by a signal may have better luck, but not for ever: there may be too little memory.
-        self._note_failed_start(reason if code > 0 and reason else how, lasts=code > 0)
+        if code > 0:  # the configuration is wrong, and another worker would fail, too
+            self._note_failed_start(reason or how, max_starts=1)
+        else:
+            self._note_failed_start(how)
         return f"{how}: {reason}" if reason else how
 
     def _add_metrics(self, pid: int) -> None:
@@ -270,16 +267,14 @@ class _Supervisor:
         except Exception as error:  # noqa: BLE001 - of a full disk, or of a worker of another release
             _log.error("what worker %d counted is not added up", pid, exc_info=error)
 
-    def _note_failed_start(self, failure: str, *, lasts: bool) -> None:
-        """End the server if its first workers cannot start; `lasts`: a retry would fail, too."""
-        if self._was_ready or self._stop.done():
-            return
+    def _note_failed_start(self, failure: str, max_starts: int = MAX_FAILED_STARTS) -> None:
+        """End the server if its first workers cannot start."""
         self._num_failed_starts += 1
-        if lasts:
-            self._stop.set_exception(CorpusServerError(failure))
-        elif self._num_failed_starts == MAX_FAILED_STARTS:
-            why = f"{MAX_FAILED_STARTS} workers in a row did not start; the last: {failure}"
-            self._stop.set_exception(CorpusServerError(why))
+        if self._was_ready or self._stop.done() or self._num_failed_starts < max_starts:
+            return
+        if max_starts > 1:
+            failure = f"{self._num_failed_starts} workers in a row did not start; the last: {failure}"
+        self._stop.set_exception(CorpusServerError(failure))
 
 
 @contextmanager

@@ -104,14 +104,9 @@ class Cache:
             file.close()
         return None
 
-    def touch(self, key: str) -> None:
-        """Note that a shard is wanted."""
-        with suppress(OSError):
-            os.utime(self.shards / key)
-
-    def release(self, key: str) -> None:
-        """Note that a shard was wanted until now, and is not planned for any more."""
-        seconds = time.time() - PLANNED_SECONDS
+    def touch(self, key: str, *, planned: bool = True) -> None:
+        """Note that a shard is wanted; if not `planned`, that it was until now."""
+        seconds = time.time() - (0 if planned else PLANNED_SECONDS)
         with suppress(OSError):
             os.utime(self.shards / key, (seconds, seconds))
 
@@ -167,10 +162,6 @@ class Cache:
                 f"{num_bytes} bytes of a shard cannot be written to {self.folder}: {error.strerror}",
                 remedy="make room on its disk, or give a smaller --cache-bytes",
             ) from error
-
-    def num_bytes(self) -> int:
-        """Return the bytes of all shards, whole or being staged."""
-        return sum(each.num_bytes for each in self._kept())
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -9,8 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
@@ -32,8 +31,7 @@ class Stopped(Exception):
     """Staging was stopped by `stopping`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """Digests that `corpus-server verify --record` made of the blocks of a run of tokens."""
 
     data_offset: int
@@ -45,10 +43,10 @@ def stage(
     store: Store,
     what: StoreObject,
     cache: Cache,
+    recorded: Sequence[Recorded],
     fetchers: ThreadPoolExecutor,
     stopping: threading.Event,
     *,
-    recorded: Sequence[Recorded] = (),
     urgent: bool = False,
     on_bytes: Callable[[int], object] = lambda num_bytes: None,
 ) -> None:

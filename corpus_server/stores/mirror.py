@@ -29,10 +29,10 @@ from corpus_server.corpus.formats.registry import is_side_file
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from corpus_server.errors import InvalidParameter, StoreFailed, UnreadableCorpus
 from corpus_server.stores.cache import Cache
 from corpus_server.stores.download import RANGE_BYTES, Recorded
-from corpus_server.stores.objects import Store, StoreObject, check_versions
+from corpus_server.stores.objects import Store, StoreObject
 from corpus_server.stores.staged import StagedFile, is_staged
 
 _THREADS: Final = 32  # requests at a time while a corpus is opened; each waits for the network
@@ -56,19 +56,14 @@ class Mirror(Closing):
         spec: of a corpus in a store.
         cache: whose folder holds it.
 
-    Attributes:
-        spec: of the same corpus in the folder.
-
     Raises:
-        InvalidParameter, MissingPackage: see `Store`.
-        StoreFailed: the store did not answer.
+        StoreFailed: the store did not answer, or names no versions.
         UnreadableCorpus: nothing is there, or the folder cannot be written.
     """
 
     def __init__(self, spec: CorpusSpec, cache: Cache) -> None:
         url = f"{spec.store}{spec.path}"
-        self._url = url
-        self._cache = cache
+        self._spec, self._url, self._cache = spec, url, cache
         self._files: dict[Path, StagedFile] = {}
         self._store = Store(url)
         folder, self._rest, found = self._find(url, spec.include)
@@ -78,7 +73,11 @@ class Mirror(Closing):
                 received=url,
                 remedy="check the URL; an empty answer may also mean that the credentials may not list",
             )
-        check_versions(found)
+        for each in found:
+            if each.etag is None and each.modified.startswith("1970-"):
+                what = "the server sends neither ETag nor Last-Modified: changes would go unnoticed"
+                remedy = "serve it by a server that sends one of them"
+                raise StoreFailed(f"{each.url}: {what}", remedy=remedy)
         # Consoles make an empty object for each folder.
         folders = {folder, *(str(parent) for each in found for parent in PurePosixPath(each.path).parents)}
         self._objects = {_name_below(folder, each.path): each for each in found if each.path not in folders}
@@ -89,7 +88,6 @@ class Mirror(Closing):
                 f"the small files of {url} cannot be kept in {cache.corpora}: {error.strerror}",
                 remedy="make room on its disk, or name another folder with --cache-dir",
             ) from error
-        self.spec = replace(spec, path=self._root / self._rest, store=None)
 
     def open(self, path: Path) -> OpenFile:
         """Open a token file of the folder."""
@@ -104,24 +102,21 @@ class Mirror(Closing):
 
     def open_corpus(self) -> Corpus:
         """Open the corpus; the caller closes it."""
+        spec = replace(self._spec, path=self._root / self._rest, store=None)
         try:
-            corpus = Corpus.open(self.spec, files=self)
+            corpus = Corpus.open(spec, files=self)
         except UnreadableCorpus as error:
             # The user never named the folder.
             local, url = str(self._root), self._url[: len(self._url) - len(self._rest)].rstrip("/")
             detail, remedy = (text and text.replace(local, url) for text in (error.detail, error.remedy))
             raise UnreadableCorpus(detail or "", received=self._url, remedy=remedy) from error
-        hashes = load_sidecar(self.spec)
+        hashes = load_sidecar(spec)
         recorded = (None,) * len(corpus.shards) if hashes is None else hashes.shards
         for shard, its in zip(corpus.shards, recorded, strict=True):
             if is_staged(shard.file):
                 shard.file.forget_ends()
                 if its is not None:  # checked when the file is staged
-                    shard.file.recorded.append(
-                        Recorded(
-                            data_offset=shard.data_offset, data_bytes=shard.data_bytes, digests=its.digests
-                        )
-                    )
+                    shard.file.recorded.append(Recorded(shard.data_offset, shard.data_bytes, its.digests))
         return corpus
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -176,16 +175,6 @@ class Store:
         elif "must be specified" in text or "Missing" in text:
             remedy = "set the store's environment variables, see docs/stores.md"
         return StoreFailed(f"{url}: {said}", remedy=remedy)
-
-
-def check_versions(objects: Iterable[StoreObject]) -> None:
-    """Refuse objects of which the store names no version: a change would go unnoticed."""
-    for each in objects:
-        if each.etag is None and each.modified.startswith("1970-"):
-            raise StoreFailed(
-                f"{each.url}: the server sends neither ETag nor Last-Modified: changes would go unnoticed",
-                remedy="serve it by a server that sends one of them",
-            )
 
 
 def _changed(what: StoreObject, now: str) -> CorpusChanged:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeGuard
 
@@ -41,6 +41,8 @@ class StagedFile(OpenFile):
 
     Attributes:
         recorded: what to check when it is staged, for each run of tokens.
+        stage: brings the whole shard into the cache, see `download.stage`.
+        sync, touch, discard: those of `Cache` for the local copy; `release` touches it as no longer planned.
     """
 
     is_local: ClassVar = False
@@ -49,10 +51,13 @@ class StagedFile(OpenFile):
         self.path = path
         self.name = path.name
         self.size_bytes = what.size_bytes
-        self.store = store
-        self.what = what
         self.recorded: list[Recorded] = []
-        self._cache = cache
+        self.stage = partial(stage, store, what, cache, self.recorded)
+        self.sync = partial(cache.sync, what.key)
+        self.touch = partial(cache.touch, what.key)
+        self.release = partial(cache.touch, what.key, planned=False)
+        self.discard = partial(cache.discard, what.key)
+        self._store, self._what, self._cache = store, what, cache
         self._ends: list[tuple[int, bytes]] = []
         self._reserved: mmap.mmap | None = None
         self._address = 0
@@ -63,10 +68,10 @@ class StagedFile(OpenFile):
 
     def read_ends(self) -> None:
         """Read both ends, so that opening the file needs no further request."""
-        if not self._cache.has(self.what.key):
+        if not self._cache.has(self._what.key):
             size = self.size_bytes
             ends = [(0, min(END_BYTES, size)), (max(END_BYTES, size - END_BYTES), size)]
-            self._ends = [(a, bytes(self.store.read(self.what, a, b))) for a, b in ends if a < b]
+            self._ends = [(a, bytes(self._store.read(self._what, a, b))) for a, b in ends if a < b]
 
     def forget_ends(self) -> None:
         """Free what `read_ends` has read."""
@@ -83,7 +88,7 @@ class StagedFile(OpenFile):
                 buffer[:] = content[offset - start : offset - start + len(buffer)]
                 return
         if buffer:
-            buffer[:] = self.store.read(self.what, offset, offset + len(buffer))
+            buffer[:] = self._store.read(self._what, offset, offset + len(buffer))
 
     def map(self) -> mmap.mmap:
         """Reserve the addresses of a map."""
@@ -100,7 +105,7 @@ class StagedFile(OpenFile):
     @property
     def is_cached(self) -> bool:
         """Whether the whole file is on this machine."""
-        return self.is_attached or self._cache.has(self.what.key)
+        return self.is_attached or self._cache.has(self._what.key)
 
     def attach(self) -> bool:
         """Map the file if the cache has it; return whether it is mapped now."""
@@ -175,42 +180,6 @@ class StagedFile(OpenFile):
                     remedy="look at the kernel's log; the shard is staged anew",
                 )
 
-    def stage(
-        self,
-        fetchers: ThreadPoolExecutor,
-        stopping: threading.Event,
-        *,
-        urgent: bool,
-        on_bytes: Callable[[int], object],
-    ) -> None:
-        """Bring the whole shard into the cache, see `download.stage`."""
-        stage(
-            self.store,
-            self.what,
-            self._cache,
-            fetchers,
-            stopping,
-            recorded=self.recorded,
-            urgent=urgent,
-            on_bytes=on_bytes,
-        )
-
-    def sync(self) -> None:
-        """Wait until the local copy is on the disk, see `Cache.sync`."""
-        self._cache.sync(self.what.key)
-
-    def touch(self) -> None:
-        """Note that the shard is wanted: the cache keeps it rather than others."""
-        self._cache.touch(self.what.key)
-
-    def release(self) -> None:
-        """Note that the shard was wanted until now, and is not planned for any more."""
-        self._cache.release(self.what.key)
-
-    def discard(self) -> None:
-        """Remove the local copy, which is not what it was when it was staged."""
-        self._cache.discard(self.what.key)
-
     def close(self) -> None:
         """Detach for good; a second call does nothing."""
         with self._lock:
@@ -229,7 +198,7 @@ class StagedFile(OpenFile):
 
     def _open_local(self) -> OpenFile | None:
         """Open the local copy if it is whole; throw away one that was cut or extended since it was staged."""
-        local = self._cache.open(self.what.key)
+        local = self._cache.open(self._what.key)
         if local is None or local.size_bytes == self.size_bytes:
             return local
         local.close()

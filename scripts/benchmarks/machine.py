@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-PACKAGES = ("numpy", "torch", "uvicorn", "uvloop", "httptools", "fastapi", "grpcio", "pyarrow")
+PACKAGES = ("numpy", "torch", "uvloop", "httptools", "fastapi", "grpcio", "pyarrow")
 
 
 def describe() -> dict[str, str]:

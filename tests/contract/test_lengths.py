@@ -12,7 +12,7 @@ from corpus_client import ArrayLoader, CorpusLoader
 from tests.conftest import ServedCorpus
 from tests.contract.conftest import make_loader, take
 from tests.reference import ReferencePlan, batch
-from tests.serving import RunningServer, check_problem
+from tests.serving import RunningServer
 
 STAGES: list[dict[str, Any]] = [
     {"from_step": 0, "global_batch_size": 48, "mixture": {"web": 1.0}, "seq_len": 4},
@@ -101,13 +101,6 @@ def test_responses_have_the_shape_of_the_stage(
     whole = server.get("/v1/batches", plan=plan_id, step=step).body
     assert receipt["digest"] == f"xxh3-64={xxhash.xxh3_64_hexdigest(whole)}"
     assert receipt["global_batch_size"] == shape[0]
-
-
-def test_a_count_over_a_change_of_length_is_refused_by_name(server: RunningServer, plan_id: str) -> None:
-    answer = server.get("/v1/batches", plan=plan_id, step=FIRST_OF_8 - 3, count=4)
-    problem = check_problem(answer, 422, "invalid-parameter")
-    assert problem["parameter"] == "count"
-    assert "differ in seq_len: it changes from 4 at step 17; ask for at most 3 steps" in problem["detail"]
 
 
 def test_a_plan_says_the_length_of_each_stage_and_usage_counts_its_rows(

@@ -79,20 +79,3 @@ def test_a_resume_at_the_end_of_an_epoch_begins_the_next(
             ((resumed_at, tokens),) = take(loader, 1)
         assert resumed_at == step
         np.testing.assert_array_equal(tokens, taken[step][1])
-
-
-def test_another_world_size_goes_on_with_the_same_rows(replicas: dict[str, list[str]]) -> None:
-    expected = _undisturbed(replicas["1 worker"])
-    step = 0
-    for world_size in (1, 2, 4, 8, 3):
-        states, parts = [], []
-        for rank in range(world_size):
-            with make_loader(replicas["4 workers"], rank=rank, world_size=world_size) as loader:
-                loader.seek(step)
-                parts.append(take(loader, 5))
-                states.append(loader.state_dict())
-        for k in range(5):
-            rows = np.concatenate([part[k][1] for part in parts])
-            np.testing.assert_array_equal(rows, expected[step + k])
-        assert {state["next_step"] for state in states} == {step + 5}
-        step += 5

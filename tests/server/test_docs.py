@@ -12,7 +12,7 @@ import numpy as np
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.http.connection import Connection, Shared
-from corpus_server.metrics.kinds import METRICS
+from corpus_server.metrics.declared import METRICS
 from corpus_server.settings import Settings
 from tests.corpora import write_raw
 from tests.layers import chapter, entered_files

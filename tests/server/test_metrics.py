@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from corpus_server import metrics
-from corpus_server.metrics.kinds import METRICS, CorpusColumn, Counter
+from corpus_server.metrics.declared import METRICS, CorpusColumn, Counter
 from tests.conftest import ServedCorpus
 from tests.server.http.test_requests import ask
 from tests.serving import RunningServer

@@ -45,16 +45,6 @@ def test_what_was_added_is_found_by_another_process_and_later(tmp_path: Path) ->
         assert (found, found.id) == (plan, plan.id)
 
 
-def test_the_newest_come_first(tmp_path: Path) -> None:
-    with PlanStore(tmp_path) as store:
-        for seed in range(5):
-            store.add(bound(seed))
-        newest = store.listed(3)
-        assert seeds(newest) == [4, 3, 2]
-        assert newest[0].seen >= newest[2].seen
-        assert store.count() == 5
-
-
 def test_a_database_of_an_older_server_is_replaced(tmp_path: Path) -> None:
     """Its ids were made without the plan's version, so that nobody can ask for them any more."""
     with sqlite3.connect(tmp_path / "plans.sqlite") as old:

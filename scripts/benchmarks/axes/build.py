@@ -39,9 +39,10 @@ print(num_tokens, len(texts), time.perf_counter() - began)
 """
 BUILD = """
 import os, sys, time
+from functools import partial
 from pathlib import Path
 from corpus_server.building.driver import build, choose_options
-from corpus_server.building.local import LocalProcesses
+from corpus_server.building.running import in_processes
 source, path, out = sys.argv[1:]
 options = choose_options(tokenizer=path, eot=None)
 began = time.perf_counter()
@@ -50,7 +51,8 @@ def report(what, *_):
     global tokenized
     if what == "tokenizing":
         tokenized = time.perf_counter() - began
-(built,) = build([source], Path(out), options, LocalProcesses(len(os.sched_getaffinity(0))), report).values()
+run_parts = partial(in_processes, num_processes=len(os.sched_getaffinity(0)))
+(built,) = build([source], Path(out), options, run_parts, report).values()
 print(built.num_tokens, built.num_documents, tokenized, time.perf_counter() - began)
 """
 

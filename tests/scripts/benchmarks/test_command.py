@@ -15,8 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from scripts.benchmarks import __main__ as command
-from scripts.benchmarks import axes, rendering
-from scripts.benchmarks.__main__ import find_axes
+from scripts.benchmarks import rendering
 from scripts.benchmarks.report import Options, Report, Table, Target
 from scripts.benchmarks.servers import spawn_peer
 from scripts.processes import ServerFailed, running
@@ -61,11 +60,6 @@ def run() -> rendering.Run:
         reports={"one": REPORT, "two": REPORT},
         failures={"three": "RuntimeError: broken"},
     )
-
-
-def test_the_axes_are_the_modules_of_their_folder() -> None:
-    assert set(find_axes()) == {path.stem for path in Path(axes.__path__[0]).glob("[!_]*.py")}
-    assert {"throughput", "latency", "paced"} <= set(find_axes())
 
 
 @pytest.mark.parametrize(
@@ -121,12 +115,6 @@ def test_a_whole_run_is_saved_as_one_page_with_its_plots(run: rendering.Run, tmp
     ):
         assert line in text.splitlines()
     assert (tmp_path / "2026-01-02-curve.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_some_axes_are_saved_as_a_page_each(run: rendering.Run, tmp_path: Path) -> None:
-    pages = command.save(run, tmp_path, whole=False)
-    assert [page.name for page in pages] == ["2026-01-02-bench-one.md", "2026-01-02-bench-two.md"]
-    assert "## two" not in pages[0].read_text()
 
 
 def test_a_page_takes_the_place_of_that_of_an_earlier_day(run: rendering.Run, tmp_path: Path) -> None:

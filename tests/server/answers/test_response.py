@@ -179,155 +179,97 @@ def query_error(**given: str) -> Exception:
 LONG = "x" * 300
 
 
+def out_of_range(received: str) -> dict[str, str]:
+    accepted = "an integer in [1, 5]"
+    detail = f"number must be {accepted}, got {received!r}"
+    return {"detail": detail, "parameter": "number", "received": received, "accepted": accepted}
+
+
 @pytest.mark.parametrize(
-    ("make_error", "status", "fields", "headers"),
+    ("make_error", "status", "slug", "fields", "headers"),
     [
-        pytest.param(
+        (
             lambda: CorpusServerError("what", parameter="p", received=3, accepted="a", remedy="r"),
-            500,
-            {
-                "type": "internal-error",
-                "title": "Internal error",
-                "detail": "what",
-                "parameter": "p",
-                "received": 3,
-                "accepted": "a",
-                "remedy": "r",
-            },
+            *(500, "internal-error"),
+            {"detail": "what", "parameter": "p", "received": 3, "accepted": "a", "remedy": "r"},
             {},
-            id="all fields",
         ),
-        pytest.param(
+        (
             lambda: ValueError("secret"),
-            500,
-            {
-                "type": "internal-error",
-                "title": "Internal error",
-                "detail": "the server failed; its log says why",
-            },
+            *(500, "internal-error"),
+            {"detail": "the server failed; its log says why"},
             {},
-            id="a failure",
         ),
-        pytest.param(
+        (
             lambda: Overloaded("busy"),
-            503,
-            {
-                "type": "overloaded",
-                "title": "Overloaded",
-                "detail": "busy",
-                "remedy": "try again after 1 s",
-            },
+            *(503, "overloaded"),
+            {"detail": "busy", "remedy": "try again after 1 s"},
             {"Retry-After": "1"},
-            id="later",
         ),
-        pytest.param(
+        (
             lambda: Unauthorized(is_given=False),
-            401,
-            {
-                "type": "unauthorized",
-                "title": "Unauthorized",
-                "detail": "this server asks for a token",
-                "remedy": "send `Authorization: Bearer TOKEN`",
-            },
+            *(401, "unauthorized"),
+            {"detail": "this server asks for a token", "remedy": "send `Authorization: Bearer TOKEN`"},
             {"WWW-Authenticate": "Bearer"},
-            id="no token",
         ),
-        pytest.param(
-            lambda: query_error(needed="x", number="6"),
-            422,
-            {
-                "type": "invalid-parameter",
-                "title": "Invalid parameter",
-                "detail": "number must be an integer in [1, 5], got '6'",
-                "parameter": "number",
-                "received": "6",
-                "accepted": "an integer in [1, 5]",
-            },
-            {},
-            id="out of range",
-        ),
-        pytest.param(
-            lambda: query_error(needed="x", plan="Z"),
-            422,
-            {
-                "type": "invalid-parameter",
-                "title": "Invalid parameter",
-                "detail": "plan must be ^[0-9a-f]+$, got 'Z'",
-                "parameter": "plan",
-                "received": "Z",
-                "accepted": "^[0-9a-f]+$",
-            },
-            {},
-            id="pattern",
-        ),
-        pytest.param(
-            lambda: query_error(needed="x", form="four"),
-            422,
-            {
-                "type": "invalid-parameter",
-                "title": "Invalid parameter",
-                "detail": "form String should have at most 3 characters, got 'four'",
-                "parameter": "form",
-                "received": "four",
-            },
-            {},
-            id="as pydantic says",
-        ),
-        pytest.param(
-            lambda: query_error(neded="x"),
-            422,
-            {
-                "type": "invalid-parameter",
-                "title": "Invalid parameter",
-                "detail": "unknown parameter 'neded'",
-                "parameter": "neded",
-                "received": "x",
-                "remedy": "GET /docs lists the parameters of each route",
-            },
-            {},
-            id="misspelt",
-        ),
-        pytest.param(
-            lambda: query_error(),
-            422,
-            {
-                "type": "invalid-parameter",
-                "title": "Invalid parameter",
-                "detail": "needed is missing",
-                "parameter": "needed",
-            },
-            {},
-            id="missing",
-        ),
-        pytest.param(
-            lambda: query_error(needed="x", number=LONG),
-            422,
-            {
-                "type": "invalid-parameter",
-                "title": "Invalid parameter",
-                "detail": f"number must be an integer in [1, 5], got '{LONG[:200]}...'",
-                "parameter": "number",
-                "received": LONG[:200] + "...",
-                "accepted": "an integer in [1, 5]",
-            },
-            {},
-            id="long",
+        *(
+            (lambda given=given: query_error(**given), 422, "invalid-parameter", fields, {})
+            for given, fields in (
+                ({"needed": "x", "number": "6"}, out_of_range("6")),
+                (
+                    {"needed": "x", "number": LONG},
+                    {**out_of_range(LONG[:200] + "..."), "received": LONG[:200] + "..."},
+                ),
+                (
+                    {"needed": "x", "plan": "Z"},
+                    {
+                        "detail": "plan must be ^[0-9a-f]+$, got 'Z'",
+                        "parameter": "plan",
+                        "received": "Z",
+                        "accepted": "^[0-9a-f]+$",
+                    },
+                ),
+                (
+                    {"needed": "x", "form": "four"},
+                    {
+                        "detail": "form String should have at most 3 characters, got 'four'",
+                        "parameter": "form",
+                        "received": "four",
+                    },
+                ),
+                (
+                    {"neded": "x"},
+                    {
+                        "detail": "unknown parameter 'neded'",
+                        "parameter": "neded",
+                        "received": "x",
+                        "remedy": "GET /docs lists the parameters of each route",
+                    },
+                ),
+                ({}, {"detail": "needed is missing", "parameter": "needed"}),
+            )
         ),
     ],
 )
 def test_an_error_becomes_a_problem_document(
-    make_error: Callable[[], Exception], status: int, fields: dict[str, Any], headers: dict[str, str]
+    make_error: Callable[[], Exception],
+    status: int,
+    slug: str,
+    fields: dict[str, Any],
+    headers: dict[str, str],
 ) -> None:
     response = problem(make_error(), "id-7")
     content = body(response)
-    assert json.loads(content) == {**fields, "status": status, "request_id": "id-7"}
+    title = slug.replace("-", " ").capitalize()
+    general = {"type": slug, "title": title, "status": status, "request_id": "id-7"}
+    assert json.loads(content) == {**general, **fields}
     assert response.headers == {
         "Content-Type": "application/problem+json",
         "Cache-Control": "no-store",
         "Content-Length": str(len(content)),
         **headers,
     }
-    assert (response.status, response.problem_type) == (status, fields["type"])
+    assert (response.status, response.problem_type) == (status, slug)
 
 
 def test_a_parameter_is_named_without_the_place_of_its_kind() -> None:

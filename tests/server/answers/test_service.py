@@ -219,16 +219,3 @@ def test_a_caller_reads_what_its_token_allows_and_learns_of_nothing_else(service
     ):
         with pytest.raises(Forbidden, match="token 'nobody' lacks the scope read:"):
             ask()
-
-
-def test_only_so_much_short_work_is_taken(service: Service) -> None:
-    async def run_two() -> int:
-        end = threading.Event()
-        first = asyncio.ensure_future(service.run(lambda: end.wait(LONG), ANYONE))
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="1 answers are under way"):
-            await service.run(int, ANYONE)
-        end.set()
-        return await first + await service.run(lambda: 6, ANYONE)
-
-    assert asyncio.run(run_two()) == 7

@@ -318,13 +318,6 @@ def _range(world: World, chosen: str) -> Any:
 
 
 @pytest.mark.parametrize("function", [batches, indices])
-def test_raw_tokens_are_no_text(world: World, limited: Callable[..., Any], function: Any) -> None:
-    with limited(max_text_tokens=1):
-        assert made(function(world.service, query(world, format="raw"), GET)).status == 200
-        assert made(_range(world, "raw")).status == 200
-
-
-@pytest.mark.parametrize("function", [batches, indices])
 def test_a_response_has_at_most_so_many_rows(
     world: World, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]
 ) -> None:

@@ -19,10 +19,8 @@ from corpus_server.building.manifest import Source, spec_of
 from corpus_server.building.part import PartResult, build_part
 from corpus_server.corpus import Corpus
 from corpus_server.corpus.index import index
-from corpus_server.corpus.selection import corpora_of_splits
 from corpus_server.corpus.tokenizers import open_tokenizer
 from corpus_server.corpus.verify import verify
-from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusServerError, InvalidParameter, UnreadableCorpus
 from tests.server.building.sources import (
     WRITERS,
@@ -214,19 +212,6 @@ def test_the_document_index_is_the_one_that_index_would_write(tmp_path: Path) ->
     before = content(tmp_path / "out")
     index(replace(spec_of(tmp_path / "out"), eot=EOT), force=True)
     assert content(tmp_path / "out") == before
-
-
-def test_a_split_is_served_with_its_tokenizer_and_hashes(tmp_path: Path) -> None:
-    source, tokenizer = write_jsonl(tmp_path / "a.jsonl", texts(50)), write_tokenizer_json(tmp_path)
-    splits = (Split(name="val", share=0.3),)
-    built = build_here([source], tmp_path / "web", tokenizer=str(tokenizer), splits=splits)
-    one, other = corpora_of_splits(CorpusSpec.parse(str(tmp_path / "web")))
-    assert (one, other) == tuple(CorpusSpec.parse(f"{tmp_path}/web#{name}") for name in ("train", "val"))
-    assert (one.name, other.name) == ("web-train", "web-val")
-    for spec, name in ((one, "train"), (other, "val")):
-        with Corpus.open(spec) as corpus:
-            assert corpus.fingerprint == built[name].fingerprint
-            assert (corpus.tokenizer_name, corpus.eot) == ("tokenizer.json", built[name].eot)
 
 
 class Killed(BaseException):

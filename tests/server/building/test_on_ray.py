@@ -26,8 +26,8 @@ import sys
 import psutil, ray
 import corpus_server.building.sources as sources
 from corpus_server.building.driver import build, choose_options
-from corpus_server.building.local import LocalProcesses
-from corpus_server.building.on_ray import on_ray
+from corpus_server.building.running import in_processes, on_ray
+from functools import partial
 from pathlib import Path
 
 source, bad, out, temporary = sys.argv[1:]
@@ -49,7 +49,7 @@ except Exception as error:
     print(type(error).__name__, error)
 assert ray.is_initialized()
 ray.shutdown()
-build([source], Path(out) / "local", options, LocalProcesses(2))
+build([source], Path(out) / "local", options, partial(in_processes, num_processes=2))
 _, running = psutil.wait_procs(children, timeout=60)  # Ray's workers end once they miss their raylet
 assert running == []
 """

@@ -62,14 +62,14 @@ def test_every_encoding(encoding: str, value: bytes, content: Any) -> None:
     assert (found if isinstance(found, str) else found.tolist()) == content
 
 
-def shard(columns: list[tuple[str, str, bytes]]) -> bytes:
+def shard(columns: list[tuple[str, str, bytes]], keys: int = 3) -> bytes:
     sizes = [len(value) if kind == "uint8" else None for _, kind, value in columns]
     config = {
         "column_names": [name for name, _, _ in columns],
         "column_encodings": [kind for _, kind, _ in columns],
         "column_sizes": sizes,
     }
-    text = json.dumps(config).encode()
+    text = json.dumps(dict(list(config.items())[:keys])).encode()
     varying = [len(value) for _, kind, value in columns if kind != "uint8"]
     sample = struct.pack(f"<{len(varying)}I", *varying) + b"".join(value for _, _, value in columns)
     return struct.pack("<3I", 1, 12 + len(text), 12 + len(text) + len(sample)) + text + sample
@@ -84,6 +84,7 @@ def shard(columns: list[tuple[str, str, bytes]]) -> bytes:
         (shard([("other", "bytes", b"x")]), IDS, "has no column 'tokens', only 'other'"),
         (shard([("tokens", "bytes", bytes(8))])[:-1], IDS, "its samples end at byte"),
         (b"\1", IDS, "end inside the header"),
+        (shard([("tokens", "bytes", bytes(8))], keys=2), IDS, "its config is damaged: KeyError"),
     ],
 )
 def test_what_is_no_shard_is_named(

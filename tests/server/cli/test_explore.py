@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 
 from corpus_server.corpus.index import index
 from tests.corpora import spec, write_raw
-from tests.serving import RunningServer, command, environment
+from tests.server.test_cli import run
+from tests.serving import RunningServer
 from tests.tokens import Tokens
 
 TEXTS = [b"first document\x00", b"the \x1b[31msecond\x00", "dr\u00fcben \u202eturned\x00".encode()]
@@ -36,12 +36,6 @@ def served(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         yield server.url, tokens.header("reader")["Authorization"].removeprefix("Bearer ")
 
 
-def run(*arguments: str, token: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, env=environment(CORPUS_TOKEN=token), check=False
-    )
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -60,7 +54,7 @@ def test_files_and_server_give_the_same(
     url, token = served
     name, *options = arguments
     of_files = run(name, f"words={corpus},dtype=uint8", *options)
-    of_server = run(name, url, *options, token=token)
+    of_server = run(name, url, *options, CORPUS_TOKEN=token)
     assert (of_files.returncode, of_server.returncode) == (0, 0), of_files.stderr + of_server.stderr
     assert of_files.stdout == of_server.stdout
 
@@ -94,7 +88,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     url, token = served
     filled = [each.format(url=url, corpus=f"{corpus},dtype=uint8") for each in arguments]
-    done = run(*filled, token=token)
+    done = run(*filled, CORPUS_TOKEN=token)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr

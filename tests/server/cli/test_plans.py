@@ -14,20 +14,19 @@ from corpus_server.plan import Plan
 from corpus_server.plan_store import PlanStore
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
-from tests.serving import RunningServer, command, environment
+from tests.server.test_cli import run as command_line
+from tests.serving import RunningServer
 from tests.tokens import Tokens
 
 
 def run(*arguments: str | Path, token: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("plans", *arguments),
-        capture_output=True, text=True, env=environment(CORPUS_TOKEN=token), timeout=60, check=False,
-    )  # fmt: skip
+    return command_line("plans", *arguments, CORPUS_TOKEN=token)
 
 
-@pytest.fixture
-def seen(tmp_path: Path) -> tuple[Path, Path, list[str]]:
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str]]:
     """Return the state folder of a server that has seen three plans, its corpus, and their ids."""
+    tmp_path = tmp_path_factory.mktemp("seen")
     path = write_raw(tmp_path / "web.bin", some_tokens(5000))
     later: list[dict[str, Any]] = [
         one_source("web", 16, 8, seed=1),

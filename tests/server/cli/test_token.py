@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 
 from corpus_server.admission.access import Access, read_tokens
-from corpus_server.errors import Unauthorized
-from tests.serving import command, environment
+from tests.server.test_cli import run
 
 
 def make(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("token", file, *arguments), capture_output=True, text=True, env=environment(), check=False
-    )
+    return run("token", file, *arguments)
 
 
 def test_tokens_are_added_and_only_their_hashes_are_kept(tmp_path: Path) -> None:
@@ -75,14 +72,6 @@ def test_a_file_that_is_none_is_one_line(tmp_path: Path, what: str) -> None:
     assert line.startswith("error: ")
     assert str(file) in line
     assert made.stdout == ""
-
-
-def test_a_token_that_has_expired_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.toml"
-    secret = make(file, "old", "--scope", "read:*", "--expires", "2999-01-01").stdout.strip()
-    file.write_text(file.read_text().replace("2999", "2020"))
-    with pytest.raises(Unauthorized):
-        Access(file).caller(f"Bearer {secret}")
 
 
 @pytest.mark.parametrize(

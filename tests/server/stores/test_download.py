@@ -62,7 +62,7 @@ def bring(
         fields = ("url", "path", "size_bytes", "etag", "modified")
         found = LikeS3(**{name: getattr(found, name) for name in fields})
     with ThreadPoolExecutor(4) as fetchers:
-        stage(store, found, cache, fetchers, threading.Event(), recorded=recorded)
+        stage(store, found, cache, recorded, fetchers, threading.Event())
     return found
 
 
@@ -144,7 +144,7 @@ def test_stopping_gives_up(server: WebServer, cache: Cache) -> None:
     assert found is not None
     stopping.set()
     with ThreadPoolExecutor(4) as fetchers, pytest.raises(Stopped):
-        stage(store, found, cache, fetchers, stopping)
+        stage(store, found, cache, (), fetchers, stopping)
     assert is_empty(cache)
 
 
@@ -165,7 +165,7 @@ def test_a_range_under_way_is_waited_for_after_another_has_failed(cache: Cache) 
     what = StoreObject(url="s3://bucket/a", path="a", size_bytes=2 * RANGE, etag=None, modified="")
     with ThreadPoolExecutor(2) as fetchers:
         with pytest.raises(StoreFailed, match="the first range"):
-            stage(cast("Store", Failing()), what, cache, fetchers, threading.Event())
+            stage(cast("Store", Failing()), what, cache, (), fetchers, threading.Event())
         assert second_ended.is_set()
 
 

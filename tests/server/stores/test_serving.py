@@ -175,15 +175,6 @@ def test_a_request_that_would_wait_too_long_is_told_when_to_come_again(
         assert time.monotonic() - began < 7
 
 
-def test_the_client_waits_as_long_as_it_is_told(tmp_path: Path, web: WebServer) -> None:
-    with start(f"{web.url}/web.bin", tmp_path / "a") as server:
-        web.fault = Faults(stores.after(5.0))
-        options = {"corpus": "web", "seq_len": 99, "global_batch_size": 8, "order": "sequential"}
-        with CorpusLoader(server.url, **options, **SMALL) as loader:
-            batch = next(iter(loader))
-            assert batch.inputs.tolist() == windows({"web": web.files["/web.bin"]})[:8, :-1].tolist()
-
-
 @pytest.mark.parametrize("name", ["short", "whole", "shifted", "expired", "forbidden", "changed"])
 def test_a_store_that_fails_gives_errors_and_never_tokens(tmp_path: Path, web: WebServer, name: str) -> None:
     with start(f"{web.url}/web.bin", tmp_path / "a") as server:

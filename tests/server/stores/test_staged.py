@@ -136,7 +136,7 @@ def test_recorded_hashes_are_checked_when_it_is_staged(cache: Cache, file: Stage
     with ThreadPoolExecutor(1) as fetchers:
 
         def bring(digest: str) -> None:
-            file.recorded = [Recorded(data_offset=0, data_bytes=len(CONTENT), digests=[digest])]
+            file.recorded[:] = [Recorded(data_offset=0, data_bytes=len(CONTENT), digests=[digest])]
             file.stage(fetchers, threading.Event(), urgent=True, on_bytes=lambda num_bytes: None)
 
         with pytest.raises(StoreFailed, match="block 0, bytes 0 on, differs from its recorded hash"):

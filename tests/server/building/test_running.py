@@ -8,13 +8,14 @@ import signal
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from corpus_server.building.driver import build, choose_options
-from corpus_server.building.local import LocalProcesses
+from corpus_server.building.running import in_processes
 from corpus_server.errors import ReadFailed, UnreadableCorpus
 from tests.server.building.sources import build_here, content, texts, write_jsonl
 from tests.serving import command, environment
@@ -36,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 def build_in(num_processes: int, source: Path, out: Path) -> None:
     options = choose_options(tokenizer="bytes", eot=None, shard_tokens=3_000_000)
-    build([str(source)], out, options, LocalProcesses(num_processes))
+    build([str(source)], out, options, partial(in_processes, num_processes=num_processes))
 
 
 def children() -> list[psutil.Process]:
