@@ -13,8 +13,8 @@ def make_app() -> Any:
     """Return the `typer.Typer` with all commands; imports what they need."""
     import typer
 
-    from corpus_client.doctor.command import doctor
     from corpus_client.tools.bench import bench
+    from corpus_client.tools.doctor import doctor
     from corpus_client.tools.export import export
     from corpus_client.tools.transfer import transfer
 

@@ -13,17 +13,17 @@ import torch
 from corpus_client import errors
 from corpus_client.batch import Batch, Origin
 from corpus_client.network.options import Network
-from corpus_client.observe import progress, trace
+from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats
-from corpus_client.observe.recorder import Recorder
+from corpus_client.observe.recorder import Recorder, write_trace
 from corpus_client.plan import receipts, trainers
 from corpus_client.plan.document import OrderArgument, PlanArgument, requested_plan, successor
 from corpus_client.plan.state import PlanLoader
 from corpus_client.plan.world import Placement
 from corpus_client.prepared import PlanOptions, PreparedPlan
-from corpus_client.staging.opening import open_stager
 from corpus_client.staging.options import Staging
 from corpus_client.staging.pipeline import Pipeline
+from corpus_client.staging.ring import open_stager
 from corpus_client.staging.slots import cut_slots
 from corpus_client.staging.stager import Stager, Views, holds, shifted
 
@@ -251,7 +251,7 @@ class CorpusLoader(PlanLoader[Batch]):
             raise errors.InvalidArgument(
                 "trace needs the last steps, and trace_steps is 0; pass staging=Staging(trace_steps=200)"
             )
-        trace.write(path, self._recorder.spans())
+        write_trace(path, self._recorder.spans())
 
     def close(self) -> None:
         """Stop fetching and release everything; idempotent, from any thread."""

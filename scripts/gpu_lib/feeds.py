@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from corpus_client.loader import CorpusLoader
-from corpus_client.tools.timing import timing_event
+from corpus_client.tools.timing import Clock
 from corpus_client.tools.transfer import Kind, host_memory
 from scripts.gpu_lib.full_slots import Pair, full_slots
 
@@ -74,22 +74,21 @@ def through_locked(feed: Feed, *, kind: Kind, non_blocking: bool) -> Batches:
     """
     like = feed[0]
     buffers = [host_memory(kind, like.nbytes, feed.device).view(like.dtype).view(like.shape) for _ in "ab"]
-    events: list[torch.cuda.Event | None] = [None, None]
+    clock, events = Clock(feed.device), [None, None]
     for step in count():
         stored, buffer, event = feed[step], buffers[step % 2], events[step % 2]
         if event is not None:
             event.synchronize()
         np.copyto(buffer.numpy(), stored.numpy())
         batch = feed.send(buffer, non_blocking=non_blocking)
-        if feed.device.type == "cuda":
-            events[step % 2] = timing_event()
+        events[step % 2] = clock.event()
         yield batch
 
 
 def dataloader(feed: Feed) -> Batches:
     """Use torch's DataLoader: processes make whole batches, a thread copies them into page-locked memory."""
     loader: DataLoader[torch.Tensor] = DataLoader(
-        feed, batch_size=None, num_workers=feed.workers, pin_memory=feed.device.type == "cuda"
+        feed, batch_size=None, num_workers=feed.workers, pin_memory=feed.device.type != "cpu"
     )
     for stored in loader:
         yield feed.send(stored, non_blocking=True)

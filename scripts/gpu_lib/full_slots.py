@@ -17,9 +17,9 @@ import torch
 
 from corpus_client.plan.schedule import StepRange
 from corpus_client.staging.fetcher import FetchRange
-from corpus_client.staging.opening import find_device, open_stager
 from corpus_client.staging.options import PREFETCH_BYTES
 from corpus_client.staging.pipeline import Pipeline
+from corpus_client.staging.ring import find_device, open_stager
 from corpus_client.staging.slots import choose_slot_sizes, cut_slots
 from corpus_client.tools import transfer
 from corpus_client.tools.timing import Clock

@@ -21,10 +21,10 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from corpus_client import errors
-from corpus_client.staging.opening import find_device
+from corpus_client.staging.ring import find_device
 from corpus_client.tools import report
 from corpus_client.tools.machine import describe, measurable_bytes, one_line
-from corpus_client.tools.timing import Clock, Spread, parse_size, seconds_name, size_name, timing_event
+from corpus_client.tools.timing import Clock, Spread, parse_size, seconds_name, size_name
 from scripts.gpu_lib.feeds import LOCKED, WAYS, Feed
 from scripts.gpu_lib.work import TrainStep
 
@@ -163,17 +163,17 @@ def steps_of(name: str, feed: Feed, step: TrainStep, clock: Clock, num_steps: in
     On a GPU by events, so that nothing waits but what would wait anyway.
     """
     ends: list[float] = []
-    events: list[torch.cuda.Event] = []
+    events: list[Any] = []
     with closing(WAYS[name].run(feed)) as batches:
         for number in range(WARM_UP_STEPS + num_steps):
             step(next(batches))
             ends.append(time.perf_counter())
-            if clock.is_cuda:
-                events.append(timing_event())
+            if (event := clock.event()) is not None:
+                events.append(event)
                 if number >= RUN_AHEAD:
                     events[number - RUN_AHEAD].synchronize()
         clock.synchronize()
-    if clock.is_cuda:
+    if events:
         ends = [events[0].elapsed_time(event) / 1e3 for event in events]
     return [after - before for before, after in pairwise(ends[WARM_UP_STEPS - 1 :])]
 

@@ -22,7 +22,6 @@ LEVELS = (
     {"integrations"},
     {"__init__"},
     {"tools"},
-    {"doctor"},
     {"__main__"},
 )
 """Layers from the ground up. Layers on one level do not know each other."""
@@ -39,8 +38,7 @@ def test_a_wrong_import_would_be_seen() -> None:
     assert "staging.fetcher" in found["staging.pipeline"]
     way = (
         "__main__",
-        "doctor.host",
-        "tools.machine",
+        "tools.checks",
         "loader",
         "staging.slots",
         "plan.state",

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from corpus_client import errors
+from corpus_client.staging.ring import runtime_of
 
 WARM_UPS = 2
 LEAST_REPEATS = 3
@@ -46,15 +47,15 @@ class Spread:
 
 
 class Clock:
-    """A clock that belongs to a device; a CUDA device becomes the current one.
+    """A clock that belongs to a device, which becomes the current one.
 
-    On a GPU the work is timed by events, and the device is idle when the first call is made.
+    An accelerator with streams times its work by events, and is idle when the first call is made.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.is_cuda = device, device.type == "cuda"
-        if self.is_cuda:
-            torch.cuda.set_device(device)
+        self.device, self.runtime = device, runtime_of(device)
+        if self.runtime is not None:
+            self.runtime.set_device(device)
 
     def measure(
         self, name: str, num_bytes: int, call: Call, repeats: int, in_a_row: int = 1
@@ -72,13 +73,13 @@ class Clock:
         timed: list[tuple[float, float]] = []
         for number in range(WARM_UPS + repeats):
             self.synchronize()
-            start = timing_event() if self.is_cuda else None
+            start = self.event()
             began = time.perf_counter()
             for _ in range(in_a_row):
                 call()
             done = held = time.perf_counter() - began
             if start is not None:
-                stop = timing_event()
+                stop = self.event()
                 stop.synchronize()
                 done = start.elapsed_time(stop) / 1e3
             if number >= WARM_UPS:
@@ -90,15 +91,16 @@ class Clock:
 
     def synchronize(self) -> None:
         """Wait for every stream of the device."""
-        if self.is_cuda:
-            torch.cuda.synchronize(self.device)
+        if self.runtime is not None:
+            self.runtime.synchronize(self.device)
 
-
-def timing_event() -> torch.cuda.Event:
-    """Return an event with a time, recorded on the current stream."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+    def event(self) -> Any:
+        """Return an event with a time, recorded on the current stream; None where there are no streams."""
+        if self.runtime is None:
+            return None
+        event = self.runtime.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 def parse_size(text: str) -> int:

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from corpus_client import errors
-from corpus_client.staging.opening import find_device, open_stager
+from corpus_client.staging.ring import find_device, open_stager
 from corpus_client.tools import report
 from corpus_client.tools.machine import describe, measurable_bytes, one_line
 from corpus_client.tools.timing import Call, Clock, parse_size, seconds_name, size_name

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from corpus_client import Batch, CorpusLoader, get_batch
-from corpus_client.staging.opening import open_stager
+from corpus_client.staging.ring import open_stager
 from corpus_client.staging.stager import STORED_DTYPES
 from tests.client.conftest import make_corpus
 from tests.client.cuda.conftest import Accelerator

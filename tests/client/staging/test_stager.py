@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from corpus_client import Batch, errors
-from corpus_client.staging.opening import find_device, open_stager
+from corpus_client.staging.ring import find_device, open_stager
 from corpus_client.staging.stager import STORED_DTYPES, Stager
 
 CPU = torch.device("cpu")

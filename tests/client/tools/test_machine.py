@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from corpus_client.staging.opening import find_device
+from corpus_client.staging.ring import find_device
 from corpus_client.staging.slots import host_memory_bytes
 from corpus_client.tools.machine import describe, links, measurable_bytes, one_line, parse_gpus
 

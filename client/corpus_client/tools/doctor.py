@@ -1,27 +1,28 @@
-"""`corpus-client doctor`."""
+"""`corpus-client doctor`: is everything as it should be, and is data the bottleneck?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import torch
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from corpus_client import errors
-from corpus_client.doctor import host, servers, speed
-from corpus_client.doctor.findings import Check, Failed, report_of
 from corpus_client.network.control import ControlPlane
 from corpus_client.network.endpoint import LOOPBACK, Endpoint
 from corpus_client.network.options import Network
 from corpus_client.plan.document import make_plan
 from corpus_client.plan.world import ranks_on_host
-from corpus_client.staging.opening import find_device
 from corpus_client.staging.options import PREFETCH_BYTES
-from corpus_client.tools import report
+from corpus_client.staging.ring import find_device, runtime_of
+from corpus_client.tools import checks, report
 from corpus_client.tools.bench import measure
+from corpus_client.tools.checks import STATUSES, Check, Failed, Server
 from corpus_client.tools.machine import list_gpus, num_cores
 
 
@@ -56,8 +57,8 @@ def doctor(
         network = replace(report.read_network(header, token_file), deadline_seconds=report.ANSWER_SECONDS)
         shape = {"seq_len": seq_len, "global_batch_size": batch_size}
         rank = {"world_size": world_size, "device": place}
-        checks = _servers(endpoints, network, corpus, shape, rank, step_seconds, seconds)
-        return report_of([*checks, *_this_machine(endpoints, place)])
+        found = _servers(endpoints, network, corpus, shape, rank, step_seconds, seconds)
+        return _report_of([*found, *_this_machine(endpoints, place)])
 
     if report.run(examine, as_json=as_json).data["status"] == "fail":
         raise typer.Exit(1)
@@ -76,12 +77,12 @@ def _servers(
 
     shape, rank: further arguments of the plan, and of the loader.
     """
-    reached: list[servers.Server] = []
+    reached: list[Server] = []
     with ExitStack() as stack:
         for endpoint in endpoints:
             control = stack.enter_context(closing(ControlPlane(endpoint, network)))
             try:
-                check, server = servers.look_at(control)
+                check, server = checks.look_at(control)
                 reached.append(server)
             except Failed as failed:
                 check = failed.check
@@ -89,19 +90,19 @@ def _servers(
         if not reached:
             return
         try:
-            yield servers.compare_versions(reached)
-            check, name = servers.choose_corpus(reached, corpus)
+            yield checks.compare_versions(reached)
+            check, name = checks.choose_corpus(reached, corpus)
             yield check
-            check, bound = servers.compare_plans(reached, make_plan(corpus=name, **shape))
+            check, bound = checks.compare_plans(reached, make_plan(corpus=name, **shape))
             yield check
             for server in reached:
-                yield speed.latency(server.control, name, shape["seq_len"] + 1)
+                yield checks.latency(server.control, name, shape["seq_len"] + 1)
             urls = [server.url for server in reached]
             with report.open_loader(urls, plan=bound.document, network=network, **rank) as loader:
                 delivered = measure(loader, seconds)
-            yield speed.bandwidth(delivered)
+            yield checks.bandwidth(delivered)
             rank_tokens = shape["global_batch_size"] * shape["seq_len"] / rank["world_size"]
-            yield speed.bottleneck(delivered.stats, rank_tokens, step_seconds)
+            yield checks.bottleneck(delivered.stats, rank_tokens, step_seconds)
         except Failed as failed:
             yield failed.check
         except (errors.TransportError, errors.ServerError, errors.DeadlineExceeded) as error:
@@ -112,8 +113,23 @@ def _servers(
 def _this_machine(endpoints: Sequence[Endpoint], device: torch.device) -> Iterator[Check]:
     here = any(each.socket_path or each.host in LOOPBACK for each in endpoints)
     num_loaders = ranks_on_host(otherwise=max(1, torch.cuda.device_count()))
-    yield host.check_cores(num_cores(), num_loaders, server_here=here)
-    yield host.check_pinning(PREFETCH_BYTES, device)
-    if device.type == "cuda":
-        yield host.check_transfers(device)
-    yield host.check_gpu(list_gpus())
+    yield checks.check_cores(num_cores(), num_loaders, server_here=here)
+    yield checks.check_pinning(PREFETCH_BYTES, device)
+    if runtime_of(device) is not None:
+        yield checks.check_transfers(device)
+    yield checks.check_gpu(list_gpus())
+
+
+def _report_of(made: Sequence[Check]) -> report.Report:
+    """Return the checks with the worst status, and a table: a row for each check, and one for each advice."""
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in made:
+        style = STATUSES[check.status]
+        table.add_row(f"[{style}]{check.status}[/]", escape(check.name), escape(check.found))
+        if check.advice:
+            table.add_row("", "", f"[{style}]->[/] {escape(check.advice)}")
+    worst = max((check.status for check in made), key=list(STATUSES).index)
+    return report.Report(data={"status": worst, "checks": [asdict(check) for check in made]}, shown=[table])
