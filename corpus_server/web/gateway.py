@@ -74,17 +74,18 @@ class Gateway:
                 # Counted when it begins: one who watches for hours is no slow request, and none under way.
                 if (b"content-type", EVENTS_TYPE.encode()) in message["headers"]:
                     count()
-            try:
-                await send(message)
-            except ClientLeft:
-                status = CLIENT_LEFT
-                raise
+            await send(message)
             if scope["method"] != "HEAD":  # the server drops the body of those
                 sent_bytes += len(message.get("body", b""))
 
         metrics.ACTIVE.number += 1
         try:
             await self._checked(service, scope, head)(scope, receive, observed)
+        except Exception as error:
+            # The framework raises an error of its own where a response had begun.
+            if isinstance(error, ClientLeft) or isinstance(error.__cause__, ClientLeft):
+                status = CLIENT_LEFT
+            raise
         finally:
             count()
 

@@ -108,7 +108,7 @@ class World:
             {name: folder / name for name in shards},
             folder,
             uds=folder / "socket" if tls else None,  # for all that is not fuzzed
-            arguments=_with_certificate(folder) if tls else (),
+            arguments=with_certificate(folder) if tls else (),
             config="[server]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()),
         )
         server.start()
@@ -189,7 +189,7 @@ class World:
             self.counts[f"file: {how}"] += 1
 
 
-def _with_certificate(folder: Path) -> list[str]:
+def with_certificate(folder: Path) -> list[str]:
     """Make a certificate; return the options that serve TLS on a port."""
     key, certificate = str(folder / "key.pem"), str(folder / "certificate.pem")
     options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]

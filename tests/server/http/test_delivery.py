@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
-import random
 import socket
 import threading
 import time
@@ -132,18 +130,6 @@ def test_a_connection_that_is_not_kept_ends_with_the_answer(running: RunningServ
         assert connection.recv(1) == b""
 
 
-def test_nonsense_behind_a_request_is_answered_after_it(running: RunningServer) -> None:
-    """Nothing comes into the middle of an answer: the refusal is a response of its own, the last one."""
-    expected = running.get(f"{BATCH}&count=20").body
-    with closing(slow_reader(running)) as connection:
-        connection.sendall(f"GET {BATCH}&count=20 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        received = bytearray(connection.recv(1000))
-        connection.sendall(b"NONSENSE\r\n\r\n")
-        assert next_answer(connection, received) == expected
-        assert json.loads(next_answer(connection, received))["type"] == "bad-request"
-        assert connection.recv(1) == b""
-
-
 def test_a_reader_that_breaks_off_leaves_nothing_behind(running: RunningServer) -> None:
     num_descriptors = len(list(Path(f"/proc/{running.worker_pid}/fd").iterdir()))
     for _ in range(5):
@@ -176,30 +162,4 @@ def test_many_readers_of_every_speed_at_once(running: RunningServer) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert wrong == []
-
-
-def test_many_connections_on_one_stream_of_small_steps(running: RunningServer) -> None:
-    """Each answer is made ahead for whoever comes next: for none, for one, or for several at a time."""
-    plan = {"seq_len": 64, "seed": 5, "stages": [{"global_batch_size": 8, "mixture": {"big": 1}}]}
-    plan_id = running.post_plan(plan).json()["id"]
-    stream = f"/v1/batches?plan={plan_id}&step=%d&count=1&rank=0&world_size=1&format=raw&checksum=tail"
-    expected = [running.get(f"/v1/batches?plan={plan_id}&step={step}").body for step in range(60)]
-    wrong: list[int] = []
-
-    def read(seed: int) -> None:
-        draw = random.Random(seed)
-        with closing(running.connect()) as connection:
-            for step in range(60):
-                step = step if seed % 2 else max(0, min(59, step + draw.randint(-1, 1)))
-                body = ask(connection, stream % step).body
-                if body != expected[step] + xxhash.xxh3_64_digest(expected[step]):
-                    wrong.append(step)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads), "a request was lost"
     assert wrong == []

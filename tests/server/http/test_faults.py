@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from corpus_server.admission.admission import Admission
+from corpus_server.answers.response import Response
+from corpus_server.answers.service import Service
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.http import connection as connection_module
+from corpus_server.http.connection import Connection, Shared
+from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import Ended, RawConnection, check_raw_problem, get
+from tests.server.answers.world import with_certificate
 from tests.serving import RunningServer
 
 MIB = 2**20
@@ -69,27 +79,43 @@ def test_pipelined_requests_of_a_half_closed_connection_are_all_answered(
         assert connection.ended()
 
 
+@pytest.fixture(scope="module")
+def over_tls(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("tls")
+    arguments, uds = with_certificate(folder), folder / "socket"
+    with RunningServer({"a": corpus}, folder, uds=uds, arguments=arguments) as running:
+        running.port = int(running.log().partition("https://127.0.0.1:")[2].split()[0])
+        running.tls = ssl.create_default_context(cafile=str(folder / "certificate.pem"))
+        running.tls.check_hostname = False
+        yield running
+
+
+@pytest.mark.parametrize("way", ["server", "over_tls"])
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/corpora/a/tokens"])
-def test_what_a_client_that_left_did_not_take_is_not_counted(server: RunningServer, path: str) -> None:
+def test_what_a_client_that_left_did_not_take_is_not_counted(
+    way: str, path: str, request: pytest.FixtureRequest
+) -> None:
     """Catalogue row 42."""
+    server: RunningServer = request.getfixturevalue(way)
     query = LARGE if path == "/v1/batches" else {"count": 2_000_000, "format": "raw"}
-    name = f'route="{"/v1/corpora/{name}/tokens" if "corpora" in path else path}"'
+    route = f'route="{"/v1/corpora/{name}/tokens" if "corpora" in path else path}"'
 
-    def sent_bytes() -> float:
+    def counted(name: str, *labels: str) -> float:
         lines = server.get("/metrics").body.decode().splitlines()
-        found = [line for line in lines if "sent_bytes_total" in line and name in line]
-        return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
+        found = [line for line in lines if name in line and all(each in line for each in (route, *labels))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
-    before = sent_bytes()
+    before = [counted("sent_bytes_total"), counted("requests_total", 'status="499"')]
     with RawConnection(server, receive_buffer=4096) as connection:
         connection.send(get(path, **query))
         connection.await_some(600)
         connection.reset()
     server.wait_until_idle()
     deadline = time.monotonic() + 20
-    while 'status="499"' not in (found := server.get("/metrics").body.decode()):
-        assert time.monotonic() < deadline, found
-    assert sent_bytes() - before < 8 * MIB
+    while counted("requests_total", 'status="499"') == before[1]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert counted("sent_bytes_total") - before[0] < 8 * MIB
 
 
 def test_a_plan_that_grows_costs_no_more_than_its_own_responses(server: RunningServer) -> None:
@@ -166,3 +192,49 @@ def test_every_request_that_was_sent_before_the_end_is_answered(corpus: Path, tm
             thread.join(20)
     assert statuses <= {200, 503}
     assert failures == []
+
+
+@pytest.mark.parametrize("place", ["parsing", "admission", "making", "sending", "the application"])
+def test_an_unforeseen_error_is_answered_and_no_slot_is_lost(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Inside one process, because memory cannot be made to end where a test wants it to."""
+    targets = {
+        "parsing": (connection_module, "Message"),
+        "admission": (Admission, "check"),
+        "making": (connection_module, "respond"),
+        "sending": (Response, "head"),
+    }
+
+    async def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    async def ask(service: Service) -> bytes:
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(service, no_memory, Shared()), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        target = "/healthz" if place == "the application" else "/v1/batches"
+        writer.write(get(target, **SMALL, step=1))
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        server.close()
+        return answer
+
+    if place in targets:
+        owner, name = targets[place]
+        right = getattr(owner, name)
+        failures = [MemoryError()]
+
+        def fail_once(*arguments: object) -> object:
+            if failures:
+                raise failures.pop()
+            return right(*arguments)
+
+        monkeypatch.setattr(owner, name, fail_once)
+    settings = Settings(corpora=(CorpusSpec(name="a", path=corpus),), state_dir=tmp_path)
+    with Service.open(settings) as service:
+        answer = asyncio.run(ask(service))
+        assert not service.admission.slots
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b"internal-error" in answer

@@ -253,29 +253,8 @@ def test_nonsense_in_a_body_never_comes_into_an_answer_of_the_application(shared
         assert shared.large.tokens.tobytes().startswith(body)
 
 
-def test_known_requests_wait_for_what_a_slow_reader_has_not_taken(shared: Running) -> None:
-    """A large JSON response, then a known request behind it that could be sent at once."""
-    steps = 4
-    with RawConnection(shared.server, receive_buffer=4096) as connection:
-        shared.learn(connection)
-        query = {"plan": shared.small.plan_id, "step": 20, "count": 300, "format": "json"}
-        for k in range(steps):
-            connection.send(get("/v1/batches", **query), shared.small.request(30 + k))
-            time.sleep(0.05)
-            connection.send(shared.small.request(40 + k))
-            answer = connection.read(part=50_000)
-            assert answer.status == 200
-            right = np.frombuffer(shared.small.batch(20, 300), "<u2").reshape(300, 8, 65)
-            assert np.array_equal(answer.json()["tokens"], right)
-            shared.small.check(connection.read(), 30 + k)
-            shared.small.check(connection.read(), 40 + k)
-
-
-@pytest.mark.parametrize("known", [False, True], ids=["first-time", "known"])
-def test_connection_close_is_honoured_and_said(shared: Running, known: bool) -> None:
+def test_connection_close_is_honoured_and_said(shared: Running) -> None:
     with RawConnection(shared.server) as connection:
-        if known:
-            shared.learn(connection)
         connection.send(
             shared.small.request(3), shared.small.request(4, 1, "Connection: close"), shared.small.request(5)
         )
@@ -298,14 +277,6 @@ def test_if_none_match_is_compared_with_each_step(shared: Running) -> None:
                     assert (answer.status, answer.headers["etag"]) == (304, tag)
                 else:
                     shared.small.check(answer, step)
-
-
-def test_pairs_of_steps_are_answered_from_any_first_step(shared: Running) -> None:
-    """Even first steps in a row, then odd ones: nothing made for step 4 may answer step 5."""
-    with RawConnection(shared.server) as connection:
-        for step in (0, 2, 4, 6, 8, 9, 10, 11, 13, 15, 16, 18, 17, 19, 3):
-            connection.send(shared.small.request(step, 2))
-            shared.small.check(connection.read(), step, 2)
 
 
 def test_a_slow_reader_is_served_and_a_stalled_one_dropped(shared: Running) -> None:
@@ -331,12 +302,9 @@ def test_a_slow_reader_is_served_and_a_stalled_one_dropped(shared: Running) -> N
     assert "dropped a reader that took nothing" in shared.server.log()
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["first-time", "known"])
-def test_requests_byte_by_byte(shared: Running, known: bool) -> None:
+def test_requests_byte_by_byte(shared: Running) -> None:
     """Heads cut at every byte mean what they mean in one piece, to the fast path and to the application."""
     with RawConnection(shared.server) as connection:
-        if known:
-            shared.learn(connection)
         steps = [1, 2, 3, 90, 91, 4]
         sent = b"".join(shared.small.request(step) for step in steps)
         connection.send_slowly(sent + get("/healthz") + shared.small.request(92))
