@@ -12,7 +12,7 @@ from corpus_server.admission.request import ANYONE, Caller
 from corpus_server.catalog import Catalog
 from corpus_server.errors import UnknownPlan
 from corpus_server.plan import Plan
-from corpus_server.plan.windows import Windows
+from corpus_server.plan.rows import Windows
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.apart import parse_apart
 from corpus_server.read.bound_plan import BoundPlan, ShardList

@@ -40,7 +40,7 @@ from corpus_server.answers.response import (
 from corpus_server.answers.service import Service
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan.declared import Kind
+from corpus_server.plan.declared import Schema
 from corpus_server.plan.document import INLINE_PLAN
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read import text, wire
@@ -105,15 +105,16 @@ class TokensQuery(FormatQuery):
     """Tokens; default: up to 256, as many as there are."""
 
 
-def _parameter(kind: Kind, about: str) -> tuple[Any, Any]:
+def _parameter(schema: Schema) -> tuple[Any, Any]:
     """Return the annotation and the field of a parameter that may be left out."""
-    schema = kind.schema
     annotation: Any = str
     if schema.get("type") == "integer":
         annotation = Annotated[int, Integer(schema["minimum"], schema["maximum"])]
     elif "enum" in schema:
         annotation = Literal[tuple(schema["enum"])]
-    return annotation | None, Field(None, description=about, max_length=schema.get("maxLength"))
+    return annotation | None, Field(
+        None, description=schema["description"], max_length=schema.get("maxLength")
+    )
 
 
 class PlanQuery(QueryParameters):
@@ -126,7 +127,7 @@ class PlanQuery(QueryParameters):
 
 
 if not TYPE_CHECKING:
-    spelled = {name: _parameter(*declaration) for name, declaration in INLINE_PLAN.items()}
+    spelled = {name: _parameter(schema) for name, schema in INLINE_PLAN.items()}
     PlanQuery = create_model("PlanQuery", __base__=PlanQuery, **spelled)
 
 

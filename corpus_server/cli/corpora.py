@@ -32,7 +32,7 @@ from corpus_server.corpus.verify import record
 from corpus_server.corpus.verify import verify as verify_corpus
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import TextUnavailable
-from corpus_server.plan.windows import WindowIndex
+from corpus_server.plan.rows import Windows
 from corpus_server.read.text import decode
 
 _SHOWN_TOKENS = 32  # of the decoded beginning: two lines of a terminal
@@ -74,7 +74,7 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
     }
     if seq_len is not None:
         counts = [shard.num_tokens for shard in corpus.shards]
-        windows = np.diff(WindowIndex(counts, seq_len=seq_len, stride=seq_len).first_window.astype(np.int64))
+        windows = np.diff(Windows([counts], seq_len=seq_len, stride=seq_len).shard_window.astype(np.int64))
         used = int(windows.sum()) * seq_len + int(np.count_nonzero(windows))
         inspected["windows"] = {
             "seq_len": seq_len,

@@ -25,9 +25,10 @@ from corpus_server.plan.importing import ImportedOrder, Trainer, import_plan
 from corpus_server.plan.questions.diff import (
     MAX_ROWS,
     changed_fields,
-    compare_rows,
+    compare_slices,
     count_equal_steps,
 )
+from corpus_server.plan.questions.slices import finish
 from corpus_server.plan_store import PlanStore
 from corpus_server.settings import default_state_dir
 
@@ -193,7 +194,7 @@ def _compare(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) ->
         sizes = {
             name: [shard.num_tokens for shard in corpus.shards] for name, corpus in catalog.corpora.items()
         }
-    return dataclasses.asdict(compare_rows(*bound, sizes, num_steps=steps, max_rows=max_rows))
+    return dataclasses.asdict(finish(compare_slices(*bound, sizes, num_steps=steps, max_rows=max_rows)))
 
 
 def _bind(plan: Plan, catalog: Catalog) -> Plan:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from math import inf
+from sys import float_info
 from typing import Any, ClassVar, NamedTuple, Self
 
 from corpus_server.errors import InvalidPlan
@@ -23,15 +24,26 @@ Schema = dict[str, Any]
 
 
 class Kind(NamedTuple):
-    """What a field may hold.
-
-    Attributes:
-        schema: JSON schema.
-        take: from the field's name and a value, of JSON or of Python, to the value that is kept.
-    """
+    """What a field may hold: a JSON schema, and from a name and a value of JSON or Python to what is kept."""
 
     schema: Schema
     take: Callable[[str, Any], Any]
+
+
+def checked(
+    schema: Schema,
+    accepted: str,
+    is_one: Callable[[Any], bool],
+    keep: Callable[[Any], Any] = lambda value: value,
+) -> Kind:
+    """Return the kind of values for which `is_one` holds; the error for others names what is accepted."""
+
+    def take(what: str, value: Any) -> Any:
+        if not is_one(value):
+            raise InvalidPlan.expected(what, accepted, value)
+        return keep(value)
+
+    return Kind(schema, take)
 
 
 def declared(kind: Kind, about: str = "", *, omit: bool = False, **default: Any) -> Any:
@@ -42,26 +54,27 @@ def declared(kind: Kind, about: str = "", *, omit: bool = False, **default: Any)
         omit: whether the JSON lacks the field where it is empty.
         default: `default=` or `default_factory=`; with the default None, null means the default, too.
     """
-    return field(metadata={"kind": kind, "about": about, "omit": omit}, **default)
+    description = {"description": about} if about else {}
+    nullable = (
+        {"anyOf": [kind.schema, {"type": "null"}]} if default.get("default", "") is None else kind.schema
+    )
+    schemas = {"plain": kind.schema | description, "schema": nullable | description}
+    return field(metadata={"take": kind.take, "omit": omit, **schemas}, **default)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Base of dataclasses with declared fields. A class that has a `__post_init__` calls `_check` in it."""
+    """Base of dataclasses with declared fields."""
 
     __slots__ = ()
-    what: ClassVar[str]  # the document's name in messages
-    prefix: ClassVar[str]  # before the names of its fields
+    prefix: ClassVar[str]  # in messages, before the names of its fields
 
     def __post_init__(self) -> None:
-        self._check()
-
-    def _check(self) -> None:
         """Check every field, and keep each value as its kind spells it."""
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None or each.default is not None:
-                taken = _kind(each).take(self.prefix + each.name, value)
+                taken = each.metadata["take"](self.prefix + each.name, value)
                 object.__setattr__(self, each.name, taken)
 
     @classmethod
@@ -71,7 +84,7 @@ class Declared:
         Raises:
             InvalidPlan: it is no object, lacks a field, or has an unknown or a wrong one.
         """
-        what = what or cls.what
+        what = what or cls.prefix.removesuffix(".") or "plan"
         if not isinstance(document, Mapping):
             raise InvalidPlan(f"{what} must be a JSON object, got {type(document).__name__}", parameter=what)
         names = {each.name for each in fields(cls)}
@@ -90,32 +103,18 @@ class Declared:
 
     def to_json(self, spell: Callable[[Ranges], Any] = Ranges.to_json) -> Any:
         """Return the JSON object, from which `from_json` makes an equal one; ranges as `spell` makes them."""
-        found = {each: getattr(self, each.name) for each in fields(self)}
-        return {
-            each.name: _json(value, spell)
-            for each, value in found.items()
-            if value or not each.metadata["omit"]
-        }
+        found = [(each, getattr(self, each.name)) for each in fields(self)]
+        return {each.name: _json(value, spell) for each, value in found if value or not each.metadata["omit"]}
+
+    @classmethod
+    def properties(cls) -> dict[str, Schema]:
+        """Return the JSON schemas of the fields, without null."""
+        return {each.name: each.metadata["plain"] for each in fields(cls)}
 
     @classmethod
     def schema(cls) -> Schema:
         """Return the JSON schema of the object."""
-        properties = {}
-        for each in fields(cls):
-            schema = _kind(each).schema
-            described = {"anyOf": [schema, {"type": "null"}]} if each.default is None else dict(schema)
-            properties[each.name] = described | _about(each)
-        return json_object(_required(cls), properties)
-
-
-def kind_of(owner: type[Declared], name: str) -> Kind:
-    """Return the kind of a declared field."""
-    return next(_kind(each) for each in fields(owner) if each.name == name)
-
-
-def about_of(owner: type[Declared], name: str) -> str:
-    """Return the sentence about a declared field."""
-    return next(str(each.metadata["about"]) for each in fields(owner) if each.name == name)
+        return json_object(_required(cls), {each.name: each.metadata["schema"] for each in fields(cls)})
 
 
 def json_object(required: Sequence[str], properties: Mapping[str, Schema]) -> Schema:
@@ -130,64 +129,56 @@ def json_object(required: Sequence[str], properties: Mapping[str, Schema]) -> Sc
 
 def integer(low: int, high: int) -> Kind:
     """Return the kind of integers in [low, high]; a bool is none, and 1.0 neither."""
-
-    def take(what: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise InvalidPlan.expected(what, f"an integer in [{low}, {high}]", value)
-        return value
-
-    return Kind({"type": "integer", "minimum": low, "maximum": high}, take)
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    accepted = f"an integer in [{low}, {high}]"
+    return checked(schema, accepted, lambda value: type(value) is int and low <= value <= high)
 
 
 def choice(*values: str) -> Kind:
     """Return the kind of one of some texts."""
-
-    def take(what: str, value: object) -> str:
-        if not isinstance(value, str) or value not in values:
-            raise InvalidPlan.expected(what, f"one of {', '.join(values)}", value)
-        return value
-
-    return Kind({"enum": list(values)}, take)
+    return checked({"enum": list(values)}, f"one of {', '.join(values)}", lambda value: value in values)
 
 
 def names(most: int) -> Kind:
     """Return the kind of lists of corpus names, each once; kept as a tuple."""
+    schema = {"type": "array", "maxItems": most, "uniqueItems": True, "items": {"type": "string"}}
 
-    def take(what: str, value: object) -> tuple[str, ...]:
-        is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) <= most
-        found: tuple[Any, ...] = tuple(value) if is_list else ()  # type: ignore[arg-type]
-        if not is_list or any(type(each) is not str for each in found) or len(set(found)) != len(found):
-            raise InvalidPlan.expected(what, f"a list of at most {most} corpus names, each once", value)
-        return found
+    def is_one(value: Any) -> bool:
+        is_list = isinstance(value, list | tuple) and len(value) <= most
+        return is_list and all(type(each) is str for each in value) and len(set(value)) == len(value)
 
-    return Kind({"type": "array", "maxItems": most, "uniqueItems": True, "items": {"type": "string"}}, take)
+    return checked(schema, f"a list of at most {most} corpus names, each once", is_one, tuple)
 
 
-def shares(sizes: range, accepted: str, *, zeros: bool) -> Kind:
+def shares(most: int, accepted: str, *, zeros: bool) -> Kind:
     """Return the kind of lists of finite numbers with a sum above 0, some of them 0 only if `zeros`."""
 
-    def take(what: str, value: Any) -> tuple[float, ...]:
-        found = isinstance(value, Sequence) and len(value) in sizes
-        found = found and all(isinstance(each, int | float) and each is not True for each in value)
-        found = found and min(value) >= 0 and (zeros or 0 not in value)
-        if not found or not 0 < sum(value) < inf:
-            raise InvalidPlan.expected(what, f"a list of {accepted}", value)
-        return tuple(map(float, value))  # one spelling of equal numbers, so that equal plans have one id
+    def is_one(value: Any) -> bool:
+        is_list = isinstance(value, list | tuple) and 1 <= len(value) <= most
+        return (
+            is_list
+            and all(type(each) in (int, float) and 0 <= each <= float_info.max for each in value)
+            and (zeros or 0 not in value)
+            and 0 < sum(map(float, value)) < inf
+        )
 
     number = {"type": "number", "minimum" if zeros else "exclusiveMinimum": 0}
-    return Kind({"type": "array", "minItems": 1, "maxItems": sizes[-1], "items": number}, take)
+    schema = {"type": "array", "minItems": 1, "maxItems": most, "items": number}
+    # Floats: one spelling of equal numbers, so that equal plans have one id.
+    return checked(schema, f"a list of {accepted}", is_one, lambda value: tuple(map(float, value)))
 
 
 def texts(accepted: str) -> Kind:
     """Return the kind of objects whose values are texts; null is an empty one."""
-
-    def take(what: str, value: object) -> dict[str, str]:
-        found = {} if value is None else value
-        if not isinstance(found, Mapping) or any(type(text) is not str for text in found.values()):
-            raise InvalidPlan.expected(what, accepted, value)
-        return dict(found)
-
-    return Kind({"type": "object", "additionalProperties": {"type": "string"}}, take)
+    return checked(
+        {"type": "object", "additionalProperties": {"type": "string"}},
+        accepted,
+        lambda value: (
+            value is None
+            or (isinstance(value, Mapping) and all(type(text) is str for text in value.values()))
+        ),
+        lambda value: dict(value or {}),
+    )
 
 
 def ranges(limit: int = MAX_VALUE) -> Kind:
@@ -220,12 +211,3 @@ def _json(value: Any, spell: Callable[[Ranges], Any]) -> Any:
 
 def _required(owner: type[Declared]) -> list[str]:
     return [each.name for each in fields(owner) if each.default is MISSING is each.default_factory]
-
-
-def _kind(each: Field[Any]) -> Kind:
-    kind: Kind = each.metadata["kind"]
-    return kind
-
-
-def _about(each: Field[Any]) -> Schema:
-    return {"description": each.metadata["about"]} if each.metadata["about"] else {}

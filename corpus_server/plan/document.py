@@ -10,7 +10,7 @@ import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, starmap
@@ -20,18 +20,16 @@ from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan.declared import (
     Declared,
     Kind,
-    about_of,
-    choice,
+    Schema,
     declared,
     integer,
-    kind_of,
     ranges,
     shorten,
     texts,
 )
 from corpus_server.plan.orders import DEFAULT, INLINE, INLINE_FIELDS, Order, inline_order, order_kind
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage, take_stages
+from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage
 
 VERSIONS: Final = (1,)
 """Versions of the arithmetic (permutation, draws, quantisation, substitutes) that this release serves.
@@ -67,12 +65,18 @@ def _version(what: str, value: object) -> int:
 
 
 def _stages(what: str, value: object) -> tuple[Stage, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, list | tuple):
         raise InvalidPlan.expected(what, "a list of objects", value)
     mixtures = [stage.get("mixture") for stage in value if isinstance(stage, Mapping)]
     # Before any stage is made: quantising the mixtures of a 30 MB document takes seconds.
     _require_bindable(len(value), sum(len(each) for each in mixtures if isinstance(each, Mapping)))
-    return take_stages(what, value)
+    found = []
+    for number, each in enumerate(value):
+        try:
+            found.append(each if isinstance(each, Stage) else Stage.from_json(each, what=f"{what}[{number}]"))
+        except InvalidPlan as error:
+            raise error.renamed(f"{what}[]", f"{what}[{number}]") from None
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,6 @@ class Plan(Declared):
         InvalidPlan: a field is outside its range or contradicts another.
     """
 
-    what = "plan"
     prefix = ""
 
     version: int = declared(
@@ -113,7 +116,7 @@ class Plan(Declared):
     )
 
     def __post_init__(self) -> None:
-        self._check()
+        Declared.__post_init__(self)
         starts = [stage.from_step for stage in self.stages]
         if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
             accepted = "a list of stages with from_step 0 first, and then larger ones"
@@ -223,28 +226,24 @@ class Plan(Declared):
                 parameter=missing[0],
                 remedy="name a plan with plan=ID, or spell one with corpus, seq_len and batch_size",
             )
+        named = {name: spelling[name] for name in ("seq_len", "stride", "seed") if name in spelling}
         given = {name: spelling[name] for name in INLINE_FIELDS if name in spelling}
-        return cls(
-            seq_len=spelling["seq_len"],
-            stride=spelling.get("stride"),
-            seed=spelling.get("seed", 0),
-            order=inline_order(spelling.get("order"), given),
-            stages=(Stage(global_batch_size=spelling["batch_size"], mixture={spelling["corpus"]: 1.0}),),
-        )
+        stage = Stage(global_batch_size=spelling["batch_size"], mixture={spelling["corpus"]: 1.0})
+        return cls(order=inline_order(spelling.get("order"), given), stages=(stage,), **named)
 
 
-_CORPUS: Final = Kind({"type": "string", "maxLength": 128}, lambda what, value: value)
+_PLAN: Final = Plan.properties()
 
-INLINE_PLAN: Final[Mapping[str, tuple[Kind, str]]] = {
-    "corpus": (_CORPUS, "Corpus name."),
-    "seq_len": (kind_of(Plan, "seq_len"), about_of(Plan, "seq_len")),
-    "batch_size": (kind_of(Stage, "global_batch_size"), about_of(Stage, "global_batch_size")),
-    "seed": (kind_of(Plan, "seed"), about_of(Plan, "seed")),
-    "order": (choice(*INLINE), about_of(Plan, "order")),
+INLINE_PLAN: Final[Mapping[str, Schema]] = {
+    "corpus": {"type": "string", "maxLength": 128, "description": "Corpus name."},
+    "seq_len": _PLAN["seq_len"],
+    "batch_size": Stage.properties()["global_batch_size"],
+    "seed": _PLAN["seed"],
+    "order": {"enum": list(INLINE), "description": _PLAN["order"]["description"]},
     **INLINE_FIELDS,
-    "stride": (kind_of(Plan, "stride"), about_of(Plan, "stride")),
+    "stride": _PLAN["stride"],
 }
-"""The parameters that spell a plan of one source in a query: kind, and a sentence about each."""
+"""Schemas of the parameters that spell a plan of one source in a query."""
 
 
 def _canonical(value: object) -> str:

@@ -24,6 +24,8 @@ Trainer = Literal["megatron", "olmo", "mosaicml"]
 ImportedOrder = Literal["shuffle", "megatron"]
 
 _BLEND: Final = ("--data-path", "--train-data-path")
+_NUMBERS: Final = {"seq_len": "--seq-length", "batch_size": "--global-batch-size", "seed": "--seed"}
+_WEIGHT: Final = re.compile(r"\d*\.?\d+([eE][+-]?\d+)?")
 _DEFAULT_SPLIT: Final = "969, 30, 1"
 _SURPLUS: Final = "--mid-level-dataset-surplus"
 _ARGUMENTS: Final = {
@@ -65,9 +67,7 @@ def import_plan(
     if order == "megatron" and trainer != "megatron":
         raise InvalidParameter.expected("order", f"shuffle for {trainer}, whose order is not known", order)
     try:
-        if trainer == "megatron":
-            return _megatron(text, given, order)
-        return _IMPORTERS[trainer](text, given)
+        return _IMPORTERS[trainer](text, given, order == "megatron")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidParameter(
             f"the text is no data configuration of {trainer}: {type(error).__name__} {error}",
@@ -75,7 +75,7 @@ def import_plan(
         ) from error
 
 
-def _megatron(text: str, given: Mapping[str, int], order: ImportedOrder) -> Imported:
+def _megatron(text: str, given: Mapping[str, int], keeps_order: bool) -> Imported:
     words, arguments = shlex.split(text, comments=True), dict[str, list[str]]()
     if words and not words[0].startswith("--"):
         words = ["--data-path", *words]
@@ -88,26 +88,16 @@ def _megatron(text: str, given: Mapping[str, int], order: ImportedOrder) -> Impo
             arguments[next(reversed(arguments))].append(word)
     option = next((name for name in _BLEND if name in arguments), _BLEND[0])
     blend = arguments.pop(option, [])
-    if len(blend) > 1:
-        weights, paths = blend[::2], blend[1::2]
-        if len(weights) != len(paths) or not all(map(_is_weight, weights)):
-            raise _refused(
-                "a weight before each path (Megatron would weigh by samples)", blend, "--data-path"
-            )
-        sources = [(path, float(weight)) for path, weight in zip(paths, weights, strict=True)]
-    else:
-        sources = [(path, 1.0) for path in blend]
-    said = {}
-    for name, argument in (
-        ("seq_len", "--seq-length"),
-        ("batch_size", "--global-batch-size"),
-        ("seed", "--seed"),
-    ):
-        if values := arguments.pop(argument, []):
-            said[name] = _integer(argument, values[0])
+    weights, paths = (blend[::2], blend[1::2]) if len(blend) > 1 else (["1"] * len(blend), blend)
+    if len(weights) != len(paths) or not all(map(_WEIGHT.fullmatch, weights)):
+        accepted = "a weight before each path (Megatron would weigh by samples)"
+        raise InvalidParameter.expected("--data-path", accepted, blend)
+    sources = [(path, float(weight)) for path, weight in zip(paths, weights, strict=True)]
+    values = {name: arguments.pop(argument, []) for name, argument in _NUMBERS.items()}
+    said = {name: _integer(_NUMBERS[name], value[0]) for name, value in values.items() if value}
     said = {"seed": 1234, **said, **given}
     kept: dict[str, Any] = {}
-    if order == "megatron":
+    if keeps_order:
         # Of one path without a weight, and of one path of its own for training, Megatron makes no blend.
         is_blend = len(blend) > (2 if option == "--train-data-path" else 1)
         split = arguments.pop("--split", [_DEFAULT_SPLIT]) if option == "--data-path" else ["1"]
@@ -119,7 +109,7 @@ def _megatron(text: str, given: Mapping[str, int], order: ImportedOrder) -> Impo
     left_out = [f"{name}: {_ARGUMENTS[name]}" for name in arguments if name in _ARGUMENTS]
     if others := [name for name in arguments if name not in _ARGUMENTS]:
         left_out.append(f"arguments that are not read: {', '.join(others)}")
-    if order == "megatron":
+    if keeps_order:
         left_out.append("which rank and micro batch has which row: each step has the same rows in all")
     else:
         left_out.append("samples across document and file ends: a window lies inside one file, in file order")
@@ -132,7 +122,8 @@ def _megatron(text: str, given: Mapping[str, int], order: ImportedOrder) -> Impo
 def _num_samples(arguments: dict[str, list[str]], said: Mapping[str, int]) -> int:
     """Return the samples of a run as Megatron counts them; they decide its order."""
     if (surplus := arguments.pop(_SURPLUS, ["0.005"])) != ["0.005"]:
-        raise _refused("0.005, Megatron's default, with order megatron", surplus, _SURPLUS)
+        accepted = "0.005, Megatron's default, with order megatron"
+        raise InvalidParameter.expected(_SURPLUS, accepted, surplus)
     iterations, samples = arguments.pop("--train-iters", []), arguments.pop("--train-samples", [])
     if "num_samples" in said:
         return said["num_samples"]
@@ -147,7 +138,7 @@ def _num_samples(arguments: dict[str, list[str]], said: Mapping[str, int]) -> in
     )
 
 
-def _olmo(text: str, given: Mapping[str, int]) -> Imported:
+def _olmo(text: str, given: Mapping[str, int], keeps_order: bool) -> Imported:
     config = _object(text)
     dataset, loader = config.get("dataset") or {}, config.get("data_loader") or {}
     mixture = dataset.get("source_mixture_config")
@@ -157,11 +148,8 @@ def _olmo(text: str, given: Mapping[str, int]) -> Imported:
         names = [str(each["source_name"]) for each in kinds]
     else:
         if not dataset.get("paths"):
-            raise _refused(
-                "paths or a source_mixture_config (a named mix is a list inside OLMo-core)",
-                dataset.get("mix"),
-                "dataset",
-            )
+            accepted = "paths or a source_mixture_config (a named mix is a list inside OLMo-core)"
+            raise InvalidParameter.expected("dataset", accepted, dataset.get("mix"))
         sources, names = [(",".join(dataset["paths"]), 1.0)], ["olmo"]
     length = dataset.get("sequence_length") or (mixture or {}).get("sequence_length")
     said: dict[str, Any] = {"seed": loader.get("seed", 0)}
@@ -174,7 +162,7 @@ def _olmo(text: str, given: Mapping[str, int]) -> Imported:
     return _imported(sources, {**said, **given}, left_out, names=names, are_rows=True)
 
 
-def _mosaicml(text: str, given: Mapping[str, int]) -> Imported:
+def _mosaicml(text: str, given: Mapping[str, int], keeps_order: bool) -> Imported:
     config = _object(text)
     loader = config.get("train_loader") or config
     dataset = loader.get("dataset") or loader
@@ -184,7 +172,7 @@ def _mosaicml(text: str, given: Mapping[str, int]) -> Imported:
         path = stream.get("remote") or stream.get("local")
         if len(streams) > 1 and not stream.get("proportion"):
             # `repeat` and `choose` are weights relative to a size that only the files say.
-            raise _refused("a proportion for each stream", stream, f"streams.{name}")
+            raise InvalidParameter.expected(f"streams.{name}", "a proportion for each stream", stream)
         folder = "/".join(filter(None, (path or dataset.get("remote"), stream.get("split"))))
         sources.append((folder, float(stream.get("proportion") or 1.0)))
         if stream is not dataset:
@@ -212,7 +200,7 @@ def _imported(
 ) -> Imported:
     """Return the plan. With `are_rows`, samples are disjoint, `seq_len + 1` tokens each."""
     if not sources:
-        raise _refused("the paths of tokens", None, "data")
+        raise InvalidParameter.expected("data", "the paths of tokens", None)
     for name, option in (("seq_len", "--seq-len"), ("batch_size", "--batch-size")):
         if name not in said:
             raise InvalidParameter(
@@ -258,25 +246,18 @@ def _object(text: str) -> dict[str, Any]:
             remedy="convert YAML with yq -o=json",
         ) from error
     if not isinstance(found, dict):
-        raise _refused("a JSON object", found, "file")
+        raise InvalidParameter.expected("file", "a JSON object", found)
     return found
-
-
-def _is_weight(word: str) -> bool:
-    return re.fullmatch(r"\d*\.?\d+([eE][+-]?\d+)?", word) is not None
 
 
 def _integer(name: str, value: str) -> int:
     if not value.isdecimal():
-        raise _refused("an integer", value, name)
+        raise InvalidParameter.expected(name, "an integer", value)
     return int(value)
 
 
-def _refused(expected: str, received: object, parameter: str) -> InvalidParameter:
-    return InvalidParameter.expected(parameter, expected, received)
-
-
-_IMPORTERS: Final[Mapping[Trainer, Callable[[str, Mapping[str, int]], Imported]]] = {
+_IMPORTERS: Final[Mapping[Trainer, Callable[[str, Mapping[str, int], bool], Imported]]] = {
+    "megatron": _megatron,
     "olmo": _olmo,
     "mosaicml": _mosaicml,
 }

@@ -137,12 +137,10 @@ class Mixture:
 
     def _count_in_block(self, block: int, offset: int) -> NDArray[np.uint64]:
         """Return how many rows before an offset of a block each source has."""
-        from_end = offset > BLOCK_ROWS // 2  # the rows behind the offset are fewer then
-        start, stop = (offset, BLOCK_ROWS) if from_end else (0, offset)
         taken = np.zeros(BLOCK_ROWS, dtype=np.uint8)
-        taken[_slots(self._key, block, start, stop)] = 1
+        taken[_slots(self._key, block, offset)] = 1
         counts: NDArray[np.uint64] = np.add.reduceat(taken, self._first, dtype=np.uint64)
-        return self.units - counts if from_end else counts
+        return counts
 
 
 @lru_cache(maxsize=_CACHED_TABLES)
@@ -163,9 +161,9 @@ def _row_table(key: int, block: int, units: tuple[int, ...]) -> NDArray[np.uint1
 @lru_cache(maxsize=_CACHED_TABLES)
 def _block_slots(key: int, block: int) -> NDArray[np.uint16]:
     # Cached, because the small sources of a plan have many epochs in one block.
-    return _slots(key, block, 0, BLOCK_ROWS)
+    return _slots(key, block, BLOCK_ROWS)
 
 
-def _slots(key: int, block: int, start: int, stop: int) -> NDArray[np.uint16]:
-    """Return the slots of rows [start, stop) of a block: `(stop - start,) uint16`."""
-    return permute_block(round_keys(key, np.array([block], dtype=np.uint64)), start, stop)
+def _slots(key: int, block: int, stop: int) -> NDArray[np.uint16]:
+    """Return the slots of the first rows of a block: `(stop,) uint16`."""
+    return permute_block(round_keys(key, np.array([block], dtype=np.uint64)), stop)

@@ -31,10 +31,6 @@ NUM_ROUNDS = 8
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
-_MANY = 512
-"""Values; for fewer, the cost of a NumPy call exceeds the cost of its pass over the values."""
-_CACHED_COLUMNS = 512
-"""Sources times epochs; round keys of more (32 kB) are computed anew instead of cached."""
 # Arrays without dimensions: NumPy would make one of a scalar in each call, at half the cost of the call.
 _MIX_1, _MIX_2, _8, _27, _30, _31 = (
     np.array(number, dtype=np.uint64) for number in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 8, 27, 30, 31)
@@ -92,7 +88,12 @@ def stream_key(purpose: str, seed: int, source: str) -> int:
 
 
 def round_keys(key: int | UInt64Array, epochs: UInt64Array) -> UInt64Array:
-    """Return the round keys of `(e,)` epochs, with one key from `stream_key` or e: `(NUM_ROUNDS, e)`."""
+    """Return the round keys of `(e,)` epochs, with one key from `stream_key` or e: `(NUM_ROUNDS, e)`.
+
+    With one key for equal epochs, as most steps have, `(NUM_ROUNDS, 1)`.
+    """
+    if not np.ndim(key) and is_one(epochs):
+        epochs = epochs[:1]
     rounds = np.arange(1, NUM_ROUNDS + 1, dtype=np.uint64)[:, None]
     per_epoch = mix64(np.asarray(key, dtype=np.uint64) + (epochs + np.uint64(1)) * np.uint64(_GOLDEN))
     keys = mix64(per_epoch[None, :] + rounds * np.uint64(_GOLDEN))
@@ -100,50 +101,17 @@ def round_keys(key: int | UInt64Array, epochs: UInt64Array) -> UInt64Array:
     return keys
 
 
-class EpochTable:
-    """Numbers that follow from a source and an epoch, like round keys.
-
-    Cached, because a step seldom holds more than two epochs of a source, and the next step the same two.
-
-    Args:
-        num_sources: of the plan.
-        compute: `(t,)` sources and `(t,) uint64` epochs to `(rows, t) uint64`. The cache keeps it alive, so
-            it must not refer to a plan, which may be large.
-    """
-
-    def __init__(
-        self, num_sources: int, compute: Callable[[NDArray[np.intp], UInt64Array], UInt64Array]
-    ) -> None:
-        self._num_sources = num_sources
-        self.compute = compute
-
-    def of(self, source: NDArray[np.intp] | int, epochs: UInt64Array) -> UInt64Array:
-        """Return the numbers of `(k,)` sources and epochs: `(rows, k)`, or `(rows, 1)` for one of both."""
-        lowest, highest = int(epochs.min()), int(epochs.max())
-        sources = range(source, source + 1) if isinstance(source, int) else range(self._num_sources)
-        if (highest - lowest + 1) * len(sources) > _CACHED_COLUMNS:
-            return self.compute(np.broadcast_to(source, epochs.shape), epochs)
-        table = _epoch_table(self, sources, lowest, highest)
-        if table.shape[1] == 1:
-            return table
-        return table[:, (epochs - np.uint64(lowest)).astype(np.intp) * len(sources) + source - sources.start]
+def is_one(values: NDArray[np.integer]) -> bool:
+    """Tell whether there are values and all are the same."""
+    return values.size > 0 and bool((values == values[0]).all())
 
 
-@lru_cache(maxsize=128)
-def _epoch_table(table: EpochTable, sources: range, lowest: int, highest: int) -> UInt64Array:
-    """Return the columns of some sources and epochs [lowest, highest], all sources of an epoch together."""
-    epochs = np.arange(lowest, highest + 1, dtype=np.uint64).repeat(len(sources))
-    columns = table.compute(np.tile(np.array(sources, dtype=np.intp), highest - lowest + 1), epochs)
-    columns.setflags(write=False)  # the cache shares the array
-    return columns
-
-
-def permute_block(keys: UInt64Array, start: int, stop: int) -> NDArray[np.uint16]:
-    """Return `permute` of the positions [start, stop) of [0, 65536); one column of round keys for all."""
+def permute_block(keys: UInt64Array, stop: int) -> NDArray[np.uint16]:
+    """Return `permute` of the first positions of [0, 65536); one column of round keys for all."""
     # The grid is 256 x 256, so that a round's hash has 256 values: a look-up in a table of bytes, and byte
     # sums that wrap at 256 by themselves. All 65,536 take 0.35 ms, with `permute` 4.8 ms.
     tables = _hash(np.arange(256, dtype=np.uint64), keys, _grid(1 << 16)).astype(np.uint8)
-    positions = np.arange(start, stop, dtype=np.uint16)
+    positions = np.arange(stop, dtype=np.uint16)
     row, column = (positions >> np.uint16(8)).astype(np.uint8), positions.astype(np.uint8)
     for even, odd in zip(tables[0::2], tables[1::2], strict=True):
         row += np.frombuffer(column.tobytes().translate(even.tobytes()), dtype=np.uint8)
@@ -208,9 +176,9 @@ def _forward(values: UInt64Array, grid: Grid, keys: Sequence[UInt64Array]) -> UI
     row, column = np.divmod(values, grid.width)
     for even, odd in zip(keys[0::2], keys[1::2], strict=True):
         row += _hash(column, even, grid)
-        _reduce(row, grid.height)
+        row %= grid.height
         column += _hash(row, odd, grid)
-        _reduce(column, grid.width)
+        column %= grid.width
     row *= grid.width
     row += column
     return row
@@ -219,23 +187,13 @@ def _forward(values: UInt64Array, grid: Grid, keys: Sequence[UInt64Array]) -> UI
 def _backward(values: UInt64Array, grid: Grid, keys: Sequence[UInt64Array]) -> UInt64Array:
     row, column = np.divmod(values, grid.width)
     for even, odd in zip(keys[-2::-2], keys[-1::-2], strict=True):
-        column += grid.width - _reduce(_hash(row, odd, grid), grid.width)
-        _reduce(column, grid.width)
-        row += grid.height - _reduce(_hash(column, even, grid), grid.height)
-        _reduce(row, grid.height)
+        column += grid.width - _hash(row, odd, grid) % grid.width
+        column %= grid.width
+        row += grid.height - _hash(column, even, grid) % grid.height
+        row %= grid.height
     row *= grid.width
     row += column
     return row
-
-
-def _reduce(values: UInt64Array, side: UInt64Array) -> UInt64Array:
-    """Reduce values modulo a side, in place."""
-    # NumPy vectorises the division by one number, but not the remainder.
-    if side.ndim or values.size < _MANY:
-        values %= side
-    else:
-        values -= values // side * side
-    return values
 
 
 def _hash(values: UInt64Array, key: UInt64Array, grid: Grid) -> UInt64Array:

@@ -67,10 +67,6 @@ class Ranges:
     def __hash__(self) -> int:
         return hash(self.bounds.tobytes())
 
-    def __repr__(self) -> str:
-        shown = self.to_json()[:4]
-        return f"Ranges({shown}{'...' if len(self.starts) > len(shown) else ''})"
-
     def to_json(self) -> list[list[int]]:
         """Return `[[start, stop], ...]`."""
         pairs: list[list[int]] = self.bounds.tolist()

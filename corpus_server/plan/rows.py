@@ -2,12 +2,21 @@
 
 Rows are numbered through all sources of a plan, so that a number says its source. An order permutes the rows
 of each source by numbers alone, see `orders/order.py`; here are the tokens that a number stands for.
+
+Windows are numbered through the shards in order and never cross a shard. With shards of 10 and 7
+tokens, `seq_len = 3` and `stride = 3`:
+
+    number        0     1     2   |  3     4
+    shard         0     0     0   |  1     1
+    start         0     3     6   |  0     3
+    tokens       0-3   3-6   6-9  | 0-3   3-6
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +24,8 @@ from numpy.typing import NDArray
 from corpus_server.errors import InvalidParameter
 
 UInt64Array = NDArray[np.uint64]
+Source = NDArray[np.intp] | int
+"""The source of each of k rows, `(k,)`, or one for all."""
 Pieces = tuple[NDArray[np.int64], NDArray[np.int64]]
 """`(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each of k rows,
 then their number."""
@@ -36,7 +47,7 @@ class Rows(ABC):
     first_row: UInt64Array
 
     @abstractmethod
-    def pieces(self, sources: NDArray[np.intp] | int, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
+    def pieces(self, sources: Source, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
         """Return what rows consist of, in these epochs of their sources: `(k,)` each."""
 
     @abstractmethod
@@ -52,6 +63,99 @@ class Rows(ABC):
     @abstractmethod
     def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Return where rows [start, stop), at least one, lie: shard number, tokens [start, stop) in it."""
+
+
+class Windows(Rows):
+    """Windows of `seq_len + 1` tokens as rows; those of a shard begin `stride` tokens apart.
+
+    Takes O(shards) memory, and O(log shards) time per look-up.
+
+    Args:
+        shard_tokens: of each source, the tokens of its shards.
+
+    Attributes:
+        shard_window: `(shards + 1,) uint64`, number of each shard's first window; then of all windows.
+        shard_token: `(shards + 1,) uint64`, tokens in the shards before each; then in all.
+        first_token: `(sources + 1,) uint64`, tokens of the sources before each; then of all.
+        longest: tokens of each source's longest shard.
+    """
+
+    is_window = True
+
+    def __init__(self, shard_tokens: Sequence[Sequence[int]], *, seq_len: int, stride: int) -> None:
+        self.seq_len, self.stride = seq_len, stride
+        every = [num_tokens for shards in shard_tokens for num_tokens in shards]
+        counts = [max(0, (num_tokens - seq_len - 1) // stride + 1) for num_tokens in every]
+        self.shard_window = np.cumsum([0, *counts], dtype=np.uint64)
+        self.shard_token = np.cumsum([0, *every], dtype=np.uint64)
+        first_shard = np.cumsum([0, *map(len, shard_tokens)])
+        self.first_row, self.first_token = self.shard_window[first_shard], self.shard_token[first_shard]
+        self.num_rows = self.epoch_rows = np.diff(self.first_row)
+        self.longest = [max(shards, default=0) for shards in shard_tokens]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays."""
+        return self.shard_window.nbytes + self.shard_token.nbytes
+
+    def locate(self, windows: UInt64Array) -> NDArray[np.int64]:
+        """Return where `(k,)` windows lie: `(k, 2) int64`, shard number and start token in it."""
+        shards = self.shard_window.searchsorted(windows, side="right") - 1
+        located = np.empty((len(windows), 2), dtype=np.int64)
+        located[:, 0] = shards
+        located[:, 1] = (windows - self.shard_window[shards]) * np.uint64(self.stride)
+        return located
+
+    def pieces(self, sources: Source, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
+        """See `Rows.pieces`: one each."""
+        return as_pieces(self.locate(rows), self.seq_len + 1)
+
+    def touching(
+        self, source: int, start: int, stop: int, *, most: int
+    ) -> Generator[None, None, UInt64Array]:
+        """See `Rows.touching`."""
+        yield
+        low, high = self.holding(*self.first_token[source] + np.array([[start], [stop]], dtype=np.uint64))[0]
+        check_number(int(high - low), most, stop)
+        return np.arange(low, high, dtype=np.uint64)
+
+    def holding(self, starts: UInt64Array, stops: UInt64Array) -> UInt64Array:
+        """Return the windows that hold a token of each range: `(k, 2) uint64`, half-open, maybe empty.
+
+        The windows that touch a range are neighbours, so that one range of numbers holds them.
+
+        Args:
+            starts, stops: `(k,) uint64`, half-open ranges of tokens over all shards, none empty.
+        """
+        lowest = self._window_at(starts, reach=self.seq_len + 1)
+        above = self._window_at(stops - np.uint64(1), reach=0)
+        return np.stack((np.minimum(lowest, above), above), axis=1)
+
+    def _window_at(self, tokens: UInt64Array, *, reach: int) -> UInt64Array:
+        """Return for each token the first window that starts after `token - reach`."""
+        shards = np.searchsorted(self.shard_token, tokens, side="right") - 1
+        local = (tokens - self.shard_token[shards]).astype(np.int64)
+        count = (self.shard_window[shards + 1] - self.shard_window[shards]).astype(np.int64)
+        number = np.clip((local - reach) // self.stride + 1, 0, count)
+        return self.shard_window[shards] + number.astype(np.uint64)
+
+    def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """See `Rows.extents`."""
+        first, last = (self.shard_window.searchsorted((start, stop - 1), side="right") - 1).tolist()
+        bounds = [start, *self.shard_window[first + 1 : last + 1].tolist(), stop]
+        found = []
+        for shard, (low, high) in enumerate(pairwise(bounds), first):
+            if low < high:  # a shard may have no window
+                origin = int(self.shard_window[shard])
+                begin, last_begin = ((at - origin) * self.stride for at in (low, high - 1))
+                found.append((shard, begin, last_begin + self.seq_len + 1))
+        return found
+
+
+def as_pieces(located: NDArray[np.int64], length: int) -> Pieces:
+    """Return rows of one piece each, `(k, 2)` shard number and start token, with their lengths."""
+    pieces = np.hstack((located, np.full((len(located), 1), length)))
+    return pieces, np.arange(len(located) + 1)
 
 
 def check_number(number: int, most: int, stop: int) -> None:

@@ -22,18 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan.blend import Blend
 from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
-from corpus_server.plan.orders.order import Grouped
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces
+from corpus_server.plan.rows import Pieces, Source, UInt64Array, Windows, as_pieces
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.plan.timeline import PlacedStage, Timeline
-from corpus_server.plan.windows import Windows, as_pieces
-
-UInt64Array = NDArray[np.uint64]
-Source = NDArray[np.intp] | int
 
 
 class Sampler:
@@ -86,9 +82,10 @@ class Sampler:
         self.rows, self.arrangement, self._blend = plan.order.lay_out(
             windows, plan.sources, self._source_keys, table
         )
+        self.groups = self.arrangement.groups
         self.timeline = Timeline(plan, self._blend)
         self.num_windows = self.rows.epoch_rows
-        self.num_steps = None if self._blend is None else self._steps_of(self._blend.num_rows)
+        self.num_steps = None if self._blend is None else self._num_steps(self._blend)
         self.exclusions = self._exclusions()
 
     @property
@@ -174,10 +171,12 @@ class Sampler:
                 parameter="plan",
                 accepted="plans of another order",
             )
-        within = np.arange(rows.start, rows.stop, dtype=np.uint64)
-        parts = [self._locate_in_stage(*part, within) for part in self._staged(step, count)]
-        located = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return located.reshape(count, len(rows), 2)
+        _, windows, _ = self._rows(step, rows, count)
+        located = self.windows.locate(windows).reshape(count, len(rows), 2)
+        placed = self.timeline.stage_at(self.timeline.plan_step(step))
+        if placed.num_parts > 1:
+            located[..., 1] += np.arange(rows.start, rows.stop) % placed.num_parts * placed.seq_len
+        return located
 
     def pieces(self, step: int, rows: range, *, count: int = 1) -> Pieces:
         """Return what rows of the global batch are made of, the same rows of each of some steps.
@@ -189,12 +188,7 @@ class Sampler:
         if self.rows.is_window:
             located = self.locate_rows(step, rows, count=count).reshape(-1, 2)
             return as_pieces(located, self.seq_len(step) + 1)
-        within = np.arange(rows.start, rows.stop, dtype=np.uint64)
-        placed = [self._rows_in_stage(*part, within) for part in self._staged(step, count)]
-        sources, numbers, epochs = (
-            np.concatenate([np.broadcast_to(each[k], each[1].shape) for each in placed]) for k in range(3)
-        )
-        return self.rows.pieces(sources, numbers, epochs)
+        return self.rows.pieces(*self._rows(step, rows, count))
 
     def windows_at(self, source: Source, positions: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
         """Return the rows at positions, before excluded ones are replaced, and their epochs.
@@ -229,11 +223,6 @@ class Sampler:
         positions = epochs * int(self.num_windows[source])
         return positions if self._blend is None else min(positions, int(self._blend.num_used[source]))
 
-    @property
-    def groups(self) -> Grouped | None:
-        """The groups of a bounded shuffle."""
-        return self.arrangement.groups
-
     def group_numbers(self, step: int) -> dict[int, int]:
         """Return the group of a bounded shuffle that each source of a training step's stage has reached.
 
@@ -253,27 +242,25 @@ class Sampler:
 
     def places(self, windows: UInt64Array) -> NDArray[np.int64]:
         """Return where rows begin: `(k, 2) int64`, shard number and start token in it."""
-        if self.rows.is_window:
-            return self.windows.index.locate(windows)
         sources = self.rows.first_row.searchsorted(windows, side="right") - 1
         pieces, borders = self.rows.pieces(sources, windows, np.zeros_like(windows))
         return pieces[borders[:-1], :2]
 
-    def first_tokens(self, source: int, windows: UInt64Array) -> NDArray[np.int64]:
-        """Return the first token of windows of a source, counted through its corpus."""
-        shards, starts = self.windows.index.locate(windows).T
-        before = (self.windows.index.first_token[shards] - self.windows.first_token[source]).astype(np.int64)
-        first: NDArray[np.int64] = before + starts
-        return first
-
-    def _staged(self, step: int, count: int) -> list[tuple[PlacedStage, UInt64Array]]:
+    def _rows(self, step: int, rows: range, count: int) -> tuple[Source, UInt64Array, UInt64Array]:
+        """Return source, number and epoch of the same rows of the global batch of some steps, `(k,)`."""
         plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
-        return self.timeline.by_stage(plan_steps)
+        within = np.arange(rows.start, rows.stop, dtype=np.uint64)
+        parts = [self._rows_in_stage(*part, within) for part in self.timeline.by_stage(plan_steps)]
+        if len(parts) == 1:
+            return parts[0]
+        sources, numbers, epochs = (
+            np.concatenate([np.broadcast_to(part[k], part[1].shape) for part in parts]) for k in range(3)
+        )
+        return sources, numbers, epochs
 
     def _rows_in_stage(
         self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array
     ) -> tuple[Source, UInt64Array, UInt64Array]:
-        """Return source, number and epoch of rows of some steps of a stage."""
         first = (plan_steps - np.uint64(placed.stage.from_step)) * np.uint64(placed.step_windows)
         members, given = placed.mixture.place(
             (first[:, None] + within // np.uint64(placed.num_parts)).reshape(-1)
@@ -284,25 +271,11 @@ class Sampler:
             numbers = exclusion.substitute(source, numbers, epochs)
         return source, numbers, epochs
 
-    def _locate_in_stage(
-        self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array
-    ) -> NDArray[np.int64]:
-        located = self.windows.index.locate(self._rows_in_stage(placed, plan_steps, within)[1])
-        if placed.num_parts > 1:
-            part = (within % np.uint64(placed.num_parts)).astype(np.int64)
-            located[:, 1] += np.tile(part * placed.seq_len, plan_steps.size)
-        return located
-
-    def _steps_of(self, left: int) -> int:
-        """Return how many training steps so many rows of the run make."""
-        stages, end = self.plan.stages, 0
-        for number, stage in enumerate(stages):
-            last = number + 1 == len(stages)
-            fit = left // stage.global_batch_size
-            if last or fit < stages[number + 1].from_step - stage.from_step:
-                end = stage.from_step + fit
-                break
-            left -= (stages[number + 1].from_step - stage.from_step) * stage.global_batch_size
+    def _num_steps(self, blend: Blend) -> int:
+        """Return how many whole training steps the rows of a run make."""
+        stages = [(placed.stage, int(placed.rows.sum())) for placed in self.timeline.stages]
+        stage, before = next(each for each in reversed(stages) if each[1] < blend.num_rows)
+        end = stage.from_step + (blend.num_rows - before) // stage.global_batch_size
         return self.plan.skip_steps.outside_before(end)
 
     def _exclusions(self) -> list[Exclusion | None]:
@@ -323,7 +296,7 @@ class Sampler:
                         accepted=f"at most {most}",
                     )
                 first = self.windows.first_token[source]
-                touching.append(self.windows.index.touching(first + ranges.starts, first + ranges.stops))
+                touching.append(self.windows.holding(first + ranges.starts, first + ranges.stops))
             if touching and (windows := windows.union(Ranges(np.concatenate(touching)))):
                 exclusion = Exclusion(windows, self.windows.first_row, keys, self.groups)
             if exclusion is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan.declared import Declared, Kind, declared, integer, ranges
@@ -60,7 +60,6 @@ class Stage(Declared):
     that sum to 1, sorted by corpus name. Exclusions are corpus-wide tokens, and hold in later stages, too.
     """
 
-    what = "stages[]"
     prefix = "stages[]."
 
     from_step: int = declared(
@@ -83,14 +82,3 @@ class Stage(Declared):
     def units(self) -> dict[str, int]:
         """Units of 1/65536 by name, sorted by name."""
         return {name: round(weight * BLOCK_ROWS) for name, weight in self.mixture.items()}
-
-
-def take_stages(what: str, value: Any) -> tuple[Stage, ...]:
-    """Make the stages of a list of JSON objects, or of stages; name the one that is wrong."""
-    found = []
-    for number, each in enumerate(value):
-        try:
-            found.append(each if isinstance(each, Stage) else Stage.from_json(each, what=f"{what}[{number}]"))
-        except InvalidPlan as error:
-            raise error.renamed(f"{what}[]", f"{what}[{number}]") from None
-    return tuple(found)

@@ -16,7 +16,7 @@ But if less than four fifths of the last epoch are needed, it is shuffled by its
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -27,7 +27,6 @@ Int64Array = NDArray[np.int64]
 Samples = NDArray[np.uint32]
 
 _LAST_EPOCH_SHARE: Final = 0.80
-_SLICE: Final = 1 << 20  # documents that a look-up goes through in some ms
 
 
 class Sequences(NamedTuple):
@@ -102,7 +101,7 @@ def part_of(sequences: Sequences, split: Sequence[float], part: int) -> Sequence
     return Sequences(sequences.starts[begin:end], sequences.lengths[begin:end])
 
 
-class Streams:
+class Streams(NamedTuple):
     """The streams of all sources of a plan, laid end to end; samples are numbered through the sources.
 
     Attributes:
@@ -114,74 +113,22 @@ class Streams:
             and the samples of one epoch.
     """
 
-    def __init__(
-        self, begins: Int64Array, bounds: Int64Array, samples: Samples, places: Samples, firsts: Int64Array
-    ) -> None:
-        self.begins, self.bounds, self.samples, self.places, self.firsts = (
-            begins,
-            bounds,
-            samples,
-            places,
-            firsts,
-        )
-        self.first_sample, self.first_token, self.epoch_samples = firsts
+    begins: Int64Array
+    bounds: Int64Array
+    samples: Samples
+    places: Samples
+    firsts: Int64Array
 
-    @classmethod
-    def join(cls, drawn: Sequence[Drawn]) -> Streams:
-        """Lay the streams of sources end to end."""
-        firsts = np.zeros((3, len(drawn) + 1), dtype=np.int64)
-        for number, each in enumerate(drawn):
-            before = firsts[:, number]
-            firsts[:2, number + 1] = before[0] + each.samples.size, before[1] + each.lengths.sum()
-            firsts[2, number] = each.epoch_samples
-        total = int(firsts[0, -1])
-        samples = np.empty(total, dtype=np.uint32)
-        for first, each in zip(firsts[0].tolist(), drawn, strict=False):
-            samples[first : first + each.samples.size] = each.samples + np.uint32(first)
-        places = np.empty_like(samples)
-        places[samples] = np.arange(total, dtype=np.uint32)
-        bounds = np.concatenate([[0], *(each.lengths for each in drawn)]).cumsum()
-        return cls(np.concatenate([each.begins for each in drawn]), bounds, samples, places, firsts)
 
-    def cut(
-        self, sources: NDArray[np.intp], samples: Int64Array, seq_len: int
-    ) -> tuple[Int64Array, Int64Array]:
-        """Return the pieces of documents that samples join.
-
-        Returns:
-            `(p, 2)`: first token over all corpora, tokens; and `(k + 1,)`: the first piece of each sample,
-            then their number.
-        """
-        starts = self.first_token[sources] + (samples - self.first_sample[sources]) * seq_len
-        stops = starts + (seq_len + 1)
-        low = self.bounds.searchsorted(starts, side="right") - 1
-        num_pieces = self.bounds.searchsorted(stops, side="left") - low
-        borders = np.concatenate(([0], num_pieces.cumsum()))
-        documents = np.arange(borders[-1]) + np.repeat(low - borders[:-1], num_pieces)
-        origins = self.bounds[documents]
-        begins = np.maximum(origins, np.repeat(starts, num_pieces))
-        ends = np.minimum(self.bounds[documents + 1], np.repeat(stops, num_pieces))
-        return np.stack((self.begins[documents] + begins - origins, ends - begins), axis=1), borders
-
-    def touching(
-        self, source: int, start: int, stop: int, seq_len: int
-    ) -> Generator[None, None, tuple[Int64Array, Int64Array]]:
-        """Find the samples that hold a token of [start, stop), over all corpora; in slices.
-
-        Returns:
-            `(k,)` each: ranges of samples, first and last; empty where the last is before the first.
-        """
-        low, high = self.bounds.searchsorted(self.first_token[source : source + 2]).tolist()
-        found = []
-        for at in range(low, high, _SLICE):
-            begins, bounds = self.begins[at : min(at + _SLICE, high)], self.bounds[at : at + _SLICE + 1]
-            lengths = np.diff(bounds[: begins.size + 1])
-            here = np.flatnonzero((begins < stop) & (begins + lengths > start))
-            origins = bounds[here] - self.first_token[source]
-            first = origins + np.maximum(0, start - begins[here])
-            last = origins + np.minimum(lengths[here], stop - begins[here]) - 1
-            found.append((np.maximum(0, -((seq_len - first) // seq_len)), last // seq_len))
-            yield
-        firsts, lasts = (np.concatenate(column) for column in zip(*found, strict=True))
-        own = self.first_sample[source : source + 2].tolist()
-        return firsts + own[0], np.minimum(lasts + own[0], own[1] - 1)
+def join(drawn: Sequence[Drawn]) -> Streams:
+    """Lay the streams of sources end to end."""
+    firsts = np.zeros((3, len(drawn) + 1), dtype=np.int64)
+    firsts[0, 1:] = np.cumsum([each.samples.size for each in drawn])
+    firsts[1, 1:] = np.cumsum([each.lengths.sum() for each in drawn])
+    firsts[2, :-1] = [each.epoch_samples for each in drawn]
+    numbered = zip(drawn, firsts[0].tolist(), strict=False)
+    samples = np.concatenate([each.samples + np.uint32(first) for each, first in numbered])
+    places = np.empty_like(samples)
+    places[samples] = np.arange(samples.size, dtype=np.uint32)
+    bounds = np.concatenate([[0], *(each.lengths for each in drawn)]).cumsum()
+    return Streams(np.concatenate([each.begins for each in drawn]), bounds, samples, places, firsts)

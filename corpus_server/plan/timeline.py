@@ -97,11 +97,11 @@ class Timeline:
 
     def plan_steps(self, steps: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the plan steps of training steps."""
-        return self.skips.nth_outside(steps) if self.skips else steps
+        return self.skips.nth_outside(steps) if self.skips.total else steps
 
     def plan_step(self, step: int) -> int:
         """Return the plan step of a training step."""
-        return int(self.plan_steps(np.array([step], dtype=np.uint64))[0]) if self.skips else step
+        return int(self.plan_steps(np.array([step], dtype=np.uint64))[0]) if self.skips.total else step
 
     def first_training_step(self, number: int) -> int | None:
         """Return the first training step of a stage, or None if it is skipped as a whole."""

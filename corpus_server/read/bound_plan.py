@@ -15,7 +15,7 @@ from corpus_server.corpus.shards import Shard
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.orders.order import Table
-from corpus_server.plan.windows import Windows
+from corpus_server.plan.rows import Windows
 from corpus_server.read.gather import Gatherer
 from corpus_server.stores import is_staged
 

@@ -52,6 +52,7 @@ class _Job(NamedTuple):
     sequences: Mapping[str, Sequences]
     seq_len: int
     seed: int
+    is_large: bool
 
     def build(self) -> Table:
         return self.order.build(self.sequences, seq_len=self.seq_len, seed=self.seed)
@@ -98,10 +99,8 @@ class Tables:
                 remedy="serve the document indices that the plan was made for",
             )
         plan = replace(plan, order=order.with_documents(digests))
-        order.check_size(sequences, seq_len=plan.seq_len)
-        table = self._table(_Job(order, sequences, plan.seq_len, plan.seed), _key(plan))
-        order.check_used(plan.sources, table)
-        return plan, table
+        is_large = order.check_size(sequences, seq_len=plan.seq_len) > _MOST_SHUFFLED
+        return plan, self._table(_Job(order, sequences, plan.seq_len, plan.seed, is_large), _key(plan))
 
     def _table(self, job: _Job, key: str) -> Table:
         if self._folder is None:
@@ -123,11 +122,11 @@ class Tables:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with publishing_folder(path) as folder:
-                if job.order.num_shuffled(job.sequences, seq_len=job.seq_len) <= _MOST_SHUFFLED:
-                    table = job.build()
-                    _write(folder, table)
-                else:
+                if job.is_large:
                     run_apart("the table of a plan could not be built", _build_here, folder, job)
+                else:
+                    table = job.build()
+                    _write(folder, job.order, table)
             self._make_room(path)
         except BlockingIOError as error:
             raise Overloaded(_IS_BUILT) from error  # by another process
@@ -147,11 +146,11 @@ class Tables:
 
 
 def _build_here(folder: Path, job: _Job) -> None:
-    _write(folder, job.build())
+    _write(folder, job.order, job.build())
 
 
-def _write(folder: Path, table: Table) -> None:
-    for name, array in table.arrays().items():
+def _write(folder: Path, order: Tabled, table: Table) -> None:
+    for name, array in zip(order.table._fields, table, strict=True):
         with (folder / f"{name}.npy").open("wb") as file:
             np.save(file, array, allow_pickle=False)
             file.flush()
@@ -161,8 +160,8 @@ def _write(folder: Path, table: Table) -> None:
 def _mapped(path: Path, order: Tabled) -> Table | None:
     """Map the table in a folder and note its use; None if it is not there or damaged."""
     try:
-        files = {name: path / f"{name}.npy" for name in order.arrays()}
-        arrays = {name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in files.items()}
+        files = [path / f"{name}.npy" for name in order.table._fields]
+        arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
         os.utime(path)
     except FileNotFoundError:
         return None
@@ -171,7 +170,8 @@ def _mapped(path: Path, order: Tabled) -> Table | None:
         shutil.rmtree(path, ignore_errors=True)
         return None
     # Plain arrays: those of class memmap cost more at each use.
-    return order.from_arrays({name: array.view(np.ndarray) for name, array in arrays.items()})
+    table: Table = order.table(*(array.view(np.ndarray) for array in arrays))
+    return table
 
 
 def _key(plan: Plan) -> str:

@@ -210,7 +210,7 @@ def _sizes(bound: BoundPlan, name: str) -> ShardSizes:
     numbers = [number for number, (its, _) in enumerate(bound.shards) if its == name]
     files = [bound.staged[number] for number in numbers]
     num_bytes = np.array([0 if file is None else file.size_bytes for file in files], dtype=np.int64)
-    first_window = bound.sampler.windows.index.first_window.astype(np.int64)
+    first_window = bound.sampler.windows.shard_window.astype(np.int64)
     return ShardSizes(num_bytes, first_window[np.array(numbers) + 1] - first_window[numbers[0]])
 
 
@@ -220,7 +220,7 @@ def _random_access(bound: BoundPlan, cache_bytes: int) -> tuple[str, str]:
     total, num_shards, rows = sum(sizes), len(sizes), bound.plan.stages[0].global_batch_size
     touched = min(num_shards, rows)
     new = touched * (1 - cache_bytes / total)
-    windows = np.diff(bound.sampler.windows.index.first_window.astype(np.int64))
+    windows = np.diff(bound.sampler.windows.shard_window.astype(np.int64))
     better = BoundedShuffle(
         block_windows=max(1, int(np.median(windows))),
         group_blocks=max(1, cache_bytes // (4 * max(sizes))),  # each block may lie across two shards

@@ -18,17 +18,14 @@ import pytest
 from numpy.typing import NDArray
 
 from corpus_server.catalog import Catalog
-from corpus_server.corpus.publish import publishing_folder
 from corpus_server.errors import (
     FingerprintMismatch,
     InvalidParameter,
     InvalidPlan,
-    Overloaded,
     ReadFailed,
     UnknownDocument,
 )
-from corpus_server.plan import MegatronOrder, Plan
-from corpus_server.plan.blend import choose
+from corpus_server.plan import Plan
 from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.usage import usage_slices
@@ -172,16 +169,6 @@ def test_usage_counts_the_rows_of_each_source(opened: Catalog, rows: NDArray[np.
         assert [used[name].rows for name in names(THREE)] == np.bincount(own, minlength=3).tolist()
 
 
-def test_the_blend_is_that_of_the_loop_over_rows() -> None:
-    for weights in ([0.5, 0.3, 0.2], [1.0], [0.25] * 4, [0.9, 0.0999, 0.0001], [1 / 7] * 7):
-        table = choose(weights, 9000)
-        counts = [0] * len(weights)
-        for row, (source, position) in enumerate(zip(table.sources, table.positions, strict=True)):
-            errors = [weight * max(row, 1) - had for weight, had in zip(weights, counts, strict=True)]
-            assert (source, position) == (errors.index(max(errors)), counts[source])
-            counts[source] += 1
-
-
 def test_a_table_is_built_once_kept_and_bounded(
     folder: Path, rows: NDArray[np.integer], tmp_path: Path
 ) -> None:
@@ -245,18 +232,6 @@ def test_a_large_table_is_built_by_another_process(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_table_that_is_being_built_is_asked_for_again(folder: Path, tmp_path: Path) -> None:
-    kept = Tables(tmp_path)
-    with catalog(THREE, folder, tables=kept) as opened:
-        plan = opened.bind(Plan.from_json(document(THREE))).plan
-        (path,) = tmp_path.iterdir()
-        shutil.rmtree(path)
-        by_a_thread, by_a_process = kept._building, publishing_folder(path)
-        for builder in (by_a_thread, by_a_process):
-            with builder, pytest.raises(Overloaded, match="is being built"):
-                opened.bind(plan)
-
-
 def test_a_table_that_cannot_be_kept_is_used_from_memory(
     folder: Path, rows: NDArray[np.integer], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -279,44 +254,18 @@ def test_other_documents_of_the_same_tokens_are_another_plan(folder: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("changes", "order", "message"),
+    ("order", "message"),
     [
-        ({"seed": 2**32}, {}, "seed must be an integer in [0, 4294967295]"),
-        ({"stride": 17}, {}, "stride must be left out or seq_len (16)"),
-        ({}, {"num_samples": 0}, "order.megatron.num_samples must be an integer in [1, "),
-        ({}, {"weights": [1, 2]}, "order.megatron.weights must be a list of numbers above 0, one for each"),
-        ({}, {"weights": [0.6, 0.2, 0.2]}, "stages[0].mixture must be the weights of order.megatron"),
-        ({}, {"blend": []}, "order.megatron.blend must be the corpora in the order of Megatron's blend"),
-        ({}, {"blend": ["a", "a", "b"]}, "corpus names, each once"),
-        ({}, {"split": [0, 0]}, "order.megatron.split must be a list of 1 to 3 numbers, not all 0"),
-        ({}, {"part": "dev"}, "order.megatron.part must be one of train, valid, test"),
-        ({}, {"documents": {"a": 1}}, "order.megatron.documents must be an object of strings"),
-        ({}, {"samples": 1}, "order.megatron has an unknown field 'samples'; did you mean 'num_samples'?"),
-        ({}, {"part": "valid"}, "has no documents in its part valid of split [1.0, 0.0, 0.0]"),
-        ({}, {"num_samples": 2**30}, "a plan may have at most 4294967296"),
+        ({"part": "valid"}, "has no documents in its part valid of split [1.0, 0.0, 0.0]"),
+        ({"num_samples": 2**30}, "a plan may have at most 4294967296"),
     ],
 )
-def test_what_the_order_cannot_carry_is_refused(
-    opened: Catalog, changes: dict[str, Any], order: dict[str, Any], message: str
-) -> None:
-    plan = {**document(THREE), **changes}
+def test_what_has_no_table_is_refused(opened: Catalog, order: dict[str, Any], message: str) -> None:
+    plan = document(THREE)
     plan["order"] = {"megatron": {**plan["order"]["megatron"], **order}}
     with pytest.raises(InvalidPlan) as caught:
         opened.bind(Plan.from_json(plan))
     assert message in caught.value.detail
-
-
-def test_weights_without_a_blend_are_at_least_one() -> None:
-    """A plan of one source fills in the blend, and the weights are checked against it."""
-    assert MegatronOrder(num_samples=1, weights=(3,)).weights == (3.0,)
-    with pytest.raises(InvalidPlan, match=r"order.megatron.weights must be a list of numbers above 0"):
-        MegatronOrder(num_samples=1, weights=())
-
-
-@pytest.mark.parametrize("field", [{"seq_len": 8}, {"exclude": {"z-0": [[0, 4]]}}])
-def test_what_a_stage_cannot_change_is_refused(field: dict[str, Any]) -> None:
-    with pytest.raises(InvalidPlan, match=r"stages\[0\].* cannot be carried by order megatron"):
-        Plan.from_json(document(THREE, 2, **field))
 
 
 def test_corpora_without_whole_documents_are_refused(tmp_path: Path) -> None:

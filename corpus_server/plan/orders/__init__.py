@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
-from corpus_server.plan.declared import Kind, kind_of
+from corpus_server.plan.declared import Kind, Schema
 from corpus_server.plan.orders.bounded import BoundedShuffle
 from corpus_server.plan.orders.megatron import MegatronOrder
 from corpus_server.plan.orders.order import Arrangement, Order, check_order
@@ -40,13 +40,10 @@ _WITH_FIELDS: Final = {each.name: each for each in ORDERS if fields(each)}
 INLINE: Final = tuple(dict.fromkeys(each.name for each in ORDERS if each.is_inline))
 """What the query parameter `order` may be."""
 
-INLINE_FIELDS: Final = {
-    each.name: (kind_of(order, each.name), each.metadata["about"])
-    for order in ORDERS
-    if order.is_inline
-    for each in fields(order)
+INLINE_FIELDS: Final[dict[str, Schema]] = {
+    name: schema for order in ORDERS if order.is_inline for name, schema in order.properties().items()
 }
-"""Kinds of the query parameters that orders have besides, and a sentence about each."""
+"""Schemas of the query parameters that orders have besides."""
 
 
 def _accepted() -> str:
@@ -82,17 +79,17 @@ def inline_order(name: str | None, given: Mapping[str, Any]) -> Order:
         InvalidParameter: no order of that name has these parameters.
     """
     name = name or DEFAULT.name
-    inline = [(order, {each.name for each in fields(order)}) for order in ORDERS if order.is_inline]
-    found = next((each for each in inline if (each[1] & set(given) if given else each[0].name == name)), None)
-    if found is None:
+    for order in filter(lambda each: each.is_inline, ORDERS):
+        wanted = order.properties().keys()
+        if wanted & given.keys() if given else order.name == name:
+            break
+    else:
         raise InvalidParameter.expected("order", f"one of {', '.join(INLINE)}", name)
-    order, wanted = found
-    if order.name == name and wanted == set(given):
+    if order.name == name and wanted == given.keys():
         return order(**given)
-    names = [each.name for each in fields(order)]
-    received = ", ".join(f"{each} {given.get(each)}" for each in names)
+    received = ", ".join(f"{each} {given.get(each)}" for each in wanted)
     raise InvalidParameter(
-        f"{' and '.join(names)} must be given together, with order {order.name}; got {received}, "
+        f"{' and '.join(wanted)} must be given together, with order {order.name}; got {received}, "
         f"order {name}",
-        parameter="order" if order.name != name else names[0],
+        parameter="order" if order.name != name else next(iter(wanted)),
     )

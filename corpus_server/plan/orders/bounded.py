@@ -24,19 +24,11 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from corpus_server.plan.declared import declared, integer
-from corpus_server.plan.orders.order import (
-    Arrangement,
-    Keys,
-    Order,
-    ShardSizes,
-    Source,
-    UInt64Array,
-    WorkingSet,
-)
-from corpus_server.plan.permutation import EpochTable, Grid, invert, permute, round_keys
+from corpus_server.plan.orders.order import Arrangement, Keys, Order, ShardSizes, WorkingSet
+from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_keys
+from corpus_server.plan.rows import Source, UInt64Array
 
 MAX_BLOCK_WINDOWS: Final = 2**40
 MAX_GROUP_BLOCKS: Final = 2**16
@@ -45,47 +37,6 @@ MAX_GROUP_BLOCKS: Final = 2**16
 _ONE = np.uint64(1)
 _TABLE_BLOCKS = 512
 """Blocks of a group whose order is kept in a table, 4 kB; of larger groups it is computed for each row."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoundedShuffle(Order):
-    """An order that is random within groups of blocks, for corpora larger than memory."""
-
-    name = "shuffle"
-    sentence = "random within groups of blocks, for corpora larger than memory or in an object store"
-    what = "order.shuffle"
-    prefix = "order.shuffle."
-
-    block_windows: int = declared(
-        integer(1, MAX_BLOCK_WINDOWS),
-        "With `group_blocks`, shuffle is bounded: consecutive windows of a block.",
-    )
-    group_blocks: int = declared(
-        integer(1, MAX_GROUP_BLOCKS), "Blocks whose windows are permuted among themselves."
-    )
-
-    def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
-        """See `Order.over`."""
-        return Groups(self, num_rows, keys)
-
-    def working_set(self, shards: ShardSizes) -> WorkingSet:
-        """Return the shards of the group that is read, and of the next: those of the largest two."""
-        sizes, ends = shards
-        starts = np.arange(0, int(ends[-1]), self.block_windows)
-        stops = np.minimum(starts + self.block_windows, ends[-1])
-        # A block reads every shard from the one of its first window to the one of its last.
-        before = np.concatenate(([0], np.cumsum(sizes)))
-        low, high = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops, side="left")
-        blocks = np.sort(before[high + 1] - before[low])
-        most = min(int(before[-1]), 2 * int(blocks[-self.group_blocks :].sum()))
-        return WorkingSet(
-            most,
-            f"two groups of {self.group_blocks} blocks touch together shards of",
-            "fewer group_blocks, block_windows of a shard's windows",
-        )
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.group_blocks} x {self.block_windows}"
 
 
 class _Place(NamedTuple):
@@ -99,9 +50,6 @@ class _Place(NamedTuple):
 
 class Groups(Arrangement):
     """The groups of a plan's sources.
-
-    Windows are numbered from 0 in each source. Methods take the source of each row, `(k,)` or one for all,
-    and `(k,) uint64` arrays.
 
     Args:
         order: blocks and groups.
@@ -122,23 +70,7 @@ class Groups(Arrangement):
         # Windows of each source's groups: without and with the short block, then of the last group.
         self._sizes = np.stack((full, full - self._gap, last, last - self._gap), axis=1).reshape(-1)
         self._grids = Grid.over(self._sizes.tolist())
-        count = len(num_windows)
-        block_keys, window_keys, circle_keys = map(keys, ("blocks", "windows", "circle"))
-        self._block_keys = block_keys
-        block_grids, num_blocks = self._block_grids, self._num_blocks
-
-        def blocks(sources: NDArray[np.intp], epochs: UInt64Array) -> UInt64Array:
-            of_epoch = round_keys(block_keys[sources], epochs)
-            short = invert(num_blocks[sources] - _ONE, block_grids.take(sources), of_epoch)
-            return np.vstack((of_epoch, short))
-
-        self._blocks = EpochTable(count, blocks)
-        self._window_keys = EpochTable(
-            count, lambda sources, groups: round_keys(window_keys[sources], groups)
-        )
-        self._circle_keys = EpochTable(
-            count, lambda sources, groups: round_keys(circle_keys[sources], groups)
-        )
+        self._block_keys, self._window_keys, self._circle_keys = map(keys, ("blocks", "windows", "circle"))
 
     @property
     def groups(self) -> Groups:
@@ -149,12 +81,6 @@ class Groups(Arrangement):
         """Return the most windows that a group of a source has."""
         return min(int(self._full), int(self._num_windows[source]))
 
-    def blocks(self, source: int, epoch: int, group: int) -> UInt64Array:
-        """Return the blocks of a group in the epoch's order; read-only."""
-        first = group * int(self._group)
-        stop = min(first + int(self._group), int(self._num_blocks[source]))
-        return _blocks(int(self._block_keys[source]), int(self._num_blocks[source]), epoch, first, stop)
-
     def number_at(self, source: int, position: int) -> int:
         """Return the number, through all epochs, of the group that a position of a source lies in."""
         epoch, offset = divmod(position, int(self._num_windows[source]))
@@ -163,8 +89,8 @@ class Groups(Arrangement):
 
     def ranges(self, source: int, number: int) -> UInt64Array:
         """Return the windows of a group: `(blocks, 2) uint64`, start and stop of each block."""
-        blocks = self.blocks(source, *divmod(number, int(self.num_groups[source])))
-        starts = blocks * self._block
+        epoch, group = divmod(number, int(self.num_groups[source]))
+        starts = self._blocks(source, epoch, group) * self._block
         return np.stack((starts, np.minimum(starts + self._block, self._num_windows[source])), axis=1)
 
     def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
@@ -198,15 +124,26 @@ class Groups(Arrangement):
 
     def _at(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> _Place:
         """Return the groups of offsets and their places in them, before the windows are permuted."""
-        blocks = self._blocks.of(source, epochs)
-        keys, short, gap = blocks[:-1], blocks[-1], self._gap[source]
+        (keys, short), gap = self._of_epochs(source, epochs), self._gap[source]
         behind = offsets >= (short // self._group + _ONE) * self._full - gap
         group, within = np.divmod(offsets + gap * behind, self._full)
         return _Place(keys, short, group, within)
 
+    def _of_epochs(self, source: Source, epochs: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
+        """Return the round keys of the order of blocks, and the place of each source's last block in it."""
+        if isinstance(source, int) and is_one(epochs):
+            return _of_epoch(int(self._block_keys[source]), int(self._num_blocks[source]), int(epochs[0]))
+        keys = round_keys(self._block_keys[source], epochs)
+        last = np.broadcast_to(self._num_blocks[source] - _ONE, epochs.shape)
+        return keys, invert(last, self._block_domain(source), keys)
+
+    def _blocks(self, source: int, epoch: int, group: int) -> UInt64Array:
+        """Return the blocks of a group in the epoch's order; read-only."""
+        first, size = group * int(self._group), int(self._num_blocks[source])
+        return _blocks(int(self._block_keys[source]), size, epoch, first, min(first + int(self._group), size))
+
     def _place(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> _Place:
-        blocks = self._blocks.of(source, epochs)
-        keys, short = blocks[:-1], blocks[-1]
+        keys, short = self._of_epochs(source, epochs)
         block, within = np.divmod(windows, self._block)
         ranks = invert(block, self._block_domain(source), keys)
         group = ranks // self._group
@@ -220,8 +157,8 @@ class Groups(Arrangement):
         behind = place.slot >= (place.short + _ONE - first) * self._block - gap
         behind &= place.group == place.short // self._group
         ranks, within = np.divmod(place.slot + gap * behind, self._block)
-        if isinstance(source, int) and self._group <= _TABLE_BLOCKS and _is_one(epochs) and _is_one(first):
-            blocks = self.blocks(source, int(epochs[0]), int(place.group[0]))[ranks]
+        if isinstance(source, int) and self._group <= _TABLE_BLOCKS and is_one(epochs) and is_one(first):
+            blocks = self._blocks(source, int(epochs[0]), int(place.group[0]))[ranks]
         else:
             blocks = permute(first + ranks, self._block_domain(source), place.keys)
         blocks *= self._block
@@ -232,23 +169,62 @@ class Groups(Arrangement):
         return int(self._num_blocks[source]) if isinstance(source, int) else self._block_grids.take(source)
 
     def _domain(
-        self, source: Source, epochs: UInt64Array, place: _Place, keys: EpochTable
+        self, source: Source, epochs: UInt64Array, place: _Place, keys: UInt64Array
     ) -> tuple[Grid | int, UInt64Array]:
         """Return the number of windows of each group and its round keys, as `permute` takes them."""
         num_groups, group = self.num_groups[source], place.group
         kinds = (group == place.short // self._group) + 2 * (group + _ONE == num_groups) + 4 * source
-        size = int(self._sizes[kinds[0]]) if _is_one(kinds) else self._grids.take(kinds)
-        return size, keys.of(source, epochs * num_groups + group)
+        size = int(self._sizes[kinds[0]]) if is_one(kinds) else self._grids.take(kinds)
+        return size, round_keys(keys[source], epochs * num_groups + group)
 
 
-def _is_one(values: NDArray[np.integer]) -> bool:
-    """Tell whether all values are the same."""
-    return bool((values == values[0]).all())
+# Kept, because most steps lie in one group: without both tables, 64 rows take 2.6 times as long.
+@lru_cache(maxsize=256)
+def _of_epoch(key: int, num_blocks: int, epoch: int) -> tuple[UInt64Array, UInt64Array]:
+    keys = round_keys(key, np.array([epoch], dtype=np.uint64))
+    return keys, invert(np.array([num_blocks - 1], dtype=np.uint64), num_blocks, keys)
 
 
 @lru_cache(maxsize=256)
 def _blocks(key: int, num_blocks: int, epoch: int, first: int, stop: int) -> UInt64Array:
-    places = np.arange(first, stop, dtype=np.uint64)
-    blocks = permute(places, num_blocks, round_keys(key, np.array([epoch], dtype=np.uint64)))
+    keys, _ = _of_epoch(key, num_blocks, epoch)
+    blocks = permute(np.arange(first, stop, dtype=np.uint64), num_blocks, keys)
     blocks.setflags(write=False)  # the cache shares the array
     return blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundedShuffle(Order):
+    """An order that is random within groups of blocks, for corpora larger than memory."""
+
+    name = "shuffle"
+    sentence = "random within groups of blocks, for corpora larger than memory or in an object store"
+    arrangement = Groups
+    prefix = "order.shuffle."
+
+    block_windows: int = declared(
+        integer(1, MAX_BLOCK_WINDOWS),
+        "With `group_blocks`, shuffle is bounded: consecutive windows of a block.",
+    )
+    group_blocks: int = declared(
+        integer(1, MAX_GROUP_BLOCKS), "Blocks whose windows are permuted among themselves."
+    )
+
+    def working_set(self, shards: ShardSizes) -> WorkingSet:
+        """Return the shards of the group that is read, and of the next: those of the largest two."""
+        sizes, ends = shards
+        starts = np.arange(0, int(ends[-1]), self.block_windows)
+        stops = np.minimum(starts + self.block_windows, ends[-1])
+        # A block reads every shard from the one of its first window to the one of its last.
+        before = np.concatenate(([0], np.cumsum(sizes)))
+        low, high = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops, side="left")
+        blocks = np.sort(before[high + 1] - before[low])
+        most = min(int(before[-1]), 2 * int(blocks[-self.group_blocks :].sum()))
+        return WorkingSet(
+            most,
+            f"two groups of {self.group_blocks} blocks touch together shards of",
+            "fewer group_blocks, block_windows of a shard's windows",
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.group_blocks} x {self.block_windows}"

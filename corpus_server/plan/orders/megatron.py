@@ -12,32 +12,21 @@ for a plan. A row has no one place in the corpus.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan.blend import Blend, BlendTable, choose
-from corpus_server.plan.declared import choice, declared, integer, names, shares, texts
+from corpus_server.plan.declared import Declared, choice, declared, integer, names, shares, texts
 from corpus_server.plan.mixture import quantise
-from corpus_server.plan.orders.order import (
-    Arrangement,
-    Keys,
-    Layout,
-    Order,
-    ShardSizes,
-    Source,
-    WorkingSet,
-    all_shards,
-    refuse_stride,
-)
-from corpus_server.plan.rows import Pieces, Rows, UInt64Array, check_number
+from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
+from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, check_number
 from corpus_server.plan.stage import Stage
-from corpus_server.plan.streams import Sequences, Streams, draw, extent, part_of
-from corpus_server.plan.windows import Windows
+from corpus_server.plan.streams import Sequences, draw, extent, join, part_of
 
 MAX_NUM_SAMPLES: Final = 2**31
 MAX_BLENDED: Final = 1024
@@ -49,22 +38,101 @@ MAX_BYTES: Final = 4 * 2**30
 _SURPLUS: Final = 0.005
 """Megatron draws so many more samples of each source of a blend than it expects to use."""
 
-_STREAMS: Final = ("begins", "bounds", "samples", "places", "firsts")
-_WEIGHTS: Final = shares(
-    range(1, MAX_BLENDED + 1), "numbers above 0, one for each corpus of blend", zeros=False
-)
+_SLICE: Final = 1 << 20  # documents that a look-up goes through in some ms
+_WEIGHTS: Final = shares(MAX_BLENDED, "numbers above 0, one for each corpus of blend", zeros=False)
 
 
 class Table(NamedTuple):
-    """What decides the rows of a plan in Megatron's order."""
+    """What decides the rows of a plan in Megatron's order: see `Streams` and `BlendTable`; read-only."""
 
-    streams: Streams
-    blend: BlendTable
+    begins: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    samples: NDArray[np.uint32]
+    places: NDArray[np.uint32]
+    firsts: NDArray[np.int64]
+    sources: NDArray[np.int16]
+    positions: NDArray[np.uint32]
+    counts: NDArray[np.int64]
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays by name, as `MegatronOrder.from_arrays` takes them."""
-        streams = {name: getattr(self.streams, name) for name in _STREAMS}
-        return {**streams, **self.blend._asdict()}
+
+class Samples(Rows, Arrangement):
+    """Megatron's samples as rows, each of which joins pieces of documents, and their order.
+
+    The samples of all epochs of a source are permuted together, so each comes once in a run.
+    """
+
+    is_window = False
+
+    def __init__(self, table: Table, windows: Windows) -> None:
+        self._table, self._windows = table, windows
+        self._first_sample, self._first_token, epoch_samples = table.firsts
+        self.first_row = self._first_sample.astype(np.uint64)
+        self.num_rows = np.diff(self.first_row)
+        self.epoch_rows = np.maximum(1, epoch_samples[:-1]).astype(np.uint64)
+
+    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
+        """See `Arrangement.windows`."""
+        return self._look_up(self._table.samples, source, offsets)
+
+    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
+        """See `Arrangement.offsets`."""
+        return self._look_up(self._table.places, source, windows)
+
+    def _look_up(self, table: NDArray[np.uint32], source: Source, numbers: UInt64Array) -> UInt64Array:
+        first = self._first_sample[source]
+        found: UInt64Array = (table[first + numbers.astype(np.int64)] - first).astype(np.uint64)
+        return found
+
+    def pieces(self, sources: Source, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
+        """See `Rows.pieces`."""
+        seq_len, bounds = self._windows.seq_len, self._table.bounds
+        samples = rows.astype(np.int64) - self._first_sample[sources]
+        starts = self._first_token[sources] + samples * seq_len
+        stops = starts + (seq_len + 1)
+        low = bounds.searchsorted(starts, side="right") - 1
+        num_pieces = bounds.searchsorted(stops, side="left") - low
+        borders = np.concatenate(([0], num_pieces.cumsum()))
+        documents = np.arange(borders[-1]) + np.repeat(low - borders[:-1], num_pieces)
+        origins = bounds[documents]
+        begins = np.maximum(origins, np.repeat(starts, num_pieces))
+        ends = np.minimum(bounds[documents + 1], np.repeat(stops, num_pieces))
+        tokens = (self._table.begins[documents] + begins - origins).astype(np.uint64)
+        shards = self._windows.shard_token.searchsorted(tokens, side="right") - 1
+        within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
+        return np.stack((shards, within, ends - begins), axis=1), borders
+
+    def touching(
+        self, source: int, start: int, stop: int, *, most: int
+    ) -> Generator[None, None, UInt64Array]:
+        """See `Rows.touching`."""
+        seq_len, before = self._windows.seq_len, int(self._windows.first_token[source])
+        first_sample, end_sample = self._first_sample[source : source + 2].tolist()
+        low, high = self._table.bounds.searchsorted(self._first_token[source : source + 2]).tolist()
+        lows, highs = [], []
+        for at in range(low, high, _SLICE):
+            begins = self._table.begins[at : min(at + _SLICE, high)] - before
+            bounds = self._table.bounds[at : at + begins.size + 1]
+            lengths = np.diff(bounds)
+            here = np.flatnonzero((begins < stop) & (begins + lengths > start))
+            origins = bounds[here] - self._first_token[source]
+            first = origins + np.maximum(0, start - begins[here])
+            last = origins + np.minimum(lengths[here], stop - begins[here]) - 1
+            lows.append(first_sample + np.maximum(0, -((seq_len - first) // seq_len)))
+            highs.append(np.minimum(first_sample + last // seq_len, end_sample - 1))
+            yield
+        firsts = np.concatenate(lows)
+        counts = np.maximum(0, np.concatenate(highs) - firsts + 1)
+        total = int(counts.sum())
+        check_number(total, most, stop)
+        samples = np.arange(total) + np.repeat(firsts - (counts.cumsum() - counts), counts)
+        return np.unique(samples).astype(np.uint64)
+
+    def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """See `Rows.extents`: of each piece."""
+        rows = np.arange(start, stop, dtype=np.uint64)
+        sources = self.first_row.searchsorted(rows, side="right") - 1
+        pieces, _ = self.pieces(sources, rows, np.zeros_like(rows))
+        return [(shard, begin, begin + count) for shard, begin, count in pieces.tolist()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +142,9 @@ class MegatronOrder(Order):
     name = "megatron"
     sentence = "the rows of Megatron-Core's datasets, element for element, for a fixed number of samples"
     is_inline = False
-    what = "order.megatron"
+    working_set = all_shards
+    arrangement = Samples
+    table: ClassVar[type[Any]] = Table
     prefix = "order.megatron."
 
     num_samples: int = declared(
@@ -87,7 +157,7 @@ class MegatronOrder(Order):
         _WEIGHTS, "As Megatron was given them; left out only for a single path.", omit=True, default=None
     )
     split: tuple[float, ...] = declared(
-        shares(range(1, len(PARTS) + 1), "1 to 3 numbers, not all 0", zeros=True),
+        shares(len(PARTS), "1 to 3 numbers, not all 0", zeros=True),
         "Shares of the documents for training, validation and test.",
         default=(1.0,),
     )
@@ -100,7 +170,7 @@ class MegatronOrder(Order):
     )
 
     def __post_init__(self) -> None:
-        self._check()
+        Declared.__post_init__(self)
         size = len(self.blend)
         if (size > 1) if self.weights is None else (size not in (0, len(self.weights))):
             accepted = "a list of numbers above 0, one for each corpus of blend"
@@ -115,7 +185,8 @@ class MegatronOrder(Order):
         """Refuse what Megatron's samples cannot carry, and mixtures that do not say what the blend says."""
         integer(0, 2**32 - 1).take("seed", seed)  # NumPy's RandomState takes no other
         if stride not in (None, seq_len):
-            raise refuse_stride(self.name, stride, f"left out or seq_len ({seq_len})")
+            accepted = f"left out or seq_len ({seq_len}) with order megatron"
+            raise InvalidPlan.expected("stride", accepted, stride)
         sources = tuple(dict.fromkeys(name for stage in stages for name in stage.mixture))
         if not self.blend and len(sources) > 1:
             accepted = "the corpora in the order of Megatron's blend, which decides the rows"
@@ -135,18 +206,24 @@ class MegatronOrder(Order):
                     )
         return order, seq_len
 
-    def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
-        """Refuse: the order follows from its table, see `lay_out`."""
-        raise TypeError("order megatron is laid out with its table")
+    def lay_out(
+        self, windows: Windows, sources: tuple[str, ...], keys: Keys, table: Table
+    ) -> tuple[Rows, Arrangement, Blend | None]:
+        """See `Order.lay_out`.
 
-    def lay_out(self, windows: Windows, sources: tuple[str, ...], keys: Keys, table: Any = None) -> Layout:
-        """See `Order.lay_out`; the table is one of this order."""
-        streams = table.streams
-        return Layout(Samples(streams, windows), _Shuffled(streams), Blend(sources, table.blend))
-
-    def working_set(self, shards: ShardSizes) -> WorkingSet:
-        """Return all shards."""
-        return all_shards(shards)
+        Raises:
+            InvalidPlan: the blend takes more samples of a source than there are; Megatron refuses it, too.
+        """
+        blend = Blend(sources, BlendTable(table.sources, table.positions, table.counts))
+        drawn, used = np.diff(table.firsts[0]), blend.num_used.astype(np.int64)
+        for source in np.flatnonzero(used > drawn).tolist():
+            raise InvalidPlan(
+                f"the blend takes {used[source]} samples of {sources[source]!r}, and Megatron draws "
+                f"{drawn[source]}; Megatron refuses this blend, too",
+                parameter="order.megatron.weights",
+            )
+        samples = Samples(table, windows)
+        return samples, samples, blend
 
     @property
     def tabled(self) -> MegatronOrder:
@@ -157,17 +234,6 @@ class MegatronOrder(Order):
         """Return the order with digests of its documents."""
         return replace(self, documents=digests)
 
-    def arrays(self) -> tuple[str, ...]:
-        """Return the names of a table's arrays."""
-        return (*_STREAMS, *BlendTable._fields)
-
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Table:
-        """Make a table of its arrays."""
-        return Table(
-            Streams(*(arrays[name] for name in _STREAMS)),
-            BlendTable(*(arrays[name] for name in BlendTable._fields)),
-        )
-
     def build(self, sequences: Mapping[str, Sequences], *, seq_len: int, seed: int) -> Table:
         """Build the table of a plan.
 
@@ -176,7 +242,7 @@ class MegatronOrder(Order):
                 are counted over all sources of the plan.
         """
         parts, wanted = self._parts(sequences), self._wanted()
-        streams = Streams.join([draw(parts[name], wanted[name], seq_len, seed) for name in sequences])
+        streams = join([draw(parts[name], wanted[name], seq_len, seed) for name in sequences])
         proportions = _normalised(self.weights or [1.0])
         if self.weights is not None:
             proportions = _normalised(proportions)  # twice, as Megatron does: a last bit may differ
@@ -185,21 +251,28 @@ class MegatronOrder(Order):
         chosen = choose(proportions, self.num_samples)
         counts = np.empty_like(chosen.counts)
         counts[:, own] = chosen.counts
-        return Table(streams, BlendTable(own[chosen.sources], chosen.positions, counts))
+        return Table(*streams, own[chosen.sources], chosen.positions, counts)
 
-    def num_shuffled(self, sequences: Mapping[str, Sequences], *, seq_len: int) -> int:
-        """Return how many documents and samples are shuffled to build a table."""
-        return sum(documents + samples for documents, samples in self._sizes(sequences, seq_len))
-
-    def check_size(self, sequences: Mapping[str, Sequences], *, seq_len: int) -> None:
-        """Refuse a plan whose table would be too large, or one of whose sources has no documents.
+    def check_size(self, sequences: Mapping[str, Sequences], *, seq_len: int) -> int:
+        """Return how many documents and samples are shuffled to build a table.
 
         Raises:
-            InvalidPlan: naming the source, or the bytes.
+            InvalidPlan: the table would be too large, or a source has no documents.
         """
-        num_bytes = 6 * self.num_samples
-        for documents, samples in self._sizes(sequences, seq_len):
-            num_bytes += 16 * documents + 8 * samples
+        num_documents = num_samples = 0
+        wanted = self._wanted()
+        for name, part in self._parts(sequences).items():
+            num_tokens = int(part.lengths.sum())
+            if num_tokens < 2:
+                raise InvalidPlan(
+                    f"corpus {name!r} has no documents in its part {self.part} of split {list(self.split)}",
+                    parameter="order.megatron.split",
+                    received=list(self.split),
+                )
+            needed = extent(num_tokens, wanted[name], seq_len)
+            num_documents += needed.epochs * part.lengths.size
+            num_samples += needed.samples
+        num_bytes = 6 * self.num_samples + 16 * num_documents + 8 * num_samples
         if num_bytes > MAX_BYTES:
             raise InvalidPlan(
                 f"Megatron's tables of {self.num_samples} samples have {num_bytes} bytes, and a plan may "
@@ -207,17 +280,7 @@ class MegatronOrder(Order):
                 parameter="order.megatron.num_samples",
                 received=self.num_samples,
             )
-
-    def check_used(self, sources: Sequence[str], table: Table) -> None:
-        """Refuse a plan whose blend takes more samples of a source than there are, as Megatron does."""
-        used = Blend(tuple(sources), table.blend).num_used.astype(np.int64)
-        drawn = np.diff(table.streams.first_sample)
-        for source in np.flatnonzero(used > drawn).tolist():
-            raise InvalidPlan(
-                f"the blend takes {used[source]} samples of {sources[source]!r}, and Megatron draws "
-                f"{drawn[source]}; Megatron refuses this blend, too",
-                parameter="order.megatron.weights",
-            )
+        return num_documents + num_samples
 
     def _wanted(self) -> dict[str, int]:
         """Return how many samples Megatron asks each source of the blend for."""
@@ -231,82 +294,6 @@ class MegatronOrder(Order):
     def _parts(self, sequences: Mapping[str, Sequences]) -> dict[str, Sequences]:
         number = PARTS.index(self.part)
         return {name: part_of(sequences[name], self.split, number) for name in self.blend}
-
-    def _sizes(self, sequences: Mapping[str, Sequences], seq_len: int) -> Iterator[tuple[int, int]]:
-        """Yield the documents and the samples of each source's stream."""
-        wanted = self._wanted()
-        for name, part in self._parts(sequences).items():
-            num_tokens = int(part.lengths.sum())
-            if num_tokens < 2:
-                raise InvalidPlan(
-                    f"corpus {name!r} has no documents in its part {self.part} of split {list(self.split)}",
-                    parameter="order.megatron.split",
-                    received=list(self.split),
-                )
-            needed = extent(num_tokens, wanted[name], seq_len)
-            yield needed.epochs * part.lengths.size, needed.samples
-
-
-class Samples(Rows):
-    """Megatron's samples as rows: each joins pieces of documents, and comes once in a run."""
-
-    is_window = False
-
-    def __init__(self, streams: Streams, windows: Windows) -> None:
-        self._streams, self._windows = streams, windows
-        self.first_row = streams.first_sample.astype(np.uint64)
-        self.num_rows = np.diff(self.first_row)
-        self.epoch_rows = np.maximum(1, streams.epoch_samples[:-1]).astype(np.uint64)
-
-    def pieces(self, sources: NDArray[np.intp] | int, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
-        """See `Rows.pieces`."""
-        index = self._windows.index
-        each = np.broadcast_to(sources, rows.shape)
-        pieces, borders = self._streams.cut(each, rows.astype(np.int64), index.seq_len)
-        tokens = pieces[:, 0].astype(np.uint64)
-        shards = index.first_token.searchsorted(tokens, side="right") - 1
-        starts = (tokens - index.first_token[shards]).astype(np.int64)
-        return np.stack((shards, starts, pieces[:, 1]), axis=1), borders
-
-    def touching(
-        self, source: int, start: int, stop: int, *, most: int
-    ) -> Generator[None, None, UInt64Array]:
-        """See `Rows.touching`."""
-        first, seq_len = int(self._windows.first_token[source]), self._windows.index.seq_len
-        lows, highs = yield from self._streams.touching(source, first + start, first + stop, seq_len)
-        counts = np.maximum(0, highs - lows + 1)
-        total = int(counts.sum())
-        check_number(total, most, stop)
-        samples = np.arange(total) + np.repeat(lows - (counts.cumsum() - counts), counts)
-        return np.unique(samples).astype(np.uint64)
-
-    def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """See `Rows.extents`: of each piece."""
-        rows = np.arange(start, stop, dtype=np.uint64)
-        sources = self.first_row.searchsorted(rows, side="right") - 1
-        pieces, _ = self.pieces(sources, rows, np.zeros_like(rows))
-        return [(shard, begin, begin + count) for shard, begin, count in pieces.tolist()]
-
-
-class _Shuffled(Arrangement):
-    """The order of the samples of each source, those of all its epochs together."""
-
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-
-    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
-        first = self._streams.first_sample[source]
-        found: UInt64Array = (self._streams.samples[first + offsets.astype(np.int64)] - first).astype(
-            np.uint64
-        )
-        return found
-
-    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
-        first = self._streams.first_sample[source]
-        found: UInt64Array = (self._streams.places[first + windows.astype(np.int64)] - first).astype(
-            np.uint64
-        )
-        return found
 
 
 def _normalised(weights: Sequence[float]) -> list[float]:

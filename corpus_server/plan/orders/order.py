@@ -15,17 +15,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.errors import InvalidPlan
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.declared import Declared, Schema, json_object
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Rows
+from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.streams import Sequences
-from corpus_server.plan.windows import Windows
-
-UInt64Array = NDArray[np.uint64]
-Source = NDArray[np.intp] | int
 
 Keys = Callable[[str], UInt64Array]
 """From a purpose, like the order's name, to the key of each source, `(sources,) uint64`."""
@@ -36,6 +31,10 @@ class Arrangement(ABC):
 
     Methods take the source of each row, `(k,)` or one for all, and `(k,) uint64` arrays.
     """
+
+    def __init__(self, order: Order, num_rows: UInt64Array, keys: Keys) -> None:
+        """Lay an order over sources of so many rows, `(sources,) uint64`."""
+        self._num_rows = num_rows
 
     @abstractmethod
     def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
@@ -67,18 +66,6 @@ class Grouped(Protocol):
         """Return windows of the same groups, another one for each distance."""
 
 
-class Layout(NamedTuple):
-    """What a plan's rows are, and in which order they come.
-
-    Attributes:
-        blend: chooses the sources of the whole run, where mixtures do not.
-    """
-
-    rows: Rows
-    arrangement: Arrangement
-    blend: Blend | None = None
-
-
 class ShardSizes(NamedTuple):
     """The shards of one source in an object store.
 
@@ -105,27 +92,29 @@ class WorkingSet(NamedTuple):
     remedy: str = ""
 
 
-def all_shards(shards: ShardSizes) -> WorkingSet:
-    """Return the working set of an order that reads windows anywhere."""
+def all_shards(order: Order, shards: ShardSizes) -> WorkingSet:
+    """Return what a cache must hold for an order that reads windows anywhere; an order's `working_set`."""
     return WorkingSet(int(shards.num_bytes.sum()))
 
 
-def neighbouring_shards(shards: ShardSizes) -> WorkingSet:
-    """Return the working set of an order that reads one shard after its neighbour, either way."""
+def neighbouring_shards(order: Order, shards: ShardSizes) -> WorkingSet:
+    """Return it for an order that reads one shard after its neighbour, either way."""
     sizes = shards.num_bytes
     most = int((sizes[:-1] + sizes[1:]).max(initial=0)) or int(sizes.sum())
     return WorkingSet(most, "two shards after one another have up to", "smaller shards")
 
 
-class Table(Protocol):
-    """Arrays that decide the rows of a plan."""
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays by name."""
+Table = tuple[NDArray[Any], ...]
+"""Arrays that decide the rows of a plan."""
 
 
 class Tabled(Protocol):
-    """An order whose rows follow from a table, which `read/tables.py` builds and keeps."""
+    """An order whose rows follow from a table, which `read/tables.py` builds and keeps.
+
+    Sequences are those of the plan's sources, in its order.
+    """
+
+    table: ClassVar[type[Any]]  # the NamedTuple of its arrays
 
     @property
     def documents(self) -> Mapping[str, str]:
@@ -134,23 +123,11 @@ class Tabled(Protocol):
     def with_documents(self, digests: Mapping[str, str]) -> Order:
         """Return the order with digests."""
 
-    def arrays(self) -> tuple[str, ...]:
-        """Return the names of a table's arrays."""
-
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Table:
-        """Make a table of its arrays."""
-
-    def check_size(self, sequences: Mapping[str, Sequences], *, seq_len: int) -> None:
-        """Refuse a table that would be too large; the sources are those of the plan, in its order."""
-
-    def num_shuffled(self, sequences: Mapping[str, Sequences], *, seq_len: int) -> int:
-        """Return how many elements are shuffled to build the table."""
+    def check_size(self, sequences: Mapping[str, Sequences], *, seq_len: int) -> int:
+        """Return how many elements are shuffled to build the table; refuse one that would be too large."""
 
     def build(self, sequences: Mapping[str, Sequences], *, seq_len: int, seed: int) -> Table:
         """Build the table."""
-
-    def check_used(self, sources: Sequence[str], table: Any) -> None:
-        """Refuse a table that does not fit the plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,12 +136,9 @@ class Order(Declared, ABC):
 
     name: ClassVar[str]
     sentence: ClassVar[str]  # for help: what it does
+    arrangement: ClassVar[type[Arrangement]]
     has_epochs: ClassVar[bool] = True  # whether each row comes once in an epoch, so that it can be looked up
     is_inline: ClassVar[bool] = True  # whether query parameters can spell it
-
-    @abstractmethod
-    def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
-        """Lay the order over sources of so many rows, `(sources,) uint64`."""
 
     @abstractmethod
     def working_set(self, shards: ShardSizes) -> WorkingSet:
@@ -180,9 +154,14 @@ class Order(Declared, ABC):
         """
         return self, seq_len if stride is None else stride
 
-    def lay_out(self, windows: Windows, sources: tuple[str, ...], keys: Keys, table: Any = None) -> Layout:
-        """Return the rows of a plan, its windows or those of a table, and their order."""
-        return Layout(windows, self.over(windows.num_rows, keys))
+    def lay_out(
+        self, windows: Windows, sources: tuple[str, ...], keys: Keys, table: Any
+    ) -> tuple[Rows, Arrangement, Blend | None]:
+        """Return the rows of a plan, its windows or those of a table, and their order.
+
+        Also what chooses the sources of the whole run, where mixtures do not.
+        """
+        return windows, self.arrangement(self, windows.num_rows, keys), None
 
     @property
     def tabled(self) -> Tabled | None:
@@ -209,13 +188,10 @@ def check_order(kind: type[Order]) -> type[Order]:
     Raises:
         TypeError: naming what it lacks.
     """
-    missing = [*sorted(kind.__abstractmethods__)]
-    missing += [each for each in ("name", "sentence") if not hasattr(kind, each)]
+    missing = sorted(kind.__abstractmethods__)
+    missing += [each for each in ("name", "sentence", "arrangement") if not hasattr(kind, each)]
+    arrangement = getattr(kind, "arrangement", Arrangement)
+    missing += [f"arrangement.{each}" for each in sorted(arrangement.__abstractmethods__)]
     if missing:
         raise TypeError(f"order {kind.__name__} lacks {', '.join(missing)}")
     return kind
-
-
-def refuse_stride(order: str, stride: int, accepted: str) -> InvalidPlan:
-    """Return the error for a stride that an order does not take."""
-    return InvalidPlan.expected("stride", f"{accepted} with order {order}", stride)

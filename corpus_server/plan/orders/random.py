@@ -5,50 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corpus_server.errors import InvalidParameter
-from corpus_server.plan.orders.order import (
-    Arrangement,
-    Keys,
-    Order,
-    ShardSizes,
-    Source,
-    UInt64Array,
-    WorkingSet,
-    all_shards,
-    refuse_stride,
-)
+from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
 from corpus_server.plan.permutation import uniform
+from corpus_server.plan.rows import Source, UInt64Array
 from corpus_server.plan.stage import Stage
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Random(Order):
-    """Windows drawn with replacement, as nanoGPT's `get_batch` draws them."""
-
-    name = "random"
-    sentence = "each window drawn anew from all starts, with replacement"
-    has_epochs = False
-
-    def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
-        """See `Order.over`."""
-        return _Drawn(num_rows, keys(self.name))
-
-    def working_set(self, shards: ShardSizes) -> WorkingSet:
-        """Return all shards."""
-        return all_shards(shards)
-
-    def settle(
-        self, *, seq_len: int, stride: int | None, seed: int, stages: Sequence[Stage]
-    ) -> tuple[Order, int]:
-        """Require every start to be a window's."""
-        if stride not in (None, 1):
-            raise refuse_stride(repr(self.name), stride, "1 or left out")
-        return self, 1
-
-
 class _Drawn(Arrangement):
-    def __init__(self, num_rows: UInt64Array, keys: UInt64Array) -> None:
-        self._num_rows, self._keys = num_rows, keys
+    def __init__(self, order: Order, num_rows: UInt64Array, keys: Keys) -> None:
+        self._num_rows, self._keys = num_rows, keys(order.name)
 
     def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
         return uniform(self._keys[source], offsets, self._num_rows[source])
@@ -60,3 +26,22 @@ class _Drawn(Arrangement):
             parameter="plan",
             accepted="plans of an order with epochs",
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Random(Order):
+    """Windows drawn with replacement, as nanoGPT's `get_batch` draws them."""
+
+    name = "random"
+    sentence = "each window drawn anew from all starts, with replacement"
+    arrangement = _Drawn
+    has_epochs = False
+    working_set = all_shards
+
+    def settle(
+        self, *, seq_len: int, stride: int | None, seed: int, stages: Sequence[Stage]
+    ) -> tuple[Order, int]:
+        """Require every start to be a window's."""
+        if stride not in (None, 1):
+            raise InvalidPlan.expected("stride", "1 or left out with order 'random'", stride)
+        return self, 1

@@ -4,32 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corpus_server.plan.orders.order import (
-    Arrangement,
-    Keys,
-    Order,
-    ShardSizes,
-    Source,
-    UInt64Array,
-    WorkingSet,
-    neighbouring_shards,
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sequential(Order):
-    """Windows in file order."""
-
-    name = "sequential"
-    sentence = "windows in file order, epoch after epoch"
-
-    def over(self, num_rows: UInt64Array, keys: Keys) -> Arrangement:
-        """See `Order.over`."""
-        return _InFileOrder()
-
-    def working_set(self, shards: ShardSizes) -> WorkingSet:
-        """Return the shard that is read, and the next."""
-        return neighbouring_shards(shards)
+from corpus_server.plan.orders.order import Arrangement, Order, neighbouring_shards
+from corpus_server.plan.rows import Source, UInt64Array
 
 
 class _InFileOrder(Arrangement):
@@ -38,3 +14,13 @@ class _InFileOrder(Arrangement):
 
     def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
         return windows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sequential(Order):
+    """Windows in file order."""
+
+    name = "sequential"
+    sentence = "windows in file order, epoch after epoch"
+    arrangement = _InFileOrder
+    working_set = neighbouring_shards

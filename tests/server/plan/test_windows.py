@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import accumulate
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corpus_server.plan.windows import WindowIndex
+from corpus_server.plan.rows import Windows
 
 
 def listed(shard_tokens: list[int], seq_len: int, stride: int) -> list[list[int]]:
@@ -22,28 +21,6 @@ def listed(shard_tokens: list[int], seq_len: int, stride: int) -> list[list[int]
     ]
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "seq_len", "stride", "expected"),
-    [
-        (0, 4, 4, 0),
-        (4, 4, 4, 0),
-        (5, 4, 4, 1),
-        (6, 4, 4, 1),
-        (8, 4, 4, 1),
-        (9, 4, 4, 2),
-        (10, 4, 5, 2),
-        (9, 4, 5, 1),
-        (6, 4, 1, 2),
-        (2, 1, 1, 1),
-        (1, 1, 1, 0),
-        (5, 4, 1000, 1),
-        (10**12, 1024, 1024, (10**12 - 1025) // 1024 + 1),
-    ],
-)
-def test_counts(num_tokens: int, seq_len: int, stride: int, expected: int) -> None:
-    assert WindowIndex([num_tokens], seq_len=seq_len, stride=stride).first_window.tolist() == [0, expected]
-
-
 @given(
     shard_tokens=st.lists(st.integers(0, 60), min_size=1, max_size=8),
     seq_len=st.integers(1, 20),
@@ -52,22 +29,22 @@ def test_counts(num_tokens: int, seq_len: int, stride: int, expected: int) -> No
 def test_every_window_is_where_listing_them_finds_it(
     shard_tokens: list[int], seq_len: int, stride: int
 ) -> None:
-    index = WindowIndex(shard_tokens, seq_len=seq_len, stride=stride)
+    index = Windows([shard_tokens], seq_len=seq_len, stride=stride)
     expected = listed(shard_tokens, seq_len, stride)
-    assert index.first_window[-1] == len(expected)
+    assert index.shard_window[-1] == len(expected)
     found = index.locate(np.arange(len(expected), dtype="uint64"))
     assert found.dtype == np.int64
     assert found.tolist() == expected
 
 
 def test_the_worked_instance_of_the_module() -> None:
-    index = WindowIndex([10, 7], seq_len=3, stride=3)
+    index = Windows([[10, 7]], seq_len=3, stride=3)
     assert index.locate(np.arange(5, dtype="uint64")).tolist() == [[0, 0], [0, 3], [0, 6], [1, 0], [1, 3]]
 
 
 def test_starts_beyond_64_bit_products_of_32_bit_numbers() -> None:
     """A thousand shards of 2^50 tokens: neither sample ids nor starts lose a bit."""
-    index = WindowIndex([2**50] * 1000, seq_len=7, stride=7)
+    index = Windows([[2**50] * 1000], seq_len=7, stride=7)
     per_shard = (2**50 - 8) // 7 + 1
     ids = np.array([per_shard * 999 - 1, per_shard * 999, per_shard * 1000 - 1], "uint64")
     assert index.locate(ids).tolist() == [[998, (per_shard - 1) * 7], [999, 0], [999, (per_shard - 1) * 7]]
@@ -83,7 +60,7 @@ def test_extents_hold_the_windows_and_no_more(
     shard_tokens: list[int], seq_len: int, stride: int, data: st.DataObject
 ) -> None:
     """In every shard from its first window's first token to its last one's last."""
-    index = WindowIndex(shard_tokens, seq_len=seq_len, stride=stride)
+    index = Windows([shard_tokens], seq_len=seq_len, stride=stride)
     windows = listed(shard_tokens, seq_len, stride)
     if not windows:
         return
@@ -106,15 +83,15 @@ def test_the_windows_that_touch_a_range_are_those_that_hold_a_token_of_it(
     shard_tokens: list[int], seq_len: int, stride: int, data: st.DataObject
 ) -> None:
     """Against looking at each window; where none does, the range of windows is empty."""
-    index = WindowIndex(shard_tokens, seq_len=seq_len, stride=stride)
+    index = Windows([shard_tokens], seq_len=seq_len, stride=stride)
     firsts = [0, *accumulate(shard_tokens)]
-    assert index.first_token.tolist() == firsts
+    assert index.shard_token.tolist() == firsts
     windows = [firsts[shard] + start for shard, start in listed(shard_tokens, seq_len, stride)]
     if not firsts[-1]:
         return
     starts = data.draw(st.lists(st.integers(0, firsts[-1] - 1), min_size=1, max_size=5))
     stops = [data.draw(st.integers(start + 1, firsts[-1])) for start in starts]
-    found = index.touching(np.array(starts, "uint64"), np.array(stops, "uint64"))
+    found = index.holding(np.array(starts, "uint64"), np.array(stops, "uint64"))
     assert found.shape == (len(starts), 2)
     for start, stop, (low, high) in zip(starts, stops, found.tolist(), strict=True):
         held = [number for number, at in enumerate(windows) if at < stop and start <= at + seq_len]

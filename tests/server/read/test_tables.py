@@ -10,20 +10,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
-from corpus_server.errors import FingerprintMismatch, InvalidPlan
+from corpus_server.errors import FingerprintMismatch
 from corpus_server.plan import MegatronOrder, Plan
 from corpus_server.read import tables
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
 from tests.megatron import THREE, document, specs
 
-ARRAYS = MegatronOrder(num_samples=1).arrays()
+ARRAYS = MegatronOrder.table._fields
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +75,10 @@ def test_a_table_is_used_again_and_noted_as_used(bound: BoundPlan, tmp_path: Pat
     assert again == plan
     assert path.stat().st_mtime > 1
     assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == files
-    for name, array in made.arrays().items():
-        np.testing.assert_array_equal(mapped.arrays()[name], array)
-        assert type(mapped.arrays()[name]) is np.ndarray
-        assert not mapped.arrays()[name].flags.writeable
+    for name, array in made._asdict().items():
+        np.testing.assert_array_equal(getattr(mapped, name), array)
+        assert type(getattr(mapped, name)) is np.ndarray
+        assert not getattr(mapped, name).flags.writeable
 
 
 def test_a_table_is_on_the_disk_before_it_has_its_name(
@@ -107,14 +106,6 @@ def test_a_table_that_another_release_wrote_otherwise_is_not_used(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_table_that_cannot_be_used_is_refused(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        MegatronOrder, "check_used", Mock(side_effect=InvalidPlan("the blend takes too much"))
-    )
-    with pytest.raises(InvalidPlan, match="takes too much"):
-        Tables().bind(plan_of(bound), bound.corpora)
-
-
 @pytest.mark.parametrize("content", [b"damaged", b"", None], ids=["damaged", "empty", "a folder"])
 def test_a_damaged_table_is_built_again(
     bound: BoundPlan, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
@@ -131,8 +122,8 @@ def test_a_damaged_table_is_built_again(
     _, again = kept.bind(plan_of(bound), bound.corpora)
     assert f"a damaged table is built again: {path}: " in caplog.text
     assert damaged.is_file()
-    for name, array in made.arrays().items():
-        np.testing.assert_array_equal(again.arrays()[name], array)
+    for name, array in made._asdict().items():
+        np.testing.assert_array_equal(getattr(again, name), array)
 
 
 def test_stages_and_skips_do_not_make_another_table(bound: BoundPlan, tmp_path: Path) -> None:

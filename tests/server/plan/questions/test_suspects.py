@@ -145,13 +145,6 @@ def test_of_many_excluded_windows_each_is_counted(monkeypatch: pytest.MonkeyPatc
         assert sum(1 for _ in suspects(samplers[0], samplers[1], 0)) == spans
 
 
-def test_sources_of_which_nothing_is_excluded_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first 4,096 steps hold some 137 epochs of code and 195 of web."""
-    monkeypatch.setattr(suspects_module, "MAX_LOOKED_UP", 200 * 1024)
-    samplers = [Sampler(each, TOKENS) for each in EXCLUDING["mixture"]]
-    assert sum(1 for _ in suspects(samplers[0], samplers[1], 0)) == 1
-
-
 def test_an_epoch_that_begins_in_the_last_row_is_looked_up() -> None:
     """Window 0 of 127 comes first in each epoch, and for the 130th time in row 16,383 of 16,384."""
     pair = [plan(each, order="sequential") for each in (WEB, {**WEB, "exclude": {"web": [[0, 1]]}})]
