@@ -17,8 +17,7 @@ def causal_lm(batch: Batch) -> dict[str, torch.Tensor]:
 
     These models shift labels themselves: position i is compared with label i + 1. Given a row's inputs and
     targets they would shift twice, and learn to predict the token after the next one. Given the window as
-    both,
-    they learn exactly the row's targets:
+    both, they learn exactly the row's targets:
 
         window     5 6 9 7         seq_len 3: inputs 5 6 9, targets 6 9 7
         input_ids  5 6 9 7         the last position's prediction is compared with nothing

@@ -29,15 +29,13 @@ def check_dealt_out(source: Any, world_size: int) -> None:
     states, loaders = (sys.modules.get(f"accelerate.{name}") for name in ("state", "data_loader"))
     if world_size == 1 or states is None or loaders is None or not states.GradientState._shared_state:
         return
-    active = (
-        states.GradientState().active_dataloader
-    )  # the one that is iterated over, or was left by a `break`
+    # The one that is iterated over, or was left by a `break`.
+    active = states.GradientState().active_dataloader
     kind = type(active)
     divided = kind is loaders.DataLoaderDispatcher and active.state.num_processes > 1
     if kind is loaders.DataLoaderShard and isinstance(active.dataset, loaders.IterableDatasetShard):
         divided = active.dataset.num_processes > 1
-    divided = divided and _reads(active.dataset, source)
-    if divided:
+    if divided and _reads(active.dataset, source):
         raise errors.WrongRows(
             f"accelerate's {kind.__name__} divides the batches over the ranks, and each is one rank's rows "
             "already: steps would be left out. Do not pass the DataLoader to accelerator.prepare (or pass it "

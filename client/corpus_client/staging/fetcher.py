@@ -100,7 +100,7 @@ class SlotQueues:
 
     @property
     def num_ready(self) -> int:
-        """FilledSlot slots that wait."""
+        """How many filled slots wait."""
         return len(self._ready)
 
     def take_free(self, *, wait: bool) -> Slot | None:
