@@ -11,7 +11,7 @@ import numpy as np
 
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.http.connection import Connection, Shared
+from corpus_server.http.connection import Connection
 from corpus_server.metrics.declared import METRICS
 from corpus_server.settings import Settings
 from tests.corpora import write_raw
@@ -49,7 +49,7 @@ def test_a_request_passes_the_files_that_the_chapter_names(tmp_path: Path) -> No
     settings = Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path, read_ahead_bytes=0)
 
     async def ask_twice(service: Service, on: SimpleNamespace) -> None:
-        shared = Shared()
+        shared = SimpleNamespace(connections=set(), default_headers=[])
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Connection(service, None, shared), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
