@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.http import connection as connection_module
-from corpus_server.http.connection import Connection, Shared
+from corpus_server.http.connection import Connection
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import Ended, RawConnection, check_raw_problem, get
@@ -210,8 +211,9 @@ def test_an_unforeseen_error_is_answered_and_no_slot_is_lost(
         raise MemoryError
 
     async def ask(service: Service) -> bytes:
+        shared = SimpleNamespace(connections=set(), default_headers=[])
         server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(service, no_memory, Shared()), "127.0.0.1", 0
+            lambda: Connection(service, no_memory, shared), "127.0.0.1", 0
         )
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         target = "/healthz" if place == "the application" else "/v1/batches"
