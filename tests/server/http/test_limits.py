@@ -155,6 +155,16 @@ def small(server: RunningServer) -> Answer:
     return server.get("/v1/batches", **{**LARGE, "count": 1})
 
 
+def test_a_reader_that_takes_little_is_not_dropped(tight: RunningServer) -> None:
+    """In a time-out it takes less than the third of its buffer after which the kernel asks for more."""
+    until = time.monotonic() + 3 * SEND_TIMEOUT_SECONDS
+    with stalled_readers(tight, 1) as (slow,):
+        while time.monotonic() < until:
+            assert slow.recv(4096)
+            time.sleep(0.05)
+        assert "dropped" not in tight.log()
+
+
 def test_a_stalled_reader_is_dropped_and_others_go_on(tight: RunningServer) -> None:
     expected = small(tight).body
     began = time.monotonic()
