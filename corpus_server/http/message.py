@@ -21,6 +21,7 @@ MAX_FRAMING_BYTES = 64 * 1024
 """Bytes of chunk sizes, extensions and trailers beyond one per byte of the body: chunks of a single byte cost
 much more than they bring."""
 
+_CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 _ABSOLUTE = re.compile(rb"(?i)https?://[^/?#]+")
 
 
@@ -49,6 +50,7 @@ class Message:
         self._target = b""
         self._body: list[bytes] = []
         self._left = 0  # bytes of the body, or of its chunk, that are to come
+        self._error: CorpusServerError | None = None  # of a callback
         self._num_body = 0
         self._num_framing = 0
         self._size_line: bytes | None = None  # of a chunk, as far as it has come; None: no more are parsed
@@ -96,6 +98,9 @@ class Message:
             self._left = int(length)
             self.complete = not self._left
         elif encoding.lower() == "chunked" and self.version == "1.1":
+            if self._parser.should_upgrade():  # it would read no chunks
+                self._parser = httptools.HttpRequestParser(self)
+                self._parse(_CHUNKED)
             self._size_line = b""
         else:
             raise BadRequest(f"Transfer-Encoding must be chunked, of HTTP/1.1, got {encoding[:100]!r}")
@@ -121,7 +126,8 @@ class Message:
         except httptools.HttpParserUpgrade:
             pass  # to no protocol: the request is answered as if it had not asked
         except httptools.HttpParserCallbackError as error:
-            raise error.__context__ or error from None
+            # Not its context: that is whatever is handled now, such as the 404 that is the response.
+            raise self._error or error from None
         except httptools.HttpParserError as error:
             raise BadRequest(f"the request must be HTTP/1.1 (RFC 9112): {error}") from error
 
@@ -150,7 +156,8 @@ class Message:
         self._left = size + 2 if size else 0  # with the line's end behind the chunk
         self._num_body += size
         if self._num_body > (most := max_body_bytes(self.head)):
-            raise BodyTooLarge(f"the body of this request must have at most {most} bytes")
+            self._error = BodyTooLarge(f"the body of this request must have at most {most} bytes")
+            raise self._error
 
     def on_body(self, body: bytes) -> None:
         """Take some of a chunk."""

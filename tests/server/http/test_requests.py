@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
 
@@ -321,3 +322,29 @@ def test_an_upgrade_is_not_taken(server: RunningServer, target: str, protocol: s
     if answer.status != 200:
         check_raw_problem(answer, answer.status)
     assert answer.status in (200, 400, 426)
+
+
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/plans"])
+def test_an_upgrade_does_not_hide_a_body_in_chunks(server: RunningServer, plan_id: str, path: str) -> None:
+    """As Java's client sends it; the body is read as one, and the request behind it is answered."""
+    lines = ["Connection: Upgrade", "Upgrade: h2c", "Transfer-Encoding: chunked"]
+    plan = json.dumps(PLAN).encode()
+    body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (plan[:9], plan[9:])) + b"0\r\n\r\n"
+    request = get(f"/v1/batches?plan={plan_id}&{KNOWN}&step=3", *lines)
+    if path == "/v1/plans":
+        request = get(path, *lines).replace(b"GET", b"POST", 1)
+    with RawConnection(server) as connection:
+        connection.send(request + body + get("/healthz"))
+        answer = connection.read()
+        assert answer.status == 200
+        assert answer.json()["id"] == plan_id if path == "/v1/plans" else answer.body == right(3)
+        assert connection.read().json() == {"status": "alive"}
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nothing", 404), ("/v1/corpora/a", 405)])
+def test_a_chunk_that_is_too_large_is_no_failure(server: RunningServer, path: str, status: int) -> None:
+    """Whoever is refused for another reason hears that one."""
+    request = get(path, "Transfer-Encoding: chunked").replace(b"GET", b"POST", 1)
+    with RawConnection(server) as connection:
+        connection.send(request + b"fffff\r\n" + b"a" * 100)
+        assert connection.read().status == status
