@@ -239,7 +239,12 @@ def _read_piece(folder: Path, text: str, store: str | None) -> tuple[Path, str]:
     depth = next((number for number, found in enumerate(is_pattern) if found), len(parts))
     root = _plain("".join(f"{part}/" for part in parts[:depth]))
     pattern = _pattern("/".join(parts[depth:]))
-    return (_at(folder, root).resolve() if store is None else Path("/", root.strip("/"))), pattern
+    if store is not None:
+        return Path("/", root.strip("/")), pattern
+    try:
+        return _at(folder, root).resolve(), pattern
+    except RuntimeError:  # a symbolic link to itself: nothing will be found there
+        return _at(folder, root).absolute(), pattern
 
 
 def _read_split(text: str) -> str:

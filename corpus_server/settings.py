@@ -247,7 +247,7 @@ class Setting(NamedTuple):
 
     def check(self, value: Any) -> None:
         """Raise `InvalidParameter` if a value has another type or lies outside what is accepted."""
-        good = isinstance(value, int | float if self.kind is float else self.kind)
+        good = isinstance(value, int | float if self.kind is float else self.kind) and "\0" not in str(value)
         if self.kind is str and self.accepted is not None:
             good = value in self.accepted
         elif good and self.accepted is not None:
@@ -293,7 +293,7 @@ def _with_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     paths = {each.name for each in all_settings() if each.kind is Path}
     return {
         # A value of another type is refused when the settings are made.
-        name: (folder / Path(value).expanduser()).absolute()
+        name: (folder / os.path.expanduser(value)).absolute()  # noqa: PTH111 - Path's fails on unknown users
         if name in paths and isinstance(value, str | Path)
         else value
         for name, value in values.items()

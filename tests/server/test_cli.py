@@ -254,12 +254,23 @@ def state_dir_is_a_file(folder: Path) -> list[str | Path]:
     return [*good("--port", "0")(folder), "--state-dir", folder / "state"]
 
 
+def link_to_itself(folder: Path) -> list[str | Path]:
+    (folder / "link").symlink_to("link")
+    return [folder / "link"]
+
+
 CORPUS = '[corpora.web]\npath = "."\n'
 MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
     ("nothing", lambda folder: [], "no corpus to serve"),
     ("missing", lambda folder: [folder / "none"], "found nothing"),
     ("empty-folder", lambda folder: [folder], "expected token files in the folder"),
     ("damaged", bad_llmc, "cut.bin"),
+    ("link-to-itself", link_to_itself, "found nothing"),
+    (
+        "state-dir-of-nobody",
+        good("--port", "0", "--state-dir", "~nobody-has-this-name/s", "--workers", "0"),
+        "workers",
+    ),
     ("device", lambda folder: [Path("/dev/null")], "regular file"),
     ("name", lambda folder: [f"a b={folder}"], "corpus name 'a b'"),
     ("same-name", lambda folder: [*good()(folder), *good()(folder)], "two corpora are named 'a'"),
@@ -324,6 +335,18 @@ def test_a_port_in_use_ends_the_server(tmp_path: Path, workers: str) -> None:
     assert f"cannot listen on host 127.0.0.1, port {port}: Address already in use" in said.stderr
     assert "Traceback" not in said.stderr
     assert "is ready" not in said.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(corpora: dict[str, ServedCorpus], tmp_path: Path, closed: str) -> None:
+    """What is opened later does not take the place of a stream, and is not written to."""
+    asked = command("inspect", corpora["web"].path)
+    line = f'"$@" {closed} 2> {tmp_path / "said"}' if closed == ">&-" else f'"$@" {closed}'
+    ended = subprocess.run(
+        ["sh", "-c", line, "sh", *asked], env=environment(), check=False, stderr=subprocess.PIPE, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not (tmp_path / "said").exists() or not (tmp_path / "said").read_text()
 
 
 def test_output_to_a_closed_pipe_is_no_traceback(corpora: dict[str, ServedCorpus]) -> None:

@@ -95,6 +95,8 @@ FILE_MISTAKES: list[tuple[str, bytes | str, str]] = [
     ("token-range", CORPUS + "token_range = [3, 2]", r"token_range must be start and stop, .* got \[3, 2\]"),
     ("host-number", CORPUS + "[server]\nhost = 127", r"host must be a string, got 127"),
     ("state-dir-number", CORPUS + "[server]\nstate_dir = 1", r"state_dir must be a path, got 1"),
+    ("state-dir-nul", CORPUS + '[server]\nstate_dir = "a\\u0000"', r"state_dir must be a path, got .*a\\x00"),
+    ("uds-nul", CORPUS + '[server]\nuds = "a\\u0000"', r"uds must be a path, got .*a\\x00"),
     ("nothing", "", "no corpus to serve"),
 ]
 
