@@ -7,9 +7,12 @@ import gc
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from corpus_server import metrics
@@ -63,7 +66,7 @@ class Service:
     """
 
     def __init__(self, catalog: Catalog, store: PlanStore, settings: Settings) -> None:
-        self.gather_threads = _started(settings.gather_threads, "gather")
+        self.gather_threads = GatherThreads(settings.gather_threads)
         self._control_threads = _started(_CONTROL_THREADS, "control")
         # Of its own: one that is parsed for a second would keep all other plans waiting.
         self._large_thread = _started(1, "large-plan")
@@ -120,7 +123,8 @@ class Service:
         """Stop the threads; idempotent. Waits for them: they must not touch a map that is gone."""
         self.prefetcher.close()
         self.stager.close()
-        for threads in (self.gather_threads, self._control_threads, self._large_thread, self._probe_thread):
+        self.gather_threads.close()
+        for threads in (self._control_threads, self._large_thread, self._probe_thread):
             threads.shutdown(cancel_futures=True)
 
     def why_not_ready(self) -> str | None:
@@ -199,7 +203,7 @@ class Service:
             with self.working():
                 return work()
 
-        return await asyncio.get_running_loop().run_in_executor(self.gather_threads, noted)
+        return await self.gather_threads.run(noted)
 
     def refusing(self) -> None:
         """Have threads begin nothing until the event loop has taken what has come; for the loop's thread.
@@ -220,6 +224,79 @@ class Service:
             yield
         finally:
             del self._working_since[threading.get_ident()]
+
+
+class GatherThreads:
+    """Threads of which the one that ended its work last takes the next.
+
+    Beside the standard library's pool, whose threads take turns, and its two futures for each call, a request
+    of 16 x 1,025 costs 0.85 of the CPU (`scripts/bench latency`); see docs/performance.md.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._idle: list[SimpleQueue[Callable[[], None] | None]] = []  # of each idle thread
+        self._closed = False
+        self._threads = _started(number, "gather")
+        for _ in range(number):
+            self._threads.submit(self._work)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run work in a thread, and return or raise what it does."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def call() -> None:
+            try:
+                settle = partial(_settle, future, work())
+            except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+                settle = partial(_settle, future, error=error)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle)
+
+        self.submit(call)
+        return await future
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Have a thread make a call that raises nothing."""
+        with self._lock:
+            if self._idle:
+                self._idle.pop().put(call)
+            else:
+                self._waiting.append(call)
+
+    def close(self) -> None:
+        """End the threads after what they do now, without what waits; idempotent."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+            for inbox in self._idle:
+                inbox.put(None)
+            self._idle.clear()
+        self._threads.shutdown()
+
+    def _work(self) -> None:
+        inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                call = self._waiting.popleft() if self._waiting else None
+                if call is None:
+                    self._idle.append(inbox)
+            if call is None and (call := inbox.get()) is None:
+                return
+            call()
+            del call  # what it holds is not needed while this thread waits
+
+
+def _settle(future: asyncio.Future[T], result: Any = None, error: BaseException | None = None) -> None:
+    if not future.done():  # else its task was cancelled
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
 
 def _started(number: int, name: str) -> ThreadPoolExecutor:

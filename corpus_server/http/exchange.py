@@ -9,7 +9,7 @@ A slow reader therefore costs no thread, only the loop's attention and the memor
 drives the responses of `ROUTES` itself; all others, and these under another server, the application does.
 
 A thread writes past the event loop's transport, whose own `write` copies into the kernel with the GIL held,
-up to megabytes at a time, and every gather of the process waits for that long. `sendmsg` releases the GIL.
+up to megabytes at a time, and every gather of the process waits for that long. `writev` releases the GIL.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -179,10 +180,10 @@ class Exchange:
                 del rest  # no more than one piece is held
         finally:
             if to is not None:
-                to.close()
+                os.close(to)
             self._finish()
 
-    def _advance(self, to: socket.socket | None) -> Sequence[Buffer]:
+    def _advance(self, to: int | None) -> Sequence[Buffer]:
         """Make the response, then read and send until all is sent, or something is not; in a gather thread.
 
         Returns:
@@ -273,7 +274,7 @@ class Exchange:
             raise ClientLeft("the client left")
 
 
-def _writable(line: Line) -> socket.socket | None:
+def _writable(line: Line) -> int | None:
     """Return a second descriptor of a connection, for threads; None if there can be none: the loop sends all.
 
     The loop may close its own descriptor at any time, and the number would soon mean another file.
@@ -281,15 +282,16 @@ def _writable(line: Line) -> socket.socket | None:
     if line.is_tls:  # a thread cannot write ciphertext
         return None
     try:
-        return socket.socket(fileno=os.dup(line.transport.get_extra_info("socket").fileno()))
+        return os.dup(line.transport.get_extra_info("socket").fileno())
     except OSError:  # no descriptor is left
         return None
 
 
-def _write(to: socket.socket, parts: Sequence[Buffer], seconds: float) -> Sequence[Buffer]:
+def _write(to: int, parts: Sequence[Buffer], seconds: float) -> Sequence[Buffer]:
     """Send until everything is taken or the reader falls behind; return what was not taken.
 
     Args:
+        to: descriptor that does not block.
         parts: buffers of single bytes.
         seconds: to wait for the reader; below zero: what it takes at once is sent all the same.
 
@@ -300,10 +302,14 @@ def _write(to: socket.socket, parts: Sequence[Buffer], seconds: float) -> Sequen
     rest = parts
     while rest:
         try:
-            to.settimeout(max(0.0, until - time.monotonic()))
-            rest = _without(rest, to.sendmsg(rest))
-        except (BlockingIOError, TimeoutError):
-            break
+            rest = _without(rest, os.writev(to, rest))
+        except BlockingIOError:
+            if (seconds := until - time.monotonic()) <= 0:
+                break
+            poll = select.poll()
+            poll.register(to, select.POLLOUT)
+            if not poll.poll(seconds * 1000):
+                break
         except OSError as error:
             raise ClientLeft("the connection is closed") from error
     return rest

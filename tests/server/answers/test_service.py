@@ -123,15 +123,18 @@ def test_the_end_stops_all_threads(tmp_path: Path) -> None:
         stager_close = stack.enter_context(patch.object(service.stager, "close", wraps=service.stager.close))
         for _ in range(service.settings.gather_threads):
             service.gather_threads.submit(hold)
-        waiting = service.gather_threads.submit(int)
+        done: list[str] = []
+        service.gather_threads.submit(lambda: done.append("what waits is dropped"))
         assert held.wait(LONG)
         closing = threading.Thread(target=service.close)
         closing.start()
-        while not waiting.cancelled():
+        while not stager_close.called:
             time.sleep(0.001)
+        time.sleep(0.1)  # the gather threads are told next
         end.set()
         closing.join(LONG)
         assert not set(threading.enumerate()) - before
+        assert not done
         stager_close.assert_called_once_with()
         service.close()
 

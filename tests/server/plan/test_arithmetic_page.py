@@ -1,0 +1,282 @@
+"""docs/arithmetic.md is complete: an implementation from that page alone agrees with the server.
+
+`tests/second.py` is that implementation. It is compared with the vectors, with the golden rows, and with the
+server on random plans over everything that the page defines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from corpus_server.errors import InvalidPlan
+from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.mixture import quantise
+from corpus_server.plan.permutation import invert, mix64, permute, round_keys, stream_key, uniform
+from tests import second
+from tests.second import SecondPlan
+from tests.serving import ROOT
+
+VECTORS: Final = json.loads((ROOT / "docs" / "arithmetic_1.json").read_text(encoding="utf-8"))
+GOLDEN: Final = json.loads((ROOT / "tests/server/plan/golden_rows_1.json").read_text(encoding="utf-8"))
+PLANS: Final = 1000
+PLANS_A_TEST: Final = 50
+
+
+def u64(values: list[str] | list[int]) -> np.ndarray:
+    return np.array([int(value) for value in values], np.uint64)
+
+
+def numbers(array: np.ndarray) -> list[int]:
+    return [int(value) for value in array]
+
+
+# The vectors
+
+
+def test_mix() -> None:
+    for vector in VECTORS["mix"]:
+        assert second.mix(int(vector["x"])) == int(vector["result"])
+    assert numbers(mix64(u64([vector["x"] for vector in VECTORS["mix"]]))) == [
+        int(vector["result"]) for vector in VECTORS["mix"]
+    ]
+
+
+@pytest.mark.parametrize("vector", VECTORS["key"])
+def test_key(vector: dict[str, str]) -> None:
+    purpose, seed, name = vector["purpose"], int(vector["seed"]), vector["name"]
+    assert second.key(purpose, seed, name) == stream_key(purpose, seed, name) == int(vector["result"])
+
+
+@pytest.mark.parametrize("vector", VECTORS["round_keys"])
+def test_round_keys(vector: dict[str, Any]) -> None:
+    """Check the page's round keys. The server keeps others, made from these; `permute` compares those."""
+    found = second.round_keys(int(vector["key"]), int(vector["epoch"]))
+    assert found == tuple(int(value) for value in vector["result"])
+
+
+@pytest.mark.parametrize("vector", VECTORS["permute"], ids=lambda vector: vector["n"])
+def test_permute_and_invert(vector: dict[str, Any]) -> None:
+    n, key, epoch = int(vector["n"]), int(vector["key"]), int(vector["epoch"])
+    positions, expected = u64(vector["positions"]), u64(vector["result"])
+    assert [second.permute(position, n, key, epoch) for position in numbers(positions)] == numbers(expected)
+    assert [second.invert(value, n, key, epoch) for value in numbers(expected)] == numbers(positions)
+    keys = round_keys(key, u64([epoch]))
+    assert numbers(permute(positions, n, keys)) == numbers(expected)
+    assert numbers(invert(expected, n, keys)) == numbers(positions)
+
+
+@pytest.mark.parametrize("vector", VECTORS["draw"], ids=lambda vector: vector["bound"])
+def test_draw(vector: dict[str, Any]) -> None:
+    bound, key, counters = int(vector["bound"]), int(vector["key"]), u64(vector["counters"])
+    expected = [int(value) for value in vector["result"]]
+    assert [second.draw(counter, bound, key) for counter in numbers(counters)] == expected
+    assert numbers(uniform(key, counters, bound)) == expected
+
+
+@pytest.mark.parametrize("vector", VECTORS["units"])
+def test_units(vector: dict[str, dict[str, float]]) -> None:
+    assert second.units(vector["weights"]) == dict(quantise(vector["weights"])) == vector["result"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["slots"], ids=lambda vector: vector["seed"])
+def test_slots(vector: dict[str, Any]) -> None:
+    seed, stage, block = int(vector["seed"]), vector["stage"], int(vector["block"])
+    assert [second.slot(offset, block, seed, stage) for offset in vector["offsets"]] == vector["result"]
+    assert [second.slots(block, seed, stage)[offset] for offset in vector["offsets"]] == vector["result"]
+    keys = round_keys(stream_key("mixture", seed, str(stage)), u64([block]))
+    assert numbers(permute(u64(vector["offsets"]), 65536, keys)) == vector["result"]
+
+
+def test_the_page_has_vectors_of_every_part() -> None:
+    assert set(VECTORS) == {"mix", "key", "round_keys", "permute", "draw", "units", "slots"}
+    assert len(GOLDEN) == 101
+
+
+# The golden rows
+
+
+def fingerprints(plan: SecondPlan) -> dict[str, str]:
+    return {name: f"sampled-{name}" for name in plan.sources}
+
+
+def rows_of(plan: SecondPlan, step: int) -> list[tuple[int, int]]:
+    return [plan.located(step, row) for row in range(plan.global_batch_size(step))]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_rows(name: str) -> None:
+    case = GOLDEN[name]
+    plan = SecondPlan(case["plan"], case["shard_tokens"])
+    assert plan.id(fingerprints(plan)) == case["id"]
+    for golden in case["rows"]:
+        rows = rows_of(plan, golden["step"])
+        assert [list(row) for row in rows[:3]] == golden["first"]
+        assert [list(row) for row in rows[-3:]] == golden["last"]
+        packed = b"".join(struct.pack("<qq", *row) for row in rows)
+        assert hashlib.sha256(packed).hexdigest() == golden["sha256"]
+
+
+# Random plans
+
+NAMES: Final = ("web", "code", "Z", "a", "wéb", "\uffff", "\U0001f600", 'say "it"\\')
+SEEDS: Final = (0, 1, 1337, 2**63, 2**64 - 1)
+MAX_STEP: Final = 2**40
+
+
+def draw_shards(random: Random, seq_len: int) -> list[int]:
+    """Return the tokens of a source's shards; some shards are too short for a window."""
+    sizes = (0, seq_len, seq_len + 1, 2 * seq_len, 100 * seq_len, 3000, 100_000)
+    shards = [random.randint(0, random.choice(sizes)) for _ in range(random.randint(1, 5))]
+    if random.random() < 0.05:
+        shards.append(random.randrange(10**13))
+    shards.insert(random.randrange(len(shards) + 1), seq_len + 1 + random.choice((0, 1, seq_len, 5000)))
+    return shards
+
+
+def draw_order(random: Random) -> Any:
+    blocks, groups = random.choice((1, 2, 7, 100, 5000)), random.choice((1, 2, 3, 8, 600))
+    bounded = {"shuffle": {"block_windows": blocks, "group_blocks": groups}}
+    return random.choice(("shuffle", "shuffle", "sequential", "random", bounded, bounded, bounded))
+
+
+def draw_ranges(random: Random, stop: int) -> list[list[int]]:
+    """Return ranges in [0, stop): a few short ones, or one or two that leave little."""
+    if random.random() < 0.3:
+        left = random.randrange(stop)
+        length = random.randint(1, max(1, stop // random.choice((2, 10, 50))))
+        ranges = [[0, left], [left + length, stop]]
+    else:
+        starts = [random.randrange(stop) for _ in range(random.randint(1, 6))]
+        ranges = [[start, start + random.randint(1, max(1, stop // 20))] for start in starts]
+    return [[start, min(stop, end)] for start, end in ranges if start < min(stop, end)]
+
+
+def draw_weight(random: Random) -> float:
+    number = random.randint(1, 9)
+    return random.choice((1, number, random.random() + 0.001, 0.1 * number, 65535))
+
+
+def draw_stage(random: Random, seq_len: int, shard_tokens: Mapping[str, list[int]]) -> dict[str, Any]:
+    names = random.sample(sorted(shard_tokens), random.randint(1, len(shard_tokens)))
+    parts = random.choice((1, 1, *(part for part in (2, 3, 4, 8) if seq_len % part == 0)))
+    stage: dict[str, Any] = {
+        "global_batch_size": parts * random.choice((1, 2, 3, 8, 30)),
+        "mixture": {name: draw_weight(random) for name in names},
+    }
+    if parts > 1 or random.random() < 0.1:
+        stage["seq_len"] = seq_len // parts
+    if random.random() < 0.4:
+        among = random.choice((names, names, sorted(shard_tokens)))  # also sources of other stages
+        chosen = random.sample(among, random.randint(1, len(among)))
+        stage["exclude"] = {name: draw_ranges(random, sum(shard_tokens[name])) for name in chosen}
+    return stage
+
+
+def draw_plan(random: Random) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """Return the document of a plan and the tokens of its shards; the server may refuse it.
+
+    Where a plan mixes, its seed is mostly one of a few: a block's slots cost 0.05 s in Python, and are kept.
+    """
+    seq_len = random.choice((1, 2, 3, 6, 8, 8, 12, 24, 64))
+    names = random.sample(NAMES, random.choice((1, 1, 2, 3, 4)))
+    shard_tokens = {name: draw_shards(random, seq_len) for name in names}
+    document: dict[str, Any] = {"seq_len": seq_len, "order": draw_order(random), "stages": []}
+    document["seed"] = random.choice(SEEDS) if random.random() < 0.9 else random.getrandbits(64)
+    if document["order"] != "random" and random.random() < 0.4:
+        document["stride"] = random.randint(1, 3 * seq_len)
+    from_step = 0
+    for _ in range(random.choice((1, 1, 2, 3, 4))):
+        document["stages"].append({"from_step": from_step, **draw_stage(random, seq_len, shard_tokens)})
+        from_step += random.randint(1, random.choice((1, 10, 100, 1000, 1000, 10**6)))
+    if random.random() < 0.4:
+        starts = [random.randrange(random.choice((3, 100, 2000, 10**6))) for _ in range(random.randint(1, 4))]
+        document["skip_steps"] = [[start, start + random.randint(1, 50)] for start in starts]
+    for field in ("seed", "order"):
+        if random.random() < 0.1:
+            del document[field]  # the page has its default
+    return document, shard_tokens
+
+
+def draw_steps(random: Random, document: Mapping[str, Any]) -> list[int]:
+    """Return steps around the starts of stages, near the beginning, and for some plans far away."""
+    starts = [stage["from_step"] for stage in document["stages"]]
+    steps = {0, random.randrange(100), *(max(0, random.choice(starts) + around) for around in (-2, -1, 0, 1))}
+    if random.random() < 0.3:
+        steps.add(random.choice((random.randrange(10**6), random.randrange(MAX_STEP), MAX_STEP)))
+    return sorted(steps)
+
+
+def sampler_of(document: Mapping[str, Any], shard_tokens: Mapping[str, list[int]]) -> Sampler:
+    plan = Plan.from_json(document)
+    return Sampler(plan.bind({name: f"sampled-{name}" for name in plan.sources}), shard_tokens)
+
+
+def accepted_plan(random: Random) -> tuple[dict[str, Any], dict[str, list[int]], Sampler]:
+    """Return a random plan that the server accepts."""
+    while True:
+        document, shard_tokens = draw_plan(random)
+        try:
+            return document, shard_tokens, sampler_of(document, shard_tokens)
+        except InvalidPlan:
+            continue
+
+
+@pytest.mark.parametrize("first", range(0, PLANS, PLANS_A_TEST))
+def test_random_plans(first: int) -> None:
+    for seed in range(first, first + PLANS_A_TEST):
+        random = Random(seed)
+        document, shard_tokens, sampler = accepted_plan(random)
+        case = f"seed {seed}: {json.dumps(document)} over {json.dumps(shard_tokens)}"
+        plan = SecondPlan(document, shard_tokens)
+        assert plan.canonical_json(fingerprints(plan)) == sampler.plan.canonical_json, case
+        assert plan.id(fingerprints(plan)) == sampler.plan.id, case
+        for step in draw_steps(random, document):
+            rows = rows_of(plan, step)
+            found = sampler.locate(step)[0]
+            assert [tuple(row) for row in found.tolist()] == rows, f"step {step}, {case}"
+            world_size = random.choice([size for size in range(1, len(rows) + 1) if len(rows) % size == 0])
+            rank = random.randrange(world_size)
+            share = slice(rank * len(rows) // world_size, (rank + 1) * len(rows) // world_size)
+            found = sampler.locate(step, rank=rank, world_size=world_size)[0]
+            assert [tuple(row) for row in found.tolist()] == rows[share], f"step {step}, rank {rank}, {case}"
+
+
+def features(document: Mapping[str, Any], shard_tokens: Mapping[str, list[int]]) -> set[str]:
+    stages = document["stages"]
+    order = document.get("order", "left out")
+    found = {f"order {order if isinstance(order, str) else 'bounded'}"}
+    found |= {f"{field} left out" for field in ("seed",) if field not in document}
+    found |= {field for field in ("stride", "skip_steps") if field in document}
+    found |= {field for stage in stages for field in ("seq_len", "exclude") if field in stage}
+    if len(stages) > 1:
+        found.add("stages")
+    if any(len(stage["mixture"]) > 1 for stage in stages):
+        found.add("mixture")
+    if any(min(tokens) <= document["seq_len"] for tokens in shard_tokens.values()):
+        found.add("shard without a window")
+    return found
+
+
+def test_random_plans_cover_what_the_page_defines() -> None:
+    counts = Counter(feature for seed in range(PLANS) for feature in features(*draw_plan(Random(seed))))
+    assert set(counts) == {
+        *(
+            "order shuffle",
+            "order sequential",
+            "order random",
+            "order bounded",
+            "order left out",
+            "seed left out",
+        ),
+        *("stride", "skip_steps", "seq_len", "exclude", "stages", "mixture", "shard without a window"),
+    }
+    assert min(counts.values()) > PLANS // 20
