@@ -439,6 +439,8 @@ class SecondPlan:
             window = offset
         elif self.order == "random":
             window, epoch = draw(position, n, key("random", self.seed, name)), 0
+        elif isinstance(self.order, str):
+            raise ValueError(f"docs/arithmetic.md has no order {self.order!r}")
         else:
             groups = Groups(n, self.order["shuffle"], self.seed, name, epoch)
             window = groups.window(offset)

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.response import NO_STORE, Response, Slices, json_response, not_modified
+from corpus_server.answers.response import (
+    NO_STORE,
+    PLAN_HEADER,
+    Response,
+    Slices,
+    json_response,
+    not_modified,
+)
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import Integer, QueryParameters, Step, Token, plan_headers, staged_rows
 from corpus_server.corpus.corpus import Corpus
@@ -22,7 +29,6 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.plan.document import MAX_SEED
 from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare_slices
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
-from corpus_server.read import wire
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
 from corpus_server.read.text import Span, check_available, decode_known, spans
 
@@ -229,7 +235,7 @@ def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead)
         first=query.first,
         rows=shown,
     )
-    return json_response(fields, {**NO_STORE, wire.PLAN: bound.plan.id})
+    return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id})
 
 
 def corpus_spans(service: Service, corpus: Corpus, query: SpansQuery) -> Slices[Response]:

@@ -8,7 +8,15 @@ import numpy as np
 import xxhash
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.response import NO_STORE, Response, Slices, json_response, not_modified
+from corpus_server.answers.response import (
+    NO_STORE,
+    PLAN_HEADER,
+    Response,
+    Slices,
+    checksum_value,
+    json_response,
+    not_modified,
+)
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import (
     MAX_COUNT,
@@ -26,7 +34,6 @@ from corpus_server.described import described
 from corpus_server.errors import AnswerTooLarge, InvalidParameter
 from corpus_server.plan.questions.lookup import Sighting, look_up_slices
 from corpus_server.plan.questions.usage import SourceUsage, usage_slices
-from corpus_server.read import wire
 from corpus_server.read.reading import WindowReading, hash_slices, num_bytes
 
 MAX_RECEIPT_BYTES = 2**30
@@ -168,7 +175,7 @@ def receipt(service: Service, plan_id: str, query: StepQuery, request: RequestHe
         step=step,
         plan_step=bound.sampler.timeline.plan_step(step),
         global_batch_size=rows,
-        digest=wire.checksum_value(digest),
+        digest=checksum_value(digest),
     )
     return json_response(fields, headers)
 
@@ -204,7 +211,7 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
     total = sum(bound.shards[number][1].size_bytes for number in used.tolist())
     fields = Shards(plan=bound.plan.id, step=step, count=count, num_bytes=total, shards=listed)
     # What is on this machine changes from moment to moment.
-    return json_response(fields, {**NO_STORE, wire.PLAN: bound.plan.id})
+    return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id})
 
 
 def usage(service: Service, plan_id: str, query: UsageQuery, request: RequestHead) -> Slices[Response]:

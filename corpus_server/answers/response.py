@@ -1,14 +1,20 @@
-"""An HTTP response as the core makes it: status, headers and body, for any server that sends it."""
+"""An HTTP response as the core makes it: status, headers and body, for any server that sends it.
+
+The client's `corpus_client.network.wire` knows the same names of headers and dtypes, and the same checksum.
+Golden bytes in `tests/contract` hold the two together.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
 import orjson
@@ -17,10 +23,39 @@ from pydantic import ValidationError
 
 from corpus_server.admission.request import REQUEST_ID, RequestHead
 from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized
-from corpus_server.read import wire
 from corpus_server.read.bound_plan import Source
 from corpus_server.read.reading import PIECE_BYTES, Reading, hash_slices, num_bytes, read_pieces
 from corpus_server.readers.registry import Reader
+
+SHAPE_HEADER = "Corpus-Shape"
+DTYPE_HEADER = "Corpus-Dtype"
+PLAN_HEADER = "Corpus-Plan"
+PLAN_STEP_HEADER = "Corpus-Plan-Step"
+CHECKSUM_HEADER = "Corpus-Checksum"
+RANGE_HEADER = "Corpus-Range"
+TIMING_HEADER = "Server-Timing"
+
+TAIL = "xxh3-64=tail"
+"""Value of the checksum header where the checksum follows the array: 8 bytes, the last of the body."""
+
+TAIL_BYTES = 8
+
+ChecksumPlace = Literal["true", "tail", "false"]
+Format = Literal["raw", "npy", "json", "text"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+MEDIA_TYPES: Mapping[Format, str] = {
+    "raw": "application/octet-stream",
+    "npy": "application/x-npy",
+    "json": "application/json",
+    "text": "text/plain; charset=utf-8",
+}
+
+IMMUTABLE = "max-age=31536000, immutable"
+"""`Cache-Control` where a plan's id stands for the content of its corpora."""
+
+REVALIDATED = "no-cache"
+"""`Cache-Control` where a corpus is named, which another corpus may be called tomorrow: a 304 says if not."""
 
 Buffer = bytes | memoryview
 T = TypeVar("T")
@@ -128,8 +163,8 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 def array_response(
     reading: Reading,
     headers: Mapping[str, str],
-    chosen: wire.Format,
-    checksum: wire.ChecksumPlace,
+    chosen: Format,
+    checksum: ChecksumPlace,
     request: RequestHead,
 ) -> Slices[Response]:
     """Make the response that holds a reading's bytes.
@@ -144,16 +179,16 @@ def array_response(
         request: for a HEAD nothing is read.
     """
     size = num_bytes(reading)
-    prefix = wire.npy_header(reading.shape, reading.dtype) if chosen == "npy" else b""
-    length = len(prefix) + size + (wire.TAIL_BYTES if checksum == "tail" else 0)
+    prefix = npy_header(reading.shape, reading.dtype) if chosen == "npy" else b""
+    length = len(prefix) + size + (TAIL_BYTES if checksum == "tail" else 0)
     headers = {
         **headers,
-        **wire.array_headers(reading.shape, reading.dtype),
+        **array_headers(reading.shape, reading.dtype),
         "Content-Length": str(length),
-        "Content-Type": wire.MEDIA_TYPES[chosen],
+        "Content-Type": MEDIA_TYPES[chosen],
     }
     if checksum == "tail":
-        headers[wire.CHECKSUM] = wire.TAIL
+        headers[CHECKSUM_HEADER] = TAIL
     if request.method == "HEAD":
         return Response(200, headers)
     digest = xxhash.xxh3_64(prefix)
@@ -166,7 +201,7 @@ def array_response(
             pieces = iter(kept)
         else:
             yield from hash_slices(reading, digest)
-        headers[wire.CHECKSUM] = wire.checksum_value(digest)
+        headers[CHECKSUM_HEADER] = checksum_value(digest)
     first = next(pieces, memoryview(b""))
     body = _groups(prefix, first, pieces, size, digest if checksum == "tail" else None)
     return Response(200, headers, body, reading.check_unchanged)
@@ -202,7 +237,7 @@ def json_response(value: object, headers: Mapping[str, str]) -> Response:
         content = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # orjson refuses such names
         content = json.dumps(value, default=_plain).encode()
-    return Response.whole(content, {**headers, "Content-Type": wire.MEDIA_TYPES["json"]})
+    return Response.whole(content, {**headers, "Content-Type": MEDIA_TYPES["json"]})
 
 
 def _plain(value: Any) -> Any:
@@ -211,7 +246,7 @@ def _plain(value: Any) -> Any:
 
 def text_response(text: str, headers: Mapping[str, str]) -> Response:
     """Return a plain-text response."""
-    return Response.whole(text.encode(), {**headers, "Content-Type": wire.MEDIA_TYPES["text"]})
+    return Response.whole(text.encode(), {**headers, "Content-Type": MEDIA_TYPES["text"]})
 
 
 NO_STORE: Final = {"Cache-Control": "no-store"}
@@ -228,7 +263,7 @@ def caching(request: RequestHead, identity: str, *, immutable: bool, varies: boo
         immutable: whether the URL will mean the same identity for ever.
         varies: whether `Accept` decided its format.
     """
-    control = wire.IMMUTABLE if immutable else wire.REVALIDATED
+    control = IMMUTABLE if immutable else REVALIDATED
     place = "private" if request.caller.is_private else "public"
     headers = {"ETag": f'"{identity}"', "Cache-Control": f"{place}, {control}"}
     if varies:
@@ -309,3 +344,54 @@ def _echo(value: object) -> object:
         return value if value is None or abs(value) < 2**63 else str(value)[:_MAX_ECHO]
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _MAX_ECHO else text[:_MAX_ECHO] + "..."
+
+
+def array_headers(shape: Sequence[int], dtype: np.dtype[np.integer]) -> dict[str, str]:
+    """Return the headers that describe an array: `4,64,1025` and `uint16`."""
+    return {SHAPE_HEADER: ",".join(map(str, shape)), DTYPE_HEADER: _name(dtype)}
+
+
+def checksum_value(digest: xxhash.xxh3_64) -> str:
+    """Return the value of the checksum header: `xxh3-64=` and 16 hex digits."""
+    return f"xxh3-64={digest.hexdigest()}"
+
+
+def timing_value(seconds: float) -> str:
+    """Return the value of `Server-Timing` (W3C): `answer;dur=` and milliseconds."""
+    return f"answer;dur={seconds * 1e3:.3f}"
+
+
+def npy_header(shape: Sequence[int], dtype: np.dtype[np.integer]) -> bytes:
+    """Return the bytes that make raw tokens an NPY file (format 1.0, C order, little-endian)."""
+    prefix = io.BytesIO()
+    fields = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": tuple(shape)}
+    np.lib.format.write_array_header_1_0(prefix, fields)
+    return prefix.getvalue()
+
+
+def negotiate(accept: str | None, default: Format) -> Format:
+    """Return the answer's format for an `Accept` header: the known type of the highest weight.
+
+    Of equal weights the first counts (RFC 9110, 12.5.1); where no type is known, the default.
+    """
+    chosen, best = default, 0.0
+    for item in (accept or "").split(","):
+        media_type, *parameters = (part.strip().lower() for part in item.split(";"))
+        weight = next((_weight(part[2:]) for part in parameters if part.startswith("q=")), 1.0)
+        for name in FORMATS:
+            if weight > best and media_type == MEDIA_TYPES[name].partition(";")[0]:
+                chosen, best = name, weight
+    return chosen
+
+
+@cache
+def _name(dtype: np.dtype[np.integer]) -> str:
+    return dtype.name  # NumPy spells it anew each time, in 5 microseconds
+
+
+def _weight(text: str) -> float:
+    """Return a weight in [0, 1]; one that cannot be read counts as not given."""
+    try:
+        return min(1.0, float(text))
+    except ValueError:
+        return 1.0

@@ -29,11 +29,17 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers.response import (
     NO_STORE,
+    PLAN_HEADER,
+    PLAN_STEP_HEADER,
+    RANGE_HEADER,
+    ChecksumPlace,
+    Format,
     Response,
     Slices,
     array_response,
     caching,
     json_response,
+    negotiate,
     not_modified,
     text_response,
 )
@@ -43,7 +49,7 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.plan.declared import Schema
 from corpus_server.plan.document import INLINE_PLAN
 from corpus_server.plan.stage import MAX_STEP
-from corpus_server.read import text, wire
+from corpus_server.read import text
 from corpus_server.read.bound_plan import BoundPlan, Source
 from corpus_server.read.reading import RangeReading, Reading, WindowReading, num_bytes, read_arrays
 from corpus_server.readers.registry import Reader
@@ -89,9 +95,9 @@ class QueryParameters(BaseModel):
 class FormatQuery(QueryParameters):
     """Parameters of a route that answers tokens."""
 
-    format: wire.Format | None = None
+    format: Format | None = None
     """Format of the body; without it the `Accept` header decides."""
-    checksum: wire.ChecksumPlace = "true"
+    checksum: ChecksumPlace = "true"
     """Place of the checksum. `true`: in `Corpus-Checksum`; everything is read before the first byte is sent.
     `tail`: the last 8 bytes of the body (raw only). `false`: none."""
 
@@ -259,7 +265,7 @@ def token_range(
     query: FormatQuery,
     request: RequestHead,
     *,
-    default: wire.Format,
+    default: Format,
     fields: Mapping[str, int],
 ) -> Slices[Response]:
     """Make the response that holds tokens [start, stop) of a corpus.
@@ -279,7 +285,7 @@ def token_range(
         headers = dict(NO_STORE)
     else:
         headers = caching(request, identity, immutable=False, varies=query.format is None)
-    headers[wire.RANGE] = f"{start}-{stop}"
+    headers[RANGE_HEADER] = f"{start}-{stop}"
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     request.charge(num_bytes(reading))
@@ -299,9 +305,9 @@ def token_range(
     return response
 
 
-def _choose_format(request: RequestHead, query: FormatQuery, default: wire.Format) -> wire.Format:
+def _choose_format(request: RequestHead, query: FormatQuery, default: Format) -> Format:
     """Return the format asked for, by parameter or by `Accept`."""
-    return query.format or wire.negotiate(request.headers.get("accept"), default)
+    return query.format or negotiate(request.headers.get("accept"), default)
 
 
 def plan_headers(
@@ -316,7 +322,7 @@ def plan_headers(
         varies: whether `Accept` decided its format.
     """
     headers = caching(request, f"{bound.plan.id}.{identity}", immutable=by_id, varies=varies)
-    return {**headers, wire.PLAN: bound.plan.id}
+    return {**headers, PLAN_HEADER: bound.plan.id}
 
 
 class _InMemory:
@@ -337,7 +343,7 @@ class _InMemory:
         pass
 
 
-def _check_text(service: Service, reading: Reading, chosen: wire.Format, corpora: Iterable[Corpus]) -> None:
+def _check_text(service: Service, reading: Reading, chosen: Format, corpora: Iterable[Corpus]) -> None:
     if chosen in ("json", "text"):
         service.admission.check_text_size(reading.num_units * reading.unit_tokens, "count")
     if chosen == "text":
@@ -412,19 +418,19 @@ def _batches_as_text(
 
 
 def _step_headers(
-    bound: BoundPlan, query: BatchesQuery, request: RequestHead, what: str, chosen: wire.Format
+    bound: BoundPlan, query: BatchesQuery, request: RequestHead, what: str, chosen: Format
 ) -> dict[str, str]:
     identity = (
         f"{what}.{query.step}.{query.count}.{query.rank}.{query.world_size}.{_representation(query, chosen)}"
     )
     if chosen == "text":
-        headers = {**NO_STORE, wire.PLAN: bound.plan.id}
+        headers = {**NO_STORE, PLAN_HEADER: bound.plan.id}
     else:
         by_id = query.plan is not None
         headers = plan_headers(bound, request, identity, by_id=by_id, varies=query.format is None)
     plan_step = bound.sampler.timeline.plan_step(query.step)
     if plan_step != query.step:
-        headers[wire.PLAN_STEP] = str(plan_step)
+        headers[PLAN_STEP_HEADER] = str(plan_step)
     return headers
 
 
@@ -437,7 +443,7 @@ def _step_fields(bound: BoundPlan, query: StepsQuery) -> dict[str, str | int]:
     return fields | {"rank": query.rank, "world_size": query.world_size}
 
 
-def _representation(query: FormatQuery, chosen: wire.Format) -> str:
+def _representation(query: FormatQuery, chosen: Format) -> str:
     """Return the part of a response's identity that its form decides; refuse a form that does not exist."""
     if query.checksum != "tail":
         return chosen

@@ -29,11 +29,18 @@ from pydantic import ValidationError
 from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import tokens
-from corpus_server.answers.response import Buffer, ClientLeft, Response, Slices, problem
+from corpus_server.answers.response import (
+    TIMING_HEADER,
+    Buffer,
+    ClientLeft,
+    Response,
+    Slices,
+    problem,
+    timing_value,
+)
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import BatchesQuery, parameters
 from corpus_server.errors import CorpusServerError
-from corpus_server.read import wire
 from corpus_server.read.gather import OF_THREAD
 
 ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead], Slices[Response]]] = {
@@ -238,7 +245,7 @@ class Exchange:
         if self._groups is None:
             if (response := self._make()) is None:
                 return None
-            response.headers[wire.TIMING] = wire.timing_value(self.seconds)
+            response.headers[TIMING_HEADER] = timing_value(self.seconds)
             head = b"" if self._head is None else self._head(response)
             self.sent_bytes -= len(head)
             self._groups = iter(response.body)

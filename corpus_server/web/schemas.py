@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from corpus_server.answers.response import FORMATS, MEDIA_TYPES
 from corpus_server.answers.tokens import Integer, QueryParameters
-from corpus_server.read.wire import FORMATS, MEDIA_TYPES
 
 
 class PlansQuery(QueryParameters):

@@ -6,8 +6,8 @@ import numpy as np
 
 from corpus_client.network import wire as client
 from corpus_server import errors as server_errors
+from corpus_server.answers import response as server
 from corpus_server.corpus.formats.layout import TOKEN_DTYPES
-from corpus_server.read import wire as server
 
 
 def _subclasses(kind: type) -> list[type]:
@@ -15,14 +15,8 @@ def _subclasses(kind: type) -> list[type]:
 
 
 def test_header_names_are_the_same() -> None:
-    ours = (server.SHAPE, server.DTYPE, server.PLAN, server.CHECKSUM, server.TIMING)
-    assert tuple(name.lower() for name in ours) == (
-        client.SHAPE_HEADER,
-        client.DTYPE_HEADER,
-        client.PLAN_HEADER,
-        client.CHECKSUM_HEADER,
-        client.TIMING_HEADER,
-    )
+    for name in ("SHAPE_HEADER", "DTYPE_HEADER", "PLAN_HEADER", "CHECKSUM_HEADER", "TIMING_HEADER"):
+        assert getattr(server, name).lower() == getattr(client, name)
     assert (server.TAIL, server.TAIL_BYTES) == (client.CHECKSUM_TAIL, client.TAIL_BYTES)
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from corpus_server import live
-from corpus_server.metrics.declared import BOUNDS, SHARED
+from corpus_server.metrics.declared import BOUNDS, METRICS, SHARED, CorpusColumn
 from corpus_server.metrics.shared import Numbers, add_up
 
 PLAN = "a" * 64
@@ -136,6 +136,10 @@ def test_the_table_of_corpora_has_the_columns_that_metrics_declare() -> None:
         state = advance(state, counted(requests=50 * k), 5.0 * k)
     answer = state["answer"]
     assert {"column": "tokens_per_second", "title": "tokens/s"} in answer["corpus_columns"]
+    declared = [
+        each.title for metric in METRICS.values() for each in metric.live if isinstance(each, CorpusColumn)
+    ]
+    assert [each["title"] for each in answer["corpus_columns"]] == declared
     speeds = {each["corpus"]: each["values"]["tokens_per_second"] for each in answer["corpora"]}
     assert speeds == {"code": pytest.approx(1000, rel=0.01), "web": pytest.approx(9000, rel=0.01)}
     named = {line["column"] for chart in answer["charts"] for line in chart["lines"]}

@@ -61,7 +61,7 @@ def make_plan(
         corpus: name of a corpus of the server.
         seq_len: inputs of a row, in tokens.
         global_batch_size: rows of a step over all ranks.
-        order: `shuffle`, `sequential`, `random`, or one with parameters as a plan document spells it:
+        order: the name of an order, such as `shuffle`, or one with parameters as a plan document spells it:
             `{"shuffle": {"block_windows": 16384, "group_blocks": 64}}` or
             `{"megatron": {"num_samples": 1000000}}`.
         stride: tokens from the start of a window to the next one's; default: `seq_len`.

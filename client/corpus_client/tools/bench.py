@@ -45,7 +45,7 @@ def bench(
     seq_len: Annotated[int, typer.Option(help="inputs per row")] = 1024,
     batch_size: Annotated[int, typer.Option(help="rows per batch")] = 64,
     seconds: Annotated[float, typer.Option(help="how long to measure", min=0.1)] = 5.0,
-    order: Annotated[str, typer.Option(help="shuffle, sequential or random")] = "shuffle",
+    order: Annotated[str, typer.Option(help="an order without fields, see docs/plans.md")] = "shuffle",
     stored: Annotated[bool, typer.Option(help="tokens as stored instead of int64")] = False,
     local_root: Annotated[Path | None, typer.Option(help="read a local copy; ask for indices only")] = None,
     in_flight: Annotated[int, typer.Option(help="requests on the wire at a time")] = 2,

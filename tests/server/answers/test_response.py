@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.response import (
+    ChecksumPlace,
+    Format,
     Response,
     array_response,
     invalid_parameter,
@@ -24,7 +26,6 @@ from corpus_server.answers.response import (
 from corpus_server.answers.tokens import Integer
 from corpus_server.errors import CorpusServerError, InvalidParameter, Overloaded, Unauthorized
 from corpus_server.read.reading import PIECE_BYTES
-from corpus_server.read.wire import ChecksumPlace, Format
 from tests.server.http.making import body, made
 
 GET = RequestHead("GET", b"/v1/batches", {})

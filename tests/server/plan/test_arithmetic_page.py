@@ -22,6 +22,7 @@ from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.permutation import invert, mix64, permute, round_keys, stream_key, uniform
 from tests import second
+from tests.plans import PLAIN_ORDERS
 from tests.second import SecondPlan
 from tests.serving import ROOT
 
@@ -98,7 +99,11 @@ def test_slots(vector: dict[str, Any]) -> None:
 
 def test_the_page_has_vectors_of_every_part() -> None:
     assert set(VECTORS) == {"mix", "key", "round_keys", "permute", "draw", "units", "slots"}
-    assert len(GOLDEN) == 101
+
+
+@pytest.mark.parametrize("order", PLAIN_ORDERS)
+def test_the_page_defines_every_order(order: str) -> None:
+    assert f'\n| `"{order}"` | ' in (ROOT / "docs" / "arithmetic.md").read_text()
 
 
 # The golden rows
@@ -145,7 +150,7 @@ def draw_shards(random: Random, seq_len: int) -> list[int]:
 def draw_order(random: Random) -> Any:
     blocks, groups = random.choice((1, 2, 7, 100, 5000)), random.choice((1, 2, 3, 8, 600))
     bounded = {"shuffle": {"block_windows": blocks, "group_blocks": groups}}
-    return random.choice(("shuffle", "shuffle", "sequential", "random", bounded, bounded, bounded))
+    return random.choice(("shuffle", *PLAIN_ORDERS, bounded, bounded, bounded))
 
 
 def draw_ranges(random: Random, stop: int) -> list[list[int]]:
@@ -270,9 +275,7 @@ def test_random_plans_cover_what_the_page_defines() -> None:
     counts = Counter(feature for seed in range(PLANS) for feature in features(*draw_plan(Random(seed))))
     assert set(counts) == {
         *(
-            "order shuffle",
-            "order sequential",
-            "order random",
+            *(f"order {each}" for each in PLAIN_ORDERS),
             "order bounded",
             "order left out",
             "seed left out",

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from corpus_server.plan.document import Plan, Stage
+from corpus_server.answers.tokens import BatchesQuery
+from corpus_server.plan.document import INLINE_PLAN, Plan, Stage
 from corpus_server.plan.orders import ORDERS
 from tests.conftest import DOCUMENTS, TEXT, ServedCorpus
 from tests.reference import batch, one_source, window_of_row
@@ -233,20 +234,7 @@ def test_the_openapi_document_describes_the_parameters(server: RunningServer) ->
         "/v1/batches",
     } <= set(paths)
     listed = {p["name"]: p for p in paths["/v1/batches"]["get"]["parameters"]}
-    assert set(listed) == {
-        *(
-            "plan",
-            "corpus",
-            "seq_len",
-            "batch_size",
-            "seed",
-            "order",
-            "stride",
-            "block_windows",
-            "group_blocks",
-        ),
-        *("step", "count", "rank", "world_size", "format", "checksum"),
-    }
+    assert set(listed) == {*BatchesQuery.model_fields, *INLINE_PLAN}
     assert listed["step"]["required"]
     count = listed["count"]
     assert (count["description"], count["required"]) == ("Consecutive steps.", False)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from corpus_server.read import wire
+from corpus_server.answers import response as wire
 
 
 @pytest.mark.parametrize(
