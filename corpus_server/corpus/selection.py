@@ -192,10 +192,12 @@ def _walk(root: Path, include: Sequence[str]) -> Iterator[ShardFile]:
                 continue
             path = Path(entry.path)
             relative = path.relative_to(real_root)
-            if entry.is_dir(follow_symlinks=False):
-                if any(_match(list(relative.parts), pattern, is_folder=True) for pattern in patterns):
+            if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and path.is_dir()):
+                if not any(_match(list(relative.parts), pattern, is_folder=True) for pattern in patterns):
+                    continue  # as /sbin, a link beside the disks
+                if not entry.is_symlink():
                     pending.append(path)
-                continue
+                    continue
             if entry.is_symlink():
                 _check_link(path, real_root)
             yield ShardFile(relative.as_posix(), path)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from corpus_server.errors import InvalidParameter
 from corpus_server.settings import Settings
+from corpus_server.user_files import open_fd
 
 BACKLOG = 2048
 
@@ -72,14 +73,16 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    files = [settings.tls_certificate, settings.tls_key, settings.tls_client_ca]
     try:
+        for path in filter(None, files):
+            os.close(open_fd(path)[0])  # OpenSSL would wait for whoever writes into a named pipe
         # The password is asked for at a terminal otherwise, which a server may not have.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password=lambda: "")
         if settings.tls_client_ca is not None:
             context.load_verify_locations(settings.tls_client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except OSError as error:  # of ssl, too
-        files = [settings.tls_certificate, settings.tls_key, settings.tls_client_ca]
         named = ", ".join(str(path) for path in files if path is not None)
         raise InvalidParameter(
             f"TLS cannot use {named}: {error}; expected PEM files: a key without password, its certificate",

@@ -320,8 +320,8 @@ def wait_for(proxy: RunningProxy, replica: RunningServer) -> None:
     while num_answers(replica) == before:
         assert proxy.get(INLINE).status == 200
         assert time.monotonic() < deadline
-        # Asked every 20 ms, HAProxy was seen to close the next client's connection without a
-        # response, once both replicas were killed.
+        # Asked every 20 ms, HAProxy was seen to close the next client's connection without a response, once
+        # both replicas were killed.
         time.sleep(0.05)
 
 

@@ -259,6 +259,11 @@ def link_to_itself(folder: Path) -> list[str | Path]:
     return [folder / "link"]
 
 
+def named_pipes(folder: Path) -> list[str | Path]:
+    os.mkfifo(folder / "k.pem")
+    return good("--tls-certificate", str(folder / "k.pem"), "--tls-key", str(folder / "k.pem"))(folder)
+
+
 CORPUS = '[corpora.web]\npath = "."\n'
 MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
     ("nothing", lambda folder: [], "no corpus to serve"),
@@ -288,6 +293,8 @@ MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
     ("host-no-name", good("--host", "a..b", "--port", "0", "--allow-anyone"), "cannot listen on host a..b"),
     ("no-tokens", good("--host", "0.0.0.0", "--port", "0"), "--allow-anyone"),
     ("tls", good("--tls-certificate", "none.pem", "--tls-key", "none.pem"), "TLS cannot use .*none.pem"),
+    ("tls-pipe", named_pipes, "expected a regular file, found a named pipe"),
+    ("root", lambda folder: ["/none-has-this-name*/x.bin"], "matches no token file"),
     ("half-tls", good("--tls-key", "none.pem"), "tls_certificate and tls_key belong together"),
     ("option", good("--prot", "1"), "No such option: --prot"),
     ("no-config", lambda folder: ["--config", folder / "none.toml"], "none.toml.* does not exist"),

@@ -104,7 +104,7 @@ def _find_data(path: Path) -> Path | None:
         if not data.is_file():
             raise unreadable(path, f"is an index, but {data.name} is missing beside it", "put the .bin there")
         return data
-    data = path.with_name(path.name + ".bin")
+    data = path.parent / f"{path.name}.bin"  # the root has no name
     if not path.exists() and data.is_file() and data.with_suffix(".idx").is_file():
         return data
     return None

@@ -300,3 +300,14 @@ def test_patterns_of_two_disks_meet_without_reading_what_lies_between(tmp_path: 
     (tmp_path / "3" / "away.bin").symlink_to("/")
     both = CorpusSpec.parse(f"web={tmp_path}/1/web/t*,{tmp_path}/2/t*")
     assert [shard.name for shard in list_shards(both)] == ["1/web/t1.bin", "2/t0.bin"]
+
+
+def test_a_link_to_a_folder_in_which_nothing_can_match_is_passed_over(tmp_path: Path) -> None:
+    """Patterns of two disks meet in the root of all files, where /sbin is a link."""
+    (tmp_path / "usr").mkdir()
+    (tmp_path / "sbin").symlink_to("usr")
+    for disk in ("disk1", "disk2"):
+        (tmp_path / disk).mkdir()
+        write_raw(tmp_path / disk / "a.bin", [1, 2, 3])
+    both = CorpusSpec.parse(f"web={tmp_path}/disk1/*.bin,{tmp_path}/disk2/*.bin")
+    assert [shard.name for shard in list_shards(both)] == ["disk1/a.bin", "disk2/a.bin"]
