@@ -45,6 +45,7 @@ class ShardList:
         is_staged: whether there is such a shard.
         gatherer: over these shards.
         dtype: the widest of the corpora.
+        source_of_shard: `(shards,) uint16`, each shard's corpus by number; a plan has at most 2^15 sources.
         num_bytes: memory that the list takes, approximately.
     """
 
@@ -53,6 +54,8 @@ class ShardList:
         self.shards: list[tuple[str, Shard]] = [
             (name, shard) for name, corpus in self.corpora.items() for shard in corpus.shards
         ]
+        numbers = np.arange(len(self.corpora), dtype=np.uint16)
+        self.source_of_shard = numbers.repeat([len(corpus.shards) for corpus in self.corpora.values()])
         files = [shard.file for _, shard in self.shards]
         self.staged = tuple(file if is_staged(file) else None for file in files)
         self.is_staged = any(self.staged)
@@ -86,7 +89,7 @@ class BoundPlan:
         sampler: (step, rank) to rows.
         gatherer: rows to tokens; its shard numbers are the sampler's.
         stage_sources: whose tokens the steps of each stage hold.
-        corpora, shards, staged, is_staged, dtype: see `ShardList`.
+        corpora, shards, staged, is_staged, dtype, source_of_shard: see `ShardList`.
         num_bytes: memory that the plan takes, approximately, without what it shares.
         shared: what other plans may share, each with its `num_bytes`.
     """
@@ -97,6 +100,7 @@ class BoundPlan:
         self.key = object()
         self.corpora, self.shards, self.staged = opened.corpora, opened.shards, opened.staged
         self.is_staged, self.gatherer, self.dtype = opened.is_staged, opened.gatherer, opened.dtype
+        self.source_of_shard = opened.source_of_shard
         windows = opened.windows(plan.seq_len, plan.stride)
         self.sampler = Sampler(plan, table=table, windows=windows)
         if self.is_staged and not self.sampler.rows.is_window:

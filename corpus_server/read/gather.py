@@ -236,6 +236,10 @@ class Selection:
         """Raise `CorpusChanged` or `ReadFailed` if a shard of these rows is not what was opened."""
         self._gatherer.check_unchanged(self._shard_numbers[self._own(part)])
 
+    def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
+        """Return the shard in which each of some rows begins, `(k,)`."""
+        return self._shard_numbers[part]
+
     def _own(self, part: slice) -> slice:
         """Return which of the arrays' elements some rows consist of."""
         return part
@@ -292,6 +296,10 @@ class PieceSelection(Selection):
     ) -> None:
         super().__init__(gatherer, places, pieces[0][:, 2], dtype)
         self._pieces, self._borders = pieces
+
+    def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
+        """See `Selection.first_shards`."""
+        return self._shard_numbers[self._borders[:-1][part]]
 
     def _own(self, part: slice) -> slice:
         start, stop, _ = part.indices(len(self._borders) - 1)
