@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corpus_client.network.control import BoundPlan
+from corpus_client.network.layout import ITEM_BYTES, batch_bytes, views
 from corpus_client.network.options import Network
 from corpus_client.plan.document import requested_plan
 from corpus_client.plan.requests import AheadRequests
@@ -34,11 +35,13 @@ class ArrayBatch:
     """One rank's part of one step, the caller's own. It unpacks into `inputs, targets`.
 
     tokens: `(rows, seq_len + 1)` as stored, C order.
+    sources: `(rows,) uint16`, numbers into `ArrayLoader.sources`; None where they were not asked for.
     """
 
     step: int
     tokens: Tokens
     plan: BoundPlan = field(repr=False)
+    sources: Tokens | None = None
 
     @property
     def inputs(self) -> Tokens:
@@ -68,6 +71,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
     Args:
         rank, world_size: default RANK and WORLD_SIZE, then 0 and 1. With JAX pass `jax.process_index()` and
             `jax.process_count()`.
+        sources: bring `ArrayBatch.sources`, the source of each row.
         plan: `corpus`, `seq_len`, `global_batch_size`, `seed` and `order`, or a whole `plan`.
     """
 
@@ -78,6 +82,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         rank: int | None = None,
         world_size: int | None = None,
         num_steps: int | None = None,
+        sources: bool = False,
         network: Network | None = None,
         **plan: Any,
     ) -> None:
@@ -86,11 +91,12 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         super().__init__(urls, network, num_steps)
         self.place = find_rank(rank, world_size)  # rank and world size, as given or found
         self._in_flight = network.in_flight
+        self._beside = ("sources",) if sources else ()
         with self._connect() as replicas:
             self._bound = replicas.bind(document)
         self._step_ranges = rank_shapes(self._bound.stages, self.place[1], self._bound.num_steps)
         self._ahead: AheadRequests | None = None
-        self._received: deque[Tokens] = deque()
+        self._received: deque[tuple[Tokens, ...]] = deque()  # of each step
 
     def __next__(self) -> ArrayBatch:
         """Return the next step's batch. After an error the same step is asked for again."""
@@ -98,7 +104,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         try:
             if not self._received:
                 self._receive()
-            batch = ArrayBatch(step=self._step, tokens=self._received.popleft(), plan=self._bound)
+            batch = self._batch(self._step, self._received.popleft())
             self._step, self._used = self._step + 1, True
         except BaseException as error:
             # An interrupt (Ctrl-C), too: it may fall between taking a batch and counting it.
@@ -109,9 +115,13 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
 
     def peek(self, step: int) -> ArrayBatch:
         """Return the batch of any step; the loader stays where it is."""
-        tokens, shape = self._receive_step(step, self._step_ranges)
-        dtype = np.dtype(self._bound.dtype).newbyteorder("<")
-        return ArrayBatch(step=step, tokens=np.frombuffer(tokens, dtype).reshape(shape), plan=self._bound)
+        request, body = self._receive_step(step, self._step_ranges, self._beside)
+        return self._batch(step, tuple(array[0] for array in views(memoryview(body), request.arrays)))
+
+    def _batch(self, step: int, arrays: tuple[Tokens, ...]) -> ArrayBatch:
+        tokens, *beside = arrays
+        named = dict(zip(self._beside, beside, strict=True))
+        return ArrayBatch(step=step, tokens=tokens, plan=self._bound, **named)
 
     def _stop(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -121,12 +131,17 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
 
     def _receive(self) -> None:
         """Receive the oldest answer, with as many newer requests on the wire as may be."""
-        dtype = np.dtype(self._bound.dtype).newbyteorder("<")
         if self._ahead is None:
-            max_tokens = REQUEST_BYTES // dtype.itemsize
-            wanted = pieces(self._step_ranges, self._step, self._end_step, max_tokens=max_tokens)
-            self._ahead = AheadRequests(self._step_requests(), wanted, self._in_flight)
+            itemsize = ITEM_BYTES[self._bound.dtype]
+            wanted = pieces(
+                self._step_ranges,
+                self._step,
+                self._end_step,
+                max_bytes=REQUEST_BYTES,
+                batch_bytes=lambda shape: batch_bytes(self._beside, shape, itemsize),
+            )
+            self._ahead = AheadRequests(self._step_requests(self._beside), wanted, self._in_flight)
         exchange, _ = self._ahead.next()
-        tokens = np.empty(exchange.request.shape, dtype)
-        self._ahead.requests.finish(exchange, tokens.data.cast("B"))
-        self._received.extend(tokens)
+        body = np.empty(exchange.request.num_bytes, np.uint8).data
+        self._ahead.requests.finish(exchange, body)
+        self._received.extend(zip(*views(body, exchange.request.arrays), strict=True))

@@ -37,6 +37,7 @@ class PlanOptions:
     dtype: torch.dtype | None
     eot_id: int | None
     ignore_index: int | None
+    sources: bool
     network: Network
     staging: Staging
 
@@ -64,11 +65,12 @@ class PlanOptions:
             integer(f"eot_id of {plan.dtype} tokens", self.eot_id, 0, high)
         if self.ignore_index is not None and self.eot_id is None and plan.eot_id is None:
             raise errors.InvalidArgument("ignore_index needs eot_id=, the token that ends a document")
-        size = self.place.context[1]
+        context = self.place.context
+        what = "twice the context-parallel size" if context.zigzag else "the context-parallel size"
         for stage in plan.stages:
-            if stage.seq_len % size:
+            if stage.seq_len % context.num_chunks:
                 raise errors.InvalidArgument(
-                    f"seq_len must be divisible by the context-parallel size, got {stage.seq_len} over {size}"
+                    f"seq_len must be divisible by {what}, got {stage.seq_len} over {context.num_chunks}"
                 )
 
 
@@ -97,6 +99,7 @@ class PreparedPlan:
                 dtype=STORED_DTYPES[bound.dtype],
                 in_flight=options.network.in_flight,
                 step_stride=options.step_stride,
+                beside=("sources",) if options.sources else (),
             )
             sizes = choose_slot_sizes(
                 batch_bytes=steps.batch_bytes,
@@ -132,12 +135,17 @@ class PreparedPlan:
         shards = local.open_shards(self.bound, root) if root is not None else []
         replicas = self.options.connect(plan=self.bound, recorder=recorder)
         requests = StepRequests(
-            replicas, self.bound, rank=place.rank, world_size=place.world_size, places=root is not None
+            replicas,
+            self.bound,
+            rank=place.rank,
+            world_size=place.world_size,
+            places=root is not None,
+            beside=steps.beside,
         )
         source: Source = requests
         if root is not None:
             ahead = AheadRequests(requests, steps.pieces(self._request_bytes), steps.in_flight)
-            source = local.LocalSource(ahead, self.bound, shards)
+            source = local.LocalSource(ahead, self.bound, shards, steps.beside)
         return Pipeline(source, slots, stager, steps, recorder)
 
     @property

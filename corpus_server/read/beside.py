@@ -23,7 +23,7 @@ class RowSources:
     """The source of each row, `(count, rows) uint16`: its number among `Plan.sources`."""
 
     unit_tokens = 1
-    dtype = np.dtype(np.uint16)
+    dtype: np.dtype[np.integer] = np.dtype(np.uint16)
 
     def __init__(self, rows: WindowReading) -> None:
         self._rows = rows
@@ -33,7 +33,8 @@ class RowSources:
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return the sources of rows from `first` on: at most those that are located together."""
         selection, part = self._rows.selected(first, num_units)
-        return self._rows.bound.source_of_shard[selection.first_shards(part)]
+        sources: NDArray[np.uint16] = self._rows.bound.source_of_shard[selection.first_shards(part)]
+        return sources
 
     def check_unchanged(self) -> None:
         """Do nothing: no file is read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from corpus_client.network import wire
 from corpus_client.network.control import BoundPlan
@@ -15,12 +15,21 @@ class StepRequests:
     """Receives the tokens of a plan's steps, `(steps, rows, seq_len + 1)` as stored, or where they lie.
 
     places: receive `(steps, rows, 2) int64`, shard number and start token of each row, instead of tokens.
+    beside: names of the arrays to receive behind that.
     """
 
     def __init__(
-        self, replicas: Replicas, plan: BoundPlan, *, rank: int = 0, world_size: int = 1, places: bool = False
+        self,
+        replicas: Replicas,
+        plan: BoundPlan,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        places: bool = False,
+        beside: Sequence[str] = (),
     ) -> None:
         self._plan, self._rank, self._world_size, self._places = plan, rank, world_size, places
+        self._beside = beside
         self._replicas = replicas
         self.finish, self.stop, self.close = replicas.finish, replicas.stop, replicas.close
 
@@ -35,16 +44,18 @@ class StepRequests:
                 rank=self._rank,
                 world_size=self._world_size,
                 verify=self._replicas.network.verify,
+                beside=self._beside,
+                row_tokens=shape[1],
                 plan=self._plan.plan_id,
             )
         )
 
-    def receive_step(self, step: int, shape: tuple[int, int]) -> bytearray:
-        """Ask for one step and receive it."""
+    def receive_step(self, step: int, shape: tuple[int, int]) -> tuple[wire.ArrayRequest, bytearray]:
+        """Ask for one step; return the request, and the body that it describes."""
         exchange = self.begin(step, 1, shape)
         received = bytearray(exchange.request.num_bytes)
         self.finish(exchange, memoryview(received))
-        return received
+        return exchange.request, received
 
 
 class AheadRequests:

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
+from corpus_client.network.layout import arrays_of, views
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.requests import AheadRequests
 from corpus_client.staging.gather import Gatherer, LocalShard
@@ -85,10 +88,14 @@ class LocalSource:
     The answers wait in the kernel's buffers while no slot is free.
     """
 
-    def __init__(self, ahead: AheadRequests, plan: BoundPlan, shards: list[LocalShard]) -> None:
+    def __init__(
+        self, ahead: AheadRequests, plan: BoundPlan, shards: list[LocalShard], beside: Sequence[str] = ()
+    ) -> None:
         self._ahead, self._requests = ahead, ahead.requests
         self._dtype = plan.dtype
         self._shards = shards
+        self._names = beside
+        self._beside: list[npt.NDArray[Any]] = []  # of the answer received last: `(rows, ...)` each
         self._gatherers: dict[int, Gatherer] = {}  # by tokens of a row
         self._num_selected = self._num_gathered = 0  # rows of the answer received last
         self.stop = self._requests.stop
@@ -101,13 +108,17 @@ class LocalSource:
     def finish(self, ticket: tuple[int, int], view: memoryview) -> None:
         """Gather the steps' tokens: `(num_steps, rows, seq_len + 1)`, C order, as the server sends them."""
         out = np.frombuffer(view, self._dtype, count=ticket[0] * ticket[1]).reshape(ticket)
+        beside = [whole[0] for whole in views(view, arrays_of(self._names, 1, ticket), out.nbytes)]
         while len(out):
             if self._num_gathered == self._num_selected:
                 self._receive()
-            count = min(self._num_selected - self._num_gathered, len(out))
-            self._gatherers[ticket[1]].gather(self._num_gathered, out[:count])
+            first = self._num_gathered
+            count = min(self._num_selected - first, len(out))
+            self._gatherers[ticket[1]].gather(first, out[:count])
+            for array, received in zip(beside, self._beside, strict=True):
+                array[:count] = received[first : first + count]
             self._num_gathered += count
-            out = out[count:]
+            out, beside = out[count:], [array[count:] for array in beside]
 
     def close(self) -> None:
         """Close connections and files."""
@@ -118,8 +129,11 @@ class LocalSource:
     def _receive(self) -> None:
         """Select the windows that the next answer names; those before them are gathered."""
         exchange, window = self._ahead.next()
-        indices = np.empty(exchange.request.shape, "<i8")
-        self._requests.finish(exchange, indices.data.cast("B"))
+        request = exchange.request
+        body = np.empty(request.num_bytes, np.uint8)
+        self._requests.finish(exchange, body.data)
+        indices, *beside = views(body.data, request.arrays)
+        self._beside = [array.reshape(-1, *array.shape[2:]) for array in beside]
         if window not in self._gatherers:
             self._gatherers[window] = Gatherer(self._shards, window)
         self._num_selected, self._num_gathered = self._gatherers[window].select(indices.reshape(-1, 2)), 0
