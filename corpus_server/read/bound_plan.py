@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,6 +18,7 @@ from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.orders.order import Table
 from corpus_server.plan.rows import Windows
 from corpus_server.read.gather import Gatherer
+from corpus_server.read.masks import MaskGatherer
 from corpus_server.stores import is_staged
 
 _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 8_000, 1_500, 128
@@ -59,7 +61,13 @@ class ShardList:
         self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
         self.num_bytes = _SHARD_BYTES * len(self.shards)
+        self._reads_ahead = reads_ahead
         self._windows: WeakValueDictionary[tuple[int, int], Windows] = WeakValueDictionary()
+
+    @cached_property
+    def masks(self) -> MaskGatherer:
+        """Rows to their loss masks."""
+        return MaskGatherer(self.gatherer.shards, reads_ahead=self._reads_ahead)
 
     def windows(self, seq_len: int, stride: int) -> Windows:
         """Return the windows of these shards: one object for all plans of these lengths."""
@@ -85,6 +93,7 @@ class BoundPlan:
         key: of what is kept about this object elsewhere and must not keep it alive.
         sampler: (step, rank) to rows.
         gatherer: rows to tokens; its shard numbers are the sampler's.
+        has_masks: whether a shard of a source has a loss mask.
         stage_sources: whose tokens the steps of each stage hold.
         corpora, shards, staged, is_staged, dtype: see `ShardList`.
         num_bytes: memory that the plan takes, approximately, without what it shares.
@@ -97,6 +106,8 @@ class BoundPlan:
         self.key = object()
         self.corpora, self.shards, self.staged = opened.corpora, opened.shards, opened.staged
         self.is_staged, self.gatherer, self.dtype = opened.is_staged, opened.gatherer, opened.dtype
+        self.has_masks = any(corpus.num_masks for corpus in opened.corpora.values())
+        self._opened = opened
         windows = opened.windows(plan.seq_len, plan.stride)
         self.sampler = Sampler(plan, table=table, windows=windows)
         if self.is_staged and not self.sampler.rows.is_window:
@@ -112,6 +123,11 @@ class BoundPlan:
         self.num_bytes = _PLAN_BYTES + _STAGE_BYTES * len(plan.stages) + self.sampler.num_bytes
         self.shared: tuple[ShardList | Windows, ...] = (opened, windows)
 
+    @property
+    def masks(self) -> MaskGatherer:
+        """Rows to their loss masks, as `gatherer` gives their tokens."""
+        return self._opened.masks
+
     def describe(self) -> dict[str, Any]:
         """Describe the plan over these corpora: sources, stages, shard list."""
         sampler, timeline = self.sampler, self.sampler.timeline
@@ -122,6 +138,7 @@ class BoundPlan:
                     "steps_per_epoch": sampler.steps_per_epoch(name),
                     "fingerprint": self.plan.fingerprints[name],
                     "eot": self.corpora[name].eot,
+                    "num_masks": self.corpora[name].num_masks,
                     **_vocabulary(self.corpora[name]),
                 }
                 for name, num_windows in zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)

@@ -25,7 +25,7 @@ from typing import Final
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.corpus.fingerprints import load_sidecar
-from corpus_server.corpus.formats.registry import is_side_file
+from corpus_server.corpus.formats.registry import is_mask, is_side_file, mask_names
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus_spec import CorpusSpec
@@ -139,11 +139,13 @@ class Mirror(Closing):
         if found := self._store.list(path, recursive=True):
             return path, "", found
         folder, _, name = path.rpartition("/")
-        stem = PurePosixPath(name).stem
+        stem, masks = PurePosixPath(name).stem, mask_names(name)
         beside = [
             each
             for each in self._store.list(folder, recursive=False)
-            if (its := PurePosixPath(each.path)).name.startswith(stem) or any(map(its.match, FILE_NAMES))
+            if (its := PurePosixPath(each.path)).name.startswith(stem)
+            or its.name in masks
+            or any(map(its.match, FILE_NAMES))
         ]
         return folder, name, beside if any(name in each.path for each in beside) else []
 
@@ -154,7 +156,7 @@ class Mirror(Closing):
         if patterns or not name:
             raise InvalidParameter.expected("path", "the URL of one file: a web server lists none", url)
         stem = PurePosixPath(name).stem
-        names = [name, *(each.format(name, stem) for each in _BESIDE)]
+        names = [name, *(each.format(name, stem) for each in _BESIDE), *mask_names(name)]
         with ThreadPoolExecutor(_THREADS, "open") as threads:
             heads = list(threads.map(self._store.head, (f"{folder}/{each}".lstrip("/") for each in names)))
         return folder, name, [each for each in heads if each is not None] if heads[0] else []
@@ -183,7 +185,7 @@ class Mirror(Closing):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            if is_side_file(path) and path.suffix not in _UNREAD:
+            if is_side_file(path) and path.suffix not in _UNREAD and not is_mask(path):
                 for start in range(0, what.size_bytes, RANGE_BYTES):
                     file.write(self._store.read(what, start, min(start + RANGE_BYTES, what.size_bytes)))
 
