@@ -205,7 +205,7 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
                 size_bytes=shard.size_bytes,
                 first_step=int(first_step[number]),
                 num_rows=int(num_rows[number]),
-                is_local=shard.file.is_cached,
+                is_local=all(each.file.is_cached for each in contents([shard])),
             )
         )
     total = sum(bound.shards[number][1].size_bytes for number in used.tolist())

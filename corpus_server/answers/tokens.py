@@ -381,7 +381,7 @@ def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> S
     for group in reading.locations():
         numbers.update(np.unique(group[:, 0]).tolist())
         yield None
-    yield from service.staged(bound.shards[number][1].file for number in numbers)
+    yield from service.staged(file for number in numbers for file in bound.staged[number])
 
 
 def _json_tokens(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from corpus_server.corpus.files import Closing, Files, OpenFile, unreadable
 from corpus_server.corpus.fingerprints import SampledIds, check_fingerprints, sample_ids
 from corpus_server.corpus.formats.layout import TokenDtype, token_dtype
-from corpus_server.corpus.formats.registry import data_path
+from corpus_server.corpus.formats.registry import data_path, find_mask
 from corpus_server.corpus.selection import ShardFile, list_shards
 from corpus_server.corpus.shards import Shard, contents, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
@@ -215,7 +215,8 @@ def open_shards(
     """Open every shard of a corpus; `opened` closes them, also those opened before an error."""
     open_file, listed = file_opener(spec, sidecars=sidecars, files=files), list_shards(spec)
     if files is not None:
-        files.prepare([file.path for file in listed])
+        masks = [find_mask(file.path) for file in listed] if spec.masks else []
+        files.prepare([*(file.path for file in listed), *(mask for mask in masks if mask is not None)])
     shards = [opened.enter_context(run) for file in listed for run in open_file(file)]
     return shards if spec.token_range is None else cut_shards(shards, spec.token_range)
 

@@ -112,18 +112,25 @@ class Shard(Closing):
         return self.file.is_resident(self.data_offset + token * self.dtype.itemsize)
 
     def release(self, start: int, stop: int) -> None:
-        """Unmap the pages of tokens [start, stop): they stay in the page cache, and can be dropped there."""
+        """Unmap the pages of tokens [start, stop): they stay in the page cache, and can be dropped there.
+
+        With them those of their loss mask, which are read and dropped together.
+        """
         # A view keeps the map alive: memory that the process got in its place would lose its content.
         tokens = self.tokens[start:stop]
         address = tokens.ctypes.data
         first = address - address % mmap.PAGESIZE
         if tokens.size:
             guard.libc().madvise(first, address + tokens.nbytes - first, mmap.MADV_DONTNEED)
+        if self.mask is not None:
+            self.mask.release(start, stop)
 
     def drop(self, start: int, stop: int) -> None:
         """Take tokens [start, stop) out of the page cache, but for pages that a process has not released."""
         itemsize = self.dtype.itemsize
         self.file.drop(self.data_offset + start * itemsize, (stop - start) * itemsize)
+        if self.mask is not None:
+            self.mask.drop(start, stop)
 
     def close(self) -> None:
         """Unmap; close the file with its last run. Views that callers hold stay valid."""
@@ -178,7 +185,7 @@ def open_runs(
                 run.documents = documents if len(runs) == 1 else CutDocuments(documents, start, stop)
             start = stop
         if masks and (mask := find_mask(path)) is not None:
-            _open_mask(mask, runs)
+            _open_mask(mask, runs, open_file)
         on_error.pop_all()
     return runs
 
@@ -189,15 +196,11 @@ def _map_runs(file: OpenFile, layout: ShardLayout) -> list[Shard]:
     return [Shard(file, layout, number, mapped, opened) for number in range(len(layout.runs))]
 
 
-def _open_mask(path: Path, runs: Sequence[Shard]) -> None:
+def _open_mask(path: Path, runs: Sequence[Shard], open_file: Callable[[Path], OpenFile]) -> None:
     """Open and map the loss mask of a token file, and give each of its runs what is its own."""
-    tokens = runs[0].file
-    if not tokens.is_local:
-        what = f"has the loss mask {path.name}, and masks are not served from an object store"
-        raise tokens.unreadable(what, "serve a local copy, or leave all masks of the corpus out (mask=no)")
     with ExitStack() as on_error:
-        file = on_error.enter_context(OpenFile(path))
-        file.name = PurePosixPath(tokens.name).with_name(path.name).as_posix()
+        file = on_error.enter_context(open_file(path))
+        file.name = PurePosixPath(runs[0].file.name).with_name(path.name).as_posix()
         layout = mask_layout(file, [run.num_tokens for run in runs])
         for run, mask in zip(runs, _map_runs(file, layout), strict=True):
             run.mask = mask

@@ -10,9 +10,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.shards import Shard, contents
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.orders.order import Table
@@ -43,7 +44,7 @@ class ShardList:
     Attributes:
         corpora: by their names in plans.
         shards: (corpus name, shard).
-        staged: the file of each shard that lies in an object store, None for local ones.
+        staged: files of each shard that lie in an object store: its own, then its loss mask if it has one.
         is_staged: whether there is such a shard.
         gatherer: over these shards.
         dtype: the widest of the corpora.
@@ -55,8 +56,8 @@ class ShardList:
         self.shards: list[tuple[str, Shard]] = [
             (name, shard) for name, corpus in self.corpora.items() for shard in corpus.shards
         ]
-        files = [shard.file for _, shard in self.shards]
-        self.staged = tuple(file if is_staged(file) else None for file in files)
+        files = [[each.file for each in contents([shard])] for _, shard in self.shards]
+        self.staged = tuple([file for file in its if is_staged(file)] for its in files)
         self.is_staged = any(self.staged)
         self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
@@ -94,6 +95,7 @@ class BoundPlan:
         sampler: (step, rank) to rows.
         gatherer: rows to tokens; its shard numbers are the sampler's.
         has_masks: whether a shard of a source has a loss mask.
+        token_bytes: read for each token, with its mask.
         stage_sources: whose tokens the steps of each stage hold.
         corpora, shards, staged, is_staged, dtype: see `ShardList`.
         num_bytes: memory that the plan takes, approximately, without what it shares.
@@ -107,6 +109,7 @@ class BoundPlan:
         self.corpora, self.shards, self.staged = opened.corpora, opened.shards, opened.staged
         self.is_staged, self.gatherer, self.dtype = opened.is_staged, opened.gatherer, opened.dtype
         self.has_masks = any(corpus.num_masks for corpus in opened.corpora.values())
+        self.token_bytes = self.dtype.itemsize + self.has_masks
         self._opened = opened
         windows = opened.windows(plan.seq_len, plan.stride)
         self.sampler = Sampler(plan, table=table, windows=windows)
@@ -127,6 +130,12 @@ class BoundPlan:
     def masks(self) -> MaskGatherer:
         """Rows to their loss masks, as `gatherer` gives their tokens."""
         return self._opened.masks
+
+    def read_ahead(self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int) -> None:
+        """Start to read windows of so many tokens from disk, with their loss masks; see `Gatherer`."""
+        self.gatherer.read_ahead(locations, lengths)
+        if self.has_masks:
+            self.masks.read_ahead(locations, lengths)
 
     def describe(self) -> dict[str, Any]:
         """Describe the plan over these corpora: sources, stages, shard list."""

@@ -60,6 +60,11 @@ class MaskGatherer(Gatherer):
         """See `Gatherer.select_pieces`."""
         return super().select_pieces((self._in_masks(pieces[0]), pieces[1]), dtype)
 
+    def read_ahead(self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int) -> None:
+        """See `Gatherer.read_ahead`; the shards that have no mask are left out."""
+        has = self._is_masked[locations[:, 0]]
+        super().read_ahead(locations[has], lengths if isinstance(lengths, int) else lengths[has])
+
     def _in_masks(self, locations: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return locations whose starts, in shards without a mask, are 0."""
         moved = locations.copy()

@@ -1,6 +1,6 @@
-"""A corpus in an object store as a folder on this machine: small files whole, token files as empty names.
+"""A corpus in an object store as a folder on this machine: small files whole, others as empty names.
 
-    CACHE/corpora/KEY/00000.bin         empty; opened as a `StagedFile`
+    CACHE/corpora/KEY/00000.bin         empty; opened as a `StagedFile`, as loss masks are
     CACHE/corpora/KEY/00000.idx         the whole file
     CACHE/corpora/KEY/tokenizer.json    the whole file
 
@@ -27,6 +27,7 @@ from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.corpus.fingerprints import load_sidecar
 from corpus_server.corpus.formats.registry import is_mask, is_side_file, mask_names
 from corpus_server.corpus.publish import publishing_folder
+from corpus_server.corpus.shards import contents
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, StoreFailed, UnreadableCorpus
@@ -90,11 +91,11 @@ class Mirror(Closing):
             ) from error
 
     def open(self, path: Path) -> OpenFile:
-        """Open a token file of the folder."""
+        """Open a token file or a loss mask of the folder."""
         return self._files.pop(path, None) or self._staged(path)
 
     def prepare(self, paths: Sequence[Path]) -> None:
-        """Read what it takes to open these token files, all in parallel."""
+        """Read what it takes to open these files, all in parallel."""
         self._files = {path: self._staged(path) for path in paths}
         with ThreadPoolExecutor(_THREADS, "open") as threads:
             for _ in threads.map(StagedFile.read_ends, self._files.values()):
@@ -111,8 +112,9 @@ class Mirror(Closing):
             detail, remedy = (text and text.replace(local, url) for text in (error.detail, error.remedy))
             raise UnreadableCorpus(detail or "", received=self._url, remedy=remedy) from error
         hashes = load_sidecar(spec)
-        recorded = (None,) * len(corpus.shards) if hashes is None else hashes.shards
-        for shard, its in zip(corpus.shards, recorded, strict=True):
+        content = contents(corpus.shards)
+        recorded = (None,) * len(content) if hashes is None else hashes.shards
+        for shard, its in zip(content, recorded, strict=True):
             if is_staged(shard.file):
                 shard.file.forget_ends()
                 if its is not None:  # checked when the file is staged
