@@ -72,7 +72,7 @@ class CorpusSpec:
     eot: int | None = None  # id of the end-of-text token; None takes that of the sidecars of documents
     earlier: tuple[str, ...] = ()  # corpora served here that hold what this one held before
     tokenizer: str | None = None  # `bytes`, `none`, the path of a file, or None to look beside the shards
-    masks: bool = True  # loss masks beside the shards belong to the corpus; else they are left out
+    mask: bool = True  # loss masks beside the shards belong to the corpus; else they are left out
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -273,7 +273,7 @@ def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[
         elif key == "mask":
             if value not in ("yes", "no", True, False):
                 raise InvalidParameter.expected(where + key, "yes or no", value)
-            given["masks"] = value in ("yes", True)
+            given["mask"] = value in ("yes", True)
         elif key == "eot":
             (given[key],) = _integers(where + key, "an id, 0 or more", [value], 1)
         elif key == "token_range":

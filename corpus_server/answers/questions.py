@@ -30,6 +30,7 @@ from corpus_server.answers.tokens import (
     staged_rows,
 )
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.shards import contents
 from corpus_server.described import described
 from corpus_server.errors import AnswerTooLarge, InvalidParameter
 from corpus_server.plan.questions.lookup import Sighting, look_up_slices

@@ -203,7 +203,7 @@ def file_opener(
         "dtype": None if spec.dtype is None else token_dtype(spec.dtype),
         "in_folder": data_path(spec.path).is_dir(),
         "sidecar": sidecars,
-        "masks": sidecars and spec.masks,
+        "masks": sidecars and spec.mask,
         "open_file": OpenFile if files is None else files.open,
     }
     return lambda file: open_runs(file.path, name=file.name, **options)
@@ -215,7 +215,7 @@ def open_shards(
     """Open every shard of a corpus; `opened` closes them, also those opened before an error."""
     open_file, listed = file_opener(spec, sidecars=sidecars, files=files), list_shards(spec)
     if files is not None:
-        masks = [find_mask(file.path) for file in listed] if spec.masks else []
+        masks = [find_mask(file.path) for file in listed] if spec.mask else []
         files.prepare([*(file.path for file in listed), *(mask for mask in masks if mask is not None)])
     shards = [opened.enter_context(run) for file in listed for run in open_file(file)]
     return shards if spec.token_range is None else cut_shards(shards, spec.token_range)

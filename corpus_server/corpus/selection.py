@@ -44,7 +44,7 @@ def list_shards(spec: CorpusSpec) -> list[ShardFile]:
     else:
         raise _several_splits(spec, by_split)
     check_folder(_with_side_files(spec, found, shards), dtype_given=spec.dtype is not None)
-    if spec.masks:
+    if spec.mask and len(found) > 1:  # one file is that of nothing beside it
         check_masks({file.path for file in found})
     return shards
 
