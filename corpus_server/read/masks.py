@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.corpus.formats.masks import MASK_DTYPE
-from corpus_server.plan.rows import Pieces
+from corpus_server.plan.rows import NO_SHARD
 from corpus_server.plan.stage import MAX_SEQ_LEN
-from corpus_server.read.gather import Gatherer, PieceSelection, Selection
+from corpus_server.read.gather import Gatherer, Selection
 
 if TYPE_CHECKING:
     from corpus_server.corpus.shards import Shard
@@ -47,26 +47,25 @@ class MaskGatherer(Gatherer):
     """Gathers the masks, of `MASK_DTYPE`, of windows and pieces of `shards`, given where their tokens lie."""
 
     def __init__(self, shards: Sequence[Shard], *, reads_ahead: bool = True) -> None:
-        self._is_masked = np.array([shard.mask is not None for shard in shards])
+        self._is_masked = np.array([shard.mask is not None for shard in shards], dtype=bool)
         ones = None if self._is_masked.all() else cast("Shard", _Ones())
         masks = [cast("Shard", shard.mask or ones) for shard in shards]
         super().__init__(masks, reads_ahead=reads_ahead)
 
     def select(self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]) -> Selection:
         """See `Gatherer.select`."""
-        return super().select(self._in_masks(locations), length, dtype)
-
-    def select_pieces(self, pieces: Pieces, dtype: np.dtype[np.integer]) -> PieceSelection:
-        """See `Gatherer.select_pieces`."""
-        return super().select_pieces((self._in_masks(pieces[0]), pieces[1]), dtype)
+        return super().select(self.places_of(locations), length, dtype)
 
     def read_ahead(self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int) -> None:
         """See `Gatherer.read_ahead`; the shards that have no mask are left out."""
         has = self._is_masked[locations[:, 0]]
         super().read_ahead(locations[has], lengths if isinstance(lengths, int) else lengths[has])
 
-    def _in_masks(self, locations: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return locations whose starts, in shards without a mask, are 0."""
-        moved = locations.copy()
-        moved[:, 1] *= self._is_masked[locations[:, 0]]
+    def places_of(self, locations: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the masks of windows or pieces lie, `(k, ...)`: in shards without a mask at 0.
+
+        The end of a row that no piece fills (`NO_SHARD`) becomes zeros.
+        """
+        moved, shard_numbers = locations.copy(), locations[:, 0]
+        moved[:, 1] *= self._is_masked[shard_numbers] & (shard_numbers != NO_SHARD)
         return moved

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -21,8 +20,10 @@ from numpy.typing import NDArray
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats.masks import MASK_DTYPE
 from corpus_server.errors import InvalidParameter
+from corpus_server.plan.rows import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import OF_THREAD, Gatherer, Selection
+from corpus_server.read.pieces import PieceSelection
 
 MAX_LOCATED_ROWS = 4096
 """Rows located at once: 1.4 times the throughput at 64 x 1,025 of 256 rows, since NumPy's calls cost much
@@ -96,6 +97,12 @@ class WindowReading:
         self._located: tuple[range, Selection, int] | None = None
         self._last = slice(0)  # rows of the selection that were read last
 
+    def masks(self) -> WindowReading:
+        """Return a reading of the loss masks of the same rows, of the same shape."""
+        count, rows, _ = self.shape
+        rank = self._first_row // rows
+        return WindowReading(self._bound, step=self._step, count=count, rank=rank, rows=rows, masks=True)
+
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return rows from `first` on, `(k, unit_tokens)`: at most those that are located together."""
         if self._located is None or first not in self._located[0]:
@@ -115,23 +122,12 @@ class WindowReading:
         if self._located is not None:
             self._located[1].check_unchanged(self._last)
 
-    def locations(self) -> Iterator[NDArray[np.int64]]:
-        """Yield where the rows lie, a group at a time: `(k, 2) int64`, shard number and start token."""
-        for step, rows, count in self._groups():
-            yield self._bound.sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
-
-    def pieces(self) -> Iterator[list[list[int]]]:
-        """Yield what each row is made of: shard number, start token and tokens of each piece, in order."""
-        for step, rows, count in self._groups():
-            pieces, borders = self._bound.sampler.pieces(step, rows, count=count)
-            for start, stop in pairwise(borders.tolist()):
-                yield pieces[start:stop].tolist()
-
-    def _groups(self) -> Iterator[tuple[int, range, int]]:
+    def pieces(self) -> Iterator[Pieces]:
+        """Yield what the rows are made of, a group of rows at a time; windows are one piece each."""
         first = 0
         while first < self.num_units:
             numbers, step, rows, count = self._group(first)
-            yield step, rows, count
+            yield self._bound.sampler.pieces(step, rows, count=count)
             first = numbers.stop
 
     def _group(self, row: int) -> tuple[range, int, range, int]:
@@ -199,7 +195,8 @@ def select_alone(bound: BoundPlan, step: int, rows: range, count: int, *, masks:
     sampler = bound.sampler
     gatherer, dtype = (bound.masks, MASK_DTYPE) if masks else (bound.gatherer, bound.dtype)
     if not sampler.rows.is_window:
-        return gatherer.select_pieces(sampler.pieces(step, rows, count=count), dtype)
+        pieces, borders = sampler.pieces(step, rows, count=count)
+        return PieceSelection(gatherer, (bound.masks.places_of(pieces) if masks else pieces, borders), dtype)
     located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
     return gatherer.select(located, sampler.seq_len(step) + 1, dtype)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from corpus_server.catalog import Catalog
 from corpus_server.errors import CorpusChanged
 from corpus_server.plan import Plan
+from corpus_server.plan.rows import end_rows
 from corpus_server.read import gather
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.pieces import PieceSelection
 from corpus_server.read.reading import WindowReading, read_arrays
 from tests.corpora import some_tokens, spec, write_llmc, write_megatron, write_raw
 
@@ -85,13 +88,15 @@ def test_each_row_has_the_mask_of_its_tokens(catalog: Catalog, order: Any, data:
         "rank": data.draw(st.integers(0, 1)),
         "rows": 6,
     }
-    reading = WindowReading(bound, **part, masks=True)
+    reading = WindowReading(bound, **part).masks()
     found = np.concatenate([each.copy() for each in read_arrays(reading)])
     assert (reading.shape, reading.dtype) == ((part["count"], 6, SEQ_LEN + 1), np.uint8)
     assert found.dtype == np.uint8
     shards = [(name, number) for name in bound.plan.sources for number in range(len(SIZES[name]))]
-    for row, pieces in zip(found, WindowReading(bound, **part).pieces(), strict=True):
-        expected = [mask_of(*shards[shard])[start : start + size] for shard, start, size in pieces]
+    groups = WindowReading(bound, **part).pieces()
+    pieces = [pieces[a:b] for pieces, borders in groups for a, b in pairwise(borders.tolist())]
+    for row, own in zip(found, pieces, strict=True):
+        expected = [mask_of(*shards[shard])[start : start + size] for shard, start, size in own.tolist()]
         assert row.tolist() == np.concatenate(expected).tolist()
 
 
@@ -105,6 +110,19 @@ def test_a_plan_says_which_sources_have_masks(catalog: Catalog) -> None:
         *("0.bin.mask.npy", None, None, "3.bin.mask.npy"),
     ]
     assert not bind(catalog, "shuffle", "bare").has_masks
+
+
+def test_the_end_of_a_row_that_no_piece_fills_is_masked(catalog: Catalog) -> None:
+    bound = bind(catalog, "shuffle", "some", "bare")  # shards 0 and 1 are those of `bare`
+    pieces = np.array([[2, 3, 9], [0, 395, 5], [5, 10, 17], [1, 2, 12]]), np.array([0, 2, 3, 4])
+    tokens, borders = end_rows(pieces, 17, 50_000)
+    rows = PieceSelection(bound.masks, (bound.masks.places_of(tokens), borders), np.dtype(bool))
+    some = mask_of("some", 0), mask_of("some", 3)
+    assert rows.read(slice(0, 3)).astype(int).tolist() == [
+        [*some[0][3:12], *[1] * 5, *[0] * 3],
+        [*some[1][10:27]],
+        [*[1] * 12, *[0] * 5],
+    ]
 
 
 def test_masks_are_read_ahead_with_their_tokens_and_nothing_where_there_is_none(
