@@ -19,7 +19,7 @@ from corpus_client.network.control import BoundPlan
 from corpus_client.network.layout import ITEM_BYTES, batch_bytes, views
 from corpus_client.network.options import Network
 from corpus_client.plan.document import requested_plan
-from corpus_client.plan.requests import AheadRequests
+from corpus_client.plan.requests import AheadRequests, names_beside
 from corpus_client.plan.schedule import pieces, rank_shapes
 from corpus_client.plan.state import PlanLoader, make_state
 from corpus_client.plan.world import find_rank
@@ -36,12 +36,14 @@ class ArrayBatch:
 
     tokens: `(rows, seq_len + 1)` as stored, C order.
     sources: `(rows,) uint16`, numbers into `ArrayLoader.sources`; None where they were not asked for.
+    loss_mask: `(rows, seq_len) bool`, False where a corpus's mask leaves the target out; None without masks.
     """
 
     step: int
     tokens: Tokens
     plan: BoundPlan = field(repr=False)
     sources: Tokens | None = None
+    loss_mask: npt.NDArray[np.bool_] | None = None
 
     @property
     def inputs(self) -> Tokens:
@@ -72,6 +74,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         rank, world_size: default RANK and WORLD_SIZE, then 0 and 1. With JAX pass `jax.process_index()` and
             `jax.process_count()`.
         sources: bring `ArrayBatch.sources`, the source of each row.
+        loss_mask: whether masks of the corpora come, as `ArrayBatch.loss_mask`; None: if there are any.
         plan: `corpus`, `seq_len`, `global_batch_size`, `seed` and `order`, or a whole `plan`.
     """
 
@@ -83,6 +86,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         world_size: int | None = None,
         num_steps: int | None = None,
         sources: bool = False,
+        loss_mask: bool | None = None,
         network: Network | None = None,
         **plan: Any,
     ) -> None:
@@ -91,9 +95,9 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         super().__init__(urls, network, num_steps)
         self.place = find_rank(rank, world_size)  # rank and world size, as given or found
         self._in_flight = network.in_flight
-        self._beside = ("sources",) if sources else ()
         with self._connect() as replicas:
             self._bound = replicas.bind(document)
+        self._beside = names_beside(self._bound, sources=sources, loss_mask=loss_mask)
         self._step_ranges = rank_shapes(self._bound.stages, self.place[1], self._bound.num_steps)
         self._ahead: AheadRequests | None = None
         self._received: deque[tuple[Tokens, ...]] = deque()  # of each step
@@ -120,7 +124,9 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
 
     def _batch(self, step: int, arrays: tuple[Tokens, ...]) -> ArrayBatch:
         tokens, *beside = arrays
-        named = dict(zip(self._beside, beside, strict=True))
+        named: dict[str, Any] = dict(zip(self._beside, beside, strict=True))
+        if "loss_mask" in named:
+            named["loss_mask"] = named["loss_mask"][:, 1:].view(np.bool_)
         return ArrayBatch(step=step, tokens=tokens, plan=self._bound, **named)
 
     def _stop(self) -> None:

@@ -212,10 +212,21 @@ class Batch(list[torch.Tensor]):
         """`(rows, seq_len) int32`: the number of the document in its row, from 0."""
         return self._own(self._starts.cumsum(dim=1, dtype=torch.int32) - 1)
 
+    @property
+    def corpus_mask(self) -> torch.Tensor | None:
+        """`(rows, seq_len) bool`: False where a corpus's mask leaves the target out; None if none came."""
+        return self._views.loss_mask
+
     @cached_property
     def loss_mask(self) -> torch.Tensor:
-        """`(rows, seq_len) bool`: False where the target is the first token of another document."""
-        return ~ends(self.inputs, self._known_eot_id)
+        """`(rows, seq_len) bool`: False where the target is the first token of another document, or masked.
+
+        Of a batch with `corpus_mask` the end-of-text id may be unknown: then it is the mask alone.
+        """
+        if self.corpus_mask is not None and self._origin.eot_id is None:
+            return self.corpus_mask
+        within = ~ends(self.inputs, self._known_eot_id)
+        return within if self.corpus_mask is None else within & self.corpus_mask
 
     @cached_property
     def cu_seqlens(self) -> torch.Tensor:

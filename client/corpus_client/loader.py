@@ -46,9 +46,11 @@ class CorpusLoader(PlanLoader[Batch]):
         num_steps: the run has the steps `[0, num_steps)`, wherever it is resumed; None: it has no end.
         eot_id: the token that ends a document; for the document structure and for `ignore_index`. None takes
             the one that the server knows of the plan's corpora.
-        ignore_index: put into `targets` where a target belongs to another document than its input, so that
-            the loss leaves it out (-100 for torch's cross entropy); None: targets stay as they are.
+        ignore_index: put into `targets` where `Batch.loss_mask` is False, so that the loss leaves them out
+            (-100 for torch's cross entropy); None: targets stay as they are.
         sources: bring `Batch.sources`, the source of each row.
+        loss_mask: whether masks of the corpora come with the tokens, as part of `Batch.loss_mask`; None: if
+            there are any.
         network, staging, placement: see `Network`, `Staging` and `Placement`.
 
     Raises:
@@ -73,6 +75,7 @@ class CorpusLoader(PlanLoader[Batch]):
         eot_id: int | None = None,
         ignore_index: int | None = None,
         sources: bool = False,
+        loss_mask: bool | None = None,
         network: Network | None = None,
         staging: Staging | None = None,
         placement: Placement | None = None,
@@ -96,7 +99,7 @@ class CorpusLoader(PlanLoader[Batch]):
         place, stride = placement.find(), placement.step_stride
         self.place = place[:2]
         options = PlanOptions(
-            self._connect, place, stride, dtype, eot_id, ignore_index, sources, network, staging
+            self._connect, place, stride, dtype, eot_id, ignore_index, sources, loss_mask, network, staging
         )
         self._stager = open_stager(device, context=options.place.context, timed=staging.trace_steps > 0)
         self._make = partial(self._stager.make, dtype)

@@ -11,6 +11,7 @@ of three rows of five tokens are:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -40,5 +41,16 @@ class RowSources:
         """Do nothing: no file is read."""
 
 
-BESIDE: Final[Mapping[str, Callable[[WindowReading], Reading]]] = {"sources": RowSources}
-"""What a request may name in `with`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """An array that a request may name; `reads_files` as opposed to arithmetic alone."""
+
+    make: Callable[[WindowReading], Reading]
+    reads_files: bool
+
+
+BESIDE: Final[Mapping[str, Beside]] = {
+    "sources": Beside(make=RowSources, reads_files=False),
+    "loss_mask": Beside(make=WindowReading.masks, reads_files=True),
+}
+"""By the names in `with`."""

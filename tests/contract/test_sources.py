@@ -111,7 +111,7 @@ def test_parts_and_copies_of_a_batch_keep_the_sources(expected: Expected, server
     """Those of a row are the same in every slice of it."""
     options = {"sources": True, "context_parallel": (1, 2), "context_order": "zigzag"}
     with of_plan(server.url, **options) as loader:
-        inputs, targets = torch.empty(2, 15, 8, dtype=torch.int32)
+        inputs, targets = torch.empty(2, 15, 8, dtype=torch.int64)
         batch = loader.next_into(inputs, targets)
         assert batch.sources.tolist() == expected(0)
         batch = next(loader)

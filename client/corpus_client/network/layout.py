@@ -24,7 +24,7 @@ ALIGNMENT = 8
 ITEM_BYTES: Mapping[str, int] = {"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
 """Bytes of one item, by the name in `Corpus-Dtype`."""
 
-BESIDE: Mapping[str, tuple[str, int]] = {"sources": ("uint16", 1)}
+BESIDE: Mapping[str, tuple[str, int]] = {"sources": ("uint16", 1), "loss_mask": ("uint8", 2)}
 """What `with` may name: dtype, and 1 for an item a row or 2 for an item a token."""
 
 
