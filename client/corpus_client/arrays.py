@@ -120,7 +120,8 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
     def peek(self, step: int) -> ArrayBatch:
         """Return the batch of any step; the loader stays where it is."""
         request, body = self._receive_step(step, self._step_ranges, self._beside)
-        return self._batch(step, tuple(array[0] for array in views(memoryview(body), request.arrays)))
+        arrays = map(np.asarray, views(memoryview(body), request.arrays))
+        return self._batch(step, tuple(array[0] for array in arrays))
 
     def _batch(self, step: int, arrays: tuple[Tokens, ...]) -> ArrayBatch:
         tokens, *beside = arrays
@@ -150,4 +151,5 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         exchange, _ = self._ahead.next()
         body = np.empty(exchange.request.num_bytes, np.uint8).data
         self._ahead.requests.finish(exchange, body)
-        self._received.extend(zip(*views(body, exchange.request.arrays), strict=True))
+        arrays = map(np.asarray, views(body, exchange.request.arrays))
+        self._received.extend(zip(*arrays, strict=True))

@@ -14,15 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import Literal
 
 ALIGNMENT = 8
 
 ITEM_BYTES: Mapping[str, int] = {"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
 """Bytes of one item, by the name in `Corpus-Dtype`."""
+
+_CODES: Mapping[str, Literal["B", "H", "I", "i", "q"]] = {
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "int32": "i",
+    "int64": "q",
+}
 
 BESIDE: Mapping[str, tuple[str, int]] = {"sources": ("uint16", 1), "loss_mask": ("uint8", 2)}
 """What `with` may name: dtype, and 1 for an item a row or 2 for an item a token."""
@@ -63,16 +68,14 @@ def starts(first_bytes: int, arrays: Sequence[Array]) -> list[int]:
     return [*found, end]
 
 
-def views(body: memoryview, arrays: Sequence[Array], first_bytes: int = 0) -> list[npt.NDArray[Any]]:
-    """Return arrays of a body, each of its shape; views.
+def views(body: memoryview, arrays: Sequence[Array], first_bytes: int = 0) -> list[memoryview]:
+    """Return arrays of a body, each of its type and shape, for `np.asarray`; views.
 
     first_bytes: of the first array, where that is not among them.
     """
-    found = []
-    for array, start in zip(arrays, starts(first_bytes, arrays), strict=False):
-        part = body[start : start + array.num_bytes]
-        found.append(np.frombuffer(part, np.dtype(array.dtype).newbyteorder("<")).reshape(array.shape))
-    return found
+    begins = zip(arrays, starts(first_bytes, arrays), strict=False)
+    parts = ((array, body[start : start + array.num_bytes]) for array, start in begins)
+    return [part.cast(_CODES[array.dtype], array.shape) for array, part in parts]
 
 
 def batch_bytes(names: Sequence[str], shape: tuple[int, int], token_bytes: int) -> int:

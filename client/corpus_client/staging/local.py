@@ -104,7 +104,9 @@ class LocalSource:
     def finish(self, ticket: tuple[int, int], view: memoryview) -> None:
         """Gather the steps' tokens: `(num_steps, rows, seq_len + 1)`, C order, as the server sends them."""
         out = np.frombuffer(view, self._dtype, count=ticket[0] * ticket[1]).reshape(ticket)
-        beside = [whole[0] for whole in views(view, arrays_of(self._names, 1, ticket), out.nbytes)]
+        beside = [
+            np.asarray(whole)[0] for whole in views(view, arrays_of(self._names, 1, ticket), out.nbytes)
+        ]
         while len(out):
             if self._num_gathered == self._num_selected:
                 self._receive()
@@ -138,7 +140,7 @@ class LocalSource:
             self._gatherers[row_tokens] = kind(self._shards, row_tokens)
         # Places are of 8 bytes each, so nothing lies between them and what is beside them.
         place_bytes = len(body) - starts(0, request.beside)[-1]
-        beside = views(body.data, request.beside, place_bytes)
+        beside = map(np.asarray, views(body.data, request.beside, place_bytes))
         self._beside = [array.reshape(-1, *array.shape[2:]) for array in beside]
         indices = body[:place_bytes].view("<i8").reshape(-1, request.shape[-1])
         self._num_selected, self._num_gathered = self._gatherers[row_tokens].select(indices), 0
