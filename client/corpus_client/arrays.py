@@ -127,7 +127,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         tokens, *beside = arrays
         named: dict[str, Any] = dict(zip(self._beside, beside, strict=True))
         if "loss_mask" in named:
-            named["loss_mask"] = named["loss_mask"][:, 1:].view(np.bool_)
+            named["loss_mask"] = named["loss_mask"][:, 1:] != 0
         return ArrayBatch(step=step, tokens=tokens, plan=self._bound, **named)
 
     def _stop(self) -> None:
