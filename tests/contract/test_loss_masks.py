@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from corpus_client import ArrayLoader, CorpusIterableDataset, CorpusLoader, errors
+from corpus_client import ArrayLoader, CorpusIterableDataset, CorpusLoader, RemoteCorpus, errors
+from corpus_client.integrations.causal_lm import causal_lm
+from corpus_client.integrations.llmc import DistributedDataLoader
+from corpus_client.integrations.nanogpt import GetBatch
 from tests.corpora import some_tokens, write_megatron, write_raw
 from tests.loaders import grouped, open_loader
 from tests.reference import ReferencePlan
@@ -173,3 +179,36 @@ def test_arrays_and_datasets_have_the_masks_too(url: str, rows: Rows) -> None:
     dataset = CorpusIterableDataset(url, num_steps=2, **grouped({"plan": PLAN, **part}))
     for each in dataset:
         assert each.loss_mask.tolist() == rows(each.step)[1][:, 1:].tolist()
+
+
+def test_frameworks_that_take_no_mask_get_targets_that_their_loss_leaves_out(url: str, rows: Rows) -> None:
+    """Whole corpora in file order: row r of step s is window 6 s + r of the first shard."""
+    starts = [16 * row for row in range(6)]
+    tokens = np.stack([tokens_of("chat", 0)[start : start + 17] for start in starts]).astype(np.int64)
+    mask = np.stack([mask_of("chat", 0)[start : start + 17] for start in starts])
+    with (
+        GetBatch(url, {"train": "chat"}, 6, 16, order="sequential", device="cpu") as get_batch,
+        DistributedDataLoader(f"{url}/chat", 6, 16, 0, 1) as llmc,
+    ):
+        for inputs, targets in (get_batch("train"), llmc.next_batch()):
+            assert inputs.tolist() == tokens[:, :-1].tolist()
+            assert targets.tolist() == np.where(mask, tokens, -1)[:, 1:].tolist()
+    with of_plan(url) as loader:
+        tokens, mask = rows(0)
+        labels = causal_lm(next(loader))["labels"]
+        assert labels[:, 1:].tolist() == np.where(mask, tokens.astype(np.int64), -100)[:, 1:].tolist()
+
+
+def test_what_would_lose_masks_refuses_corpora_that_have_them(url: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        errors.InvalidArgument, match="get_batch returns no loss mask, and corpus 'chat' has one"
+    ):
+        RemoteCorpus(url, "chat")
+    RemoteCorpus(url, "web").close()
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    command = ["export", url, "--plan", "plan.json", "--out", "out.npy", "--stop", "1"]
+    said = subprocess.run(
+        [sys.executable, "-m", "corpus_client", *command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert said.returncode != 0
+    assert "an export holds no loss masks" in " ".join(said.stderr.split())

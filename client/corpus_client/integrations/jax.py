@@ -31,7 +31,8 @@ class DeviceBatch:
     """A step's global batch. It unpacks into `inputs, targets`.
 
     inputs, targets: `(global_batch_size, seq_len)`, with the sharding asked for; targets one token further.
-    sources: `(global_batch_size,) uint16`, sharded as the rows are; None where the loader was not asked.
+    sources: `(global_batch_size,) uint16`; None where the loader was not asked for them.
+    loss_mask: `(global_batch_size, seq_len) bool`, see `ArrayBatch`. Both have the sharding of the rows.
     """
 
     step: int
@@ -39,6 +40,7 @@ class DeviceBatch:
     targets: jax.Array
     source: ArrayBatch = field(repr=False)
     sources: jax.Array | None = None
+    loss_mask: jax.Array | None = None
 
     def state_after(self) -> dict[str, Any]:
         """Return the state to save once this batch was trained on; the batches put ahead do not count."""
@@ -105,8 +107,9 @@ def device_batches(
             return jax.make_array_from_process_local_data(rows, part, shape)
 
         inputs, targets = split(whole(tokens))
-        sources = None if batch.sources is None else whole(batch.sources)
-        return DeviceBatch(step=batch.step, inputs=inputs, targets=targets, source=batch, sources=sources)
+        beside = {"sources": batch.sources, "loss_mask": batch.loss_mask}
+        on_devices = {name: whole(array) for name, array in beside.items() if array is not None}
+        return DeviceBatch(step=batch.step, inputs=inputs, targets=targets, source=batch, **on_devices)
 
     ahead: deque[DeviceBatch] = deque()
     try:

@@ -176,6 +176,11 @@ class PlanLoader(Generic[B]):
         return self._bound.sources
 
     @property
+    def is_masked(self) -> bool:
+        """Whether corpora of the plan have loss masks."""
+        return self._bound.is_masked
+
+    @property
     def vocab_size(self) -> int | None:
         """A vocabulary that holds every token of the plan, as far as the server knows: a model's default.
 
