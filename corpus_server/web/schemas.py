@@ -109,6 +109,10 @@ class PlanAnswer(BaseModel):
     stages: list[StageAnswer]
     num_steps: Annotated[int | None, Field(description="Training steps; null if the plan has no end.")]
     dtype: str
+    indices: Annotated[
+        Literal["windows", "pieces"],
+        Field(description="What `/v1/indices` says of a row: its window, or the pieces that it joins."),
+    ]
     shards: list[PlanShardAnswer]
 
 
@@ -173,7 +177,10 @@ TOKENS: dict[int | str, dict[str, Any]] = NOT_MODIFIED | {
 
 INDICES: dict[int | str, dict[str, Any]] = NOT_MODIFIED | {
     200: {
-        "description": "Pairs of shard and start token: raw little-endian int64, the same as .npy, or JSON.",
+        "description": "Raw little-endian int64, the same as .npy, or JSON. Windows: `(count, rows, 2)`, "
+        "shard and start token of each row. Rows of several pieces: `(pieces, 4)`, row (counted through the "
+        "response), shard, start token, tokens; a piece of shard -1 fills the end of its row with the token "
+        "id in place of a start token.",
         "content": {
             kind: each for kind, each in TOKENS[200]["content"].items() if kind != MEDIA_TYPES["text"]
         },
