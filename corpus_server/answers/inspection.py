@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
@@ -327,12 +327,8 @@ def diff(service: Service, plan_id: str, query: DiffQuery, request: RequestHead)
     headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}")
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    shard_tokens = {
-        name: [shard.num_tokens for shard in corpus.shards]
-        for name, corpus in chain(one.corpora.items(), other.corpora.items())
-    }
     compared = yield from compare_slices(
-        one.plan, other.plan, shard_tokens, num_steps=query.steps, max_rows=DIFF_ROWS
+        one.sampler, other.sampler, num_steps=query.steps, max_rows=DIFF_ROWS
     )
     fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed_fields(one.plan, other.plan), rows=compared)
     return json_response(fields, headers)

@@ -20,7 +20,7 @@ from corpus_server.cli.common import AsJson, console, print_json, tell
 from corpus_server.cli.server import Server
 from corpus_server.corpus_spec import CorpusSpec, escaped
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan import Plan
+from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.importing import ImportedOrder, Trainer, import_plan
 from corpus_server.plan.questions.diff import (
     MAX_ROWS,
@@ -190,15 +190,12 @@ def diff(
 
 def _compare(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:
     with Catalog.open(CorpusSpec.parse(text) for text in corpora) as catalog:
-        bound = _bind(a, catalog), _bind(b, catalog)
-        sizes = {
-            name: [shard.num_tokens for shard in corpus.shards] for name, corpus in catalog.corpora.items()
-        }
-    return dataclasses.asdict(finish(compare_slices(*bound, sizes, num_steps=steps, max_rows=max_rows)))
+        samplers = _bind(a, catalog), _bind(b, catalog)
+    return dataclasses.asdict(finish(compare_slices(*samplers, num_steps=steps, max_rows=max_rows)))
 
 
-def _bind(plan: Plan, catalog: Catalog) -> Plan:
-    """Return the plan bound to the corpora, after checking that they are those it was made for."""
+def _bind(plan: Plan, catalog: Catalog) -> Sampler:
+    """Return the rows of a plan bound to the corpora, after checking that they are those it was made for."""
     for name in plan.sources:
         if name not in catalog.corpora:
             raise InvalidParameter(
@@ -207,7 +204,8 @@ def _bind(plan: Plan, catalog: Catalog) -> Plan:
             )
     catalog.bind(plan)
     # The same kind of fingerprint in both plans: two kinds of one content are no difference.
-    return plan.bind({name: catalog.corpora[name].fingerprint for name in plan.sources})
+    fingerprints = {name: catalog.corpora[name].fingerprint for name in plan.sources}
+    return catalog.bind(plan.bind(fingerprints)).sampler
 
 
 def _fields(answer: dict[str, Any]) -> Table:

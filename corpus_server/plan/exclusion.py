@@ -81,9 +81,7 @@ class Exclusion:
         num_excluded, num_left: `(sources,) uint64` units.
     """
 
-    def __init__(
-        self, units: Ranges, pools: Pools, keys: UInt64Array, groups: Grouped | None = None
-    ) -> None:
+    def __init__(self, units: Ranges, pools: Pools, keys: UInt64Array, groups: Grouped | None = None) -> None:
         self.units = units
         self._groups, self._keys = groups, keys
         self._first, self._of_source = pools

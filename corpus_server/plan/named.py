@@ -100,7 +100,11 @@ class Registry(Generic[N]):
             kind = self._plain.get(value) or self._with_fields.get(value)
             if kind is not None and not kind.required():
                 return kind()
-        if isinstance(value, Mapping) and len(value) == 1 and (name := next(iter(value))) in self._with_fields:
+        if (
+            isinstance(value, Mapping)
+            and len(value) == 1
+            and (name := next(iter(value))) in self._with_fields
+        ):
             return self._with_fields[name].from_json(value[name])
         raise InvalidPlan.expected(what, self._accepted(), value)
 

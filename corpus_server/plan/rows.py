@@ -46,6 +46,7 @@ class Rows(ABC):
         name: how messages call them.
         unit: the word for what they hold.
         is_window: whether each row is one piece, so that a shard and a start token say where it lies.
+        holds_several: whether a row may hold several units.
         num_rows: `(sources,) uint64`, over which the order permutes.
         epoch_rows: `(sources,) uint64`, rows of one pass over a source, by which epochs are counted.
         first_row: `(sources + 1,) uint64`, number of each source's first row; then of all rows.
@@ -57,6 +58,7 @@ class Rows(ABC):
     name: str
     unit: str
     is_window: bool
+    holds_several = False
     num_rows: UInt64Array
     epoch_rows: UInt64Array
     first_row: UInt64Array
@@ -244,6 +246,14 @@ def as_pieces(located: NDArray[np.int64], length: int) -> Pieces:
     """Return rows of one piece each, `(k, 2)` shard number and start token, with their lengths."""
     pieces = np.hstack((located, np.full((len(located), 1), length)))
     return pieces, np.arange(len(located) + 1)
+
+
+def joined(parts: Sequence[Pieces]) -> Pieces:
+    """Return rows one part after another."""
+    if len(parts) == 1:
+        return parts[0]
+    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(borders) for _, borders in parts)])
+    return np.concatenate([np.empty((0, 3), np.int64), *(pieces for pieces, _ in parts)]), counts.cumsum()
 
 
 def end_rows(pieces: Pieces, length: int, token: NDArray[np.integer] | int) -> Pieces:

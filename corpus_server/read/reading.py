@@ -115,7 +115,7 @@ class WindowReading:
         first = 0
         while first < self.num_units:
             numbers, step, rows, count = self._group(first)
-            yield self._bound.sampler.pieces(step, rows, count=count)
+            yield self._bound.pieces(step, rows, count=count)
             first = numbers.stop
 
     def _group(self, row: int) -> tuple[range, int, range, int]:
@@ -180,7 +180,7 @@ def select_alone(bound: BoundPlan, step: int, rows: range, count: int) -> Select
     """Return a selection of rows of the global batch of steps, and of no others."""
     sampler = bound.sampler
     if not sampler.rows.is_window:
-        return PieceSelection(bound.gatherer, sampler.pieces(step, rows, count=count), bound.dtype)
+        return PieceSelection(bound.gatherer, bound.pieces(step, rows, count=count), bound.dtype)
     located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
     return bound.gatherer.select(located, sampler.seq_len(step) + 1, bound.dtype)
 

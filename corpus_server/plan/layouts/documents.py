@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.plan.declared import declared, integer, texts
+from corpus_server.plan.declared import Schema, declared, integer, texts
 from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
-from corpus_server.plan.declared import Schema
 from corpus_server.plan.layouts.layout import Keys, Layout
+from corpus_server.plan.mixture import grouped
 from corpus_server.plan.orders.order import Order
 from corpus_server.plan.packing import Packing, Table, build
 from corpus_server.plan.ranges import Ranges
@@ -43,7 +44,7 @@ _RULE: Final = 1
 class Packed(Rows):
     """Pieces of documents as rows, packed by a table for each source."""
 
-    name, unit, is_window = "rows documents", "piece", False
+    name, unit, is_window, holds_several = "rows documents", "piece", False, True
 
     def __init__(self, packings: Sequence[Packing], windows: Windows) -> None:
         self._packings, self._windows = packings, windows
@@ -58,12 +59,14 @@ class Packed(Rows):
 
     def _shard_rows(self) -> UInt64Array:
         """Return the number of each shard's first row; blocks, and so rows, end with their shards."""
-        windows, found = self._windows, [self.first_row[-1:]]
-        for source, packing in reversed(list(enumerate(self._packings))):
-            first, stop = windows.first_shard[source : source + 2]
-            begins = windows.shard_token[first:stop] - windows.first_token[source]
-            found.append(self.first_row[source] + packing.rows_before(begins.astype(np.int64)))
-        return np.concatenate(found[::-1])
+        windows, found = self._windows, []
+        for source, (packing, first_row) in enumerate(zip(self._packings, self.first_row, strict=False)):
+            shards = slice(*windows.first_shard[source : source + 2])
+            begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64)
+            table = packing.table
+            blocks = table.block_token[:-1].searchsorted(begins)
+            found.append(first_row + table.pattern_row[table.block_pattern[blocks]])
+        return np.concatenate([*found, self.first_row[-1:]])
 
     def pieces(
         self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
@@ -71,7 +74,7 @@ class Packed(Rows):
         """See `Rows.pieces`."""
         if isinstance(sources, int):
             return self._of_source(sources, rows, epochs, exclusion)
-        which = [(source, np.flatnonzero(sources == source)) for source in np.unique(sources).tolist()]
+        which = list(grouped(sources))
         if len(which) == 1:
             return self._of_source(which[0][0], rows, epochs, exclusion)
         parts = [self._of_source(source, rows[here], epochs[here], exclusion) for source, here in which]
@@ -110,12 +113,15 @@ class Packed(Rows):
     ) -> Generator[None, None, UInt64Array]:
         """See `Rows.touching`."""
         yield
-        found = self._pieces_in(source, start, stop)
+        packing = self._packings[source]
+        table = packing.table
+        # Blocks that lie in the range as a whole are counted first, because there may be 10^8 documents.
+        low, high = table.block_token.searchsorted((start, stop)).tolist()
+        if (high := high - 1) > low:
+            inside = table.class_first[table.block_class[[low, high]]]
+            check_number(int(inside[1] - inside[0]), most, stop)
+        found = packing.touching(start, stop)
         check_number(found.size, most, stop)
-        return found
-
-    def _pieces_in(self, source: int, start: int, stop: int) -> UInt64Array:
-        found = np.sort(self._packings[source].touching(start, stop))
         return found + self._first_piece[source]
 
     def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
@@ -126,8 +132,8 @@ class Packed(Rows):
 
     def within(self, source: int, ranges: Ranges) -> NDArray[np.integer]:
         """See `Rows.within`."""
-        found = [self._pieces_in(source, start, stop) for start, stop in ranges.bounds.tolist()]
-        units = np.concatenate(found)
+        starts, stops = ranges.bounds.astype(np.int64).T
+        units = self._packings[source].touching(starts, stops) + self._first_piece[source]
         return np.stack((units, units + np.uint64(1)), axis=1)
 
     def exclusion(self, units: Ranges, keys: UInt64Array, groups: Grouped | None) -> Exclusion:
@@ -150,14 +156,28 @@ class Packed(Rows):
         """See `Rows.reach`: of their blocks, which are read as a whole."""
         packing = self._packings[source]
         total = int(self._windows.first_token[source + 1] - self._windows.first_token[source])
-        num_blocks = min(packing.num_blocks, -(-num_rows * packing.num_blocks // packing.num_rows) + 1)
-        return -(-total * num_blocks // packing.num_blocks)
+        every = len(packing.table.block_document) - 1
+        num_blocks = min(every, -(-num_rows * every // packing.num_rows) + 1)
+        return -(-total * num_blocks // every)
 
     def describe(self, source: int) -> dict[str, Any]:
         """See `Rows.describe`."""
         packing = self._packings[source]
-        used = packing.num_tokens / (packing.num_rows * (self._windows.seq_len + 1))
-        return {"num_pieces": packing.num_pieces, "fill": used}
+        used = self._num_predictions[source] + packing.num_pieces
+        fill = used / (packing.num_rows * (self._windows.seq_len + 1))
+        return {"num_pieces": packing.num_pieces, "fill": fill}
+
+    @cached_property
+    def _num_predictions(self) -> list[int]:
+        """Predictions of each source; goes through the lengths of all its documents."""
+        found = []
+        for table in (packing.table for packing in self._packings):
+            total = 0
+            for block, (start, stop) in enumerate(pairwise(table.block_document.tolist())):
+                tokens = table.document_token[start + block : stop + block + 1].astype(np.int64)
+                total += int(np.maximum(np.diff(tokens) - 1, 0).sum())
+            found.append(total)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +212,9 @@ class DocumentRows(Layout):
     def check(self, *, seq_len: int, stride: int | None, order: Order, stages: Sequence[Stage]) -> None:
         """See `Layout.check`."""
         if not order.has_epochs or order.tabled is not None:
-            accepted = "an order that permutes rows, shuffle, a bounded shuffle or sequential, with rows documents"
+            accepted = (
+                "an order that permutes rows, shuffle, a bounded shuffle or sequential, with rows documents"
+            )
             raise InvalidPlan.expected("order", accepted, order.name)
         if stride not in (None, seq_len):
             accepted = f"left out or seq_len ({seq_len}) with rows documents, which have no windows"

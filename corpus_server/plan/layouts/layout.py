@@ -31,9 +31,7 @@ class Layout(Named, ABC):
         """
 
     @abstractmethod
-    def lay_out(
-        self, windows: Windows, sources: tuple[str, ...], keys: Keys, tables: Sequence[Any]
-    ) -> Rows:
+    def lay_out(self, windows: Windows, sources: tuple[str, ...], keys: Keys, tables: Sequence[Any]) -> Rows:
         """Return the rows of a plan.
 
         Args:

@@ -20,9 +20,7 @@ class WindowRows(Layout):
     name = "windows"
     sentence = "each row is seq_len + 1 consecutive tokens, wherever documents begin and end"
 
-    def lay_out(
-        self, windows: Windows, sources: tuple[str, ...], keys: Keys, tables: Sequence[Any]
-    ) -> Rows:
+    def lay_out(self, windows: Windows, sources: tuple[str, ...], keys: Keys, tables: Sequence[Any]) -> Rows:
         """See `Layout.lay_out`."""
         for number in np.flatnonzero(windows.num_rows == 0).tolist():
             longest = windows.longest[number]

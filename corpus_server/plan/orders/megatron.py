@@ -142,7 +142,6 @@ class Samples(Rows, Arrangement):
         pieces, _ = self.pieces(sources, rows, np.zeros_like(rows))
         return [(shard, begin, begin + count) for shard, begin, count in pieces.tolist()]
 
-
     def reach(self, source: int, num_rows: int) -> int:
         """See `Rows.reach`: all of it, because neighbouring samples are of documents anywhere."""
         return int(self._windows.first_token[source + 1] - self._windows.first_token[source])
