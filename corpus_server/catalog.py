@@ -63,7 +63,7 @@ class Catalog(Closing):
 
         Args:
             reads_ahead: see `Gatherer`.
-            tables: that the rows of plans follow from; without them each is built in memory when the plan is bound.
+            tables: that the rows of plans follow from; without them each is built in memory.
             lists_names: whether who asks for an unknown corpus may learn which there are.
             cache_dir, cache_bytes: of the cache, if a corpus lies in an object store; None: the user's.
 

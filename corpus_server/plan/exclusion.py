@@ -1,10 +1,10 @@
 """Substitutes for the units that a stage excludes, from a keyed permutation, so that they can be undone.
 
-A unit is a window or a piece of a document, see `rows.py`; units of one pool may stand in for one another: all
-windows of a source, all pieces of a class. Of a pool of n units, x are excluded. The excluded unit of rank r
-(among the excluded units) gets the unit of rank p(r) among the n - x others, where p is a keyed permutation of
-[0, n - x), another one in each epoch. If more units are excluded than left, ranks wrap: lap r // (n - x) has a
-permutation of its own.
+A unit is a window or a piece of a document, see `rows.py`; units of one pool may stand in for one another:
+all windows of a source, all pieces of a class. Of a pool of n units, x are excluded. The excluded unit of
+rank r (among the excluded units) gets the unit of rank p(r) among the n - x others, where p is a keyed
+permutation of [0, n - x), another one in each epoch. If more units are excluded than left, ranks wrap: lap
+r // (n - x) has a permutation of its own.
 
 A bounded shuffle of windows takes a substitute from the same group, because any other window may lie on the
 disk: the next window of the group's circle (see `Groups.beside`) that is not excluded. Only where `_REACH`
@@ -163,7 +163,7 @@ class Exclusion:
         return round_keys(int(keys[0]) if numbers.size < pools.size else keys, its + laps * _GOLDEN)
 
     def num_laps(self, units: UInt64Array) -> int:
-        """Return how many excluded units, per epoch, one of some units that are left stands in for at most."""
+        """Return how many excluded units, per epoch, one of these units that are left replaces at most."""
         pools = np.unique(self._first.searchsorted(units, side="right") - 1)
         known = np.isin(self._pools, pools) & (self._left > 0)
         laps = -(-self._excluded[known].astype(np.int64) // self._left[known].astype(np.int64))

@@ -77,7 +77,7 @@ class Registry(Generic[N]):
         for each in kinds:
             require_complete(field, each)
         self.field, self.kinds, self.default = field, kinds, kinds[0]()
-        self._plain = {each.name: each for each in kinds if not fields(each)}
+        self._by_name = {each.name: each for each in kinds if not each.required()}
         self._with_fields = {each.name: each for each in kinds if fields(each)}
         self.kind = Kind({"anyOf": [each.schema() for each in kinds]}, self._take)
         self._inline = [each for each in kinds if each.is_inline]
@@ -87,19 +87,17 @@ class Registry(Generic[N]):
         }
 
     def _accepted(self) -> str:
-        spelled = [f"one of {', '.join(self._plain)}"] if len(self._plain) > 1 else [*self._plain]
+        spelled = [f"one of {', '.join(self._by_name)}"]
         for name, each in self._with_fields.items():
-            required = ", ".join(f'"{field}": ...' for field in each.required())
-            spelled.append(f'{{"{name}": {{{required}}}}}')
+            if required := ", ".join(f'"{field}": ...' for field in each.required()):
+                spelled.append(f'{{"{name}": {{{required}}}}}')
         return ", or ".join(spelled)
 
     def _take(self, what: str, value: object) -> N:
         if isinstance(value, self.kinds):
             return value
-        if isinstance(value, str):
-            kind = self._plain.get(value) or self._with_fields.get(value)
-            if kind is not None and not kind.required():
-                return kind()
+        if isinstance(value, str) and value in self._by_name:
+            return self._by_name[value]()
         if (
             isinstance(value, Mapping)
             and len(value) == 1

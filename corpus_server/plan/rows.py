@@ -3,8 +3,9 @@
 Rows are numbered through all sources of a plan, so that a number says its source. An order permutes the rows
 of each source by numbers alone, see `orders/order.py`; here are the tokens that a number stands for.
 
-A row holds *units*, which are numbered through all sources, too, and are what a look-up finds and an exclusion
-replaces: its window, or several pieces of documents. Units that may stand in for one another are a *pool*.
+A row holds *units*, which are numbered through all sources, too, and are what a look-up finds and an
+exclusion replaces: its window, or several pieces of documents. Units that may stand in for one another are a
+*pool*.
 
 Windows are numbered through the shards in order and never cross a shard. With shards of 10 and 7
 tokens, `seq_len = 3` and `stride = 3`:
@@ -83,8 +84,8 @@ class Rows(ABC):
             InvalidParameter: a row has no one place.
         """
         raise InvalidParameter(
-            f"a row of {self.name} joins pieces of several documents, so no shard and start token say where it "
-            "lies; ask for the tokens (in the client: without local_root)",
+            f"a row of {self.name} joins pieces of several documents, so no shard and start token say where "
+            "it lies; ask for the tokens (in the client: without local_root)",
             parameter="plan",
             accepted="plans of another order",
         )

@@ -1,4 +1,4 @@
-"""Whether the documents of a corpus end with its end-of-text token, by which a trainer masks and numbers them."""
+"""Whether documents end with their corpus's end-of-text token, by which a trainer masks and numbers them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def check_ends(corpus: Corpus) -> None:
             checked[its] &= (ends[its] == stop) & shard.file.is_local
         elif not shard.file.is_local:
             raise _refused(
-                f"corpus {corpus.name!r} lies in an object store, and whether its documents end with end-of-text "
-                "cannot be seen without fetching all of it",
-                "serve a local copy, or make an index with `corpus-server index` and copy it beside the shards",
+                f"corpus {corpus.name!r} lies in an object store, and whether its documents end with "
+                "end-of-text cannot be seen without fetching all of it",
+                "serve a local copy, or make an index with `corpus-server index` and copy it beside the "
+                "shards",
             )
     gatherer = Gatherer(corpus.shards)
     which = np.flatnonzero(checked)
@@ -52,10 +53,10 @@ def check_ends(corpus: Corpus) -> None:
         if wrong.size:
             number = int(numbers[wrong[0]])
             raise _refused(
-                f"document {number} of corpus {corpus.name!r} ends with token {int(tokens[wrong[0]])}, not with "
-                f"end-of-text ({corpus.eot})",
-                "name the right id with eot=ID, make a document index with `corpus-server index`, or leave the "
-                "unfinished document out of the shard",
+                f"document {number} of corpus {corpus.name!r} ends with token {int(tokens[wrong[0]])}, not "
+                f"with end-of-text ({corpus.eot})",
+                "name the right id with eot=ID, make a document index with `corpus-server index`, or leave "
+                "the unfinished document out of the shard",
             )
 
 

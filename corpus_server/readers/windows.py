@@ -25,7 +25,7 @@ _ALL: Final = range(2**63)
 
 
 class Turn(NamedTuple):
-    """Windows or pieces of consecutive steps, to be prefetched while the reader has not asked for step `stop`.
+    """Windows or pieces of consecutive steps, to be prefetched until the reader asks for the step `stop`.
 
     `(k, 2)` shard number and start token, and `(k,)` tokens of each. `samples` says whether to look first if
     they are resident.

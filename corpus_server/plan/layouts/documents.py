@@ -1,9 +1,9 @@
 """Layout `documents`: a row joins whole documents, as far as they fit, packed anew in each epoch.
 
 A document of L tokens has L - 1 predictions. It is cut every `seq_len` of them; a piece of p predictions has
-p + 1 tokens, so neighbouring pieces share one, as windows do. All pieces but a document's last fill a row each.
-The lengths alone decide how the last pieces are packed into rows (`packing/`); which piece of its length comes
-to which place is a keyed permutation of the epoch. The unused end of a row is end-of-text.
+p + 1 tokens, so neighbouring pieces share one, as windows do. All pieces but a document's last fill a row
+each. The lengths alone decide how the last pieces are packed into rows (`packing/`); which piece of its
+length comes to which place is a keyed permutation of the epoch. The unused end of a row is end-of-text.
 
     lengths, seq_len 8     A 12 tokens, B 4, C 3, D 7
     pieces                 A 0-8, A 8-11, B, C, D

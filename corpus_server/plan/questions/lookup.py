@@ -1,9 +1,9 @@
 """Look-ups: which rows of a run hold a token, found backwards over stages, skips and substitutes.
 
 A position of a source says when a row comes: ascending positions are ascending plan steps and rows. So a
-look-up first finds all positions whose units (windows, or pieces of documents) hold the token, then keeps the
-earliest, and only for those does it work out the steps and rows, which needs a mixture's blocks. Where a stage
-reads windows in parts, only the parts that hold a token of the range count; they are neighbours.
+look-up first finds all positions whose units (windows, or pieces of documents) hold the token, then keeps
+the earliest, and only for those does it work out the steps and rows, which needs a mixture's blocks. Where a
+stage reads windows in parts, only the parts that hold a token of the range count; they are neighbours.
 """
 
 from __future__ import annotations

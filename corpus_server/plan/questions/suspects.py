@@ -1,8 +1,8 @@
 """Find the steps at which two plans can differ if only their exclusions differ.
 
-Then a row can differ only if one of the plans excludes a window, or a piece, at its position. The inverse of the order
-gives the steps that hold such windows. So a document excluded from a run over 10^13 tokens is found without
-looking at every step before it.
+Then a row can differ only if one of the plans excludes the window, or a piece, at its position. The inverse
+of the order gives the steps that hold such units. So a document excluded from a run over 10^13 tokens is
+found without looking at every step before it.
 """
 
 from __future__ import annotations

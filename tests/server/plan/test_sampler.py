@@ -221,7 +221,6 @@ def test_positions_and_tokens_of_windows_are_found_again(order: object) -> None:
         Plan.from_json({"seq_len": 4, "order": order, "stages": [stage]}), {"a": [30], "b": [25, 3, 46]}
     )
     windows = np.arange(found.rows.first_row[1], found.rows.first_row[2], dtype="uint64")
-    assert found.places(windows).tolist() == found.windows.locate(windows).tolist()
     if not found.plan.order.has_epochs:
         with pytest.raises(InvalidParameter) as caught:
             found.positions_of(1, windows, np.zeros(1, "uint64"))
@@ -232,6 +231,7 @@ def test_positions_and_tokens_of_windows_are_found_again(order: object) -> None:
     assert epochs.tolist() == [3] * windows.size + [4] * windows.size
     assert sorted(shown.tolist()) == sorted(2 * windows.tolist())
     assert (found.positions_of(1, shown, epochs) == positions).all()
+    assert found.pieces_at(1, positions)[0][:, :2].tolist() == found.windows.locate(shown).tolist()
     every = found.windows_at(np.ones(positions.size, dtype=np.intp), positions)
     assert (every[0] == shown).all()
     assert (every[1] == epochs).all()

@@ -179,13 +179,6 @@ def test_what_groups_would_take_is_added_up_once_and_by_the_thread(
     assert looked == ["prefetch"]
 
 
-def test_rows_of_pieces_are_not_prefetched(tmp_path: Path) -> None:
-    with Catalog.open(specs(THREE, tmp_path)) as catalog, Disk(2**40) as disk:
-        disk.ask(catalog.bind(Plan.from_json(document(THREE))))
-        time.sleep(0.05)
-    assert disk.num_bytes == 0
-
-
 def test_without_a_budget_there_is_no_thread(bound: BoundPlan) -> None:
     before = num_threads()
     with Disk(0) as disk:
