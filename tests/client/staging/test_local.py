@@ -176,17 +176,6 @@ def test_shards_that_were_opened_are_closed_when_one_cannot_be(tmp_path: Path) -
     assert num_descriptors() == before
 
 
-def test_rows_of_pieces_of_documents_come_from_the_server_only(tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidArgument) as caught:
-        local.open_shards(plan_of(order={"megatron": {"num_samples": 1}}), tmp_path)
-    assert str(caught.value) == (
-        "local_root must be left out for a plan of order megatron: its rows join pieces of several "
-        "documents, and only the server knows which"
-    )
-    for order in ("random", {"shuffle": {"block_windows": 1}}):
-        assert local.open_shards(plan_of(order=order), tmp_path) == []
-
-
 class Served:
     """A server of corpora of uint8 tokens, which notes what it is asked for."""
 
