@@ -157,6 +157,7 @@ class BoundPlan:
             ],
             "num_steps": sampler.num_steps,
             "dtype": self.dtype.name,
+            "fills_ends": self.plan.rows.fills_ends,
             "indices": "windows" if sampler.rows.is_window else "pieces",
             "shards": [{"corpus": name, **shard.describe()} for name, shard in self.shards],
         }

@@ -58,6 +58,7 @@ class BoundPlan:
     vocab_size: int | None = None  # of the largest tokenizer among the sources; None: the server knows none
     indices: str = "windows"  # what `/v1/indices` says of rows: their windows, or the pieces that they join
     largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
+    fills_ends: bool = False  # whether rows may end with end-of-text tokens of no document
 
 
 class ControlPlane:
@@ -116,6 +117,7 @@ class ControlPlane:
                 indices=str(answer.get("indices", "windows")),
                 vocab_size=_largest(source.get("vocab_size") for source in sources),
                 largest_id=_largest(source.get("largest_id") for source in sources),
+                fills_ends=answer.get("fills_ends") is True,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise errors.AnswerCorrupt(

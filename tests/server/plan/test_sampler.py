@@ -198,7 +198,7 @@ def test_steps_per_epoch() -> None:
 
 
 def test_the_memory_of_a_plan_is_that_of_its_text_positions_and_ranges() -> None:
-    """What a stage excludes for all later ones is kept once; a range takes 32 bytes."""
+    """What a stage excludes for all later ones is kept once; a range takes 32 bytes, a source with excluded windows 56."""
     both = {"global_batch_size": 4, "mixture": {"web": 1, "code": 1}}
     stages = [
         {"global_batch_size": 4, "mixture": {"web": 1}},
@@ -210,7 +210,7 @@ def test_the_memory_of_a_plan_is_that_of_its_text_positions_and_ranges() -> None
     found = Sampler(plan, {"web": [101], "code": [101]})
     numbers = 2 * 4 + (1 + 2 + 2 + 2)  # a position of each source, an index of each that is used
     ranges = 2 + 2 + 1 + 2 + 3
-    assert found.num_bytes == len(plan.canonical_json) + 8 * numbers + 32 * ranges
+    assert found.num_bytes == len(plan.canonical_json) + 8 * numbers + 32 * ranges + 56 * (1 + 2)
 
 
 @pytest.mark.parametrize("order", [*PLAIN_ORDERS, bounded(3, 2)], ids=str)

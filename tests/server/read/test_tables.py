@@ -68,7 +68,9 @@ def test_a_table_is_used_again_and_noted_as_used(bound: BoundPlan, tmp_path: Pat
     kept = Tables(tmp_path)
     plan, (made,) = kept.bind(plan_of(bound), bound.corpora)
     (path,) = tmp_path.iterdir()
-    assert sorted(file.name for file in path.iterdir()) == sorted([*(f"{name}.npy" for name in ARRAYS), "table.json"])
+    assert sorted(file.name for file in path.iterdir()) == sorted(
+        [*(f"{name}.npy" for name in ARRAYS), "table.json"]
+    )
     files = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
     os.utime(path, (1, 1))
     same = replace(plan, fingerprints=dict(reversed(plan.fingerprints.items())))

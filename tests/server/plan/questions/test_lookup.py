@@ -86,7 +86,7 @@ def test_the_first_row_of_a_stage_is_found_once(seed: int) -> None:
     expected = reference.lookup("web", 0, 41, epochs=1, plan_steps=20)
     assert len(expected) == 20
     found = look_up(sampler, "web", 0, 41, epochs=1)
-    assert found.rows == [sighting(row, case, start) for row in expected]
+    assert found.rows == [sighting(row, case, 0) for row in expected]
 
 
 @pytest.mark.parametrize("number", range(NUM_PLANS))
