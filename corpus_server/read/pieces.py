@@ -43,7 +43,7 @@ class PieceSelection(Selection):
         begins = stops - every[:, 2]
         is_own = every[:, 0] != NO_SHARD
         kept = np.flatnonzero(is_own)
-        own = every[kept]
+        own = every.take(kept, axis=0)
         shard_numbers, numbers = places = gatherer.places(own, own[:, 2])
         room = gatherer.last_token[shard_numbers] - numbers
         num_chunks = -(-own[:, 2] // _CHUNK_TOKENS)
