@@ -14,6 +14,7 @@ import pytest
 from corpus_client import CorpusLoader, errors
 from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
 from corpus_client.network.replicas import Exchange, Replicas
+from corpus_client.network.transport import Buffer
 from corpus_client.network.wire import ArrayRequest
 from corpus_client.staging import local
 from corpus_client.staging.gather import LocalShard
@@ -289,7 +290,7 @@ def test_as_many_requests_are_on_the_wire_as_were_chosen(
         most = max(most, on_wire)
         return begin(self, request)
 
-    def counted_finish(self: Replicas, exchange: Exchange, buffer: memoryview) -> None:
+    def counted_finish(self: Replicas, exchange: Exchange, buffer: Buffer) -> None:
         nonlocal on_wire
         finish(self, exchange, buffer)
         on_wire -= 1
