@@ -32,27 +32,29 @@ class Lists(NamedTuple):
     splits: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, numbers: Int64Array, owners: NDArray[np.integer], num_lists: int, bound: int) -> Lists:
+    def of(cls, numbers: NDArray[np.uint32], owners: NDArray[np.uint32], num_lists: int, bound: int) -> Lists:
         """Return lists of numbers.
 
         Args:
             numbers: `(n,)`, each below `bound`.
-            owners: `(n,)`, the list of each.
+            owners: `(n,)`, the list of each; `num_lists` for numbers that are left out.
         """
-        parts = max(1, -(-bound // (1 << 16)))
-        bits, kept, parts = (bound.bit_length(), 16, parts) if parts <= _MOST_PARTS else (32, 32, 1)
-        bits = max(bits, 16)
-        # One sort of plain numbers takes a third of the time of an argsort with all that follows from it.
-        of_keys: Any = np.uint32 if num_lists << bits <= 1 << 32 else np.uint64
-        keys = (owners.astype(of_keys) << bits) | numbers.astype(of_keys)
+        parts = -(-bound // (1 << 16))
+        is_short = parts <= _MOST_PARTS
+        # One sort of plain numbers takes a third of the time of an argsort with what follows from it.
+        bits = max(bound.bit_length(), 16)
+        of_keys: Any = np.uint32 if (num_lists + 1) << bits <= 1 << 32 else np.uint64
+        keys = owners.astype(of_keys)
+        keys <<= bits
+        keys |= numbers
         keys.sort()
-        begins = (np.arange(num_lists, dtype=of_keys)[:, None] << bits) + (np.arange(parts) << 16).astype(
-            of_keys
-        )
-        places = keys.searchsorted(begins)
-        low = (keys & ((1 << kept) - 1)).astype(np.uint16 if kept == 16 else np.uint32)
-        splits = (places[:, 1:] - places[:, :1]).astype(np.uint32)
-        return cls(low, narrow(np.append(places[:, 0], keys.size)), splits)
+        begins = np.arange(num_lists + 1, dtype=of_keys)[:, None] << bits
+        borders = (np.arange(max(parts, 1) if is_short else 1) << 16).astype(of_keys)
+        places = keys.searchsorted(begins + borders)
+        first = places[:, 0]
+        low = keys[: first[-1]] & ((1 << bits) - 1)
+        splits = (places[:-1, 1:] - places[:-1, :1]).astype(np.uint32)
+        return cls(low.astype(np.uint16 if is_short else np.uint32), narrow(first), splits)
 
     @classmethod
     def join(cls, parts: Sequence[Lists]) -> Lists:

@@ -108,7 +108,7 @@ class Packing:
         """Return the first token of each piece in the source, and its tokens: `(p,) int64` each."""
         documents, cuts, blocks = self._cuts(pieces)
         starts, lengths = self._extents(documents, blocks)
-        before = cuts * self.seq_len
+        before = np.where(cuts < 0, (lengths - 1) // self.seq_len, cuts) * self.seq_len
         return starts + before, np.minimum(lengths - before, self.seq_len + 1)
 
     def documents(self, pieces: UInt64Array) -> Int64Array:
@@ -162,16 +162,15 @@ class Packing:
         return first, Grid.over(self.class_first[classes + 1] - first), round_keys(self.key, numbers)
 
     def _cuts(self, pieces: UInt64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return of each piece its document, its number in the document, and the block."""
+        """Return of each piece its document, its number in the document or -1 for the last, and the block."""
         table, classes = self.table, self._classes(pieces)
         blocks = table.block_class.searchsorted(classes, side="right") - 1
         places = (pieces - self.class_first[classes]).astype(np.int64)
-        documents, cuts = np.empty_like(places), np.empty_like(places)
+        documents, cuts = np.empty_like(places), np.full_like(places, -1)
         is_full = table.class_longest[classes] == self.seq_len
         full, tails = np.flatnonzero(is_full), np.flatnonzero(~is_full)
         its = blocks[tails]
         documents[tails] = self._tails.at(classes[tails], places[tails]) + table.block_document[its]
-        cuts[tails] = (self._extents(documents[tails], its)[1] - 1) // self.seq_len
         documents[full], cuts[full] = self._nth_full(places[full], blocks[full])
         return documents, cuts, blocks
 
