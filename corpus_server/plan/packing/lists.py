@@ -32,7 +32,7 @@ class Lists(NamedTuple):
     splits: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, numbers: NDArray[np.uint32], owners: NDArray[np.uint32], num_lists: int, bound: int) -> Lists:
+    def of(cls, numbers: Int64Array, owners: Int64Array, num_lists: int, bound: int) -> Lists:
         """Return lists of numbers.
 
         Args:
@@ -46,7 +46,7 @@ class Lists(NamedTuple):
         of_keys: Any = np.uint32 if (num_lists + 1) << bits <= 1 << 32 else np.uint64
         keys = owners.astype(of_keys)
         keys <<= bits
-        keys |= numbers
+        keys |= numbers.astype(of_keys, copy=False)
         keys.sort()
         begins = np.arange(num_lists + 1, dtype=of_keys)[:, None] << bits
         borders = (np.arange(max(parts, 1) if is_short else 1) << 16).astype(of_keys)

@@ -32,8 +32,8 @@ class Table(NamedTuple):
     """The packing of one source: B blocks, C classes, P patterns; all numbered through the source. Arrays
     whose type is not given are uint32, or int64 where a number is 2^32 or more.
 
-    A pattern's entries are the classes of its pieces, the longest piece first. Slots and pieces have the same
-    numbers: those of class c are [class_first[c], class_first[c + 1]).
+    A pattern has an entry for each of its pieces, the shortest first. Slots have the numbers of pieces: those
+    of class c are [class_first[c], class_first[c + 1]).
 
     Attributes:
         block_document: `(B + 1,) int64`, first document of each block; then all documents.
@@ -48,9 +48,8 @@ class Table(NamedTuple):
         tail_low, tail_first, tail_splits: `Lists` by class of the documents, relative to their block, whose
             last piece has fewer than `seq_len` predictions.
         pattern_row: `(P + 1,) uint64`, first row of each pattern; then all rows.
-        pattern_entry: `(P + 1,)`, first entry of each pattern; then all.
-        entry_slot: `(entries,)`, the slot of an entry in the first row of its pattern, relative to
-            the block's first. The following rows have the following slots.
+        slot_low, pattern_entry, slot_splits: `Lists` by pattern of its entries: the slots of the first row,
+            relative to the block's first slot. The following rows have the following slots.
         class_low, class_entry, class_splits: `Lists` by class of the entries, relative to the block's first.
     """
 
@@ -67,8 +66,9 @@ class Table(NamedTuple):
     tail_first: NarrowArray
     tail_splits: NDArray[np.uint32]
     pattern_row: NDArray[np.uint64]
+    slot_low: NDArray[np.uint16 | np.uint32]
     pattern_entry: NarrowArray
-    entry_slot: NarrowArray
+    slot_splits: NDArray[np.uint32]
     class_low: NDArray[np.uint16 | np.uint32]
     class_entry: NarrowArray
     class_splits: NDArray[np.uint32]
@@ -83,8 +83,7 @@ class _Block(NamedTuple):
     class_pieces: Int64Array
     tails: Lists
     pattern_rows: Int64Array
-    pattern_entries: Int64Array
-    entry_slot: NarrowArray
+    slots: Lists
     entries: Lists
 
 
@@ -116,6 +115,7 @@ def build(
     blocks = [pack(none, none), *packed]
     tails = Lists.join([each.tails for each in blocks])
     entries = Lists.join([each.entries for each in blocks])
+    slots = Lists.join([each.slots for each in blocks])
     longest = np.concatenate([each.class_tokens for each in blocks]) - 1
     end = starts[-1:] + lengths[-1:]
     return Table(
@@ -132,8 +132,9 @@ def build(
         tail_first=tails.first,
         tail_splits=tails.splits,
         pattern_row=firsts(*(each.pattern_rows for each in blocks)).astype(np.uint64),
-        pattern_entry=firsts(*(each.pattern_entries for each in blocks)),
-        entry_slot=np.concatenate([each.entry_slot for each in blocks]),
+        slot_low=slots.low,
+        pattern_entry=slots.first,
+        slot_splits=slots.splits,
         class_low=entries.low,
         class_entry=entries.first,
         class_splits=entries.splits,
@@ -176,13 +177,11 @@ def _pack(starts: Int64Array, lengths: Int64Array, *, seq_len: int, bound: int) 
         patterns.append(Pattern((len(classes),), num_full))
         classes.append(Class(seq_len + 1, num_full))
     class_of[:1] = len(classes)  # a document without a tail is in none
-    tails = Lists.of(
-        np.arange(rest.size, dtype=np.uint32), class_of.astype(np.uint32)[rest], len(classes), bound
-    )
+    tails = Lists.of(np.arange(rest.size), class_of[rest], len(classes), bound)
 
     sizes = _numbers(len(each.classes) for each in patterns)
     rows = _numbers(each.rows for each in patterns)
-    numbers = _numbers(chain.from_iterable(each.classes for each in patterns))
+    numbers = _numbers(chain.from_iterable(reversed(each.classes) for each in patterns))
     slots, by_class = np.empty_like(numbers), numbers.argsort(kind="stable")
     slots[by_class] = firsts(rows.repeat(sizes)[by_class])[:-1]  # a class has as many slots as pieces
     return _Block(
@@ -192,11 +191,8 @@ def _pack(starts: Int64Array, lengths: Int64Array, *, seq_len: int, bound: int) 
         class_pieces=_numbers(each.pieces for each in classes),
         tails=tails,
         pattern_rows=rows,
-        pattern_entries=sizes,
-        entry_slot=narrow(slots),
-        entries=Lists.of(
-            np.arange(numbers.size, dtype=np.uint32), numbers.astype(np.uint32), len(classes), bound + 1
-        ),
+        slots=Lists.of(slots, np.arange(rows.size).repeat(sizes), rows.size, bound + 1),
+        entries=Lists.of(np.arange(numbers.size), numbers, len(classes), bound + 1),
     )
 
 
