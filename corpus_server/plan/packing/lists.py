@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,22 +32,36 @@ class Lists(NamedTuple):
     splits: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, numbers: Sequence[Int64Array], sizes: Sequence[Int64Array], bound: int) -> Lists:
-        """Return lists made in several steps: the numbers, and the length of each list."""
+    def of(cls, numbers: Int64Array, owners: Int64Array, num_lists: int, bound: int) -> Lists:
+        """Return lists of numbers.
+
+        Args:
+            numbers: `(n,)`, each below `bound`.
+            owners: `(n,)`, the list of each; `num_lists` for numbers that are left out.
+        """
         parts = -(-bound // (1 << 16))
         is_short = parts <= _MOST_PARTS
-        size = np.concatenate([np.zeros(1, np.int64), *sizes])
-        splits = np.zeros((len(size) - 1, max(parts, 1) - 1 if is_short else 0), dtype=np.uint32)
-        done = 0
-        for its_numbers, its_sizes in zip(numbers, sizes, strict=True):
-            owners = np.repeat(np.arange(its_sizes.size), its_sizes)
-            for part in range(splits.shape[1]):
-                below = owners[its_numbers < (part + 1) << 16]
-                splits[done : done + its_sizes.size, part] = np.bincount(below, minlength=its_sizes.size)
-            done += its_sizes.size
-        dtype = np.uint16 if is_short else np.uint32
-        low = [each.astype(dtype) for each in numbers]  # without the upper bits
-        return cls(np.concatenate([np.zeros(0, dtype), *low]), narrow(size.cumsum()), splits)
+        # One sort of plain numbers takes a third of the time of an argsort with what follows from it.
+        bits = max(bound.bit_length(), 16)
+        of_keys: Any = np.uint32 if (num_lists + 1) << bits <= 1 << 32 else np.uint64
+        keys = owners.astype(of_keys)
+        keys <<= bits
+        keys |= numbers.astype(of_keys, copy=False)
+        keys.sort()
+        begins = np.arange(num_lists + 1, dtype=of_keys)[:, None] << bits
+        borders = (np.arange(max(parts, 1) if is_short else 1) << 16).astype(of_keys)
+        places = keys.searchsorted(begins + borders)
+        first = places[:, 0]
+        low = keys[: first[-1]] & ((1 << bits) - 1)
+        splits = (places[:-1, 1:] - places[:-1, :1]).astype(np.uint32)
+        return cls(low.astype(np.uint16 if is_short else np.uint32), narrow(first), splits)
+
+    @classmethod
+    def join(cls, parts: Sequence[Lists]) -> Lists:
+        """Return the lists of several, one after the other; all have the same bound."""
+        low: NDArray[np.uint16 | np.uint32] = np.concatenate([each.low for each in parts])
+        splits = np.concatenate([each.splits for each in parts])
+        return cls(low, firsts(*(np.diff(each.first) for each in parts)), splits)
 
     def at(self, lists: Int64Array, places: Int64Array) -> Int64Array:
         """Return the numbers at places of lists: `(k,)`."""
@@ -70,6 +84,11 @@ class Lists(NamedTuple):
 def narrow(numbers: Int64Array) -> NarrowArray:
     """Return the numbers in 32 bits where they fit."""
     return numbers.astype(np.uint32) if numbers.max(initial=0) < 1 << 32 else numbers
+
+
+def firsts(*counts: NDArray[np.integer]) -> NarrowArray:
+    """Return the sums before each count, and of all: `(n + 1,)`."""
+    return narrow(np.concatenate([np.zeros(1, np.int64), *counts]).cumsum())
 
 
 def bisect(

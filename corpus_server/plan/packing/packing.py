@@ -46,6 +46,7 @@ class Packing:
         self.num_classes = table.class_longest.size
         self.num_bytes = sum(array.nbytes for array in table)
         self._tails = Lists(table.tail_low, table.tail_first, table.tail_splits)
+        self._slots = Lists(table.slot_low, table.pattern_entry, table.slot_splits)
         self._entries = Lists(table.class_low, table.class_entry, table.class_splits)
         self._turn_key = int(mix64(np.array([key], dtype=np.uint64))[0])
 
@@ -63,16 +64,17 @@ class Packing:
         """
         table = self.table
         patterns = table.pattern_row.searchsorted(rows, side="right") - 1
-        entry = table.pattern_entry[patterns].astype(np.int64)
-        counts = table.pattern_entry[patterns + 1] - entry
+        counts = self._slots.sizes(patterns)
         borders = np.append(0, counts.cumsum())
         turns = uniform(self._turn_key, epochs * np.uint64(self.num_rows) + rows, counts.astype(np.uint64))
         row = np.repeat(np.arange(rows.size), counts)
         places = np.arange(borders[-1]) - (borders[:-1] - turns.astype(np.int64))[row]
-        places -= np.where(places >= counts[row], counts[row], 0)
+        sizes = counts[row]
+        places -= np.where(places >= sizes, sizes, 0)
         blocks = table.block_pattern.searchsorted(patterns, side="right") - 1
         first = table.class_first[table.block_class[blocks]] + (rows - table.pattern_row[patterns])
-        return first[row] + table.entry_slot[entry[row] + places].astype(np.uint64), borders
+        slots = self._slots.at(patterns[row], sizes - 1 - places)  # a longer piece has a higher slot
+        return first[row] + slots.astype(np.uint64), borders
 
     def pieces_at(self, slots: UInt64Array, epochs: UInt64Array) -> UInt64Array:
         """Return the pieces that slots hold: `(p,) uint64`; epochs are `(p,)` or `(1,)`."""
@@ -89,26 +91,24 @@ class Packing:
         table, classes = self.table, self._classes(slots)
         blocks = table.block_class.searchsorted(classes, side="right") - 1
         places = (slots - table.class_first[table.block_class[blocks]]).astype(np.int64)
-        entry = table.pattern_entry[table.block_pattern[blocks]].astype(np.int64)
+        first_entry = table.pattern_entry[table.block_pattern[blocks]].astype(np.int64)
 
-        def begins(classes: Int64Array, at: Int64Array, entry: Int64Array) -> Int64Array:
-            slots: Int64Array = table.entry_slot[entry + self._entries.at(classes, at)].astype(np.int64)
-            return slots
+        def found(at: Int64Array, k: NDArray[np.intp]) -> tuple[Int64Array, Int64Array]:
+            """Return the patterns that have the class of searches k at these places, and the slots there."""
+            entries = first_entry[k] + self._entries.at(classes[k], at)
+            patterns = _at_or_below(table.pattern_entry, entries)
+            return patterns, self._slots.at(patterns, entries - table.pattern_entry[patterns])
 
         counts = self._entries.sizes(classes)
-        at = bisect(
-            lambda at, k: begins(classes[k], at, entry[k]) <= places[k], np.zeros_like(counts), counts
-        )
-        entry += self._entries.at(classes, at - 1)
-        patterns = _at_or_below(table.pattern_entry, entry)
-        within = places - table.entry_slot[entry].astype(np.int64)
-        return table.pattern_row[patterns] + within.astype(np.uint64)
+        at = bisect(lambda at, k: found(at, k)[1] <= places[k], np.zeros_like(counts), counts) - 1
+        patterns, first = found(at, np.arange(at.size))
+        return table.pattern_row[patterns] + (places - first).astype(np.uint64)
 
     def tokens(self, pieces: UInt64Array) -> tuple[Int64Array, Int64Array]:
         """Return the first token of each piece in the source, and its tokens: `(p,) int64` each."""
         documents, cuts, blocks = self._cuts(pieces)
         starts, lengths = self._extents(documents, blocks)
-        before = cuts * self.seq_len
+        before = np.where(cuts < 0, (lengths - 1) // self.seq_len, cuts) * self.seq_len
         return starts + before, np.minimum(lengths - before, self.seq_len + 1)
 
     def documents(self, pieces: UInt64Array) -> Int64Array:
@@ -162,16 +162,15 @@ class Packing:
         return first, Grid.over(self.class_first[classes + 1] - first), round_keys(self.key, numbers)
 
     def _cuts(self, pieces: UInt64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return of each piece its document, its number in the document, and the block."""
+        """Return of each piece its document, its number in the document or -1 for the last, and the block."""
         table, classes = self.table, self._classes(pieces)
         blocks = table.block_class.searchsorted(classes, side="right") - 1
         places = (pieces - self.class_first[classes]).astype(np.int64)
-        documents, cuts = np.empty_like(places), np.empty_like(places)
+        documents, cuts = np.empty_like(places), np.full_like(places, -1)
         is_full = table.class_longest[classes] == self.seq_len
         full, tails = np.flatnonzero(is_full), np.flatnonzero(~is_full)
         its = blocks[tails]
         documents[tails] = self._tails.at(classes[tails], places[tails]) + table.block_document[its]
-        cuts[tails] = (self._extents(documents[tails], its)[1] - 1) // self.seq_len
         documents[full], cuts[full] = self._nth_full(places[full], blocks[full])
         return documents, cuts, blocks
 
@@ -220,7 +219,7 @@ class Packing:
             numbers = table.full_before[table.block_group[its]] + places[some]
             groups = _at_or_below(table.full_before, numbers)
             left = numbers - table.full_before[groups]
-            before = self._full_of(groups, its).cumsum(axis=1)
+            before = self._full_of(groups, its).cumsum(axis=1, dtype=np.int64)
             within = (before <= left[:, None]).sum(axis=1)
             documents[some] = table.block_document[its] + (groups - table.block_group[its]) * GROUP + within
             cuts[some] = left - np.where(within, before[np.arange(within.size), within - 1], 0)
@@ -241,13 +240,17 @@ class Packing:
             )
         return found
 
-    def _full_of(self, groups: Int64Array, blocks: Int64Array) -> Int64Array:
+    def _full_of(self, groups: Int64Array, blocks: Int64Array) -> NarrowArray:
         """Return the full pieces of each document of groups: `(k, GROUP)`."""
         table = self.table
-        first = table.block_document[blocks] + (groups - table.block_group[blocks]) * GROUP
-        at = np.minimum(first[:, None] + np.arange(GROUP + 1), table.block_document[blocks + 1][:, None])
-        lengths = np.diff(table.document_token[at + blocks[:, None]].astype(np.int64))
-        return np.maximum(lengths - 1, 0) // self.seq_len
+        first = table.block_document[blocks] + (groups - table.block_group[blocks]) * GROUP + blocks
+        at = first[:, None] + np.arange(GROUP + 1)
+        np.minimum(at, (table.block_document[blocks + 1] + blocks)[:, None], out=at)
+        counts: NarrowArray = np.diff(table.document_token[at])
+        np.maximum(counts, 1, out=counts)
+        counts -= 1
+        counts //= self.seq_len
+        return counts
 
 
 def _at_or_below(ascending: NarrowArray, numbers: Int64Array) -> Int64Array:

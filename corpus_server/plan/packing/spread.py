@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-LEAST_PIECES: Final = 64
+LEAST_PIECES: Final = 128
 """Pieces of a class that takes no further length. With fewer, neighbours meet again more often; with more,
 rows are less full."""
 
-_SPAN: Final = 400
+_SPAN: Final = 512
 """One part in so many: how much shorter than the longest piece of its class a piece may be. Rows of 32,768
 tokens lose 0.05 % to that."""
 
@@ -37,8 +37,10 @@ class Pattern(NamedTuple):
     rows: int
 
 
-_Node = tuple[int, "_Node"] | None
-"""What rows hold so far: the class that came last, and what they held before it."""
+_Held = tuple[int, "_Held"] | None
+"""What a row holds so far: the class that came last, and what the row held before."""
+_Rows = deque[tuple[int, _Held]]
+"""Rows of one space: how many hold the same. Those that got that space first come first."""
 
 
 def merge(lengths: Sequence[tuple[int, int]]) -> list[Class]:
@@ -74,42 +76,43 @@ def spread(classes: Sequence[Class], row_tokens: int) -> list[Pattern]:
     if not classes:
         return []
     opened = -(-sum(tokens * pieces for tokens, pieces in classes) // row_tokens)
-    open_rows: dict[int, deque[tuple[int, _Node]]] = {row_tokens: deque([(opened, None)])}
-    spaces, filled = [row_tokens], list[tuple[int, _Node]]()
+    spaces = [row_tokens]  # ascending, those that rows have
+    with_space: dict[int, _Rows] = {row_tokens: deque([(opened, None)])}
+    filled: _Rows = deque()
     shortest = classes[0].tokens
     for number in range(len(classes) - 1, -1, -1):
         tokens, left = classes[number]
         while left:
-            space = spaces[-1] if spaces else 0
-            if space < 2 * tokens:
-                fullest = bisect_left(spaces, tokens)
-                if fullest == len(spaces):
+            at = len(spaces) - 1
+            if at < 0 or spaces[at] < 2 * tokens:
+                at = bisect_left(spaces, tokens)
+                if at == len(spaces):
                     spaces.append(row_tokens)
-                    open_rows[row_tokens] = deque([(-(-left // (row_tokens // tokens)), None)])
-                    continue
-                space = spaces[fullest]
-            rows = open_rows[space]
-            count, held = rows[0]  # those that have had this space for the longest time
-            moved = min(count, left)
-            if count > left:
-                rows[0] = count - left, held
+                    with_space[row_tokens] = deque([(-(-left // (row_tokens // tokens)), None)])
+            space = spaces[at]
+            after = space - tokens
+            if after < shortest:
+                to = filled
+            elif after in with_space:
+                to = with_space[after]
             else:
-                rows.popleft()
-                if not rows:
-                    del open_rows[space], spaces[bisect_left(spaces, space)]
-            left -= moved
-            space -= tokens
-            if space < shortest:
-                filled.append((moved, (number, held)))
-            elif space in open_rows:
-                open_rows[space].append((moved, (number, held)))
-            else:
-                open_rows[space] = deque([(moved, (number, held))])
-                insort(spaces, space)
-    return _patterns(filled, *open_rows.values())
+                to = with_space[after] = deque()
+                insort(spaces, after)
+                at += 1
+            rows = with_space[space]
+            while rows and left:
+                count, held = rows.popleft()  # those that have had this space for the longest time
+                if count > left:
+                    rows.appendleft((count - left, held))
+                    count = left
+                to.append((count, (number, held)))
+                left -= count
+            if not rows:
+                del with_space[space], spaces[at]
+    return _patterns(filled, *with_space.values())
 
 
-def _patterns(*groups: Sequence[tuple[int, _Node]]) -> list[Pattern]:
+def _patterns(*groups: _Rows) -> list[Pattern]:
     found: dict[tuple[int, ...], int] = {}
     for group in groups:
         for count, held in group:

@@ -11,13 +11,15 @@ A block is a number of neighbouring documents of a shard. Each block has classes
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.packing.lists import Lists, NarrowArray, narrow
+from corpus_server.plan.packing.lists import Lists, NarrowArray, firsts, narrow
 from corpus_server.plan.packing.spread import Class, Pattern, merge, spread
 
 Int64Array = NDArray[np.int64]
@@ -30,8 +32,8 @@ class Table(NamedTuple):
     """The packing of one source: B blocks, C classes, P patterns; all numbered through the source. Arrays
     whose type is not given are uint32, or int64 where a number is 2^32 or more.
 
-    A pattern's entries are the classes of its pieces, the longest piece first. Slots and pieces have the same
-    numbers: those of class c are [class_first[c], class_first[c + 1]).
+    A pattern has an entry for each of its pieces, the shortest first. Slots have the numbers of pieces: those
+    of class c are [class_first[c], class_first[c + 1]).
 
     Attributes:
         block_document: `(B + 1,) int64`, first document of each block; then all documents.
@@ -46,9 +48,8 @@ class Table(NamedTuple):
         tail_low, tail_first, tail_splits: `Lists` by class of the documents, relative to their block, whose
             last piece has fewer than `seq_len` predictions.
         pattern_row: `(P + 1,) uint64`, first row of each pattern; then all rows.
-        pattern_entry: `(P + 1,)`, first entry of each pattern; then all.
-        entry_slot: `(entries,)`, the slot of an entry in the first row of its pattern, relative to
-            the block's first. The following rows have the following slots.
+        slot_low, pattern_entry, slot_splits: `Lists` by pattern of its entries: the slots of the first row,
+            relative to the block's first slot. The following rows have the following slots.
         class_low, class_entry, class_splits: `Lists` by class of the entries, relative to the block's first.
     """
 
@@ -65,8 +66,9 @@ class Table(NamedTuple):
     tail_first: NarrowArray
     tail_splits: NDArray[np.uint32]
     pattern_row: NDArray[np.uint64]
+    slot_low: NDArray[np.uint16 | np.uint32]
     pattern_entry: NarrowArray
-    entry_slot: NarrowArray
+    slot_splits: NDArray[np.uint32]
     class_low: NDArray[np.uint16 | np.uint32]
     class_entry: NarrowArray
     class_splits: NDArray[np.uint32]
@@ -75,17 +77,14 @@ class Table(NamedTuple):
 class _Block(NamedTuple):
     """What a block adds to the table; numbers count from its own start."""
 
-    document_token: Int64Array
-    full_pieces: Int64Array  # of each group
-    class_longest: Int64Array
+    document_token: NarrowArray
+    full_pieces: NarrowArray  # of each group
+    class_tokens: Int64Array  # of the longest piece
     class_pieces: Int64Array
-    tails: Int64Array
-    class_tails: Int64Array
+    tails: Lists
     pattern_rows: Int64Array
-    pattern_entries: Int64Array
-    entry_slot: Int64Array
-    entries: Int64Array
-    class_entries: Int64Array
+    slots: Lists
+    entries: Lists
 
 
 def build(
@@ -95,43 +94,47 @@ def build(
     *,
     seq_len: int,
     block_documents: int,
+    run: Callable[..., Iterable[_Block]] = map,
 ) -> Table:
     """Pack the documents of a source.
 
     Args:
-        starts: `(d,)`, first token of each document, ascending. A document of a shard begins where the one
+        starts: `(d,)`, first token of each document, ascending. A document of a block begins where the one
             before it ends.
         lengths: `(d,)`, tokens of each.
         shard_ends: `(shards,)`, tokens of the source up to the end of each shard.
         seq_len: predictions of a row.
         block_documents: documents of a block; the last one of a shard may have fewer.
+        run: packs the blocks: `map`, or that of an executor.
     """
     first = block_starts(starts, shard_ends, block_documents)
-    blocks = [
-        _block(starts[begin:end], lengths[begin:end], seq_len) for begin, end in pairwise(first.tolist())
-    ]
-    largest = int(np.diff(first).max(initial=0))
-    tails = Lists.of([each.tails for each in blocks], [each.class_tails for each in blocks], largest)
-    entries = Lists.of(
-        [each.entries for each in blocks], [each.class_entries for each in blocks], largest + 1
-    )
-    ends = starts[-1:] + lengths[-1:]
+    parts = [slice(*pair) for pair in pairwise(first.tolist())]
+    pack = partial(_pack, seq_len=seq_len, bound=int(np.diff(first).max(initial=0)))
+    none = np.zeros(0, dtype=np.int64)
+    packed = run(pack, [starts[part] for part in parts], [lengths[part] for part in parts])
+    blocks = [pack(none, none), *packed]
+    tails = Lists.join([each.tails for each in blocks])
+    entries = Lists.join([each.entries for each in blocks])
+    slots = Lists.join([each.slots for each in blocks])
+    longest = np.concatenate([each.class_tokens for each in blocks]) - 1
+    end = starts[-1:] + lengths[-1:]
     return Table(
         block_document=first,
-        block_token=np.append(starts[first[:-1]], ends if ends.size else 0),
-        block_class=_firsts([each.class_longest.size for each in blocks]),
-        block_pattern=_firsts([each.pattern_rows.size for each in blocks]),
-        block_group=_firsts([each.full_pieces.size for each in blocks]),
-        document_token=narrow(_joined([each.document_token for each in blocks])),
-        full_before=narrow(_cumulated([each.full_pieces for each in blocks])),
-        class_longest=_joined([each.class_longest for each in blocks]).astype(np.int32),
-        class_first=_cumulated([each.class_pieces for each in blocks]).astype(np.uint64),
+        block_token=np.append(starts[first[:-1]], end if end.size else 0),
+        block_class=_numbered([each.class_tokens.size for each in blocks]),
+        block_pattern=_numbered([each.pattern_rows.size for each in blocks]),
+        block_group=_numbered([each.full_pieces.size for each in blocks]),
+        document_token=np.concatenate([each.document_token for each in blocks]),
+        full_before=firsts(*(each.full_pieces for each in blocks)),
+        class_longest=longest.astype(np.int32),
+        class_first=firsts(*(each.class_pieces for each in blocks)).astype(np.uint64),
         tail_low=tails.low,
         tail_first=tails.first,
         tail_splits=tails.splits,
-        pattern_row=_cumulated([each.pattern_rows for each in blocks]).astype(np.uint64),
-        pattern_entry=narrow(_cumulated([each.pattern_entries for each in blocks])),
-        entry_slot=narrow(_joined([each.entry_slot for each in blocks])),
+        pattern_row=firsts(*(each.pattern_rows for each in blocks)).astype(np.uint64),
+        slot_low=slots.low,
+        pattern_entry=slots.first,
+        slot_splits=slots.splits,
         class_low=entries.low,
         class_entry=entries.first,
         class_splits=entries.splits,
@@ -144,62 +147,59 @@ def block_starts(starts: Int64Array, shard_ends: Int64Array, block_documents: in
     An empty document lies in the shard whose token comes next, or in the last one.
     """
     borders = np.unique([0, *starts.searchsorted(shard_ends[:-1]).tolist(), starts.size])
-    firsts = [range(begin, end, block_documents) for begin, end in pairwise(borders.tolist())]
-    return np.array([*chain.from_iterable(firsts), starts.size], dtype=np.int64)
+    blocks = [range(begin, end, block_documents) for begin, end in pairwise(borders.tolist())]
+    return np.array([*chain.from_iterable(blocks), starts.size], dtype=np.int64)
 
 
-def _block(starts: Int64Array, lengths: Int64Array, seq_len: int) -> _Block:
-    ends = starts + lengths
-    if (starts[1:] != ends[:-1]).any():
-        number = int(np.flatnonzero(starts[1:] != ends[:-1])[0])
+def _pack(starts: Int64Array, lengths: Int64Array, *, seq_len: int, bound: int) -> _Block:
+    """Pack the documents of a block, at most `bound`."""
+    tokens = np.append(starts, starts[-1:] + lengths[-1:])
+    tokens -= tokens[:1]
+    tokens = narrow(tokens)
+    found = np.diff(tokens)  # as `lengths`, but in 32 bits, which take half the time
+    if (wrong := np.flatnonzero(found != lengths)).size:
+        start, length, after = starts[wrong[0]], lengths[wrong[0]], starts[wrong[0] + 1]
         raise ValueError(
-            f"a document must begin where the one before it ends, at {ends[number]}, got {starts[number + 1]}"
+            f"a document must begin where the one before it ends, at {start + length}, got {after}"
         )
-    predictions = np.maximum(lengths - 1, 0)
+    predictions = np.maximum(found, 1)
+    predictions -= 1
     full = predictions // seq_len
-    short = predictions - full * seq_len  # of the last piece, if that is not a full one
-    counts = np.bincount(short)
-    counts[0] = 0
-    present = np.flatnonzero(counts)
-    classes = merge(list(zip((present + 1).tolist(), counts[present].tolist(), strict=True)))
+    rest = (predictions % seq_len).astype(np.int64)  # as NumPy counts and indexes by
+    num_pieces = np.bincount(rest)
+    num_pieces[:1] = 0  # nothing is left of a document that is cut into full pieces
+    sizes = np.flatnonzero(num_pieces)
+    classes = merge(list(zip((sizes + 1).tolist(), num_pieces[sizes].tolist(), strict=True)))
     patterns = spread(classes, seq_len + 1)
-    class_of = np.array([each.tokens - 1 for each in classes]).searchsorted(np.arange(counts.size))
-    with_tail = np.flatnonzero(short)
-    # NumPy sorts 16 bits by counting, in a fifth of the time.
-    tail_class = class_of.astype(np.uint16 if len(classes) < 1 << 16 else np.int64)[short[with_tail]]
-    tails = with_tail[tail_class.argsort(kind="stable")]
+
+    class_of = _numbers(each.tokens for each in classes).searchsorted(np.arange(num_pieces.size) + 1)
     if num_full := int(full.sum()):
         patterns.append(Pattern((len(classes),), num_full))
         classes.append(Class(seq_len + 1, num_full))
-    rows = np.array([each.rows for each in patterns], dtype=np.int64)
-    sizes = np.array([len(each.classes) for each in patterns], dtype=np.int64)
-    numbers = np.fromiter(chain.from_iterable(each.classes for each in patterns), np.int64, int(sizes.sum()))
-    by_class = numbers.argsort(kind="stable")
-    entry_rows = np.repeat(rows, sizes)[by_class]
-    slots = np.empty_like(numbers)
-    slots[by_class] = entry_rows.cumsum() - entry_rows  # those of a class are as many as its pieces
+    class_of[:1] = len(classes)  # a document without a tail is in none
+    tails = Lists.of(np.arange(rest.size), class_of[rest], len(classes), bound)
+
+    sizes = _numbers(len(each.classes) for each in patterns)
+    rows = _numbers(each.rows for each in patterns)
+    numbers = _numbers(chain.from_iterable(reversed(each.classes) for each in patterns))
+    slots, by_class = np.empty_like(numbers), numbers.argsort(kind="stable")
+    slots[by_class] = firsts(rows.repeat(sizes)[by_class])[:-1]  # a class has as many slots as pieces
     return _Block(
-        document_token=np.append(starts, ends[-1]) - starts[0],
-        full_pieces=np.add.reduceat(full, np.arange(0, full.size, GROUP)),
-        class_longest=np.array([each.tokens - 1 for each in classes], dtype=np.int64),
-        class_pieces=np.array([each.pieces for each in classes], dtype=np.int64),
+        document_token=tokens,
+        full_pieces=np.add.reduceat(full, np.arange(0, full.size, GROUP)) if full.size else full,
+        class_tokens=_numbers(each.tokens for each in classes),
+        class_pieces=_numbers(each.pieces for each in classes),
         tails=tails,
-        class_tails=np.bincount(tail_class, minlength=len(classes)),
         pattern_rows=rows,
-        pattern_entries=sizes,
-        entry_slot=slots,
-        entries=by_class,
-        class_entries=np.bincount(numbers, minlength=len(classes)),
+        slots=Lists.of(slots, np.arange(rows.size).repeat(sizes), rows.size, bound + 1),
+        entries=Lists.of(np.arange(numbers.size), numbers, len(classes), bound + 1),
     )
 
 
-def _joined(arrays: list[Int64Array]) -> Int64Array:
-    return np.concatenate([np.zeros(0, np.int64), *arrays])
+def _numbers(values: Iterable[int]) -> Int64Array:
+    return np.fromiter(values, dtype=np.int64)
 
 
-def _cumulated(arrays: list[Int64Array]) -> Int64Array:
-    return np.concatenate([np.zeros(1, np.int64), *arrays]).cumsum()
-
-
-def _firsts(sizes: list[int]) -> Int64Array:
-    return np.array([0, *sizes], dtype=np.int64).cumsum()
+def _numbered(counts: list[int]) -> Int64Array:
+    """Return the sums before each count but the first, which is 0, and of all."""
+    return np.array(counts, dtype=np.int64).cumsum()
