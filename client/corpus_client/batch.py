@@ -232,7 +232,7 @@ class Batch(list[torch.Tensor]):
         starts = torch.ones(inputs.shape, dtype=torch.bool, device=inputs.device)
         starts[:, 1:] = ended[:, :-1]
         if self._origin.fills_ends:
-            # Where nothing but end of text follows, the first one ends a document and the others fill the row.
+            # Where nothing but end of text follows, the first one ends a document, the others fill the row.
             filled = ended.flip(1).cummin(1).values.flip(1) & starts
             starts[:, 1:] &= ~filled[:, :-1]
         return starts

@@ -37,7 +37,8 @@ class CorpusLoader(PlanLoader[Batch]):
 
     Args:
         urls: `http://host:port` of the server, `uds:///path/of.sock` on its own host, or several of replicas.
-        corpus, seq_len, global_batch_size, seed, order, rows: the plan; the server's documentation explains it.
+        corpus, seq_len, global_batch_size, seed, order, rows: the plan, which the server's documentation
+            explains.
             seq_len is in tokens, global_batch_size in rows over all ranks.
         plan: a whole plan document instead of these (`make_plan` writes one), or the path of its JSON file.
         device: default `cuda` where there is one, else another accelerator, else `cpu`. Without an index,

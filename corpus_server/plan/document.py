@@ -191,10 +191,9 @@ class Plan(Declared):
 
     def with_digests(self, digests: Mapping[str, str]) -> Plan:
         """Return the plan with digests of its documents' lengths."""
-        if (layout := self.rows.tabled) is not None:
-            return replace(self, rows=layout.with_digests(digests))
-        assert self.order.tabled is not None
-        return replace(self, order=self.order.tabled.with_digests(digests))
+        assert self.tabled is not None
+        field = "order" if self.rows.tabled is None else "rows"
+        return replace(self, **{field: self.tabled.with_digests(digests)})
 
     @cached_property
     def id(self) -> str:

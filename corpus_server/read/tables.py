@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -60,7 +60,8 @@ class Documents:
     """
 
     def __init__(self, corpus: Corpus) -> None:
-        self.shard_ends, self.num_tokens = corpus.starts[1:], corpus.num_tokens
+        self.shard_ends: Sequence[int] = corpus.starts[1:]
+        self.num_tokens = corpus.num_tokens
         self.content = f"{corpus.fingerprint} {corpus.eot}"
         self.num_documents = corpus.num_documents or 0
         self._read: Callable[[], Sequences] = partial(

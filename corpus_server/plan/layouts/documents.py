@@ -120,15 +120,16 @@ class Packed(Rows):
         if (high := high - 1) > low:
             inside = table.class_first[table.block_class[[low, high]]]
             check_number(int(inside[1] - inside[0]), most, stop)
-        found = packing.touching(start, stop)
+        found: UInt64Array = packing.touching(start, stop) + self._first_piece[source]
         check_number(found.size, most, stop)
-        return found + self._first_piece[source]
+        return found
 
     def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
         """See `Rows.holders`."""
         packing = self._packings[source]
         slots = packing.slots_of(units - self._first_piece[source], epochs)
-        return packing.rows_of(slots) + self.first_row[source]
+        rows: UInt64Array = packing.rows_of(slots) + self.first_row[source]
+        return rows
 
     def within(self, source: int, ranges: Ranges) -> NDArray[np.integer]:
         """See `Rows.within`."""
@@ -279,7 +280,8 @@ class DocumentRows(Layout):
 
 def _build(lengths: Lengths, shape: Mapping[str, int]) -> Table:
     starts, counts = lengths.sequences()
-    return build(starts, counts, np.array(lengths.shard_ends, dtype=np.int64), **shape)
+    ends = np.array(lengths.shard_ends, dtype=np.int64)
+    return build(starts, counts, ends, seq_len=shape["seq_len"], block_documents=shape["block_documents"])
 
 
 def _bounds(counts: NDArray[Any]) -> UInt64Array:

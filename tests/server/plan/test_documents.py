@@ -5,6 +5,7 @@ How a source is packed is tested in `packing/`. Here are mixtures, stages, skips
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from corpus_server.plan.questions.diff import compare_slices
 from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.usage import usage_slices
-from tests.packed import Held, PackedCase, packed_plans
+from tests.packed import PackedCase, packed_plans
 from tests.plans import token_ranges
 
 STEPS = 30
@@ -63,7 +64,7 @@ def test_world_size_and_count_change_nothing(case: PackedCase, step: int, data: 
     size, ranks = len(whole) // world_size, []
     for rank in range(world_size):
         pieces, borders = sampler.pieces(step, range(rank * size, (rank + 1) * size))
-        ranks += [pieces[low:high].tolist() for low, high in zip(borders[:-1], borders[1:], strict=True)]
+        ranks += [pieces[low:high].tolist() for low, high in itertools.pairwise(borders)]
     assert [[list(piece) for piece in row] for row in whole] == ranks
     try:
         sampler.check_part(step, count=3)

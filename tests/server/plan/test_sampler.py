@@ -198,7 +198,7 @@ def test_steps_per_epoch() -> None:
 
 
 def test_the_memory_of_a_plan_is_that_of_its_text_positions_and_ranges() -> None:
-    """What a stage excludes for all later ones is kept once; a range takes 32 bytes, a source with excluded windows 56."""
+    """What a stage excludes for all later ones is kept once: 32 bytes a range, 56 a source that has some."""
     both = {"global_batch_size": 4, "mixture": {"web": 1, "code": 1}}
     stages = [
         {"global_batch_size": 4, "mixture": {"web": 1}},

@@ -20,7 +20,6 @@ from corpus_server.readers import Prefetcher, Registry, prefetch
 from corpus_server.readers import registry as registry_module
 from corpus_server.readers.groups import Groups
 from tests.corpora import some_tokens, write_raw
-from tests.megatron import THREE, document, specs
 from tests.pages import drop
 from tests.serving import wait_until
 
