@@ -107,6 +107,8 @@ class Row:
     start: int
     """First token, corpus-wide."""
     spans: list[Span]
+    unused: int
+    """Tokens at the end of the row that belong to no document."""
 
 
 @described
@@ -225,7 +227,8 @@ def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead)
             begins.append(corpus.starts[shard_number - first_shard[name]] + start)
             texts += spans(corpus, begins[-1], left[:length])
             left = left[length:]
-        shown.append(Row(row=number, corpus=name, shard=shard.name, start=begins[0], spans=texts))
+        its = Row(row=number, corpus=name, shard=shard.name, start=begins[0], spans=texts, unused=len(left))
+        shown.append(its)
         yield None
     fields = Rows(
         plan=bound.plan.id,

@@ -67,6 +67,7 @@ def explore(
         colours = dict(zip(dict.fromkeys(row["corpus"] for row in answer["rows"]), cycle(_COLOURS)))
         for row in answer["rows"]:
             where = f"step {step} row {row['row']}: {row['corpus']}, {row['shard']}, token {row['start']}"
+            where += f", {row['unused']} tokens unused" if row.get("unused") else ""
             shown += [Text(where, style=f"bold {colours[row['corpus']]}"), _text(row["spans"]), Text()]
     with console.pager(styles=True) if pager else nullcontext():
         console.print(*shown, sep="\n")
