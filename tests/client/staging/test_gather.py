@@ -133,6 +133,7 @@ def test_rows_of_pieces_equal_a_loop_over_them(
         ([(0, 0, 0, 5), (1, 0, 0, 10)], "pieces must make rows of 10 tokens"),
         ([(0, 0, 0, 5), (0, 0, 0, 6)], "pieces must make rows of 10 tokens"),
         ([(0, 0, 0, 5), (1, 0, 0, 5)], "pieces must make rows of 10 tokens"),
+        ([(0, 0, 0, 10), (1, 0, 0, 5)], "pieces must make rows of 10 tokens"),
         ([(1, 0, 0, 10), (0, 0, 0, 10)], "pieces must make rows of 10 tokens"),
         ([(0, 0, 0, 12), (0, 0, 0, -2)], "pieces must make rows of 10 tokens"),
         ([(0, 0, 0, 2**62)] * 4, "pieces must make rows of 10 tokens"),
