@@ -257,6 +257,18 @@ def joined(parts: Sequence[Pieces]) -> Pieces:
     return np.concatenate([np.empty((0, 3), np.int64), *(pieces for pieces, _ in parts)]), counts.cumsum()
 
 
+def without_empty(rows: Pieces) -> Pieces:
+    """Return rows without pieces of no token; of a row of nothing else the first one stays."""
+    pieces, borders = rows
+    counts = pieces[:, 2]
+    if counts.all():
+        return rows
+    of = np.repeat(np.arange(len(borders) - 1), np.diff(borders))
+    kept = counts > 0
+    kept[borders[:-1]] |= np.bincount(of, weights=counts, minlength=len(borders) - 1) == 0
+    return pieces[kept], np.concatenate(([0], kept.cumsum()))[borders]
+
+
 def end_rows(pieces: Pieces, length: int, token: NDArray[np.integer] | int) -> Pieces:
     """Return rows of `length` tokens: those that have fewer end with a piece of `NO_SHARD`.
 

@@ -14,7 +14,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import Shard
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
-from corpus_server.plan.rows import Pieces, Windows, end_rows
+from corpus_server.plan.rows import Pieces, Windows, end_rows, without_empty
 from corpus_server.plan.tabled import Table
 from corpus_server.read.gather import Gatherer
 from corpus_server.stores import is_staged
@@ -121,7 +121,7 @@ class BoundPlan:
         found = self.sampler.pieces(step, rows, count=count)
         if not self.plan.rows.fills_ends:
             return found
-        pieces, borders = found
+        pieces, borders = found = without_empty(found)
         return end_rows(found, self.sampler.seq_len(step) + 1, self._eots[pieces[borders[:-1], 0]])
 
     def describe(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.usage import usage_slices
 from tests.packed import PackedCase, packed_plans
-from tests.plans import token_ranges
+from tests.plans import bounded, token_ranges
 
 STEPS = 30
 
@@ -158,6 +159,33 @@ def test_the_first_step_that_differs_is_found(case: PackedCase, other: PackedCas
         assume(case.shards == second.shards)
         differs = [step for step, (x, y) in enumerate(rows) if x != y]
         assert compared.first_step == (differs[0] if differs else None), names
+
+
+@settings(deadline=None, max_examples=60)
+@given(packed_plans(), st.integers(1, 5), st.integers(1, 3), st.integers(0, 9))
+def test_what_is_read_ahead_and_staged_holds_the_rows(
+    case: PackedCase, blocks: int, groups: int, number: int
+) -> None:
+    """Rows of a group lie in its extents, and rows are numbered shard by shard."""
+    sampler = some(case.with_fields(order=bounded(blocks, groups))).sampler
+    rows = sampler.rows
+    assert rows.shard_row is not None
+    assert sampler.groups is not None
+    assert rows.shard_row.size == len(case.shards) + 1
+    every = np.arange(rows.first_row[-1], dtype="uint64")
+    for source, exclusion in itertools.product(range(len(sampler.plan.sources)), sampler.exclusions):
+        its = every[int(rows.first_row[source]) : int(rows.first_row[source + 1])]
+        epochs = np.full(its.size, 3, dtype="uint64")
+        pieces, borders = rows.pieces(source, its, epochs, exclusion)
+        of = np.repeat(its, np.diff(borders))
+        assert (rows.shard_row[pieces[:, 0]] <= of).all()
+        assert (of < rows.shard_row[pieces[:, 0] + 1]).all()
+        extents = sampler.group_extents(source, number)
+        assert len(set(extents)) == len(extents)
+        held = {(shard, token) for shard, start, stop in extents for token in range(start, stop)}
+        for start, stop in (sampler.groups.ranges(source, number) + rows.first_row[source]).tolist():
+            for shard, begin, count in pieces[(of >= start) & (of < stop)].tolist():
+                assert {(shard, token) for token in range(begin, begin + count)} <= held
 
 
 def test_usage_counts_rows_and_epochs() -> None:

@@ -211,7 +211,7 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
 @pytest.mark.parametrize(
     ("layer", "where"),
     [
-        ("sampler", "locate"),
+        ("sampler", "pieces"),
         ("sampler", "group_extents"),
         ("gatherer", "are_resident"),
         ("gatherer", "read_ahead"),
