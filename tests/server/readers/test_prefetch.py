@@ -20,6 +20,7 @@ from corpus_server.readers import Prefetcher, Registry, prefetch
 from corpus_server.readers import registry as registry_module
 from corpus_server.readers.groups import Groups
 from tests.corpora import some_tokens, write_raw
+from tests.megatron import THREE, document, specs
 from tests.pages import drop
 from tests.serving import wait_until
 
@@ -105,6 +106,17 @@ def test_the_windows_of_the_next_steps_are_asked_for_and_no_others(bound: BoundP
     expected = bound.sampler.locate(3, count=1 + HORIZON).reshape(-1, 2)
     assert (np.concatenate(disk.asked[bound]) == expected).all()
     assert disk.num_bytes == len(expected) * (SEQ_LEN + 1) * 2
+
+
+def test_of_rows_of_pieces_each_piece_is_asked_for(tmp_path: Path) -> None:
+    with Catalog.open(specs(THREE, tmp_path)) as catalog, Disk(2**40) as disk:
+        bound = catalog.bind(Plan.from_json(document(THREE, 8)))
+        bound.gatherer.are_resident = lambda locations: False  # type: ignore[method-assign]
+        pieces, _ = bound.sampler.pieces(2, range(8), count=bound.sampler.num_steps - 2)
+        disk.ask(bound, 2)
+        wait_until(lambda: disk.num_bytes >= pieces[:, 2].sum() * 4)
+    assert (np.concatenate(disk.asked[bound]) == pieces[:, :2]).all()
+    assert disk.num_bytes == pieces[:, 2].sum() * 4
 
 
 @pytest.mark.parametrize(("rows", "num_looks"), [(32, 64), (33, 33), (512, 64), (1000, 63)])
