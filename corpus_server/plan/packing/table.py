@@ -29,19 +29,19 @@ GROUP: Final = 32
 
 
 class Table(NamedTuple):
-    """The packing of one source: B blocks, C classes, P patterns; all numbered through the source. Arrays
-    whose type is not given are uint32, or int64 where a number is 2^32 or more.
+    """The packing of one source: B blocks, C classes, P patterns, all numbered through the source.
 
-    A pattern has an entry for each of its pieces, the shortest first. Slots have the numbers of pieces: those
-    of class c are [class_first[c], class_first[c + 1]).
+    Arrays whose type is not given are uint32, or int64 where a number is 2^32 or more. A pattern has an entry
+    for each of its pieces, the shortest first. Slots have the numbers of pieces: those of class c are
+    [class_first[c], class_first[c + 1]).
 
     Attributes:
         block_document: `(B + 1,) int64`, first document of each block; then all documents.
         block_token: `(B + 1,) int64`, first token of each block; then the end of the last document.
         block_class, block_pattern: `(B + 1,) int64`, first class and first pattern of each block; then all.
         block_group: `(B + 1,) int64`, first of the block's groups of documents; then all.
-        document_token: `(documents + B,)`, of the documents of a block where each begins,
-            relative to the block's first token, and then where the last one ends.
+        document_token: `(documents + B,)`, where each document of a block begins, relative to the block's
+            first token, and then where the last one ends.
         full_before: `(groups + 1,)`, pieces of `seq_len` predictions in the groups before each; then all.
         class_longest: `(C,) int32`, predictions of the longest piece that a slot has room for.
         class_first: `(C + 1,) uint64`.
