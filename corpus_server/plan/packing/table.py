@@ -162,7 +162,8 @@ def _pack(starts: Int64Array, lengths: Int64Array, *, seq_len: int, bound: int) 
         raise ValueError(
             f"a document must begin where the one before it ends, at {start + length}, got {after}"
         )
-    predictions = np.maximum(found, 1)
+    # In place where it can be: fresh pages cost a fifth of the time of a block.
+    predictions = np.maximum(found, 1, out=found)
     predictions -= 1
     full = predictions // seq_len
     rest = (predictions % seq_len).astype(np.int64)  # as NumPy counts and indexes by
@@ -177,7 +178,9 @@ def _pack(starts: Int64Array, lengths: Int64Array, *, seq_len: int, bound: int) 
         patterns.append(Pattern((len(classes),), num_full))
         classes.append(Class(seq_len + 1, num_full))
     class_of[:1] = len(classes)  # a document without a tail is in none
-    tails = Lists.of(np.arange(rest.size), class_of[rest], len(classes), bound)
+    tails = Lists.of(
+        np.arange(rest.size, dtype=np.uint32), class_of.astype(np.uint32)[rest], len(classes), bound
+    )
 
     sizes = _numbers(len(each.classes) for each in patterns)
     rows = _numbers(each.rows for each in patterns)
