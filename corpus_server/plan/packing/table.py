@@ -29,19 +29,19 @@ GROUP: Final = 32
 
 
 class Table(NamedTuple):
-    """The packing of one source: B blocks, C classes, P patterns; all numbered through the source. Arrays
-    whose type is not given are uint32, or int64 where a number is 2^32 or more.
+    """The packing of one source: B blocks, C classes, P patterns, all numbered through the source.
 
-    A pattern has an entry for each of its pieces, the shortest first. Slots have the numbers of pieces: those
-    of class c are [class_first[c], class_first[c + 1]).
+    Arrays whose type is not given are uint32, or int64 where a number is 2^32 or more. A pattern has an entry
+    for each of its pieces, the shortest first. Slots have the numbers of pieces: those of class c are
+    [class_first[c], class_first[c + 1]).
 
     Attributes:
         block_document: `(B + 1,) int64`, first document of each block; then all documents.
         block_token: `(B + 1,) int64`, first token of each block; then the end of the last document.
         block_class, block_pattern: `(B + 1,) int64`, first class and first pattern of each block; then all.
         block_group: `(B + 1,) int64`, first of the block's groups of documents; then all.
-        document_token: `(documents + B,)`, of the documents of a block where each begins,
-            relative to the block's first token, and then where the last one ends.
+        document_token: `(documents + B,)`, where each document of a block begins, relative to the block's
+            first token, and then where the last one ends.
         full_before: `(groups + 1,)`, pieces of `seq_len` predictions in the groups before each; then all.
         class_longest: `(C,) int32`, predictions of the longest piece that a slot has room for.
         class_first: `(C + 1,) uint64`.
@@ -162,7 +162,8 @@ def _pack(starts: Int64Array, lengths: Int64Array, *, seq_len: int, bound: int) 
         raise ValueError(
             f"a document must begin where the one before it ends, at {start + length}, got {after}"
         )
-    predictions = np.maximum(found, 1)
+    # In place where it can be: fresh pages cost a fifth of the time of a block.
+    predictions = np.maximum(found, 1, out=found)
     predictions -= 1
     full = predictions // seq_len
     rest = (predictions % seq_len).astype(np.int64)  # as NumPy counts and indexes by
@@ -177,7 +178,9 @@ def _pack(starts: Int64Array, lengths: Int64Array, *, seq_len: int, bound: int) 
         patterns.append(Pattern((len(classes),), num_full))
         classes.append(Class(seq_len + 1, num_full))
     class_of[:1] = len(classes)  # a document without a tail is in none
-    tails = Lists.of(np.arange(rest.size), class_of[rest], len(classes), bound)
+    tails = Lists.of(
+        np.arange(rest.size, dtype=np.uint32), class_of.astype(np.uint32)[rest], len(classes), bound
+    )
 
     sizes = _numbers(len(each.classes) for each in patterns)
     rows = _numbers(each.rows for each in patterns)
