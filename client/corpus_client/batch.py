@@ -34,12 +34,15 @@ class Origin:
     Args:
         plan: None: not known, as under a DataLoader, whose workers would send it along with every batch.
         context: the part of each sequence that inputs and targets are.
+        fills_ends: whether the end of text that follows a row's last document fills the row, as in rows of
+            documents. It is then one document more, and not one for each token.
     """
 
     plan: BoundPlan | None = None
     step_stride: int = 1
     eot_id: int | None = None
     context: Context = WHOLE
+    fills_ends: bool = False
 
 
 UNKNOWN = Origin()
@@ -251,8 +254,13 @@ class Batch(list[torch.Tensor]):
                 "take the batch by next(loader)"
             )
         inputs = self.inputs if rows is None else rows[:, :-1]
+        ended = ends(inputs, self._known_eot_id)
         starts = torch.ones(inputs.shape, dtype=torch.bool, device=inputs.device)
-        starts[:, 1:] = ends(inputs[:, :-1], self._known_eot_id)
+        starts[:, 1:] = ended[:, :-1]
+        if self._origin.fills_ends:
+            # Where nothing but end of text follows, the first one ends a document, the others fill the row.
+            filled = ended.flip(1).cummin(1).values.flip(1) & starts
+            starts[:, 1:] &= ~filled[:, :-1]
         return starts
 
     @property

@@ -19,7 +19,7 @@ from corpus_client.plan.state import make_state
 from corpus_client.plan.world import Placement
 from corpus_client.staging.options import Staging
 
-PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order")
+PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order", "rows")
 
 
 class CorpusIterableDataset(IterableDataset[Batch]):

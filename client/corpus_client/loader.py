@@ -37,7 +37,8 @@ class CorpusLoader(PlanLoader[Batch]):
 
     Args:
         urls: `http://host:port` of the server, `uds:///path/of.sock` on its own host, or several of replicas.
-        corpus, seq_len, global_batch_size, seed, order: the plan; the server's documentation explains it.
+        corpus, seq_len, global_batch_size, seed, order, rows: the plan, which the server's documentation
+            explains.
             seq_len is in tokens, global_batch_size in rows over all ranks.
         plan: a whole plan document instead of these (`make_plan` writes one), or the path of its JSON file.
         device: default `cuda` where there is one, else another accelerator, else `cpu`. Without an index,
@@ -68,6 +69,7 @@ class CorpusLoader(PlanLoader[Batch]):
         global_batch_size: int | None = None,
         seed: int = 0,
         order: OrderArgument = "shuffle",
+        rows: OrderArgument = "windows",
         plan: PlanArgument | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = torch.int64,
@@ -81,7 +83,7 @@ class CorpusLoader(PlanLoader[Batch]):
         placement: Placement | None = None,
     ) -> None:
         parts = {"corpus": corpus, "seq_len": seq_len, "global_batch_size": global_batch_size}
-        document = requested_plan(plan, **parts, seed=seed, order=order)
+        document = requested_plan(plan, **parts, seed=seed, order=order, rows=rows)
         groups = {
             "network": (network, Network),
             "staging": (staging, Staging),
@@ -202,7 +204,13 @@ class CorpusLoader(PlanLoader[Batch]):
     def _use(self, prepared: PreparedPlan) -> None:
         self.prepared, self._bound = prepared, prepared.bound
         options = prepared.options
-        self._origin = Origin(self._bound, options.step_stride, prepared.eot_id, options.place.context)
+        self._origin = Origin(
+            self._bound,
+            options.step_stride,
+            prepared.eot_id,
+            options.place.context,
+            fills_ends=self._bound.fills_ends,
+        )
 
     def extend(self, stage: Mapping[str, Any]) -> str:
         """Go on by a plan that has one stage more, from the next step on.

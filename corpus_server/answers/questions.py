@@ -191,7 +191,9 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
     for each in range(step, step + count):
         for begin in range(0, rows, _ROWS_AT_ONCE):
             part = range(begin, min(begin + _ROWS_AT_ONCE, rows))
-            numbers = bound.sampler.pieces(each, part)[0][:, 0]
+            pieces, borders = bound.sampler.pieces(each, part)
+            its = np.stack((np.repeat(np.arange(len(part)), np.diff(borders)), pieces[:, 0]), axis=1)
+            numbers = its[:, 1] if len(its) == len(part) else np.unique(its, axis=0)[:, 1]
             num_rows += np.bincount(numbers, minlength=num_rows.size)
             first_step[numbers[first_step[numbers] < 0]] = each
             yield None

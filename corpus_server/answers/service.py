@@ -108,7 +108,7 @@ class Service:
                 reads_ahead=settings.read_ahead_bytes > 0,
                 cache_dir=settings.cache_dir,
                 cache_bytes=settings.cache_bytes,
-                tables=Tables(settings.state_dir / "megatron"),
+                tables=Tables(settings.state_dir / "tables"),
                 lists_names=settings.tokens is None,  # a token need not be for all
             ) as catalog,
             PlanStore(settings.state_dir) as store,

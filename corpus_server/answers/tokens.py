@@ -464,6 +464,7 @@ def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> S
     for pieces, _ in reading.pieces():
         numbers.update(np.unique(pieces[:, 0]).tolist())
         yield None
+    numbers.discard(NO_SHARD)
     yield from service.staged(file for number in numbers for file in bound.staged[number])
 
 

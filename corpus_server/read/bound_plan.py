@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,8 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import Shard, contents
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
-from corpus_server.plan.orders.order import Table
-from corpus_server.plan.rows import Windows
+from corpus_server.plan.rows import Pieces, Windows, end_rows, without_empty
+from corpus_server.plan.tabled import Table
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.masks import MaskGatherer
 from corpus_server.stores import is_staged
@@ -87,7 +87,7 @@ class BoundPlan:
 
     Args:
         opened: the shards of the plan's sources, in their order.
-        table: of a plan whose rows follow from one.
+        tables: of a plan whose rows follow from some.
 
     Raises:
         InvalidPlan: the plan does not fit the corpora, see `Sampler`.
@@ -105,7 +105,7 @@ class BoundPlan:
         shared: what other plans may share, each with its `num_bytes`.
     """
 
-    def __init__(self, plan: Plan, opened: ShardList, table: Table | None = None) -> None:
+    def __init__(self, plan: Plan, opened: ShardList, tables: Sequence[Table] = ()) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
         self.key = object()
@@ -116,8 +116,9 @@ class BoundPlan:
         self.token_bytes = self.dtype.itemsize + self.has_masks
         self._opened = opened
         windows = opened.windows(plan.seq_len, plan.stride)
-        self.sampler = Sampler(plan, table=table, windows=windows)
-        if self.is_staged and not self.sampler.rows.is_window:
+        self.sampler = Sampler(plan, tables=tables, windows=windows)
+        self._eots = np.array([self.corpora[name].eot or 0 for name, _ in self.shards], dtype=np.int64)
+        if self.is_staged and self.sampler.rows.shard_row is None:
             raise InvalidPlan(
                 f"order {plan.order.name} reads pieces of shards anywhere for each row, and corpora in an "
                 "object store are fetched shard by shard; serve a local copy, or use a bounded shuffle",
@@ -141,6 +142,17 @@ class BoundPlan:
         if self.has_masks:
             self.masks.read_ahead(locations, lengths)
 
+    def pieces(self, step: int, rows: range, *, count: int = 1) -> Pieces:
+        """Return what rows of the global batch are made of, see `Sampler.pieces`, as long as they are.
+
+        The unused end of a row is the end-of-text token of its corpus.
+        """
+        found = self.sampler.pieces(step, rows, count=count)
+        if not self.plan.rows.fills_ends:
+            return found
+        pieces, borders = found = without_empty(found)
+        return end_rows(found, self.sampler.seq_len(step) + 1, self._eots[pieces[borders[:-1], 0]])
+
     def describe(self) -> dict[str, Any]:
         """Describe the plan over these corpora: sources, stages, shard list."""
         sampler, timeline = self.sampler, self.sampler.timeline
@@ -153,8 +165,11 @@ class BoundPlan:
                     "eot": self.corpora[name].eot,
                     "num_masks": self.corpora[name].num_masks,
                     **_vocabulary(self.corpora[name]),
+                    **sampler.rows.describe(source),
                 }
-                for name, num_windows in zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
+                for source, (name, num_windows) in enumerate(
+                    zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
+                )
             },
             "stages": [
                 {
@@ -172,6 +187,7 @@ class BoundPlan:
             ],
             "num_steps": sampler.num_steps,
             "dtype": self.dtype.name,
+            "fills_ends": self.plan.rows.fills_ends,
             "indices": "windows" if sampler.rows.is_window else "pieces",
             "shards": [{"corpus": name, **shard.describe()} for name, shard in self.shards],
         }

@@ -138,7 +138,7 @@ class WindowReading:
         first = 0
         while first < self.num_units:
             numbers, step, rows, count = self._group(first)
-            yield self.bound.sampler.pieces(step, rows, count=count)
+            yield self.bound.pieces(step, rows, count=count)
             first = numbers.stop
 
     def _group(self, row: int) -> tuple[range, int, range, int]:
@@ -206,7 +206,7 @@ def select_alone(bound: BoundPlan, step: int, rows: range, count: int, *, masks:
     sampler = bound.sampler
     gatherer, dtype = (bound.masks, MASK_DTYPE) if masks else (bound.gatherer, bound.dtype)
     if not sampler.rows.is_window:
-        pieces, borders = sampler.pieces(step, rows, count=count)
+        pieces, borders = bound.pieces(step, rows, count=count)
         return PieceSelection(gatherer, (bound.masks.places_of(pieces) if masks else pieces, borders), dtype)
     located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
     return gatherer.select(located, sampler.seq_len(step) + 1, dtype)

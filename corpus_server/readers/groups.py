@@ -94,12 +94,11 @@ class Groups:
         """
         plan, sampler = self.bound.plan, self.bound.sampler
         assert sampler.groups is not None
-        assert plan.stride is not None
         total = 0
-        for source, (name, num_windows) in enumerate(
+        for source, (name, num_rows) in enumerate(
             zip(plan.sources, sampler.num_windows.tolist(), strict=True)
         ):
-            tokens = min(3 * sampler.groups.largest(source), num_windows) * plan.stride + plan.seq_len
+            tokens = sampler.rows.reach(source, min(3 * sampler.groups.largest(source), num_rows))
             corpus = self.bound.corpora[name]
             token_bytes = corpus.dtype.itemsize + bool(corpus.num_masks)
             total += min(tokens * token_bytes, sum(each.data_bytes for each in contents(corpus.shards)))

@@ -25,13 +25,14 @@ _ALL: Final = range(2**63)
 
 
 class Turn(NamedTuple):
-    """Windows of consecutive steps, to be prefetched while the reader has not asked for the step `stop`.
+    """Windows or pieces of consecutive steps, to be prefetched until the reader asks for the step `stop`.
 
-    `samples` says whether to look first if they are resident.
+    `(k, 2)` shard number and start token, and `(k,)` tokens of each. `samples` says whether to look first if
+    they are resident.
     """
 
     windows: NDArray[np.int64]
-    length: int
+    lengths: NDArray[np.int64]
     stop: int
     samples: bool
 
@@ -63,11 +64,12 @@ class Windows(Ahead):
         if not count:
             self._samples = True
             return None
-        windows = sampler.locate(self.next, count=count, **self.part).reshape(-1, 2)
-        length = sampler.seq_len(self.next) + 1
+        rows = sampler.check_part(self.next, count=count, **self.part)
+        first = self.part["rank"] * rows
+        pieces, _ = sampler.pieces(self.next, range(first, first + rows), count=count)
         self.add(count, step_bytes)
         samples, self._samples = self._samples, False
-        return Turn(windows, length, self.next, samples)
+        return Turn(pieces[:, :2], pieces[:, 2], self.next, samples)
 
     def _next(self, steps: range, share_bytes: int) -> tuple[range, int, int]:
         """Return which requests are quiet, and the number and the cost of the steps to prefetch next."""

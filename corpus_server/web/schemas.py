@@ -80,7 +80,7 @@ class CorporaAnswer(BaseModel):
 class SourceAnswer(BaseModel):
     """One source of a plan."""
 
-    num_windows: int
+    num_windows: Annotated[int, Field(description="Rows of an epoch.")]
     num_masks: Annotated[int, Field(description="Shards with a loss mask; the others count as all ones.")]
     steps_per_epoch: Annotated[
         float | None, Field(description="In the last stage that uses it; null if the order has no epochs.")
@@ -89,6 +89,12 @@ class SourceAnswer(BaseModel):
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
     vocab_size: Annotated[int | None, Field(description="Of the corpus's tokenizer; null if it has none.")]
     largest_id: Annotated[int | None, Field(description="Largest token id of a sample of the corpus.")]
+    num_pieces: Annotated[
+        int | None, Field(description="Pieces of documents in the rows of an epoch; of rows documents only.")
+    ] = None
+    fill: Annotated[
+        float | None, Field(description="Used tokens of those rows to all; of rows documents only.")
+    ] = None
 
 
 class StageAnswer(BaseModel):
@@ -102,7 +108,9 @@ class StageAnswer(BaseModel):
     positions: Annotated[
         dict[str, int], Field(description="Windows that each source gives before this stage.")
     ]
-    excluded_windows: dict[str, int]
+    excluded_windows: Annotated[
+        dict[str, int], Field(description="Windows, with rows documents pieces, that have substitutes.")
+    ]
 
 
 class PlanShardAnswer(ShardAnswer):
@@ -120,6 +128,9 @@ class PlanAnswer(BaseModel):
     stages: list[StageAnswer]
     num_steps: Annotated[int | None, Field(description="Training steps; null if the plan has no end.")]
     dtype: str
+    fills_ends: Annotated[
+        bool, Field(description="Whether rows may end with end-of-text tokens that belong to no document.")
+    ]
     indices: Annotated[
         Literal["windows", "pieces"],
         Field(description="What `/v1/indices` says of a row: its window, or the pieces that it joins."),

@@ -19,8 +19,13 @@ from corpus_client.staging.stager import STORED_DTYPES, joined, shifted
 DTYPES = list(STORED_DTYPES.values())
 
 
-def by_hand(rows: list[list[int]], eot_id: int, context: Context = WHOLE) -> dict[str, Any]:
-    """The structure of whole windows, one token after another."""
+def by_hand(
+    rows: list[list[int]], eot_id: int, context: Context = WHOLE, *, fills_ends: bool = False
+) -> dict[str, Any]:
+    """The structure of whole windows, one token after another.
+
+    fills_ends: what follows the last end of text of a row, if that is end of text alone, is one document.
+    """
     rank, size, zigzag = context
     chunks = [rank, 2 * size - 1 - rank] if zigzag else [rank]
     width = (len(rows[0]) - 1) // (2 * size if zigzag else size)
@@ -32,6 +37,9 @@ def by_hand(rows: list[list[int]], eot_id: int, context: Context = WHOLE) -> dic
     for row in rows:
         lines: dict[str, list[Any]] = {name: [] for name in found}
         position = document = 0
+        num_ends = len(list(itertools.takewhile(lambda token: token == eot_id, reversed(row[:-1]))))
+        last = len(row) - 1 - num_ends  # the first of the ends of text that a row ends with
+        filled = (last + 1 if last else 0) if fills_ends else len(row)
         for column, token in enumerate(row[:-1]):
             if column in mine:
                 if num_tokens > borders[-1] and (position == 0 or column % width == 0):
@@ -43,7 +51,7 @@ def by_hand(rows: list[list[int]], eot_id: int, context: Context = WHOLE) -> dic
                 lines["document_ids"].append(document)
                 lines["loss_mask"].append(token != eot_id)
             position += 1
-            if token == eot_id:
+            if token == eot_id and column < filled:
                 position, document = 0, document + 1
         for name, line in lines.items():
             found[name].append(line)
@@ -60,13 +68,18 @@ def structure_of(batch: Batch) -> dict[str, Any]:
     return {**found, "max_seqlen": batch.max_seqlen}
 
 
-def make_batch(stored: torch.Tensor, eot_id: int | None, context: Context = WHOLE) -> Batch:
+def make_batch(
+    stored: torch.Tensor, eot_id: int | None, context: Context = WHOLE, *, fills_ends: bool = False
+) -> Batch:
     (views,) = shifted(stored[None], context)
-    return Batch(views.changed(lambda _, view: joined(view)), 3, Origin(eot_id=eot_id, context=context))
+    origin = Origin(eot_id=eot_id, context=context, fills_ends=fills_ends)
+    return Batch(views.changed(lambda _, view: joined(view)), 3, origin)
 
 
 def check(tokens: np.ndarray, eot_id: int, context: Context, dtype: torch.dtype, device: str) -> None:
     stored = torch.from_numpy(tokens).to(dtype).to(device)
+    batch = make_batch(stored, eot_id, context, fills_ends=True)
+    assert structure_of(batch) == by_hand(tokens.tolist(), eot_id, context, fills_ends=True)
     batch = make_batch(stored, eot_id, context)
     assert structure_of(batch) == by_hand(tokens.tolist(), eot_id, context)
     assert batch.position_ids.dtype == torch.int64
@@ -99,6 +112,17 @@ def windows(draw: st.DrawFn) -> tuple[np.ndarray, int, Context, torch.dtype]:
 @example((np.array([[9, 1]]), 9, WHOLE, torch.uint8))
 def test_structure_is_what_a_plain_loop_finds(case: tuple[np.ndarray, int, Context, torch.dtype]) -> None:
     check(*case, "cpu")
+
+
+def test_the_unused_end_of_a_row_of_documents_is_one_document() -> None:
+    batch = make_batch(torch.tensor([[5, 6, 9, 9, 9, 9], [9] * 6, [4, 9, 8, 7, 9, 9]]), 9, fills_ends=True)
+    assert batch.cu_seqlens.tolist() == [0, 3, 5, 10, 12, 15]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4], [0, 1, 0, 1, 2]]
+    assert batch.loss_mask.tolist() == [
+        [True, True, *[False] * 3],
+        [False] * 5,
+        [True, False, True, True, False],
+    ]
 
 
 def test_the_example_of_the_documentation() -> None:

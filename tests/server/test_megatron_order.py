@@ -238,7 +238,7 @@ def test_the_tables_that_were_not_used_for_the_longest_time_make_room(
 def test_a_large_table_is_built_by_another_process(
     folder: Path, rows: NDArray[np.integer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_MOST_SHUFFLED", 0)
+    monkeypatch.setattr(tables, "_MOST_IN_PROCESS", 0)
     plan = Plan.from_json(document(THREE))
     with catalog(THREE, folder, tables=Tables(tmp_path)) as opened:
         np.testing.assert_array_equal(all_rows(opened.bind(plan)), rows)

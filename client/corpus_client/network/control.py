@@ -61,6 +61,7 @@ class BoundPlan:
     largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
     sources: tuple[str, ...] = ()  # names of the corpora, as a batch's sources number them
     is_masked: bool = False  # whether shards of a source have loss masks
+    fills_ends: bool = False  # whether rows may end with end-of-text tokens of no document
 
 
 class ControlPlane:
@@ -121,6 +122,7 @@ class ControlPlane:
                 largest_id=_largest(source.get("largest_id") for source in sources),
                 sources=tuple(answer["sources"]),
                 is_masked=any(source.get("num_masks") for source in sources),
+                fills_ends=answer.get("fills_ends") is True,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise errors.AnswerCorrupt(
