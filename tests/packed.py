@@ -5,6 +5,7 @@ Pieces are cut here once more, one document at a time, from the contract and not
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,19 +96,21 @@ class PackedCase:
         seq_len, shard, block = self.document["seq_len"], 0, 0
         size = self.document["rows"]["documents"]["block_documents"]
         for name in self.sampler.plan.sources:
+            left = 0  # empty documents at the end of a shard count with the next one
             for lengths in self.lengths[name]:
-                start = 0
-                for number, length in enumerate(lengths):
+                start, every = 0, [0] * left + list(lengths)
+                for number, length in enumerate(every):
                     block += number % size == 0
                     for first in range(0, length - 1, seq_len):
                         yield (shard, start + first, min(seq_len, length - 1 - first) + 1), name, block
                     start += length
+                left = len(list(itertools.takewhile(lambda length: not length, reversed(every))))
                 shard += 1
 
-    def rows_of(self, plan_step: int) -> list[list[Piece]]:
-        """The rows of a step of a plan without skipped steps, by the code under test."""
-        size = self.sampler.check_part(plan_step)
-        pieces, borders = self.sampler.pieces(plan_step, range(size))
+    def rows_of(self, step: int) -> list[list[Piece]]:
+        """The rows of a training step, by the code under test."""
+        size = self.sampler.check_part(step)
+        pieces, borders = self.sampler.pieces(step, range(size))
         parts = np.split(pieces, borders[1:-1])
         return [[(shard, start, count) for shard, start, count in part.tolist()] for part in parts]
 

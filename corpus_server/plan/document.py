@@ -193,7 +193,8 @@ class Plan(Declared):
         """Return the plan with digests of its documents' lengths."""
         assert self.tabled is not None
         field = "order" if self.rows.tabled is None else "rows"
-        return replace(self, **{field: self.tabled.with_digests(digests)})
+        changed: dict[str, Any] = {field: self.tabled.with_digests(digests)}
+        return replace(self, **changed)
 
     @cached_property
     def id(self) -> str:

@@ -63,6 +63,15 @@ class Pools(NamedTuple):
         """Return one pool for each source."""
         return cls(first, np.arange(first.size))
 
+    def touched(self, units: Ranges) -> NDArray[np.intp]:
+        """Return the pools that some units belong to, ascending."""
+        if self.first.size <= units.starts.size:
+            return np.flatnonzero(np.diff(units.num_inside_below(self.first)))
+        low = self.first.searchsorted(units.starts, side="right") - 1
+        num_pools = self.first.searchsorted(units.stops - np.uint64(1), side="right") - low
+        before = num_pools.cumsum() - num_pools
+        return np.unique(np.arange(num_pools.sum()) + np.repeat(low - before, num_pools))
+
     @property
     def first_unit(self) -> UInt64Array:
         """`(sources + 1,) uint64`, each source's first unit; then the number of all units."""
@@ -85,15 +94,15 @@ class Exclusion:
         self.units = units
         self._groups, self._keys = groups, keys
         self._first, self._of_source = pools
-        inside_before = units.num_inside_below(self._first)
-        self.num_excluded = np.diff(inside_before[self._of_source])
+        self.num_excluded = np.diff(units.num_inside_below(pools.first_unit))
         self.num_left = np.diff(pools.first_unit) - self.num_excluded
         # Of the pools that have excluded units, which may be few of very many.
-        self._pools = np.flatnonzero(np.diff(inside_before))
-        self._excluded = np.diff(inside_before)[self._pools]
-        self._left = np.diff(self._first)[self._pools] - self._excluded
-        self._inside_before = inside_before[self._pools]
-        self._outside_before = self._first[self._pools] - self._inside_before
+        self._pools = pools.touched(units)
+        first, stop = self._first[self._pools], self._first[self._pools + 1]
+        self._inside_before = units.num_inside_below(first)
+        self._outside_before = first - self._inside_before
+        self._excluded = units.num_inside_below(stop) - self._inside_before
+        self._left = stop - first - self._excluded
         # Nothing may be left of a pool; a grid needs a size.
         self._grids = Grid.over([max(1, left) for left in self._left.tolist()])
 

@@ -129,6 +129,11 @@ class Rows(ABC):
     def reach(self, source: int, num_rows: int) -> int:
         """Return about how many tokens of a source so many neighbouring rows lie among, at most."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays that no table holds."""
+        return 0
+
     def describe(self, source: int) -> dict[str, Any]:
         """Return what a plan's description says of a source besides."""
         return {}

@@ -101,7 +101,8 @@ class Sampler:
         ]
         ranges += {id(each): each for each in self.exclusions if each is not None}.values()
         positions = sum(placed.positions.nbytes + placed.sources.nbytes for placed in stages)
-        return len(self.plan.canonical_json) + positions + sum(each.num_bytes for each in ranges)
+        rows = 0 if self.rows is self.windows else self.rows.num_bytes  # plans share windows
+        return len(self.plan.canonical_json) + positions + rows + sum(each.num_bytes for each in ranges)
 
     def steps_per_epoch(self, name: str) -> float | None:
         """Return how many steps an epoch of a source takes at the rate of the last stage that uses it.

@@ -53,7 +53,9 @@ class Packed(Rows):
         first_piece = _bounds(np.array([each.num_pieces for each in packings], dtype=np.uint64))
         of_source = _bounds(np.array([each.num_classes for each in packings])).astype(np.intp)
         firsts = [each.class_first[:-1] + first for each, first in zip(packings, first_piece, strict=False)]
-        self.pools = Pools(np.concatenate([*firsts, first_piece[-1:]]), of_source)
+        # All plans of one source share what its table holds.
+        first = np.concatenate([*firsts, first_piece[-1:]]) if len(packings) > 1 else packings[0].class_first
+        self.pools = Pools(first, of_source)
         self._first_piece = first_piece
         self.shard_row = self._shard_rows()
 
@@ -160,6 +162,11 @@ class Packed(Rows):
         every = len(packing.table.block_document) - 1
         num_blocks = min(every, -(-num_rows * every // packing.num_rows) + 1)
         return -(-total * num_blocks // every)
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Rows.num_bytes`."""
+        return self.pools.first.nbytes if len(self._packings) > 1 else 0
 
     def describe(self, source: int) -> dict[str, Any]:
         """See `Rows.describe`."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan
 from corpus_server.plan.layouts import LAYOUTS
+from corpus_server.plan.questions import suspects
 from corpus_server.plan.questions.diff import compare_slices
 from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
@@ -23,7 +24,7 @@ from corpus_server.plan.questions.usage import usage_slices
 from tests.packed import PackedCase, packed_plans
 from tests.plans import bounded, token_ranges
 
-STEPS = 30
+STEPS = 20
 
 
 def some(case: PackedCase) -> PackedCase:
@@ -36,7 +37,7 @@ def some(case: PackedCase) -> PackedCase:
     return case
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(packed_plans(exclude=False, skip=False))
 def test_every_prediction_comes_once_an_epoch(case: PackedCase) -> None:
     """In each order, over mixtures and stages; no row is longer than its places, or leaves its block."""
@@ -76,7 +77,7 @@ def test_world_size_and_count_change_nothing(case: PackedCase, step: int, data: 
     assert list(map(tuple, together.tolist())) == alone
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(packed_plans())
 def test_an_exclusion_replaces_only_its_pieces_and_by_pieces_of_their_class(case: PackedCase) -> None:
     """All else stays as it was: other pieces of the row, other rows, other sources."""
@@ -100,7 +101,7 @@ def test_an_exclusion_replaces_only_its_pieces_and_by_pieces_of_their_class(case
                 assert blocks[piece] == blocks[its]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(packed_plans(), st.data())
 def test_a_look_up_finds_every_row_and_no_other(case: PackedCase, data: st.DataObject) -> None:
     """Against going through all rows: which row, where it begins, and where in it the tokens begin."""
@@ -135,30 +136,29 @@ def test_a_look_up_finds_every_row_and_no_other(case: PackedCase, data: st.DataO
         assert each.step == (None if skipped else skips.outside_before(each.plan_step))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(packed_plans(), packed_plans())
 def test_the_first_step_that_differs_is_found(case: PackedCase, other: PackedCase) -> None:
-    """With other stages and exclusions over the same documents."""
-    named = {name for stage in other.document["stages"] for name in stage["mixture"]}
-    assume(named <= set(case.lengths))
-    stages = [{k: v for k, v in stage.items() if k != "exclude"} for stage in other.document["stages"]]
+    """With other stages, and with other exclusions, over the same documents."""
     last = case.document["stages"][-1]
-    changed = [*case.document["stages"][:-1], {**last, "exclude": {}}]
-    for its in (stages, changed):
-        second = case.with_fields(stages=its)
-        try:
-            a, b = case.sampler, second.sampler
-        except InvalidPlan:
-            return
-        compared = finish(compare_slices(a, b, max_rows=200, num_steps=1))
+    some(case)
+    for stages in (other.document["stages"], [*case.document["stages"][:-1], {**last, "exclude": {}}]):
+        second = case.with_fields(stages=[{**stage, "exclude": {}} for stage in stages])
+        assume(set(second.document["stages"][0]["mixture"]) <= set(case.lengths))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                suspects, "MAX_LOOKED_UP", 2**13
+            )  # each round of small plans takes as long as 1,024
+            compared = finish(compare_slices(case.sampler, second.sampler, max_rows=200, num_steps=1))
         until = STEPS if compared.compared_until is None else min(STEPS, compared.compared_until)
-        rows = [(case.rows_of(step), second.rows_of(step)) for step in range(until)]
-        names = [
-            ({case.shards[p[0][0]][0] for p in x}, {second.shards[p[0][0]][0] for p in y}) for x, y in rows
-        ]
-        assume(case.shards == second.shards)
-        differs = [step for step, (x, y) in enumerate(rows) if x != y]
-        assert compared.first_step == (differs[0] if differs else None), names
+        differs = [step for step in range(until) if named_rows(case, step) != named_rows(second, step)]
+        first = compared.first_step if compared.first_step is None or compared.first_step < until else None
+        assert first == (differs[0] if differs else None)
+
+
+def named_rows(case: PackedCase, step: int) -> list[list[Any]]:
+    """The rows of a training step, with names of shards that hold in every plan."""
+    return [[(case.shards[shard], *rest) for shard, *rest in row] for row in case.rows_of(step)]
 
 
 @settings(deadline=None, max_examples=60)
