@@ -15,7 +15,6 @@ slice is copied instead.
 from __future__ import annotations
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from corpus_server.plan.rows import NO_SHARD, Pieces
@@ -24,14 +23,15 @@ from corpus_server.read.gather import Gatherer, Selection
 _CHUNK_TOKENS = 256
 """Pieces of web pages, 400 tokens in the median, take a tenth longer in chunks of 128 or 512."""
 
-_NUM_CHUNKS = 512
-"""Copied at once: they stay in the cache until they are at their places, a fifth faster than all together."""
+_COPIED_BYTES = 256 * 1024
+"""Of chunks at once, which stay in the cache until they are at their places: a fifth faster than all of them.
+With 512 KiB glibc's heap shrank after each copy at times, and half of the time went into page faults."""
 
 
 class PieceSelection(Selection):
     """Rows of several pieces each, as `Gatherer.select` returns windows.
 
-    The arrays have an element for each piece that lies in a shard.
+    The arrays of the base class have an element for each piece that lies in a shard.
 
     Args:
         pieces: every row has the same number of tokens; see `end_rows`.
@@ -40,18 +40,33 @@ class PieceSelection(Selection):
 
     def __init__(self, gatherer: Gatherer, pieces: Pieces, dtype: np.dtype[np.integer]) -> None:
         every, borders = pieces
-        stops = every[:, 2].cumsum()
-        begins = stops - every[:, 2]  # in all rows laid end to end
+        stops = every[:, 2].cumsum()  # in all rows laid end to end, as all places here
+        begins = stops - every[:, 2]
         is_own = every[:, 0] != NO_SHARD
-        own = every[is_own]
-        places = gatherer.places(own, own[:, 2])
-        self._counts, self._begins = own[:, 2].copy(), begins[is_own]
+        kept = np.flatnonzero(is_own)
+        own = every.take(kept, axis=0)
+        shard_numbers, numbers = places = gatherer.places(own, own[:, 2])
+        room = gatherer.last_token[shard_numbers] - numbers
+        num_chunks = -(-own[:, 2] // _CHUNK_TOKENS)
+        reach = num_chunks * _CHUNK_TOKENS
+        super().__init__(gatherer, places, np.minimum(reach, room), dtype)
+        cut = np.flatnonzero(reach > room)
+        num_chunks[cut] -= 1
+        reach[cut] -= _CHUNK_TOKENS
+        skipped = reach.cumsum() - reach
+        steps = np.arange(0, reach.sum(), _CHUNK_TOKENS)
+        self._chunks = np.repeat(numbers - skipped, num_chunks) + steps
+        self._into = np.repeat(begins[kept] - skipped, num_chunks) + steps
+        self._chunk_shards = np.repeat(shard_numbers, num_chunks)
         self._borders = np.concatenate(([0], is_own.cumsum()))[borders]
-        self._ends = np.stack((begins, stops, every[:, 1]), axis=1)[~is_own]
+        self._chunk_borders = np.concatenate(([0], num_chunks.cumsum()))[self._borders]
         self._num_rows = len(borders) - 1
         self._row_tokens = int(stops[-1]) // self._num_rows if self._num_rows else 0
-        touched = np.minimum(_in_chunks(self._counts), gatherer.last_token[places[0]] - places[1])
-        super().__init__(gatherer, places, touched, dtype)
+        # Not copied in chunks: ends of rows, and rests of pieces. Place, stop, shard number, start token.
+        ends = np.flatnonzero(~is_own)
+        alone, done = np.concatenate((ends, kept[cut])), np.concatenate((np.zeros_like(ends), reach[cut]))
+        slices = begins[alone] + done, stops[alone], every[alone, 0], every[alone, 1] + done
+        self._slices = np.stack(slices, axis=1)[alone.argsort()]
 
     def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
         """See `Selection.first_shards`."""
@@ -63,41 +78,21 @@ class PieceSelection(Selection):
 
     def _copy(self, part: slice) -> NDArray[np.integer]:
         start, stop, _ = part.indices(self._num_rows)
-        first, num_rows = start * self._row_tokens, max(0, stop - start)
-        tokens = np.empty(num_rows * self._row_tokens, dtype=self._dtype)
-        own = self._own(part)
-        self._copy_pieces(own, self._begins[own] - first, tokens)
-        low, high = self._ends[:, 0].searchsorted((first, first + tokens.size)).tolist()
-        for begin, end, token in self._ends[low:high].tolist():
-            tokens[begin - first : end - first] = token
-        return tokens.reshape(num_rows, self._row_tokens)
-
-    def _copy_pieces(self, own: slice, begins: NDArray[np.int64], tokens: NDArray[np.integer]) -> None:
-        """Copy neighbouring pieces to where they begin in `tokens`."""
-        numbers, counts = self._numbers[own], self._counts[own]
-        reach = _in_chunks(counts)
-        leads_out = (reach > self._lengths[own]) | (begins + reach > tokens.size)
-        reach -= leads_out * _CHUNK_TOKENS
-        num_chunks = reach // _CHUNK_TOKENS
-        skipped = reach.cumsum() - reach
-        steps = np.arange(0, reach.sum(), _CHUNK_TOKENS)
-        chunks = np.repeat(numbers - skipped, num_chunks) + steps
-        into = np.repeat(begins - skipped, num_chunks) + steps
-        shard_numbers = np.repeat(self._shard_numbers[own], num_chunks)
-        shape = (max(0, tokens.size - _CHUNK_TOKENS + 1), _CHUNK_TOKENS)
-        places = as_strided(tokens, shape, tokens.strides * 2)
-        for first in range(0, len(chunks), _NUM_CHUNKS):
-            at = slice(first, first + _NUM_CHUNKS)
-            places[into[at]] = self._windows(shard_numbers[at], chunks[at], _CHUNK_TOKENS)
-        one_by_one = np.flatnonzero(leads_out)
-        numbers, begins, stops = numbers + reach, begins + reach, begins + counts
-        located = self._gatherer.locations(self._shard_numbers[own][one_by_one], numbers[one_by_one])
-        for each, (number, start) in zip(one_by_one.tolist(), located.tolist(), strict=True):
-            begin, stop = int(begins[each]), int(stops[each])
-            tokens[begin:stop] = self._gatherer.shards[number].tokens[start : start + stop - begin]
-
-
-def _in_chunks(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many tokens the chunks of pieces hold."""
-    held: NDArray[np.int64] = -(-counts // _CHUNK_TOKENS) * _CHUNK_TOKENS
-    return held
+        num_rows = max(0, stop - start)
+        first, num_tokens = start * self._row_tokens, num_rows * self._row_tokens
+        tokens = np.empty(num_tokens + _CHUNK_TOKENS, self._dtype)  # the last chunk may reach beyond the rows
+        shape = num_tokens + 1, _CHUNK_TOKENS
+        places: NDArray[np.integer] = np.ndarray(shape, self._dtype, tokens.data, strides=tokens.strides * 2)
+        low, high = self._chunk_borders[[start, start + num_rows]].tolist()
+        at_once = _COPIED_BYTES // (_CHUNK_TOKENS * self._dtype.itemsize)
+        for at in range(low, high, at_once):
+            some = slice(at, min(at + at_once, high))
+            copied = self._windows(self._chunk_shards[some], self._chunks[some], _CHUNK_TOKENS)
+            places[self._into[some] - first] = copied
+        low, high = self._slices[:, 0].searchsorted((first, first + num_tokens)).tolist()
+        for place, end, number, token in self._slices[low:high].tolist():
+            of_shard = token
+            if number != NO_SHARD:
+                of_shard = self._gatherer.shards[number].tokens[token : token + end - place]
+            tokens[place - first : end - first] = of_shard
+        return tokens[:num_tokens].reshape(num_rows, self._row_tokens)

@@ -120,7 +120,8 @@ class Gatherer:
 
         indices: `(rows, 2) int64`: shard number, start token in that shard; at least one row.
         """
-        self._choose(*np.ascontiguousarray(indices.T), self._row_tokens)
+        numbers, starts = np.ascontiguousarray(indices.T)
+        self._choose(numbers, starts, self._row_tokens)
         return len(indices)
 
     def gather(self, first: int, out: Tokens) -> None:
