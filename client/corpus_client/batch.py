@@ -69,11 +69,11 @@ class Batch(list[torch.Tensor]):
     def __init__(
         self, tensors: Iterable[torch.Tensor | None], step: int = -1, origin: Origin = UNKNOWN
     ) -> None:
-        views = Views(*tensors)  # type: ignore[arg-type]
-        super().__init__(views[:2])
+        inputs, targets, *more = tensors
+        super().__init__((inputs, targets))  # type: ignore[arg-type]
         self.step = step
         self._origin = origin
-        self._more = views[2:]
+        self._more = more
 
     def __repr__(self) -> str:
         return f"Batch(step={self.step}, {', '.join(f'{tuple(t.shape)} {t.dtype}' for t in self)})"
@@ -97,7 +97,7 @@ class Batch(list[torch.Tensor]):
         super().__setitem__(index, tensor)
         if is_tensor and tensor.is_pinned():  # torch 2.4 pins the items of a list, and not the list
             views = self._views._replace(inputs=tensor, targets=tensor)  # the list's own are not its matter
-            self._more = views.changed(lambda _, each: each.pin_memory())[2:]
+            self._more = list(views.changed(lambda _, each: each.pin_memory())[2:])
 
     @property
     def inputs(self) -> torch.Tensor:

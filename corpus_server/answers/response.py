@@ -212,7 +212,7 @@ def array_response(
             yield from hash_slices(reading, digest, *beside.values())
         headers[CHECKSUM_HEADER] = checksum_value(digest)
     first = next(pieces, memoryview(b""))
-    joined = size - num_bytes(reading)
+    joined = size - num_bytes(reading) if beside else 0
     if joined > _JOINED_BYTES:
         joined = 0
     body = _groups(prefix, first, pieces, size, joined, digest if checksum == "tail" else None)

@@ -265,7 +265,7 @@ def read_arrays(reading: Reading) -> Iterator[NDArray[np.integer]]:
 def read_pieces(*readings: Reading) -> Iterator[memoryview]:
     """Yield the bytes of the array or of a body of several, little-endian, as `read_arrays` yields tokens."""
     for number, reading in enumerate(readings):
-        if padding := -num_bytes(*readings[:number]) % ALIGNMENT:
+        if number and (padding := -num_bytes(*readings[:number]) % ALIGNMENT):
             yield memoryview(bytes(padding))
         arrays = read_arrays(reading)
         while (array := next(arrays, None)) is not None:

@@ -63,7 +63,7 @@ class Views(NamedTuple):
     def changed(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Views:
         """Return what `change` makes of the name and the tensor of each that is there."""
         pairs = zip(self._fields, self, strict=True)
-        return Views(*(None if each is None else change(name, each) for name, each in pairs))  # type: ignore[arg-type]
+        return Views(*[None if each is None else change(name, each) for name, each in pairs])  # type: ignore[arg-type]
 
 
 def holds(dtype: torch.dtype, value: int) -> bool:
