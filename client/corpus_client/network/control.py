@@ -1,23 +1,17 @@
-"""The control plane: descriptions and plans, as JSON over httpx."""
+"""The control plane: descriptions and plans, as JSON."""
 
 from __future__ import annotations
 
 import json
-import secrets
-import socket
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
-
-import httpcore  # noqa: F401 - httpx does so when a client is made: 20 ms of the wait for a first batch
-import httpx
 
 from corpus_client import errors
 from corpus_client.network import wire
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
-from corpus_client.network.transport import KEEP_ALIVE, is_certificate_error
-from corpus_client.observe.telemetry import SentRequest
+from corpus_client.network.transport import Connection
 
 T = TypeVar("T")
 
@@ -60,47 +54,25 @@ class BoundPlan:
 
 
 class ControlPlane:
-    """Sends JSON requests to one server, from any thread.
-
-    Proxies of the environment are not used: batches do not go through them either.
-    """
+    """Asks one server for JSON and small arrays, from any thread; each question has its own connection."""
 
     def __init__(self, endpoint: Endpoint, network: Network | None = None) -> None:
-        network = network if network is not None else Network()
         self.endpoint = endpoint
-        self._credentials = network.credentials
-        self._timeout_seconds = network.connect_seconds
-        # Plain HTTP has nothing to verify (redirects are not followed); reading certificates costs 25 ms.
-        verify = endpoint.tls if endpoint.tls is not None else False
-        options = KEEP_ALIVE if endpoint.socket_path is None else None
-        self._http = httpx.Client(
-            base_url=endpoint.http_url,
-            headers=httpx.Headers(
-                {"Accept-Encoding": "identity", **network.headers, "Host": endpoint.authority}, "latin-1"
-            ),
-            auth=self._authorize,
-            timeout=self._timeout_seconds,
-            trust_env=False,
-            transport=httpx.HTTPTransport(verify=verify, uds=endpoint.socket_path, socket_options=options),
-        )
-
-    def close(self) -> None:
-        """Close the pool of connections."""
-        self._http.close()
+        self._network = network
 
     def get(self, path: str) -> dict[str, Any]:
         """Ask for the JSON object at a path of the server."""
-        return self._json("GET", path)
+        return self._json(path)
 
     def post_plan(self, plan: Mapping[str, Any]) -> BoundPlan:
         """Make the plan known there; idempotent, since a plan's id is its content."""
         try:
-            json.dumps(plan, allow_nan=False)
+            body = json.dumps(plan, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
         except (TypeError, ValueError) as error:
             raise errors.InvalidArgument(
                 f"plan must hold JSON values alone (NumPy numbers: .item()), got one that does not: {error}"
             ) from error
-        answer = self._json("POST", "/v1/plans", body=plan)
+        answer = self._json("/v1/plans", body)
         try:
             sources = answer["sources"].values()
             eot_ids = {source.get("eot") for source in sources}
@@ -144,76 +116,33 @@ class ControlPlane:
     def places(self, plan_id: str, step: int) -> bytes:
         """Ask where the rows of a training step lie: raw `(rows, 2) int64`, shard number and start token."""
         request = wire.steps_request("/v1/indices", (1, 0, 2), "int64", step=step, verify=True, plan=plan_id)
-        response = self._request("GET", request.path)
-        wire.check_tag(response.headers, str(request.identity))
-        return wire.checked_array(response.content)
+        headers, body = self._ask(request.path)
+        wire.check_tag(headers, str(request.identity))
+        return wire.checked_array(body)
 
     def tokens(self, corpus: str, start: int, count: int) -> tuple[str, bytes]:
         """Ask for a range of the corpus; return (numpy name of the dtype, little-endian bytes)."""
-        path = wire.array_path(f"{wire.corpus_path(corpus)}/tokens", verify=True, start=start, count=count)
-        response = self._request("GET", path)
-        request = wire.ArrayRequest(
-            path=path, shape=(count,), dtype=response.headers.get(wire.DTYPE_HEADER, ""), plan_id=None
-        )
-        if request.dtype not in wire.ITEM_BYTES:
-            raise errors.AnswerCorrupt(f"{self.endpoint.name}: unknown {wire.DTYPE_HEADER} {request.dtype!r}")
-        wire.check_headers(response.headers, request)
-        return request.dtype, wire.checked_array(response.content)
+        request = wire.tokens_request(corpus, start, count, "")
+        headers, body = self._ask(request.path)
+        dtype = headers.get(wire.DTYPE_HEADER, "")
+        if dtype not in wire.ITEM_BYTES:
+            raise errors.AnswerCorrupt(f"{self.endpoint.name}: unknown {wire.DTYPE_HEADER} {dtype!r}")
+        wire.check_headers(headers, replace(request, dtype=dtype))
+        return dtype, wire.checked_array(body)
 
-    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        response = self._request(method, path, body)
+    def _ask(self, path: str, body: bytes | None = None) -> tuple[wire.Headers, bytes]:
+        return Connection(self.endpoint, self._network).ask(path, body)
+
+    def _json(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+        _, content = self._ask(path, body)
         try:
-            answer = response.json()
+            answer = json.loads(content)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise errors.AnswerCorrupt(
-                f"{self.endpoint.name}{path}: must be a JSON object, got {response.text[:200]!r}"
-            )
+            shown = content.decode("utf-8", "replace")[:200]
+            raise errors.AnswerCorrupt(f"{self.endpoint.name}{path}: must be a JSON object, got {shown!r}")
         return answer
-
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
-        name, host = self.endpoint.name, self.endpoint.host
-        with SentRequest(name, method, path, secrets.token_hex(8)) as sent:
-            try:
-                self._check_unix_socket()
-                # The URL may hold an address, but the certificate is for the name.
-                response = self._http.request(
-                    method, path, json=body, headers=sent.headers(), extensions={"sni_hostname": host}
-                )
-            except (httpx.TimeoutException, TimeoutError) as error:
-                raise errors.NoProgress(
-                    f"{name}: no answer in {self._timeout_seconds:g} s; request {sent.id}"
-                ) from error
-            except httpx.DecodingError as error:
-                raise errors.AnswerCorrupt(f"{name}: DecodingError: {error}; request {sent.id}") from error
-            except (httpx.TransportError, OSError) as error:
-                for cause in _causes(error):
-                    if is_certificate_error(cause):
-                        raise errors.CertificateRefused(f"{name}: {cause}") from error
-                    if isinstance(cause, socket.gaierror):
-                        raise self.endpoint.lookup_failed(cause) from error
-                detail = f"{name}: {type(error).__name__}: {error}; request {sent.id}"
-                raise errors.ConnectionFailed(detail) from error
-            if not response.is_success:
-                raise wire.error_from_answer(response.status_code, response.headers, response.content)
-        return response
-
-    def _check_unix_socket(self) -> None:
-        """Raise `OSError` unless somebody listens on the Unix socket, if the server has one.
-
-        httpcore leaves a socket that cannot be connected to the garbage collector, which complains once for
-        each attempt while a server is away. Finding out first takes microseconds.
-        """
-        if self.endpoint.socket_path is not None:
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(self._timeout_seconds)
-                probe.connect(self.endpoint.socket_path)
-
-    def _authorize(self, request: httpx.Request) -> httpx.Request:
-        if (authorization := self._credentials.header()) is not None:
-            request.headers["Authorization"] = authorization
-        return request
 
 
 def _described(kind: type[T], found: list[dict[str, Any]]) -> tuple[T, ...]:
@@ -227,10 +156,3 @@ def _described(kind: type[T], found: list[dict[str, Any]]) -> tuple[T, ...]:
 
 def _largest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and what it was raised from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

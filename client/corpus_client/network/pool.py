@@ -67,8 +67,7 @@ class Pool:
         self._recorder = recorder
         self._names: list[_Name] = []
         self._replicas: list[Replica] = []
-        self._controls: list[ControlPlane] = []
-        self._stopped = self._closed = False
+        self._stopped = False
         self._num_background = 0
         self._last_error: Exception | None = None
         self._last_failure = "nothing came in time"
@@ -254,7 +253,6 @@ class Pool:
                 with self.changed:
                     self._num_background -= 1
                     self.changed.notify_all()
-                    self._close_controls()
 
         with self.changed:
             self._num_background += 1
@@ -273,22 +271,12 @@ class Pool:
         """Close every connection; idempotent."""
         self.stop()
         with self.changed:
-            self._closed = True
             for replica in self._replicas:
                 for connection in list(replica.connections):
                     self.discard(replica, connection)
-            self._close_controls()
-
-    def _close_controls(self) -> None:
-        # A background thread may be in a request; the last one to end closes what it used.
-        if self._closed and not self._num_background:
-            for control in self._controls:
-                control.close()
 
     def _add(self, endpoint: Endpoint) -> None:
-        control = ControlPlane(endpoint, self.network)
-        self._controls.append(control)
-        self._replicas.append(Replica(endpoint, control))
+        self._replicas.append(Replica(endpoint, ControlPlane(endpoint, self.network)))
 
     def _look_up(self, name: _Name) -> None:
         """Compare a name's addresses with the replicas."""
@@ -316,9 +304,6 @@ class Pool:
                     self._replicas.remove(replica)
                     for connection in list(replica.connections):
                         self.discard(replica, connection)
-                    if self._num_background <= 1:  # this look-up: no other thread can be in a request
-                        self._controls.remove(replica.control)
-                        replica.control.close()
 
     def _open(self, replica: Replica, connection: Connection) -> None:
         """Open one more connection; `stop` aborts it meanwhile."""

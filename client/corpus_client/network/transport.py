@@ -15,6 +15,7 @@ import ssl
 import struct
 import time
 from collections import deque
+from collections.abc import Iterator
 
 import xxhash
 
@@ -29,6 +30,8 @@ MAX_ERROR_BYTES = 65_536
 
 HEAD_PIECE_BYTES = 2048
 """Most heads fit; what comes with them of the body is copied once more."""
+
+LINE_END = b"\r\n"
 
 PIECE_BYTES = 512 * 1024
 """What is received at once stays in the processor's cache until it is hashed."""
@@ -65,6 +68,7 @@ class Connection:
         self._progress_seconds = self._network.progress_seconds
         self._fills_whole = endpoint.tls is None  # by the kernel in one call, which also limits its waits
         self._wait_seconds = 0.0
+        self._silent = True  # nothing came yet of the answer that is being received
         self._socket: socket.socket | None = None
         self._num_answers = 0
         self._received = bytearray()  # of the next answer: it came with the one before, or with `peek`
@@ -93,21 +97,44 @@ class Connection:
         except OSError as error:
             raise self._failed(error) from error
 
-    def send(self, path: str, *, deadline: float) -> None:
-        """Put a GET for `path` on the wire; `deadline` is in `time.monotonic` seconds."""
-        head = wire.request_line(self.endpoint.prefix + path) + self._header_lines
+    def send(self, path: str, *, deadline: float, body: bytes | None = None, **headers: str) -> None:
+        """Put a GET for `path` on the wire, with a body a POST; `deadline` is in `time.monotonic` seconds."""
+        method = "GET" if body is None else "POST"
+        head = wire.request_line(method, self.endpoint.prefix + path) + self._header_lines
         if (authorization := self._network.credentials.header()) is not None:
-            head += wire.header_lines({"Authorization": authorization})
+            headers["Authorization"] = authorization
+        if body is not None:
+            headers |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
         try:
             if self._socket is None:
                 self.open(deadline)
             self._limit_wait(deadline)
             self._num_named += 1
-            sent = SentRequest(self.endpoint.name, "GET", path, f"{self._id_prefix}-{self._num_named}")
+            sent = SentRequest(self.endpoint.name, method, path, f"{self._id_prefix}-{self._num_named}")
             self._sent.append(sent)
-            self._open_socket.sendall(head + wire.header_lines(sent.headers()) + b"\r\n")
+            head += wire.header_lines({**headers, **sent.headers()}) + b"\r\n"
+            self._open_socket.sendall(head + (body or b""))
         except OSError as error:
             raise self._failed(error, stale=self._num_answers > 0) from error
+
+    def ask(self, path: str, body: bytes | None = None) -> tuple[wire.Headers, bytes]:
+        """Send one request, receive an answer of any length, and close; return its headers and body.
+
+        Raises:
+            ServerError: the answer's status is none of success.
+        """
+        deadline = time.monotonic() + self._network.attempt_seconds
+        self._progress_seconds = self._network.connect_seconds
+        try:
+            self.send(path, deadline=deadline, body=body, Connection="close")
+            with self._receiving() as sent, sent:
+                status, headers = self._receive_head(deadline)
+                content = self._rest(headers, deadline)
+        finally:
+            self.close()
+        if not 200 <= status < 300:
+            raise wire.error_from_answer(status, headers, content)
+        return headers, content
 
     def peek(self) -> bool:
         """Return whether something of the next answer came, or the connection ended; never block."""
@@ -158,36 +185,22 @@ class Connection:
             progress_seconds: longest wait for the next byte, instead of the network's.
         """
         self._recorder.enter("answer")
-        sent = self._sent.popleft()
         self._progress_seconds = progress_seconds or self._network.progress_seconds
-        silent = True
-        try:
-            with sent:
-                head = self._receive_head(deadline)
-                silent = False
-                while head.startswith(wire.INFORMATIONAL):
-                    head = self._receive_head(deadline)
-                status, headers = wire.read_head(head)
-                if status != 200:
-                    raise self._error_answer(status, headers, deadline)
-                self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
-                wire.check_headers(headers, request)
-                digest = xxhash.xxh3_64() if request.verify else None
-                self._fill(buffer[: request.num_bytes], deadline, digest)
-                if digest is not None:
-                    tail = bytearray(wire.TAIL_BYTES)
-                    self._fill(memoryview(tail), deadline)
-                    wire.check_tail(digest, bytes(tail))
-                if self._received and not self._sent:
-                    raise errors.AnswerCorrupt("the body must end where the headers say, more came")
-                self._recorder.enter("host")
-        except errors.AnswerCorrupt as error:
-            self.close()
-            raise errors.AnswerCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error
-        except OSError as error:
-            # stale: nothing came, and it had served before; the server closed it while idle.
-            stale = silent and self._num_answers > 0
-            raise self._failed(error, stale=stale, request_id=sent.id) from error
+        with self._receiving() as sent, sent:
+            status, headers = self._receive_head(deadline)
+            if status != 200:
+                raise self._error_answer(status, headers, deadline)
+            self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
+            wire.check_headers(headers, request)
+            digest = xxhash.xxh3_64() if request.verify else None
+            self._fill(buffer[: request.num_bytes], deadline, digest)
+            if digest is not None:
+                tail = bytearray(wire.TAIL_BYTES)
+                self._fill(memoryview(tail), deadline)
+                wire.check_tail(digest, bytes(tail))
+            if self._received and not self._sent:
+                raise errors.AnswerCorrupt("the body must end where the headers say, more came")
+            self._recorder.enter("host")
         self._num_answers += 1
         self._close_if_asked(headers)
         return headers
@@ -212,6 +225,21 @@ class Connection:
     def fileno(self) -> int:
         """Return the descriptor, for `poll`."""
         return self._open_socket.fileno()
+
+    @contextlib.contextmanager
+    def _receiving(self) -> Iterator[SentRequest]:
+        """Return a context around receiving the oldest answer; errors name its request."""
+        sent = self._sent.popleft()
+        self._silent = True
+        try:
+            yield sent
+        except errors.AnswerCorrupt as error:
+            self.close()
+            raise errors.AnswerCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error
+        except OSError as error:
+            # stale: nothing came, and it had served before; the server closed it while idle.
+            stale = self._silent and self._num_answers > 0
+            raise self._failed(error, stale=stale, request_id=sent.id) from error
 
     def _close_if_asked(self, headers: wire.Headers) -> None:
         if "close" in headers.get("connection", "").lower():
@@ -249,10 +277,10 @@ class Connection:
         except BlockingIOError:
             raise TimeoutError("timed out") from None
 
-    def _receive_head(self, deadline: float) -> bytes:
-        """Receive the head of an answer; what came with it of the body stays in `_received`."""
+    def _receive_until(self, end: bytes, deadline: float) -> bytes:
+        """Receive up to `end`, which the head or a line of it ends with; what came with it stays."""
         part = memoryview(bytearray(HEAD_PIECE_BYTES))
-        while (end := self._received.find(wire.HEAD_END)) < 0:
+        while (found := self._received.find(end)) < 0:
             if len(self._received) > wire.MAX_HEAD_BYTES:
                 raise errors.AnswerCorrupt(f"the head must have at most {wire.MAX_HEAD_BYTES} bytes")
             num_bytes = self._receive(part, deadline)
@@ -261,7 +289,41 @@ class Connection:
                     f"closed connection after {len(self._received)} bytes of the answer's head"
                 )
             self._received += part[:num_bytes]
-        return self._take(end + len(wire.HEAD_END))
+        return self._take(found + len(end))
+
+    def _receive_head(self, deadline: float) -> tuple[int, dict[str, str]]:
+        """Receive the head of an answer, after informational ones; return status and headers."""
+        while (head := self._receive_until(wire.HEAD_END, deadline)).startswith(wire.INFORMATIONAL):
+            self._silent = False
+        self._silent = False
+        return wire.read_head(head)
+
+    def _rest(self, headers: wire.Headers, deadline: float) -> bytes:
+        """Receive a body of the length that its headers name, or in chunks, or up to the connection's end."""
+        body = bytearray()
+
+        def more(length: str, base: int) -> int:
+            try:
+                part = bytearray(int(length, base))
+            except (ValueError, MemoryError, OverflowError) as error:
+                raise errors.AnswerCorrupt(
+                    f"the body must have a length, got {length[:40].strip()!r}"
+                ) from error
+            self._fill(memoryview(part), deadline)
+            body.extend(part)
+            return len(part)
+
+        if "chunked" in headers.get("transfer-encoding", "").lower():
+            while more(self._receive_until(LINE_END, deadline).split(b";")[0].decode("latin-1"), 16):
+                self._receive_until(LINE_END, deadline)
+        elif (length := headers.get("content-length")) is not None:
+            more(length, 10)
+        else:
+            part = memoryview(bytearray(HEAD_PIECE_BYTES))
+            body.extend(self._take(len(self._received)))
+            while num_bytes := self._receive(part, deadline):
+                body.extend(part[:num_bytes])
+        return bytes(body)
 
     def _take(self, max_bytes: int) -> bytes:
         """Remove and return up to `max_bytes` bytes of what was received already."""

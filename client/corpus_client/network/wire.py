@@ -84,11 +84,11 @@ def header_lines(headers: Headers) -> bytes:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
 
 
-def request_line(target: str) -> bytes:
-    """Return the first line of a GET; refuse a target with what a URL spells with percent signs."""
+def request_line(method: str, target: str) -> bytes:
+    """Return the first line of a request; refuse a target with what a URL spells with percent signs."""
     if _UNFIT_TARGET.search(target):
         raise errors.InvalidArgument(f"url must be percent-encoded ASCII, got {target!r}")
-    return f"GET {target} HTTP/1.1\r\n".encode()
+    return f"{method} {target} HTTP/1.1\r\n".encode()
 
 
 def read_head(head: bytes) -> tuple[int, dict[str, str]]:
@@ -148,6 +148,12 @@ def steps_request(
 def corpus_path(name: str) -> str:
     """Route of a corpus's description."""
     return f"/v1/corpora/{quote(name, safe='')}"
+
+
+def tokens_request(corpus: str, start: int, count: int, dtype: str) -> ArrayRequest:
+    """Return the request for a range of the corpus's tokens."""
+    path = array_path(f"{corpus_path(corpus)}/tokens", verify=True, start=start, count=count)
+    return ArrayRequest(path=path, shape=(count,), dtype=dtype, plan_id=None)
 
 
 def check_headers(headers: Headers, request: ArrayRequest) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -13,7 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from corpus_client import errors
-from corpus_client.network.control import ControlPlane
 from corpus_client.network.endpoint import LOOPBACK, Endpoint
 from corpus_client.network.options import Network
 from corpus_client.plan.document import make_plan
@@ -78,36 +76,34 @@ def _servers(
     shape, rank: further arguments of the plan, and of the loader.
     """
     reached: list[Server] = []
-    with ExitStack() as stack:
-        for endpoint in endpoints:
-            control = stack.enter_context(closing(ControlPlane(endpoint, network)))
-            try:
-                check, server = checks.look_at(control)
-                reached.append(server)
-            except Failed as failed:
-                check = failed.check
-            yield check
-        if not reached:
-            return
+    for endpoint in endpoints:
         try:
-            yield checks.compare_versions(reached)
-            check, name = checks.choose_corpus(reached, corpus)
-            yield check
-            check, bound = checks.compare_plans(reached, make_plan(corpus=name, **shape))
-            yield check
-            for server in reached:
-                yield checks.latency(server.control, name, shape["seq_len"] + 1)
-            urls = [server.url for server in reached]
-            with report.open_loader(urls, plan=bound.document, network=network, **rank) as loader:
-                delivered = measure(loader, seconds)
-            yield checks.bandwidth(delivered)
-            rank_tokens = shape["global_batch_size"] * shape["seq_len"] / rank["world_size"]
-            yield checks.bottleneck(delivered.stats, rank_tokens, step_seconds)
+            check, server = checks.look_at(endpoint, network)
+            reached.append(server)
         except Failed as failed:
-            yield failed.check
-        except (errors.TransportError, errors.ServerError, errors.DeadlineExceeded) as error:
-            advice = "run it again; if it fails again, the server's log tells why"
-            yield Check("speed", "fail", f"cannot be measured: {error}", advice)
+            check = failed.check
+        yield check
+    if not reached:
+        return
+    try:
+        yield checks.compare_versions(reached)
+        check, name = checks.choose_corpus(reached, corpus)
+        yield check
+        check, bound = checks.compare_plans(reached, make_plan(corpus=name, **shape))
+        yield check
+        for server in reached:
+            yield checks.latency(server, name, shape["seq_len"] + 1, network)
+        urls = [server.url for server in reached]
+        with report.open_loader(urls, plan=bound.document, network=network, **rank) as loader:
+            delivered = measure(loader, seconds)
+        yield checks.bandwidth(delivered)
+        rank_tokens = shape["global_batch_size"] * shape["seq_len"] / rank["world_size"]
+        yield checks.bottleneck(delivered.stats, rank_tokens, step_seconds)
+    except Failed as failed:
+        yield failed.check
+    except (errors.TransportError, errors.ServerError, errors.DeadlineExceeded) as error:
+        advice = "run it again; if it fails again, the server's log tells why"
+        yield Check("speed", "fail", f"cannot be measured: {error}", advice)
 
 
 def _this_machine(endpoints: Sequence[Endpoint], device: torch.device) -> Iterator[Check]:

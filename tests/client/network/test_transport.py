@@ -23,6 +23,7 @@ from corpus_client.network import wire
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
 from corpus_client.network.transport import Connection
+from tests.client.network.scripted import ScriptedServer
 
 BODY = bytes(range(256)) * 4096  # 1 MiB
 TAIL = xxhash.xxh3_64_digest(BODY)
@@ -40,48 +41,6 @@ def head(**changes: str) -> bytes:
         **{name.replace("_", "-"): value for name, value in changes.items()},
     }
     return "\r\n".join(["HTTP/1.1 200 OK", *(f"{k}: {v}" for k, v in headers.items()), "", ""]).encode()
-
-
-class ScriptedServer:
-    """Accepts connections one after another; answers each request with the next script.
-
-    A script is a list of bytes to send, numbers of seconds and events to wait for, "close" and "reset".
-    """
-
-    def __init__(self, *scripts: list[Any]) -> None:
-        self._scripts = iter(scripts)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.requests: list[bytes] = []
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return
-            with peer, contextlib.suppress(OSError):
-                self._talk(peer)
-
-    def _talk(self, peer: socket.socket) -> None:
-        while received := peer.recv(65536):
-            self.requests.append(received)
-            for part in next(self._scripts, ["close"]):
-                if part == "reset":
-                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                if part in ("close", "reset"):
-                    return
-                if isinstance(part, bytes):
-                    peer.sendall(part)
-                elif isinstance(part, threading.Event):
-                    part.wait(20)
-                else:
-                    time.sleep(float(part))
-
-    def close(self) -> None:
-        self._listener.close()
 
 
 @pytest.fixture
