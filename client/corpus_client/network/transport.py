@@ -303,12 +303,11 @@ class Connection:
         body = bytearray()
 
         def more(length: str, base: int) -> int:
+            length = length.strip()
             try:
                 part = bytearray(int(length, base))
             except (ValueError, MemoryError, OverflowError) as error:
-                raise errors.AnswerCorrupt(
-                    f"the body must have a length, got {length[:40].strip()!r}"
-                ) from error
+                raise errors.AnswerCorrupt(f"the body must have a length, got {length[:40]!r}") from error
             self._fill(memoryview(part), deadline)
             body.extend(part)
             return len(part)

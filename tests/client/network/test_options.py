@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +218,7 @@ def test_every_request_carries_the_token_and_the_headers(
             filler = StepRequests(replicas, plan)
             filler.finish(filler.begin(3, 2, (12, 17)), memoryview(bytearray(2 * 12 * 17 * 2)))
             replicas.ask(lambda control: control.receipt(plan.plan_id, 3))
-        with closing(ControlPlane(Endpoint.parse(server.url, network), network)) as control:
-            control.get("/v1/corpora")
+        ControlPlane(Endpoint.parse(server.url, network), network).get("/v1/corpora")
     assert len(server.headers) >= 6
     assert {each["Authorization"] for each in server.headers} == {f"Bearer {SECRET}"}
     assert {each["X-Run"] for each in server.headers} == {"7"}

@@ -196,9 +196,6 @@ class Control:
             raise errors.NoProgress(f"{self.endpoint.name}: no answer in time")
         return server.post_plan()
 
-    def close(self) -> None:
-        """Nothing is open."""
-
 
 class TimedSource(StepRequests):
     """Notes how long each answer was waited for, in simulated seconds."""
