@@ -204,7 +204,7 @@ class Pool:
             )
         replica.plan_in_doubt = False
 
-    def failed(self, replica: Replica, error: Exception, *, level: int = logging.WARNING) -> None:
+    def failed(self, replica: Replica, error: Exception) -> None:
         """Leave a replica alone: for a while, or for good if asking again cannot help."""
         with self.changed:
             if self._stopped:
@@ -229,7 +229,7 @@ class Pool:
                 )
                 if replica.num_failures & (replica.num_failures - 1) == 0:
                     log.log(
-                        logging.INFO if no_news else level,
+                        logging.INFO if no_news else logging.WARNING,
                         "%s; failure %d in a row, left alone for %.2f s",
                         *(named(replica, error), replica.num_failures, delay),
                     )

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from corpus_client import errors
@@ -160,12 +161,12 @@ class Replicas(AbstractContextManager["Replicas"]):
                 self.recorder.num_retries += again
                 again = False
             try:
-                waited = self._await_answer(attempt, deadline)
+                waited = not attempt.connection.arrived()
                 attempt.connection.receive_into(
                     buffer,
                     request,
                     deadline=min(deadline, attempt.started + self.network.attempt_seconds),
-                    progress_seconds=self._patience(attempt),
+                    patience=partial(self._patience, attempt),
                 )
             except errors.CorpusClientError as error:
                 self._end(attempt)
@@ -206,26 +207,6 @@ class Replicas(AbstractContextManager["Replicas"]):
             self._pool.failed(replica, error)
             return None
         return attempt
-
-    def _await_answer(self, attempt: _Attempt, deadline: float) -> bool:
-        """Wait until the answer begins; return whether there was anything to wait for.
-
-        Raises `NoProgress` if it takes too long.
-        How long is too long changes meanwhile: another replica may begin to work, or stop.
-        """
-        if len(self._pool.live()) == 1:
-            return True
-        self.recorder.enter("answer")
-        wait = 0.0  # a look first: an answer that is there already tells little about its replica
-        while not attempt.connection.begins_within(wait):
-            now = time.monotonic()
-            end = min(deadline, attempt.started + self._patience(attempt))
-            if now >= end:
-                attempt.connection.close()
-                seconds = now - attempt.started
-                raise errors.NoProgress(f"{attempt.replica.endpoint.name}: no answer in {seconds:.2f} s")
-            wait = min(end, now + STALL_SECONDS) - now
-        return wait > 0
 
     def _patience(self, attempt: _Attempt) -> float:
         """Return the longest silence to accept from this replica."""

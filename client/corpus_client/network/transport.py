@@ -15,7 +15,7 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import xxhash
 
@@ -35,6 +35,9 @@ LINE_END = b"\r\n"
 
 PIECE_BYTES = 512 * 1024
 """What is received at once stays in the processor's cache until it is hashed."""
+
+LOOK_SECONDS = 1.0
+"""After which a silent answer makes `Connection` ask how much longer to wait."""
 
 KEEP_ALIVE_SECONDS = 15
 """Idle time before TCP probes the peer; firewalls forget a silent connection after a few minutes."""
@@ -65,13 +68,14 @@ class Connection:
         self._recorder = recorder or Recorder()
         headers = {"Host": endpoint.authority, "Accept-Encoding": "identity", **self._network.headers}
         self._header_lines = wire.header_lines(headers)  # of every request
-        self._progress_seconds = self._network.progress_seconds
+        self._look_seconds = min(LOOK_SECONDS, self._network.progress_seconds)
+        self._patience: Callable[[], float]  # returns the longest wait for the next byte
         self._fills_whole = endpoint.tls is None  # by the kernel in one call, which also limits its waits
         self._wait_seconds = 0.0
         self._silent = True  # nothing came yet of the answer that is being received
         self._socket: socket.socket | None = None
         self._num_answers = 0
-        self._received = bytearray()  # of the next answer: it came with the one before, or with `peek`
+        self._received = bytearray()  # of the next answer: it came with the one before
         self.usable = True  # opened by the first request
         self.num_in_flight = 0
         self._id_prefix, self._num_named = secrets.token_hex(6), 0
@@ -92,7 +96,11 @@ class Connection:
             if family != socket.AF_UNIX:
                 for option in (*KEEP_ALIVE, (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)):
                     sock.setsockopt(*option)
-            if endpoint.tls is not None:
+            if self._fills_whole:
+                sock.settimeout(None)
+                limit = _timeval(self._network.connect_seconds)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            elif endpoint.tls is not None:
                 self._socket = endpoint.tls.wrap_socket(sock, server_hostname=endpoint.host)
         except OSError as error:
             raise self._failed(error) from error
@@ -124,7 +132,7 @@ class Connection:
             ServerError: the answer's status is none of success.
         """
         deadline = time.monotonic() + self._network.attempt_seconds
-        self._progress_seconds = self._network.connect_seconds
+        self._patience = lambda: self._network.connect_seconds
         try:
             self.send(path, deadline=deadline, body=body, Connection="close")
             with self._receiving() as sent, sent:
@@ -136,37 +144,11 @@ class Connection:
             raise wire.error_from_answer(status, headers, content)
         return headers, content
 
-    def peek(self) -> bool:
-        """Return whether something of the next answer came, or the connection ended; never block."""
-        if self._received:
-            return True
-        part = bytearray(HEAD_PIECE_BYTES)
-        try:
-            if isinstance(self._open_socket, ssl.SSLSocket):
-                # A readable socket may hold records of TLS alone; only reading tells.
-                self._wait_seconds = 0.0
-                self._open_socket.settimeout(0)
-                num_bytes = self._open_socket.recv_into(part)
-            else:
-                num_bytes = self._open_socket.recv_into(part, 0, socket.MSG_DONTWAIT)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return False
-        except OSError:
-            return True  # `receive_into` meets it again and reports it
-        self._received += part[:num_bytes]
-        return True
-
-    def begins_within(self, seconds: float) -> bool:
-        """Wait for the first byte of the next answer, or for the connection's end; False if neither comes."""
-        end = time.monotonic() + seconds
-        # A closed one counts as one that came: `receive_into` reports what happened to it.
-        while self.usable and not self.peek():
-            if (left := end - time.monotonic()) <= 0:
-                return False
-            poll = select.poll()
-            poll.register(self, select.POLLIN)
-            poll.poll(left * 1e3)
-        return True
+    def arrived(self) -> bool:
+        """Return whether something came: of the next answer, or the connection's end; never block."""
+        poll = select.poll()
+        poll.register(self._open_socket, select.POLLIN)
+        return bool(self._received or poll.poll(0))
 
     def receive_into(
         self,
@@ -174,7 +156,7 @@ class Connection:
         request: wire.ArrayRequest,
         *,
         deadline: float,
-        progress_seconds: float | None = None,
+        patience: Callable[[], float] | None = None,
     ) -> wire.Headers:
         """Receive the answer to the oldest request that has none, and check it; return its headers.
 
@@ -182,10 +164,11 @@ class Connection:
             buffer: at least `request.num_bytes` writable bytes; the array lies at its start afterwards.
                 After an error its content is undefined.
             deadline: `time.monotonic` seconds; no wait goes beyond it.
-            progress_seconds: longest wait for the next byte, instead of the network's.
+            patience: returns the longest wait for the next byte, instead of the network's; asked again
+                every second, as it may change meanwhile.
         """
         self._recorder.enter("answer")
-        self._progress_seconds = progress_seconds or self._network.progress_seconds
+        self._patience = patience or (lambda: self._network.progress_seconds)
         with self._receiving() as sent, sent:
             status, headers = self._receive_head(deadline)
             if status != 200:
@@ -222,10 +205,6 @@ class Connection:
         while self._sent:  # their answers will not be read
             self._sent.popleft().end(ConnectionAbortedError())
 
-    def fileno(self) -> int:
-        """Return the descriptor, for `poll`."""
-        return self._open_socket.fileno()
-
     @contextlib.contextmanager
     def _receiving(self) -> Iterator[SentRequest]:
         """Return a context around receiving the oldest answer; errors name its request."""
@@ -252,30 +231,29 @@ class Connection:
         return self._socket
 
     def _limit_wait(self, deadline: float) -> None:
-        """Let no single wait pass the progress timeout or the deadline."""
+        """Let no single wait pass the deadline, or the time after which `_receive` looks around."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the time for this attempt is over")
-        seconds = min(left, self._progress_seconds)
-        if 0.9 * seconds <= self._wait_seconds <= 1.05 * seconds:
-            return  # near enough; setting it anew costs as much as receiving
+        seconds = min(left, self._look_seconds)
+        if seconds == self._wait_seconds:
+            return
         self._wait_seconds = seconds
         if self._fills_whole:
-            whole, part = divmod(seconds, 1.0)
-            limit = struct.pack("ll", int(whole), max(int(part * 1e6), 1))  # a zero would mean for ever
-            self._open_socket.settimeout(None)
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._open_socket.setsockopt(socket.SOL_SOCKET, option, limit)
+            self._open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
         else:
             self._open_socket.settimeout(seconds)
 
     def _receive(self, part: memoryview, deadline: float, flags: int = 0) -> int:
         """Receive something at the start of `part`; return the number of bytes, 0 at the end."""
-        self._limit_wait(deadline)
-        try:
-            return self._open_socket.recv_into(part, 0, flags)
-        except BlockingIOError:
-            raise TimeoutError("timed out") from None
+        since = time.monotonic()
+        while True:
+            self._limit_wait(deadline)
+            try:
+                return self._open_socket.recv_into(part, 0, flags)
+            except (BlockingIOError, TimeoutError):
+                if time.monotonic() - since >= self._patience():
+                    raise TimeoutError("timed out") from None
 
     def _receive_until(self, end: bytes, deadline: float) -> bytes:
         """Receive up to `end`, which the head or a line of it ends with; what came with it stays."""
@@ -382,3 +360,9 @@ def is_certificate_error(error: BaseException | None) -> bool:
     if not isinstance(error, ssl.SSLError):
         return False
     return any(word in (error.reason or "") for word in ("CERT", "UNKNOWN_CA"))
+
+
+def _timeval(seconds: float) -> bytes:
+    """Return the time as socket options have it, where zero would mean for ever."""
+    whole, part = divmod(seconds, 1.0)
+    return struct.pack("ll", int(whole), max(int(part * 1e6), 1))

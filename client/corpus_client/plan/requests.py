@@ -39,13 +39,6 @@ class StepRequests:
             )
         )
 
-    def receive_step(self, step: int, shape: tuple[int, int]) -> bytearray:
-        """Ask for one step and receive it."""
-        exchange = self.begin(step, 1, shape)
-        received = bytearray(exchange.request.num_bytes)
-        self.finish(exchange, memoryview(received))
-        return received
-
 
 class AheadRequests:
     """Asks for pieces of a plan in order, with `in_flight` of `requests` on the wire."""

@@ -65,18 +65,6 @@ def check_state(state: Mapping[str, Any], plan: BoundPlan) -> tuple[int, str | N
         raise errors.StateMismatch(f"the state's {error}") from error
 
 
-def check_step(next_step: int, trained_steps: int | None) -> None:
-    """Raise `StateMismatch` if a state goes on at another step than the trainer, whose count may be None."""
-    if trained_steps is None or next_step == trained_steps:
-        return
-    kind = "skip" if next_step > trained_steps else "repeat"
-    raise errors.StateMismatch(
-        f"the state goes on at step {next_step}, but the trainer has trained {trained_steps} steps: the run "
-        f"would {kind} {abs(next_step - trained_steps)}; save batch.state_after() of the batch trained on "
-        f"last, or state_at({trained_steps})"
-    )
-
-
 def _differences(path: str, theirs: object, ours: object) -> list[str]:
     """Return a line per leaf that differs: `stages[0].global_batch_size: the state has 8, this loader 16`."""
     parts: list[tuple[str, object, object]]
@@ -249,7 +237,13 @@ class PlanLoader(Generic[B]):
                 goes on at another step than the trainer; or the server has other tokens for its next batch.
         """
         step, next_batch = check_state(saved, self._bound)
-        check_step(step, trained_steps)
+        if trained_steps is not None and trained_steps != step:
+            kind = "skip" if step > trained_steps else "repeat"
+            raise errors.StateMismatch(
+                f"the state goes on at step {step}, but the trainer has trained {trained_steps} steps: "
+                f"the run would {kind} {abs(step - trained_steps)}; save batch.state_after() of the batch "
+                f"trained on last, or state_at({trained_steps})"
+            )
         if next_batch is not None:
             with self._connect(plan=self._bound) as replicas:
                 receipts.check_next(replicas, self._bound, step, next_batch)
@@ -273,7 +267,10 @@ class PlanLoader(Generic[B]):
         step = integer("step", step, 0, MAX_STEP)
         shape = shape_of(step_ranges, step)
         with closing(self._step_requests()) as requests:
-            return requests.receive_step(step, shape), shape
+            exchange = requests.begin(step, 1, shape)
+            received = bytearray(exchange.request.num_bytes)
+            requests.finish(exchange, memoryview(received))
+        return received, shape
 
     def _check_thread(self) -> None:
         """Make the calling thread the one that iterates; refuse a second one by name.

@@ -14,10 +14,7 @@ from pathlib import Path
 import pytest
 
 from corpus_client import CorpusLoader, Network, errors
-from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.replicas import Replicas
-from corpus_client.network.transport import Connection
-from corpus_client.network.wire import ArrayRequest
 from tests.client.network.test_replicas import assert_exact
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import Fault, ReferenceServer
@@ -98,23 +95,6 @@ def test_a_replica_that_falls_silent_is_left_over_tls_too(
         started = time.monotonic()
         assert_exact(loader, corpus, 40)
         assert time.monotonic() - started < 8
-
-
-def test_a_look_for_an_answer_does_not_end_the_wait_for_it(
-    tls: ssl.SSLContext, corpus: ReferenceCorpus
-) -> None:
-    """To look, a socket under TLS must not block; to receive, it must."""
-    path = "/v1/batches?corpus=web&seq_len=16&batch_size=12&seed=0&order=sequential&step=0&checksum=tail"
-    request = ArrayRequest(path=path, shape=(1, 12, 17), dtype="uint16", plan_id=None)
-    go_on = threading.Event()
-    with ReferenceServer([corpus], lambda: None if go_on.wait(20) else Fault("error"), tls=tls) as server:
-        connection = Connection(Endpoint.parse(server.url), Network(progress_seconds=1))
-        deadline = time.monotonic() + 60
-        connection.send(path, deadline=deadline)
-        assert not connection.peek()
-        threading.Timer(0.1, go_on.set).start()
-        connection.receive_into(memoryview(bytearray(request.num_bytes)), request, deadline=deadline)
-        connection.close()
 
 
 @pytest.fixture
