@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -183,15 +182,6 @@ def test_deadline_names_the_servers_and_the_last_failure(
     assert isinstance(caught.value.__cause__, errors.AnswerCorrupt)
 
 
-def test_deadline_holds_in_a_black_hole(server: ReferenceServer, make_loader: MakeLoader) -> None:
-    server.next_fault = lambda: Fault("hole")
-    loader = make_loader(deadline_seconds=0.8)
-    started = time.monotonic()
-    with pytest.raises(errors.DeadlineExceeded, match="nothing came in time"):
-        next(loader)
-    assert 0.7 < time.monotonic() - started < 1.1
-
-
 def test_after_a_deadline_the_same_step_can_be_asked_again(
     server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
 ) -> None:
@@ -217,43 +207,6 @@ def test_restarted_server_is_waited_for(
     assert_exact(loader, corpus, 60)
     restart.join()
     assert loader.stats().num_retries > 0
-
-
-def test_killed_replica_is_replaced_by_the_other(corpus: ReferenceCorpus, make_loader: MakeLoader) -> None:
-    with ReferenceServer([corpus]) as one, ReferenceServer([corpus]) as two:
-        loader = make_loader([one.url, two.url], prefetch_bytes=1 << 13)
-        assert_exact(loader, corpus, 10)
-        one.stop()
-        assert_exact(loader, corpus, 60)
-        one.start()  # so that leaving the block can stop it
-
-
-def test_replica_that_is_down_at_the_start_is_left_out(
-    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        dead = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    assert_exact(make_loader([dead, server.url]), corpus, 10)
-
-
-def test_replica_with_another_corpus_is_refused_by_name(
-    server: ReferenceServer, make_loader: MakeLoader
-) -> None:
-    with (
-        ReferenceServer([make_corpus(seed=9)]) as other,
-        pytest.raises(errors.ReplicaRefused, match=rf"{other.url} refuses the plan .*full-"),
-    ):
-        make_loader([server.url, other.url])
-
-
-def test_replica_that_makes_another_plan_is_refused_by_name(
-    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
-) -> None:
-    with (
-        ReferenceServer([corpus], plan_salt="v2") as other,
-        pytest.raises(errors.ReplicaRefused, match=rf"{other.url} makes plan .* another version"),
-    ):
-        make_loader([server.url, other.url])
 
 
 @pytest.fixture
