@@ -96,6 +96,13 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         # In memory that workers see too, forked or spawned: those that persist hear of the next pass.
         self._first_step = torch.tensor(self._start_step).share_memory_()  # type: ignore[no-untyped-call]
 
+    def __repr__(self) -> str:
+        rank, world_size = self.place
+        return (
+            f"CorpusIterableDataset(plan {self.plan_id[:12]}, step {self.first_step}, "
+            f"rank {rank} of {world_size})"
+        )
+
     def __len__(self) -> int:
         """Return `num_steps`, the steps of a pass."""
         if self._num_steps is None:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +76,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         plan: BoundPlan | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        urls = urls if isinstance(urls, Iterable) and not isinstance(urls, str | bytes) else (urls,)
+        urls = urls if isinstance(urls, Collection) and not isinstance(urls, str | bytes) else (urls,)
         if not urls:
             raise errors.InvalidArgument("urls must name at least one server, got none")
         self.recorder = recorder or Recorder()

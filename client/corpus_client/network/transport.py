@@ -349,6 +349,10 @@ class Connection:
         named = f"; request {request_id}" if request_id else ""
         if is_certificate_error(error):
             return errors.CertificateRefused(f"{self.endpoint.name}: {error}")
+        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+            return errors.ReplicaUnusable(
+                f"{self.endpoint.name}: the server does not speak TLS; does its URL begin with http://?"
+            )
         if isinstance(error, TimeoutError):
             return errors.NoProgress(f"{self.endpoint.name}: nothing came in time ({error}){named}")
         detail = f"{self.endpoint.name}: {type(error).__name__}: {error}{named}"

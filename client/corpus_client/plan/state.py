@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
@@ -136,6 +136,15 @@ class PlanLoader(Generic[B]):
 
     def __next__(self) -> B:
         raise NotImplementedError
+
+    def __bool__(self) -> bool:
+        return True  # Python would ask for the length, which a run without an end has not
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"cannot pickle a {type(self).__name__}: its connections stay in this process; make it in the "
+            "process that iterates over it, or give a DataLoader a CorpusIterableDataset"
+        )
 
     def __len__(self) -> int:
         """Return `num_steps`, the steps of the whole run, whatever was yielded already."""

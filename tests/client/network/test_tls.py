@@ -75,6 +75,13 @@ def test_a_certificate_for_another_name_is_refused(
         assert time.monotonic() - started < 10
 
 
+def test_a_server_without_tls_is_no_server_of_https(
+    server: ReferenceServer, make_loader: MakeLoader, tls: ssl.SSLContext
+) -> None:
+    with pytest.raises(errors.ReplicaUnusable, match="does not speak TLS; does its URL begin with http://"):
+        make_loader(server.url.replace("http:", "https:"), deadline_seconds=300)
+
+
 def test_an_authority_of_ones_own_is_trusted_by_its_file(
     tls: ssl.SSLContext, corpus: ReferenceCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
