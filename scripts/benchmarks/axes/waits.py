@@ -41,7 +41,8 @@ WAITED, LONGEST, MEMORY, ENDED = "waited_ms", "longest_ms", "peak_mb", "ended_se
 PATIENCE_SECONDS = 12.0
 """For a loop that a signal should end; longer counts as this long."""
 
-FAULTS = ("none", "black-holed", "slow", "frozen")
+PARTS = ("delivery", "faults", "signals")
+FAULTS = ("slow", "none", "black-holed", "frozen")
 SIGNALS = [(number, away) for number in (signal.SIGINT, signal.SIGTERM) for away in ("gone", "frozen")]
 
 LOOP = """
@@ -79,6 +80,9 @@ finally:
 
 def measure(options: Options) -> Report:
     """Run every loop with the client of each tree, in turn."""
+    parts = options.only or PARTS
+    if unknown := set(parts) - set(PARTS):
+        raise ValueError(f"--only must be one of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
     path = corpus.make(options.cache, QUICK_TOKENS if options.quick else NUM_TOKENS)
     delivery = Rounds("delivery, 64 x 1,025", {**DELIVERY, MEMORY: ("peak MB", ",.0f")})
     faults = Rounds(
@@ -91,17 +95,19 @@ def measure(options: Options) -> Report:
             trees[BEFORE] = stack.enter_context(checked_out(options.before))
         for number in range(options.rounds):
             for name, tree in list(trees.items())[:: 1 if number % 2 == 0 else -1]:
-                delivery.add(name, _delivered(path, tree, options))
-                for fault in FAULTS:
+                if "delivery" in parts:
+                    delivery.add(name, _delivered(path, tree, options))
+                for fault in FAULTS[: 1 if options.quick else None] if "faults" in parts else ():
                     faults.add(f"{name}, {fault}", _faulty(path, tree, fault, options))
-                for sent, away in SIGNALS[: 1 if options.quick else None]:
+                for sent, away in SIGNALS[: 1 if options.quick else None] if "signals" in parts else ():
                     ends.add(f"{name}, {sent.name}, {away}", {ENDED: _ended(path, tree, sent, away)})
-    tables = [each.table() for each in (delivery, faults, ends)]
+    measured = [each for each in (delivery, faults, ends) if each.values]
+    tables = [each.table() for each in measured]
     targets = [ends.target(name, ENDED, "at most", 1.0) for name in ends.values if name.startswith(NOW)]
-    if options.before is not None:
+    if options.before is not None and "delivery" in parts:
         tables.append(delivery.ratio_table([(NOW, BEFORE)]))
         targets.append(delivery.target(NOW, SPEED, "at least", 0.97, to=BEFORE))
-    data = {each.title: each.summary() for each in (delivery, faults, ends)}
+    data = {each.title: each.summary() for each in measured}
     return Report(data=data, tables=tables, targets=targets)
 
 
@@ -196,13 +202,12 @@ def _slow(port: int) -> Iterator[str]:
     """Pass connections on to a port, each request 100 ms late."""
 
     def relay(source: socket.socket, target: socket.socket, late_seconds: float) -> None:
-        with suppress(OSError):
+        with source, suppress(OSError):
             while data := source.recv(1 << 18):
                 time.sleep(late_seconds)
                 target.sendall(data)
-        for each in (source, target):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
 
     def serve() -> None:
         with suppress(OSError):
