@@ -244,18 +244,3 @@ def test_a_token_that_is_not_accepted_fails_at_once(
             filler.finish(filler.begin(0, 1, (12, 17)), memoryview(bytearray(12 * 17 * 2)))
         assert replicas.recorder.num_retries == 0
     assert "wr0ng" not in str(caught.value) + caplog.text
-
-
-def test_a_token_that_changes_in_its_file_goes_on(server: ReferenceServer, tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("first")
-    server.token = "first"
-    with Replicas([server.url], Network(auth=path)) as replicas:
-        plan = replicas.bind(PLAN)
-        filler = StepRequests(replicas, plan)
-        buffer = memoryview(bytearray(12 * 17 * 2))
-        filler.finish(filler.begin(0, 1, (12, 17)), buffer)
-        path.write_text("second-one")
-        server.token = "second-one"
-        filler.finish(filler.begin(1, 1, (12, 17)), buffer)
-        assert replicas.recorder.num_retries == 0
