@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from corpus_client import errors
-from corpus_client.network import wire
+from corpus_client.network import control, wire
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.document import integer
@@ -38,7 +38,7 @@ class RemoteCorpus:
         self._url = url
         self._pid = os.getpid()
         self._replicas = Replicas([url], network)
-        description = self._replicas.ask(lambda control: control.get(wire.corpus_path(name)))
+        description = self._replicas.ask(control.get(wire.corpus_path(name)))
         self.dtype = str(description["dtype"])
         self._num_tokens = int(description["num_tokens"])
         if self.dtype not in STORED_DTYPES:

@@ -1,17 +1,16 @@
-"""The control plane: descriptions and plans, as JSON."""
+"""Questions to a server beside those for batches: descriptions and plans; no I/O."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from corpus_client import errors
 from corpus_client.network import wire
-from corpus_client.network.endpoint import Endpoint
-from corpus_client.network.options import Network
-from corpus_client.network.transport import Connection
+from corpus_client.network.wire import Question
 
 T = TypeVar("T")
 
@@ -53,26 +52,22 @@ class BoundPlan:
     largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
 
 
-class ControlPlane:
-    """Asks one server for JSON and small arrays, from any thread; each question has its own connection."""
+def get(path: str) -> Question[dict[str, Any]]:
+    """Ask for the JSON object at a path of the server."""
+    return Question(path, partial(_object, path))
 
-    def __init__(self, endpoint: Endpoint, network: Network | None = None) -> None:
-        self.endpoint = endpoint
-        self._network = network
 
-    def get(self, path: str) -> dict[str, Any]:
-        """Ask for the JSON object at a path of the server."""
-        return self._json(path)
+def post_plan(plan: Mapping[str, Any]) -> Question[BoundPlan]:
+    """Make the plan known; idempotent, since a plan's id is its content."""
+    try:
+        body = json.dumps(plan, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidArgument(
+            f"plan must hold JSON values alone (NumPy numbers: .item()), got one that does not: {error}"
+        ) from error
 
-    def post_plan(self, plan: Mapping[str, Any]) -> BoundPlan:
-        """Make the plan known there; idempotent, since a plan's id is its content."""
-        try:
-            body = json.dumps(plan, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-        except (TypeError, ValueError) as error:
-            raise errors.InvalidArgument(
-                f"plan must hold JSON values alone (NumPy numbers: .item()), got one that does not: {error}"
-            ) from error
-        answer = self._json("/v1/plans", body)
+    def parse(headers: wire.Headers, content: bytes) -> BoundPlan:
+        answer = _object("/v1/plans", headers, content)
         try:
             sources = answer["sources"].values()
             eot_ids = {source.get("eot") for source in sources}
@@ -88,61 +83,72 @@ class ControlPlane:
                 largest_id=_largest(source.get("largest_id") for source in sources),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise errors.AnswerCorrupt(
-                f"{self.endpoint.name}: not the description of a plan: {answer}"
-            ) from error
+            raise errors.AnswerCorrupt(f"not the description of a plan: {answer}") from error
 
-    def plan_step(self, plan_id: str, step: int) -> int:
-        """Ask for the plan step of a training step: the same, but for skipped ones before it."""
-        found = self.get(f"/v1/plans/{plan_id}/usage?step={step}").get("plan_step")
+    return Question("/v1/plans", parse, body)
+
+
+def plan_step(plan_id: str, step: int) -> Question[int]:
+    """Ask for the plan step of a training step: the same, but for skipped ones before it."""
+    path = f"/v1/plans/{plan_id}/usage?step={step}"
+
+    def parse(headers: wire.Headers, content: bytes) -> int:
+        found = _object(path, headers, content).get("plan_step")
         if not isinstance(found, int) or found < step:
-            raise errors.AnswerCorrupt(
-                f"{self.endpoint.name}: plan_step must be {step} or more, got {found!r}"
-            )
+            raise errors.AnswerCorrupt(f"plan_step must be {step} or more, got {found!r}")
         return found
 
-    def receipt(self, plan_id: str, step: int) -> str:
-        """Ask for the checksum of a training step's whole global batch, `xxh3-64=<16 hex>`."""
-        answer = self.get(f"/v1/plans/{plan_id}/receipt?step={step}")
-        digest = answer.get("digest")
-        if (answer.get("plan"), answer.get("step")) != (plan_id, step) or not (
-            isinstance(digest, str) and wire.DIGEST.fullmatch(digest)
-        ):
-            raise errors.AnswerCorrupt(
-                f"{self.endpoint.name}: not the receipt of step {step} of plan {plan_id}: {answer}"
-            )
+    return Question(path, parse)
+
+
+def receipt(plan_id: str, step: int) -> Question[str]:
+    """Ask for the checksum of a training step's whole global batch, `xxh3-64=<16 hex>`."""
+    path = f"/v1/plans/{plan_id}/receipt?step={step}"
+
+    def parse(headers: wire.Headers, content: bytes) -> str:
+        answer = _object(path, headers, content)
+        digest, named = answer.get("digest"), (answer.get("plan"), answer.get("step"))
+        if named != (plan_id, step) or not isinstance(digest, str) or not wire.DIGEST.fullmatch(digest):
+            raise errors.AnswerCorrupt(f"not the receipt of step {step} of plan {plan_id}: {answer}")
         return digest
 
-    def places(self, plan_id: str, step: int) -> bytes:
-        """Ask where the rows of a training step lie: raw `(rows, 2) int64`, shard number and start token."""
-        request = wire.steps_request("/v1/indices", (1, 0, 2), "int64", step=step, verify=True, plan=plan_id)
-        headers, body = self._ask(request.path)
-        wire.check_tag(headers, str(request.identity))
-        return wire.checked_array(body)
+    return Question(path, parse)
 
-    def tokens(self, corpus: str, start: int, count: int) -> tuple[str, bytes]:
-        """Ask for a range of the corpus; return (numpy name of the dtype, little-endian bytes)."""
-        request = wire.tokens_request(corpus, start, count, "")
-        headers, body = self._ask(request.path)
+
+def places(plan_id: str, step: int) -> Question[bytes]:
+    """Ask where the rows of a training step lie: raw `(rows, 2) int64`, shard number and start token."""
+    request = wire.steps_request("/v1/indices", (1, 0, 2), "int64", step=step, verify=True, plan=plan_id)
+
+    def parse(headers: wire.Headers, content: bytes) -> bytes:
+        wire.check_tag(headers, str(request.identity))
+        return wire.checked_array(content)
+
+    return Question(request.path, parse)
+
+
+def tokens(corpus: str, start: int, count: int) -> Question[tuple[str, bytes]]:
+    """Ask for a range of the corpus; the answer is (numpy name of the dtype, little-endian bytes)."""
+    request = wire.tokens_request(corpus, start, count, "")
+
+    def parse(headers: wire.Headers, content: bytes) -> tuple[str, bytes]:
         dtype = headers.get(wire.DTYPE_HEADER, "")
         if dtype not in wire.ITEM_BYTES:
-            raise errors.AnswerCorrupt(f"{self.endpoint.name}: unknown {wire.DTYPE_HEADER} {dtype!r}")
+            raise errors.AnswerCorrupt(f"unknown {wire.DTYPE_HEADER} {dtype!r}")
         wire.check_headers(headers, replace(request, dtype=dtype))
-        return dtype, wire.checked_array(body)
+        return dtype, wire.checked_array(content)
 
-    def _ask(self, path: str, body: bytes | None = None) -> tuple[wire.Headers, bytes]:
-        return Connection(self.endpoint, self._network).ask(path, body)
+    return Question(request.path, parse)
 
-    def _json(self, path: str, body: bytes | None = None) -> dict[str, Any]:
-        _, content = self._ask(path, body)
-        try:
-            answer = json.loads(content)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            shown = content.decode("utf-8", "replace")[:200]
-            raise errors.AnswerCorrupt(f"{self.endpoint.name}{path}: must be a JSON object, got {shown!r}")
-        return answer
+
+def _object(path: str, _: wire.Headers, content: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        shown = content.decode("utf-8", "replace")[:200]
+        raise errors.AnswerCorrupt(f"{path} must be a JSON object, got {shown!r}")
+    return answer
 
 
 def _described(kind: type[T], found: list[dict[str, Any]]) -> tuple[T, ...]:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from corpus_client import errors
-from corpus_client.network.control import BoundPlan, ControlPlane
+from corpus_client.network import control
+from corpus_client.network.control import BoundPlan
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
 from corpus_client.network.replica import Replica, may_pass
-from corpus_client.network.transport import Connection
+from corpus_client.network.transport import Connection, ask_once
 from corpus_client.observe.recorder import Recorder
 
 LOOKUP_SECONDS = 30.0
@@ -76,7 +77,7 @@ class Pool:
             if endpoint.address is None:
                 self._names.append(_Name(endpoint))
             else:
-                self._add(endpoint)
+                self._replicas.append(Replica(endpoint))
         if plan is not None:
             # Else all clients of a service would begin with the same server. Where the plan is still to be
             # agreed on, the first server decides which corpus is meant.
@@ -100,6 +101,11 @@ class Pool:
     def looked_up(self) -> bool:
         """Return whether every name's first look-up has ended, well or not."""
         return all(name.found or name.num_failures for name in self._names)
+
+    def settled(self) -> bool:
+        """Connect to the servers; return whether the first can be asked, or not for now."""
+        self.ready(idle=True)
+        return self.looked_up() and not (self._replicas and self._replicas[0].opening)
 
     def refusal(self) -> Exception | None:
         """Return why servers are not used any more, as one error; None: all are in use."""
@@ -190,7 +196,7 @@ class Pool:
         if self.plan is None:
             return
         try:
-            there = replica.control.post_plan(self.plan.document)
+            there = ask_once(replica.endpoint, self.network, control.post_plan(self.plan.document))
         except errors.ServerError as error:
             if error.passing or isinstance(error, errors.AccessDenied):
                 raise
@@ -213,8 +219,10 @@ class Pool:
             for connection in list(replica.connections):
                 if not connection.num_in_flight:
                     self.discard(replica, connection)  # the same restart broke it, in all likelihood
-            if isinstance(error, errors.UnknownPlan | errors.AnswerCorrupt):
-                replica.plan_in_doubt = True  # a wrong plan header: posting the plan tells chance from error
+            if isinstance(error, errors.UnknownPlan | errors.AnswerCorrupt | errors.NoProgress):
+                # After a wrong plan header posting the plan tells chance from error. A silent server must
+                # answer that, in the background, before the loop waits for it again.
+                replica.plan_in_doubt = True
             if not may_pass(error):
                 replica.refused = error
                 log.error("%s; this server is not used any more", named(replica, error))
@@ -275,9 +283,6 @@ class Pool:
                 for connection in list(replica.connections):
                     self.discard(replica, connection)
 
-    def _add(self, endpoint: Endpoint) -> None:
-        self._replicas.append(Replica(endpoint, ControlPlane(endpoint, self.network)))
-
     def _look_up(self, name: _Name) -> None:
         """Compare a name's addresses with the replicas."""
         try:
@@ -297,7 +302,7 @@ class Pool:
             known = {each.endpoint.address for each in mine}
             for endpoint in random.sample(found, len(found)):
                 if endpoint.address not in known:
-                    self._add(endpoint)
+                    self._replicas.append(Replica(endpoint))
             for replica in mine:
                 replica.gone = replica.endpoint.address not in {each.address for each in found}
                 if replica.gone and not replica.num_in_flight and not replica.opening:

@@ -15,7 +15,8 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import TypeVar
 
 import xxhash
 
@@ -26,7 +27,10 @@ from corpus_client.network.options import Network
 from corpus_client.observe.recorder import Recorder
 from corpus_client.observe.telemetry import SentRequest
 
+T = TypeVar("T")
+
 MAX_ERROR_BYTES = 65_536
+SUCCESS = (200, 201)
 
 HEAD_PIECE_BYTES = 2048
 """Most heads fit; what comes with them of the body is copied once more."""
@@ -105,9 +109,9 @@ class Connection:
         except OSError as error:
             raise self._failed(error) from error
 
-    def send(self, path: str, *, deadline: float, body: bytes | None = None, **headers: str) -> None:
+    def send(self, path: str, *, deadline: float, body: bytes | None = None) -> None:
         """Put a GET for `path` on the wire, with a body a POST; `deadline` is in `time.monotonic` seconds."""
-        method = "GET" if body is None else "POST"
+        method, headers = "GET" if body is None else "POST", dict[str, str]()
         head = wire.request_line(method, self.endpoint.prefix + path) + self._header_lines
         if (authorization := self._network.credentials.header()) is not None:
             headers["Authorization"] = authorization
@@ -124,25 +128,6 @@ class Connection:
             self._open_socket.sendall(head + (body or b""))
         except OSError as error:
             raise self._failed(error, stale=self._num_answers > 0) from error
-
-    def ask(self, path: str, body: bytes | None = None) -> tuple[wire.Headers, bytes]:
-        """Send one request, receive an answer of any length, and close; return its headers and body.
-
-        Raises:
-            ServerError: the answer's status is none of success.
-        """
-        deadline = time.monotonic() + self._network.attempt_seconds
-        self._patience = lambda: self._network.connect_seconds
-        try:
-            self.send(path, deadline=deadline, body=body, Connection="close")
-            with self._receiving() as sent, sent:
-                status, headers = self._receive_head(deadline)
-                content = self._rest(headers, deadline)
-        finally:
-            self.close()
-        if not 200 <= status < 300:
-            raise wire.error_from_answer(status, headers, content)
-        return headers, content
 
     def arrived(self) -> bool:
         """Return whether something came: of the next answer, or the connection's end; never block."""
@@ -167,13 +152,8 @@ class Connection:
             patience: returns the longest wait for the next byte, instead of the network's; asked again
                 every second, as it may change meanwhile.
         """
-        self._recorder.enter("answer")
-        self._patience = patience or (lambda: self._network.progress_seconds)
-        with self._receiving() as sent, sent:
-            status, headers = self._receive_head(deadline)
-            if status != 200:
-                raise self._error_answer(status, headers, deadline)
-            self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
+
+        def fill(headers: wire.Headers) -> wire.Headers:
             wire.check_headers(headers, request)
             digest = xxhash.xxh3_64() if request.verify else None
             self._fill(buffer[: request.num_bytes], deadline, digest)
@@ -181,12 +161,17 @@ class Connection:
                 tail = bytearray(wire.TAIL_BYTES)
                 self._fill(memoryview(tail), deadline)
                 wire.check_tail(digest, bytes(tail))
-            if self._received and not self._sent:
-                raise errors.AnswerCorrupt("the body must end where the headers say, more came")
-            self._recorder.enter("host")
-        self._num_answers += 1
-        self._close_if_asked(headers)
-        return headers
+            return headers
+
+        return self._receive_answer(fill, deadline, patience)
+
+    def receive(
+        self, question: wire.Question[T], *, deadline: float, patience: Callable[[], float] | None = None
+    ) -> T:
+        """Receive the answer to the oldest request, which asked this question; as `receive_into` does."""
+        return self._receive_answer(
+            lambda headers: question.parse(headers, self._rest(headers, deadline)), deadline, patience
+        )
 
     def abort(self) -> None:
         """Wake the thread that uses the connection; from any thread, for good."""
@@ -205,13 +190,24 @@ class Connection:
         while self._sent:  # their answers will not be read
             self._sent.popleft().end(ConnectionAbortedError())
 
-    @contextlib.contextmanager
-    def _receiving(self) -> Iterator[SentRequest]:
-        """Return a context around receiving the oldest answer; errors name its request."""
+    def _receive_answer(
+        self, take: Callable[[wire.Headers], T], deadline: float, patience: Callable[[], float] | None
+    ) -> T:
+        """Receive a head, and what `take` makes of the headers and the body; errors name the request."""
+        self._recorder.enter("answer")
+        self._patience = patience or (lambda: self._network.progress_seconds)
         sent = self._sent.popleft()
         self._silent = True
         try:
-            yield sent
+            with sent:
+                status, headers = self._receive_head(deadline)
+                if status not in SUCCESS:
+                    raise self._error_answer(status, headers, deadline)
+                self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
+                taken = take(headers)
+                if self._received and not self._sent:
+                    raise errors.AnswerCorrupt("the body must end where the headers say, more came")
+                self._recorder.enter("host")
         except errors.AnswerCorrupt as error:
             self.close()
             raise errors.AnswerCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error
@@ -219,6 +215,9 @@ class Connection:
             # stale: nothing came, and it had served before; the server closed it while idle.
             stale = self._silent and self._num_answers > 0
             raise self._failed(error, stale=stale, request_id=sent.id) from error
+        self._num_answers += 1
+        self._close_if_asked(headers)
+        return taken
 
     def _close_if_asked(self, headers: wire.Headers) -> None:
         if "close" in headers.get("connection", "").lower():
@@ -293,6 +292,8 @@ class Connection:
         if "chunked" in headers.get("transfer-encoding", "").lower():
             while more(self._receive_until(LINE_END, deadline).split(b";")[0].decode("latin-1"), 16):
                 self._receive_until(LINE_END, deadline)
+            while self._receive_until(LINE_END, deadline) != LINE_END:
+                pass  # a trailer
         elif (length := headers.get("content-length")) is not None:
             more(length, 10)
         else:
@@ -300,6 +301,7 @@ class Connection:
             body.extend(self._take(len(self._received)))
             while num_bytes := self._receive(part, deadline):
                 body.extend(part[:num_bytes])
+            self.close()
         return bytes(body)
 
     def _take(self, max_bytes: int) -> bytes:
@@ -357,6 +359,14 @@ class Connection:
             return errors.NoProgress(f"{self.endpoint.name}: nothing came in time ({error}){named}")
         detail = f"{self.endpoint.name}: {type(error).__name__}: {error}{named}"
         return errors.ConnectionFailed(detail, stale=stale)
+
+
+def ask_once(endpoint: Endpoint, network: Network, question: wire.Question[T]) -> T:
+    """Return the answer of one server to a question, over a connection of its own."""
+    deadline = time.monotonic() + network.attempt_seconds
+    with contextlib.closing(Connection(endpoint, network)) as connection:
+        connection.send(question.path, deadline=deadline, body=question.body)
+        return connection.receive(question, deadline=deadline, patience=lambda: network.connect_seconds)
 
 
 def is_certificate_error(error: BaseException | None) -> bool:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 from urllib.parse import quote, quote_plus
 
 import xxhash
@@ -57,6 +58,8 @@ INFORMATIONAL = b"HTTP/1.1 1"
 _UNFIT_TARGET = re.compile(r"[^!-~]")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5]\d\d)(?: [^\r\n]*)?\r\n")
 
+T = TypeVar("T")
+
 Headers = Mapping[str, str]
 """Of an answer: a dict with names in lower case, or any mapping that ignores case."""
 
@@ -77,6 +80,19 @@ class ArrayRequest:
     def num_bytes(self) -> int:
         """Exact length of the array in the body."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[T]):
+    """A request whose answer has any length.
+
+    parse: makes something of the answer's headers and body, or raises `AnswerCorrupt`.
+    body: what is posted, as JSON; None: it is a GET.
+    """
+
+    path: str
+    parse: Callable[[Headers, bytes], T]
+    body: bytes | None = None
 
 
 def header_lines(headers: Headers) -> bytes:

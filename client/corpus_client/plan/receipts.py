@@ -7,6 +7,7 @@ from functools import partial
 from hashlib import sha256
 
 from corpus_client import errors
+from corpus_client.network import control
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.replicas import Replicas
 
@@ -18,9 +19,7 @@ log = logging.getLogger("corpus_client")
 
 def receipt(replicas: Replicas, plan: BoundPlan, step: int, *, deadline_seconds: float | None = None) -> str:
     """The receipt of a training step, by replicas that were told the plan."""
-    return replicas.ask(
-        lambda control: control.receipt(plan.plan_id, step), deadline_seconds=deadline_seconds
-    )
+    return replicas.ask(control.receipt(plan.plan_id, step), deadline_seconds=deadline_seconds)
 
 
 def receipt_soon(connect: partial[Replicas], plan: BoundPlan, step: int) -> str | None:
@@ -64,7 +63,7 @@ def _evidence(replicas: Replicas, plan: BoundPlan, step: int, other: BoundPlan) 
         return receipt(replicas, plan, step)
     shared = min(len(plan.shards), len(other.shards))
     digest = sha256(repr(plan.shards[:shared]).encode())
-    digest.update(replicas.ask(lambda control: control.places(plan.plan_id, step)))
+    digest.update(replicas.ask(control.places(plan.plan_id, step)))
     return f"sha256={digest.hexdigest()} of the rows' places"
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from corpus_client import errors
-from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
+from corpus_client.network import control
+from corpus_client.network.control import BoundPlan, ShardDescription
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.requests import AheadRequests
 from corpus_client.staging.gather import Gatherer, LocalShard
@@ -51,9 +51,7 @@ def _check_shard(replicas: Replicas, corpus: str, start: int, shard: LocalShard)
     num_tokens = shard.described.num_tokens
     count = min(PROBE_TOKENS, num_tokens)
     for first in sorted({0, num_tokens - count} if count else ()):
-        dtype, body = replicas.ask(
-            partial(ControlPlane.tokens, corpus=corpus, start=start + first, count=count)
-        )
+        dtype, body = replicas.ask(control.tokens(corpus, start + first, count))
         served = np.frombuffer(body, np.dtype(dtype).newbyteorder("<"))
         if not np.array_equal(served, shard.tokens[first : first + count]):
             raise errors.LocalCopyMismatch(

@@ -64,7 +64,7 @@ def doctor(
             check, bound = checks.compare_plans(reached, plan)
             yield check
             for server in reached:
-                yield checks.latency(server, name, seq_len + 1, network)
+                yield checks.latency(server, name, seq_len + 1)
             with report.open_loader(
                 [server.url for server in reached],
                 plan=bound.document,

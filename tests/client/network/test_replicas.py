@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, errors, make_plan
+from corpus_client.network import control
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan import receipts
 from tests.client.conftest import make_corpus, num_descriptors
@@ -255,7 +256,7 @@ def test_a_question_has_its_own_deadline(black_hole: str) -> None:
         Replicas([black_hole]) as replicas,
         pytest.raises(errors.DeadlineExceeded, match=rf"from {black_hole} within 0\.2 s"),
     ):
-        replicas.ask(lambda control: control.get("/v1/corpora"), deadline_seconds=0.2)
+        replicas.ask(control.get("/v1/corpora"), deadline_seconds=0.2)
 
 
 def test_a_question_is_asked_elsewhere_while_a_server_is_silent(
@@ -263,7 +264,7 @@ def test_a_question_is_asked_elsewhere_while_a_server_is_silent(
 ) -> None:
     with ReferenceServer([corpus]) as server, Replicas([black_hole, server.url]) as replicas:
         started = time.monotonic()
-        assert replicas.ask(lambda control: control.get("/v1/corpora"))
+        assert replicas.ask(control.get("/v1/corpora"))
         assert time.monotonic() - started < 8
 
 

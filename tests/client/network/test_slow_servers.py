@@ -186,6 +186,11 @@ def test_a_stopped_server_holds_the_loop_for_a_moment_and_is_used_again_later(
         longest = max(reader.read(200, corpus))
         print(f"longest wait {longest:.2f} s")
         assert longest < 6
+        recorder, end = reader.replicas.recorder, time.monotonic() + 5
+        num_retries = recorder.num_retries
+        while time.monotonic() < end:
+            reader.read(20, corpus)
+        assert recorder.num_retries == num_retries, "it is tried again without a request that is awaited"
         hung.signal(signal.SIGCONT)
         server.next_fault = lambda: Fault("error")  # from now on the other one is needed
         reader.read(20, corpus)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from corpus_client import CorpusLoader, Network, errors
+from corpus_client.network import control
 from corpus_client.network.replicas import Replicas
 from tests.client.network.test_replicas import assert_exact
 from tests.client.reference_plan import ReferenceCorpus
@@ -88,7 +89,7 @@ def test_an_authority_of_ones_own_is_trusted_by_its_file(
     network = Network(ca_file=os.environ["SSL_CERT_FILE"])
     monkeypatch.delenv("SSL_CERT_FILE")
     with ReferenceServer([corpus], tls=tls) as server, Replicas([server.url], network) as replicas:
-        assert replicas.ask(lambda control: control.get("/v1/corpora"))
+        assert replicas.ask(control.get("/v1/corpora"))
 
 
 def test_a_replica_that_falls_silent_is_left_over_tls_too(

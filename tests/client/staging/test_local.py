@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, errors
-from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
+from corpus_client.network.control import BoundPlan, ShardDescription
 from corpus_client.network.replicas import Exchange, Replicas
-from corpus_client.network.wire import ArrayRequest
+from corpus_client.network.wire import ArrayRequest, Question
 from corpus_client.staging import local
 from corpus_client.staging.gather import LocalShard
 from tests.client.conftest import num_descriptors
@@ -173,9 +173,12 @@ class Served:
         self.corpora = corpora
         self.asked: list[tuple[str, int, int]] = []
 
-    def ask(self, what: partial[object]) -> tuple[str, bytes]:
-        assert what.func is ControlPlane.tokens
-        corpus, start, count = (what.keywords[name] for name in ("corpus", "start", "count"))
+    def ask(self, question: Question[object]) -> tuple[str, bytes]:
+        route, _, query = question.path.partition("?")
+        corpus, (_, start), (_, count) = route.split("/")[3], *parse_qsl(query)[:2]
+        return self.tokens(corpus, int(start), int(count))
+
+    def tokens(self, corpus: str, start: int, count: int) -> tuple[str, bytes]:
         self.asked.append((corpus, start, count))
         return "uint8", self.corpora[corpus][start : start + count]
 
