@@ -1,10 +1,10 @@
 """Measure what one training process loses to its client: speed, memory, silent replicas, signals.
 
 A loader of this tree and, with `--before`, one of that commit take turns; both ask today's servers. Each
-runs in a fresh process. *Delivery* asks as fast as it can. The other loops train for 10 ms a step and are
-eight batches ahead, where the default is 500: what a fault costs shows at once. One of their two replicas is
-black-holed (connecting hangs), slow (each request is 100 ms late) or frozen (SIGSTOP) from the first second
-on. For *signals* the only server is frozen or gone, and the loop waits: how long until it ends? Its SIGTERM
+runs in a fresh process. *Delivery* asks as fast as it can. The other loops train for 10 ms a step, eight
+batches ahead, so that what a fault costs shows at once, and 500 ahead, as by default. One of their two
+replicas is black-holed (connecting hangs), slow (each request is 100 ms late) or frozen (SIGSTOP) from the
+first second on. For *signals* the only server is frozen or gone, and the loop waits: how long until it ends? Its SIGTERM
 handler is that of `client/examples/train.py` in the same commit.
 """
 
@@ -36,7 +36,7 @@ HELP = "what a training loop loses to its client: speed, memory, silent replicas
 ROWS, SEQ_LEN = 64, 1024
 NUM_TOKENS, QUICK_TOKENS = 10**7, 200_000
 STEP_SECONDS, LATE_SECONDS = 0.01, 0.1
-BATCH_BYTES = ROWS * (SEQ_LEN + 1) * 2
+SHORT = json.dumps({"prefetch_bytes": 8 * (ROWS * (SEQ_LEN + 1) * 2 + 4096)})
 WAITED, LONGEST, MEMORY, ENDED = "waited_ms", "longest_ms", "peak_mb", "ended_seconds"
 PATIENCE_SECONDS = 12.0
 """For a loop that a signal should end; longer counts as this long."""
@@ -85,9 +85,11 @@ def measure(options: Options) -> Report:
         raise ValueError(f"--only must be one of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
     path = corpus.make(options.cache, QUICK_TOKENS if options.quick else NUM_TOKENS)
     delivery = Rounds("delivery, 64 x 1,025", {**DELIVERY, MEMORY: ("peak MB", ",.0f")})
-    faults = Rounds(
-        "a loop of 10 ms steps", {WAITED: ("waited ms", ",.0f"), LONGEST: ("longest wait ms", ",.0f")}
-    )
+    columns = {WAITED: ("waited ms", ",.0f"), LONGEST: ("longest wait ms", ",.0f")}
+    faults = {
+        staging: Rounds(f"steps of 10 ms, {ahead}", columns)
+        for staging, ahead in ((SHORT, "8 batches ahead"), ("{}", "500 batches ahead, as by default"))
+    }
     ends = Rounds("a loop that waits for a server", {ENDED: ("ended after s", ".2f")})
     with ExitStack() as stack:
         trees = {NOW: ROOT}
@@ -98,10 +100,11 @@ def measure(options: Options) -> Report:
                 if "delivery" in parts:
                     delivery.add(name, _delivered(path, tree, options))
                 for fault in FAULTS[: 1 if options.quick else None] if "faults" in parts else ():
-                    faults.add(f"{name}, {fault}", _faulty(path, tree, fault, options))
+                    for staging, its in faults.items():
+                        its.add(f"{name}, {fault}", _faulty(path, tree, fault, staging, options))
                 for sent, away in SIGNALS[: 1 if options.quick else None] if "signals" in parts else ():
                     ends.add(f"{name}, {sent.name}, {away}", {ENDED: _ended(path, tree, sent, away)})
-    measured = [each for each in (delivery, faults, ends) if each.values]
+    measured = [each for each in (delivery, *faults.values(), ends) if each.values]
     tables = [each.table() for each in measured]
     targets = [ends.target(name, ENDED, "at most", 1.0) for name in ends.values if name.startswith(NOW)]
     if options.before is not None and "delivery" in parts:
@@ -121,7 +124,7 @@ def _delivered(path: Path, tree: Path, options: Options) -> dict[str, float]:
     }
 
 
-def _faulty(path: Path, tree: Path, fault: str, options: Options) -> dict[str, float]:
+def _faulty(path: Path, tree: Path, fault: str, staging: str, options: Options) -> dict[str, float]:
     seconds = 1.5 if options.quick else 4 * options.seconds + 2
     with ExitStack() as stack:
         first, second = (stack.enter_context(serving({corpus.NAME: path})) for _ in range(2))
@@ -130,7 +133,7 @@ def _faulty(path: Path, tree: Path, fault: str, options: Options) -> dict[str, f
             url = stack.enter_context(_black_hole())
         elif fault == "slow":
             url = stack.enter_context(_slow(second.port))
-        with _loop(tree, [first.url, url], seconds, STEP_SECONDS) as process:
+        with _loop(tree, [first.url, url], seconds, staging, STEP_SECONDS) as process:
             if fault == "frozen":
                 time.sleep(1.0)
                 _freeze(second)
@@ -142,7 +145,10 @@ def _faulty(path: Path, tree: Path, fault: str, options: Options) -> dict[str, f
 
 def _ended(path: Path, tree: Path, sent: signal.Signals, away: str) -> float:
     """Return how long a waiting loop goes on after a signal."""
-    with serving({corpus.NAME: path}) as server, _loop(tree, [server.url], 1e6, STEP_SECONDS) as process:
+    with (
+        serving({corpus.NAME: path}) as server,
+        _loop(tree, [server.url], 1e6, SHORT, STEP_SECONDS) as process,
+    ):
         _freeze(server, signal.SIGSTOP if away == "frozen" else signal.SIGKILL)
         time.sleep(1.5)  # it waits by now
         began = time.monotonic()
@@ -160,11 +166,11 @@ def _ended(path: Path, tree: Path, sent: signal.Signals, away: str) -> float:
 
 @contextmanager
 def _loop(
-    tree: Path, urls: list[str], seconds: float, step_seconds: float = 0.0
+    tree: Path, urls: list[str], seconds: float, staging: str = "{}", step_seconds: float = 0.0
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a training loop with a tree's client; one whose steps take time is eight batches ahead."""
-    staging = {"prefetch_bytes": 8 * (BATCH_BYTES + 4096)} if step_seconds else {}
-    given = {"urls": urls, "rows": ROWS, "seq_len": SEQ_LEN, "seconds": seconds, "staging": staging}
+    """Run a training loop with a tree's client; staging: arguments of `Staging`, as JSON."""
+    given = {"urls": urls, "rows": ROWS, "seq_len": SEQ_LEN, "seconds": seconds}
+    given["staging"] = json.loads(staging)
     command = [sys.executable, "-c", LOOP, json.dumps({**given, "step_seconds": step_seconds})]
     with running(command, stdout=subprocess.PIPE, tree=tree) as process:
         assert process.stdout is not None
