@@ -4,8 +4,8 @@ A loader of this tree and, with `--before`, one of that commit take turns; both 
 runs in a fresh process. *Delivery* asks as fast as it can. The other loops train for 10 ms a step, eight
 batches ahead, so that what a fault costs shows at once, and 500 ahead, as by default. One of their two
 replicas is black-holed (connecting hangs), slow (each request is 100 ms late) or frozen (SIGSTOP) from the
-first second on. For *signals* the only server is frozen or gone, and the loop waits: how long until it ends? Its SIGTERM
-handler is that of `client/examples/train.py` in the same commit.
+first second on. For *signals* the only server is frozen or gone, and the loop waits: how long until it ends?
+Its SIGTERM handler is that of `client/examples/train.py` in the same commit.
 """
 
 from __future__ import annotations
