@@ -148,10 +148,17 @@ class Pool:
             while (found := self.ready(idle=idle)) is None and time.monotonic() < deadline:
                 if since is None and not self._num_background:
                     break
-                self.wait(deadline, self.tell_waiting(since, deadline) if since is not None else 0.0)
+                now, told_at = time.monotonic(), 0.0 if since is None else self._tell_waiting(since, deadline)
+                retries, look_ups = (
+                    (each.retry_at for each in self._replicas),
+                    (each.due for each in self._names),
+                )
+                # A deadline that has passed since it was looked at counts; the other times are over then.
+                times = [deadline, *(each for each in (told_at, *retries, *look_ups) if each > now)]
+                self.changed.wait(max(0.0, min(times) - now))
             return found
 
-    def tell_waiting(self, since: float, deadline: float) -> float:
+    def _tell_waiting(self, since: float, deadline: float) -> float:
         """Let the log say now and then that a request waits, and for how long at most; return when next."""
         now = time.monotonic()
         due = self._told_at + TELL_SECONDS if self._told_at > since else since + TELL_FIRST_SECONDS
@@ -163,13 +170,6 @@ class Pool:
             *(now - since, deadline - since, self._last_failure),
         )
         return now + TELL_SECONDS
-
-    def wait(self, deadline: float, next_at: float = 0.0) -> None:
-        """Wait for a change, the end of a back-off or one of these times; the lock is held."""
-        now = time.monotonic()
-        times = [next_at, *(each.retry_at for each in self._replicas), *(each.due for each in self._names)]
-        # A deadline that has passed since the caller looked counts; the other times are over then.
-        self.changed.wait(max(0.0, min([deadline, *(each for each in times if each > now)]) - now))
 
     def deadline_exceeded(self, seconds: float) -> errors.DeadlineExceeded:
         """Return what to raise after so many seconds, with the last failure as its cause."""

@@ -193,6 +193,11 @@ class Replicas(AbstractContextManager["Replicas"]):
                 self._pool.failed(attempt.replica, error)
                 attempt, failed, again = None, True, True
                 continue
+            except BaseException:
+                # An interrupt (Ctrl-C): the answer may still come, and must not be the next request's.
+                attempt.connection.close()
+                self._end(attempt)
+                raise
             now = time.monotonic()
             attempt.replica.latency.add(now - attempt.sent_at, now, waited=waited)
             attempt.replica.succeeded()

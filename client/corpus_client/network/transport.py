@@ -335,12 +335,11 @@ class Connection:
         that failed may have answered the next request out of turn.
         """
         length = headers.get("content-length", "")
-        is_plain = length.isascii() and length.isdigit()
-        num_bytes = int(length) if is_plain else 0
-        body = memoryview(bytearray(min(num_bytes, MAX_ERROR_BYTES)))
+        num_bytes = int(length) if length.isascii() and length.isdigit() else -1
+        body = memoryview(bytearray(min(max(num_bytes, 0), MAX_ERROR_BYTES)))
         self._fill(body, deadline)
         self._close_if_asked(headers)
-        if not is_plain or num_bytes > len(body) or self._sent:
+        if num_bytes != len(body) or self._sent:
             self.close()
         return wire.error_from_answer(status, headers, bytes(body))
 
@@ -349,9 +348,10 @@ class Connection:
     ) -> errors.CorpusClientError:
         self.close()
         named = f"; request {request_id}" if request_id else ""
-        if is_certificate_error(error):
+        reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
+        if "CERT" in reason or "UNKNOWN_CA" in reason:
             return errors.CertificateRefused(f"{self.endpoint.name}: {error}")
-        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        if reason == "WRONG_VERSION_NUMBER":
             return errors.ReplicaUnusable(
                 f"{self.endpoint.name}: the server does not speak TLS; does its URL begin with http://?"
             )
@@ -367,13 +367,6 @@ def ask_once(endpoint: Endpoint, network: Network, question: wire.Question[T]) -
     with contextlib.closing(Connection(endpoint, network)) as connection:
         connection.send(question.path, deadline=deadline, body=question.body)
         return connection.receive(question, deadline=deadline, patience=lambda: network.connect_seconds)
-
-
-def is_certificate_error(error: BaseException | None) -> bool:
-    """Return whether one side refused the other's certificate: asking again gets the same answer."""
-    if not isinstance(error, ssl.SSLError):
-        return False
-    return any(word in (error.reason or "") for word in ("CERT", "UNKNOWN_CA"))
 
 
 def _timeval(seconds: float) -> bytes:

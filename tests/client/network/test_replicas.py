@@ -13,7 +13,6 @@ import pytest
 from corpus_client import CorpusLoader, errors, make_plan
 from corpus_client.network import control
 from corpus_client.network.replicas import Replicas
-from corpus_client.plan import receipts
 from tests.client.conftest import make_corpus, num_descriptors
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import Fault, ReferenceServer
@@ -272,7 +271,7 @@ def test_a_server_that_forgot_the_plan_is_told_it_and_asked_again(server: Refere
     with Replicas([server.url]) as replicas:
         plan = replicas.bind(PLAN)
         server.plans.clear()
-        assert receipts.receipt(replicas, plan, 3)
+        assert replicas.ask(control.receipt(plan.plan_id, 3))
         assert list(server.plans) == [plan.plan_id]
 
 

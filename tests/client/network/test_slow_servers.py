@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, errors
-from corpus_client.network import options, pool
+from corpus_client.network import control, options, pool
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
-from corpus_client.plan import receipts
 from corpus_client.plan.document import make_plan
 from corpus_client.plan.requests import StepRequests
 from tests.client.conftest import make_corpus
@@ -116,7 +115,7 @@ def test_a_black_holed_replica_delays_neither_the_constructor_nor_receipts(
     for _ in range(4):
         with Replicas([black_hole, server.url], network, plan=plan) as replicas:
             started = time.monotonic()
-            receipts.receipt(replicas, plan, 7)
+            replicas.ask(control.receipt(plan.plan_id, 7))
             assert time.monotonic() - started < 40
 
 
