@@ -145,14 +145,14 @@ def _parser(known: Mapping[str, Any]) -> argparse.ArgumentParser:
         "--before",
         metavar="COMMIT",
         help="measure that commit's server beside this tree's, by the same client: throughput, latency, "
-        "tls, paced, cold",
+        "tls, paced, cold; of `waits` it is the client's",
     )
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="NAME",
-        help="of `tricks`: this one only; may be given several times",
+        help="of `tricks` and `waits`: this one only; may be given several times",
     )
     parser.add_argument(
         "--quick",
