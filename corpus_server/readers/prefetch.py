@@ -176,8 +176,8 @@ class Prefetcher:
             if self._closed or work.steps.start >= turn.stop:
                 break
             here = slice(begin, begin + _CALL_WINDOWS)
-            gatherer.read_ahead(turn.windows[here], turn.lengths[here])
-            self._on_asked(int(turn.lengths[here].sum()) * work.bound.dtype.itemsize)
+            work.bound.read_ahead(turn.windows[here], turn.lengths[here])
+            self._on_asked(int(turn.lengths[here].sum()) * work.bound.token_bytes)
         return True
 
     def _others(self, groups: Groups) -> list[Corpus]:
