@@ -128,9 +128,10 @@ class Tables:
         return plan, [self._table(job, corpora) for job in jobs]
 
     def _documents_of(self, corpus: Corpus) -> Documents:
-        if (found := self._documents.get(corpus)) is None:
-            found = self._documents[corpus] = Documents(corpus)
-        return found
+        with self._digesting:
+            if (found := self._documents.get(corpus)) is None:
+                found = self._documents[corpus] = Documents(corpus)
+            return found
 
     def _table(self, job: Job, corpora: Mapping[str, Corpus]) -> Table:
         if self._folder is None:

@@ -57,7 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number, tokens in enumerate(shards):
             write_raw(folder / name / f"{number}.bin", tokens)
             if name == "code":
-                np.save(folder / name / f"{number}.bin.mask.npy", np.array([token % 3 > 0 for token in tokens]))
+                np.save(
+                    folder / name / f"{number}.bin.mask.npy", np.array([token % 3 > 0 for token in tokens])
+                )
         index(spec(folder / name, eot=0))
     write_raw(folder / "bare.bin", [1, 2, 0, 3, 4, 0])
     write_raw(folder / "cut.bin", [1, 2, 0, 3, 4, 5])
