@@ -96,9 +96,8 @@ class Tables:
         self._folder = folder
         self._max_bytes = max_bytes
         self._building = threading.Lock()
-        self._documents: WeakKeyDictionary[Corpus, Documents] = (
-            WeakKeyDictionary()
-        )  # digesting takes a second
+        self._digesting = threading.Lock()  # 10^8 documents take a second, and 2 GB meanwhile
+        self._documents: WeakKeyDictionary[Corpus, Documents] = WeakKeyDictionary()
 
     def bind(self, plan: Plan, corpora: Mapping[str, Corpus]) -> tuple[Plan, list[Table]]:
         """Return the plan with the digests of its documents, and the tables that its rows follow from.
@@ -128,9 +127,10 @@ class Tables:
         return plan, [self._table(job, corpora) for job in jobs]
 
     def _documents_of(self, corpus: Corpus) -> Documents:
-        if (found := self._documents.get(corpus)) is None:
-            found = self._documents[corpus] = Documents(corpus)
-        return found
+        with self._digesting:
+            if (found := self._documents.get(corpus)) is None:
+                found = self._documents[corpus] = Documents(corpus)
+            return found
 
     def _table(self, job: Job, corpora: Mapping[str, Corpus]) -> Table:
         if self._folder is None:

@@ -56,6 +56,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         for number, tokens in enumerate(shards):
             write_raw(folder / name / f"{number}.bin", tokens)
+            if name == "code":
+                np.save(
+                    folder / name / f"{number}.bin.mask.npy", np.array([token % 3 > 0 for token in tokens])
+                )
         index(spec(folder / name, eot=0))
     write_raw(folder / "bare.bin", [1, 2, 0, 3, 4, 0])
     write_raw(folder / "cut.bin", [1, 2, 0, 3, 4, 5])
@@ -131,6 +135,22 @@ def test_indices_say_what_the_rows_join(server: RunningServer) -> None:
     for row, shard, begin, count in answer["indices"]:
         rows[row] += [begin] * count if shard == -1 else shards[shard][begin : begin + count]
     assert rows == batch(server, plan_id, 3, count=4).reshape(24, -1).tolist()
+
+
+def test_sources_and_loss_masks_come_beside_the_rows(server: RunningServer) -> None:
+    """Of a corpus without masks everything counts; an unused end, as an end of text here, does not."""
+    described = post(server, document({"web": 1, "code": 1}))
+    answer = server.get(
+        "/v1/batches", plan=described["id"], step=2, count=4, format="json", **{"with": "sources,loss_mask"}
+    ).json()
+    tokens, masks = (np.array(answer[name]).reshape(24, -1) for name in ("tokens", "loss_mask"))
+    names = list(described["sources"])
+    for row, mask, source in zip(tokens, masks, np.ravel(answer["sources"]).tolist(), strict=True):
+        assert {names[source]} == {"code" if token > 10_000 else "web" for token in row.tolist() if token}
+        used = int(np.flatnonzero(row)[-1]) + 2  # the end of text after the last token belongs to it
+        expected = (row % 3 > 0) if names[source] == "code" else np.ones(row.size, dtype=bool)
+        assert mask[:used].tolist() == expected[:used].tolist()
+        assert not mask[used:].any()
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 6])
