@@ -4,4 +4,4 @@ from corpus_server.web.routes import corpora, operation, plans, steps
 
 __all__ = ["ROUTERS"]
 
-ROUTERS = (operation.router, corpora.router, plans.router, steps.router)
+ROUTERS = (steps.router, corpora.router, plans.router, operation.router)
