@@ -15,7 +15,7 @@ from typing import Any
 from corpus_server.admission.admission import CHECKS
 from corpus_server.answers.response import HEADERS
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.metrics.declared import METRICS
+from corpus_server.metrics.kinds import METRICS
 from corpus_server.plan import ORDERS
 from corpus_server.settings import EXPOSED, Settings, all_settings
 from corpus_server.web.app import create_app

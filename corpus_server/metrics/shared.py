@@ -31,7 +31,7 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from corpus_server.metrics.declared import METRICS, SHARED, Series, Shared
+from corpus_server.metrics.kinds import METRICS, SHARED, Series, Shared
 
 FOLDER_VARIABLE = "CORPUS_SERVER_METRICS"
 """Environment variable by which a worker learns the folder that it shares with the others."""
