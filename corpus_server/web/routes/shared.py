@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.response import Response, Slices
@@ -54,6 +54,4 @@ async def _call(request: Request) -> Call:
 
 
 CallHere = Annotated[Call, Depends(_call)]
-CorpusName = Annotated[str, Path(max_length=128)]
-PlanId = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 Nothing = Annotated[QueryParameters, Query()]  # not for routes of probes, which add parameters
