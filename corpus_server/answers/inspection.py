@@ -319,7 +319,7 @@ def statistics(
         # How often the k-th most frequent token occurs, for k = 1, 2, 4, 8, ...
         counts_by_rank=[(1 << k, int(counts[order[(1 << k) - 1]])) for k in range(found.size.bit_length())],
         num_documents=corpus.num_documents,
-        document_lengths=None if lengths is None else _describe_lengths(lengths),
+        document_lengths=lengths,
     )
     return json_response(fields, NO_STORE)
 
@@ -421,33 +421,28 @@ def _blocks(
             yield start, _read(service, corpus, start, stop)
 
 
-def _document_lengths(corpus: Corpus, seed: int) -> Slices[NDArray[np.int64] | None]:
-    """Return the lengths of sampled documents, in tokens: `(num_sampled,)`; None without an index."""
+def _document_lengths(corpus: Corpus, seed: int) -> Slices[Lengths | None]:
+    """Return quantiles and a histogram of the lengths of sampled documents; None without an index."""
     total = corpus.num_documents
     if total is None:
         return None
-    if total <= SAMPLE_DOCUMENTS:
-        numbers = list(range(total))
-    else:
+    numbers: Sequence[int] = range(total)
+    if total > SAMPLE_DOCUMENTS:
         numbers = np.random.default_rng(seed).integers(0, total, SAMPLE_DOCUMENTS).tolist()
-    lengths = []
+    found = []
     for n, number in enumerate(numbers):
         start, stop = corpus.document_range(number)
-        lengths.append(stop - start)
+        found.append(stop - start)
         if n % 256 == 255:
             yield None
-    return np.array(lengths, dtype=np.int64)
-
-
-def _describe_lengths(lengths: NDArray[np.int64]) -> Lengths:
-    """Return quantiles and a histogram over powers of two."""
-    if not lengths.size:
+    if not found:
         return Lengths(num_sampled=0, mean=None, quantiles={}, histogram=[])
+    lengths = np.array(found, dtype=np.int64)
     bins = np.bincount(np.frexp(np.maximum(lengths, 0.5))[1])  # 0: empty; k: [2^(k-1), 2^k)
     shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
     quantiles = np.quantile(lengths, shares, method="inverted_cdf").tolist()
     return Lengths(
-        num_sampled=int(lengths.size),
+        num_sampled=lengths.size,
         mean=float(lengths.mean()),
         quantiles={str(share): value for share, value in zip(shares, quantiles, strict=True)},
         histogram=[((1 << k) >> 1, int(number)) for k, number in enumerate(bins.tolist())],
