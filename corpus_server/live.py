@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from corpus_server.corpus.publish import publishing
 from corpus_server.described import described
 from corpus_server.metrics import shared
 from corpus_server.metrics.declared import RANKS, READS, REFUSALS, REQUEST_SECONDS, REQUESTS, WORKERS
 from corpus_server.metrics.kinds import BOUNDS, METRICS, CorpusColumn, Curve, Metric
 from corpus_server.metrics.shared import Numbers
+from corpus_server.user_files import locked_folder
 
 SAMPLE_SECONDS = 5.0
 """Between two samples; workers write their numbers once a second, so it may become 6."""
@@ -238,10 +240,11 @@ def publish() -> None:
     folder = shared.shared_folder()
     if folder is None or not _is_due(folder / "live"):
         return
-    with shared.locked(folder):
+    with locked_folder(folder):
         if _is_due(path := folder / "live"):  # no other worker came first
             state = next_state(shared.read_json(path), shared.totals(folder), time.time())
-            shared.write_whole(path, orjson.dumps(state))
+            with publishing(path, durable=False) as file:
+                file.write(orjson.dumps(state))
 
 
 def answer() -> dict[str, Any]:
