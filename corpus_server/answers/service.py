@@ -193,9 +193,9 @@ class Service:
             del self._probes[work]  # who asks from now on wants another look
             return work()
 
-        if work not in self._probes:
-            self._probes[work] = asyncio.create_task(self._probe_thread.run(look))
-        result: T = await asyncio.shield(self._probes[work])  # shielded: others may wait for it, too
+        if (probe := self._probes.get(work)) is None:
+            probe = self._probes[work] = asyncio.create_task(self._probe_thread.run(look))
+        result: T = await asyncio.shield(probe)  # shielded: others may wait for it, too
         return result
 
     async def in_gather_thread(self, work: Callable[[], T]) -> T:
