@@ -102,7 +102,7 @@ def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
     """
     with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
         shards = open_shards(spec, opened)
-        counter = ByteCounter(sum(shard.data_bytes for shard in shards), progress)
+        counter = ByteCounter("hashing", sum(shard.data_bytes for shard in shards), progress)
         digests = [tuple(map(_checked, _hash_blocks(shard, pool, counter))) for shard in shards]
         hashes = tuple(
             ShardHashes(name=shard.name, num_tokens=shard.num_tokens, dtype=shard.dtype.name, digests=its)
@@ -149,7 +149,7 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
             names = [shard.name for shard in shards]
         found.num_shards = len(names)
         expected = _expected(names, recorded, found)
-        counter = ByteCounter(sum(shard.data_bytes for shard in shards), progress)
+        counter = ByteCounter("hashing", sum(shard.data_bytes for shard in shards), progress)
         for shard in shards:
             _verify_shard(shard, expected.get(shard.name), pool, counter, found)
         for shard in {shard.file: shard for shard in shards}.values():  # runs of a file share its index
