@@ -44,7 +44,11 @@ MAX_RECEIPT_BYTES = 2**30
 million uint32 tokens has a quarter of it."""
 
 TOKENS = "Raw little-endian integers in C order, the same as .npy, JSON, or text."
-INDICES = "Pairs of shard and start token: raw little-endian int64, the same as .npy, or JSON."
+INDICES = (
+    "Raw little-endian int64, the same as .npy, or JSON. Windows: `(count, rows, 2)`, shard and start token "
+    "of each row. Rows of several pieces: `(pieces, 4)`, row (counted through the response), shard, start "
+    "token, tokens; a piece of shard -1 fills the end of its row with the token id in place of a start token."
+)
 """What the API says of such responses."""
 
 _ROWS_AT_ONCE = 65536  # located in some 10 ms
@@ -170,7 +174,7 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
 
 @question("/v1/indices", array=INDICES, formats=("raw", "npy", "json"), is_tagged=True)
 def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
-    """Return for each row of a rank its shard (over the plan's shard list) and start token."""
+    """Return where the rows of a rank lie: shards (over the plan's shard list) and tokens."""
     return tokens.indices(service, query, request)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -48,6 +49,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.declared import Schema
 from corpus_server.plan.document import INLINE_PLAN
+from corpus_server.plan.rows import NO_SHARD
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read import text
 from corpus_server.read.bound_plan import BoundPlan, Source
@@ -219,35 +221,38 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
 
 
 def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
-    """Make the response to `/v1/indices`: `(count, rows, 2) int64`, each row's shard and start token.
+    """Make the response to `/v1/indices`: where the rows lie. Shard numbers count over the plan's shard list.
 
-    Shard numbers count over the plan's shard list.
+    Windows: `(count, rows, 2) int64`, shard and start token of each row.
+    Rows of several pieces: `(pieces, 4) int64`, row (from 0 on), shard, start token, tokens of each piece.
+    A piece of `NO_SHARD` fills the end of a row with the token id in place of its start.
     """
     bound = plan_of(service, query, request.caller)
     chosen = _choose_format(request, query, default="json")
     reading = _windows(bound, query)
-    shape = (*reading.shape[:2], 2)
-    service.admission.check_size(reading.num_units * 16, "count")
-    service.admission.check_rows(*shape[:2])
+    are_windows, shape = bound.sampler.rows.is_window, reading.shape[:2]
+    numbers = 2 if are_windows else 4  # of each piece; a row has at least one
+    service.admission.check_size(reading.num_units * numbers * 8, "count")
+    service.admission.check_rows(*shape)
     if chosen == "text":
         raise InvalidParameter(
             "indices have no format text", parameter="format", received="text", accepted="raw, npy, json"
         )
     if chosen == "json":
-        service.admission.check_text_size(reading.num_units * 2, "count")
+        service.admission.check_text_size(reading.num_units * numbers, "count")
     headers = _step_headers(bound, query, request, "indices", chosen)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    request.charge(reading.num_units * 16)
+    if are_windows:
+        request.charge(reading.num_units * 16)
     reader = _note(service, bound, query, request, reads_tokens=False)
-    located = np.empty((reading.num_units, 2), dtype="<i8")
-    first = 0
-    for group in reading.locations():
-        located[first : first + len(group)] = group
-        first += len(group)
-        yield None
-    located = located.reshape(shape)
+    located = yield from _located(service, reading, numbers)
+    if are_windows:
+        located = located.reshape(*shape, numbers)
+    else:
+        request.charge(located.nbytes)
     if chosen == "json":
+        service.admission.check_text_size(located.size, "count")
         shards = [{"corpus": name, "name": shard.name} for name, shard in bound.shards]
         fields = {**_step_fields(bound, query), "shards": shards, "indices": located}
         response = json_response(fields, headers)
@@ -255,6 +260,25 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
         response = yield from array_response(_InMemory(located), headers, chosen, query.checksum, request)
     response.reader, response.num_steps = reader, query.count
     return response
+
+
+def _located(service: Service, reading: WindowReading, numbers: int) -> Slices[np.ndarray]:
+    """Return what `indices` says of each piece, `(pieces, numbers) int64`; 2 numbers of windows, else 4."""
+    located = np.empty((reading.num_units, numbers), dtype="<i8")
+    first = num_rows = 0
+    for pieces, borders in reading.pieces():
+        stop, rows = first + len(pieces), np.arange(num_rows, num_rows + len(borders) - 1)
+        num_rows += len(rows)
+        service.admission.check_size(stop * numbers * 8, "count")
+        if numbers == 2:
+            located[first:stop] = pieces[:, :2]
+        else:
+            located.resize((stop + reading.num_units - num_rows, numbers), refcheck=False)
+            located[first:stop, 0] = np.repeat(rows, np.diff(borders))
+            located[first:stop, 1:] = pieces
+        first = stop
+        yield None
+    return located
 
 
 def token_range(
@@ -378,8 +402,8 @@ def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> S
         return
     service.stager.check_order(bound)
     numbers: set[int] = set()
-    for group in reading.locations():
-        numbers.update(np.unique(group[:, 0]).tolist())
+    for pieces, _ in reading.pieces():
+        numbers.update(np.unique(pieces[:, 0]).tolist())
         yield None
     yield from service.staged(bound.shards[number][1].file for number in numbers)
 
@@ -401,19 +425,23 @@ def _batches_as_text(
     """Make a response that shows every row as text, below a line that says where it lies."""
     _, rows, _ = reading.shape
     lines: list[str] = []
-    for number, pieces in enumerate(reading.pieces()):
-        step, row = divmod(number, rows)
-        name, _ = bound.shards[pieces[0][0]]
-        places = "; ".join(
-            f"shard {bound.shards[shard][1].name}, tokens {start} to {start + length}"
-            for shard, start, length in pieces
-        )
-        lines.append(
-            f"=== step {query.step + step} row {query.rank * rows + row}: corpus {name}, {places} ==="
-        )
-        (tokens,) = reading.read(number, 1)
-        lines.append(text.decode(bound.corpora[name], tokens.tolist()))
-        yield None
+    number = 0
+    for group, borders in reading.pieces():
+        for low, high in pairwise(borders.tolist()):
+            step, row = divmod(number, rows)
+            pieces = [piece for piece in group[low:high].tolist() if piece[0] != NO_SHARD]
+            name, _ = bound.shards[pieces[0][0]]
+            places = "; ".join(
+                f"shard {bound.shards[shard][1].name}, tokens {start} to {start + length}"
+                for shard, start, length in pieces
+            )
+            lines.append(
+                f"=== step {query.step + step} row {query.rank * rows + row}: corpus {name}, {places} ==="
+            )
+            (tokens,) = reading.read(number, 1)
+            lines.append(text.decode(bound.corpora[name], tokens.tolist()))
+            number += 1
+            yield None
     return text_response("\n".join(lines) + "\n", headers)
 
 

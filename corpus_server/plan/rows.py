@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ Source = NDArray[np.intp] | int
 Pieces = tuple[NDArray[np.int64], NDArray[np.int64]]
 """`(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each of k rows,
 then their number."""
+NO_SHARD: Final = -1
+"""Stands for a shard's number in a piece of no shard: its start is a token id, which comes `tokens` times."""
 
 
 class Rows(ABC):
@@ -156,6 +159,22 @@ def as_pieces(located: NDArray[np.int64], length: int) -> Pieces:
     """Return rows of one piece each, `(k, 2)` shard number and start token, with their lengths."""
     pieces = np.hstack((located, np.full((len(located), 1), length)))
     return pieces, np.arange(len(located) + 1)
+
+
+def end_rows(pieces: Pieces, length: int, token: NDArray[np.integer] | int) -> Pieces:
+    """Return rows of `length` tokens: those that have fewer end with a piece of `NO_SHARD`.
+
+    Args:
+        token: id that fills the end of each row, `(k,)`, or of all.
+    """
+    found, borders = pieces
+    num_tokens = np.concatenate(([0], found[:, 2].cumsum()))[borders]
+    missing = length - np.diff(num_tokens)
+    short = np.flatnonzero(missing)
+    ids = np.broadcast_to(np.asarray(token, dtype=np.int64), missing.shape)
+    ends = np.stack((np.full_like(short, NO_SHARD), ids[short], missing[short]), axis=1)
+    ended = np.insert(found, borders[short + 1], ends, axis=0)
+    return ended, borders + np.concatenate(([0], (missing > 0).cumsum()))
 
 
 def check_number(number: int, most: int, stop: int) -> None:

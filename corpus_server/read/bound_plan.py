@@ -142,6 +142,7 @@ class BoundPlan:
             ],
             "num_steps": sampler.num_steps,
             "dtype": self.dtype.name,
+            "indices": "windows" if sampler.rows.is_window else "pieces",
             "shards": [{"corpus": name, **shard.describe()} for name, shard in self.shards],
         }
 

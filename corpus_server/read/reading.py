@@ -11,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -20,8 +19,10 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import InvalidParameter
+from corpus_server.plan.rows import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import OF_THREAD, Gatherer, Selection
+from corpus_server.read.pieces import PieceSelection
 
 MAX_LOCATED_ROWS = 4096
 """Rows located at once: 1.4 times the throughput at 64 x 1,025 of 256 rows, since NumPy's calls cost much
@@ -109,23 +110,12 @@ class WindowReading:
         if self._located is not None:
             self._located[1].check_unchanged(self._last)
 
-    def locations(self) -> Iterator[NDArray[np.int64]]:
-        """Yield where the rows lie, a group at a time: `(k, 2) int64`, shard number and start token."""
-        for step, rows, count in self._groups():
-            yield self._bound.sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
-
-    def pieces(self) -> Iterator[list[list[int]]]:
-        """Yield what each row is made of: shard number, start token and tokens of each piece, in order."""
-        for step, rows, count in self._groups():
-            pieces, borders = self._bound.sampler.pieces(step, rows, count=count)
-            for start, stop in pairwise(borders.tolist()):
-                yield pieces[start:stop].tolist()
-
-    def _groups(self) -> Iterator[tuple[int, range, int]]:
+    def pieces(self) -> Iterator[Pieces]:
+        """Yield what the rows are made of, a group of rows at a time; windows are one piece each."""
         first = 0
         while first < self.num_units:
             numbers, step, rows, count = self._group(first)
-            yield step, rows, count
+            yield self._bound.sampler.pieces(step, rows, count=count)
             first = numbers.stop
 
     def _group(self, row: int) -> tuple[range, int, range, int]:
@@ -190,7 +180,7 @@ def select_alone(bound: BoundPlan, step: int, rows: range, count: int) -> Select
     """Return a selection of rows of the global batch of steps, and of no others."""
     sampler = bound.sampler
     if not sampler.rows.is_window:
-        return bound.gatherer.select_pieces(sampler.pieces(step, rows, count=count), bound.dtype)
+        return PieceSelection(bound.gatherer, sampler.pieces(step, rows, count=count), bound.dtype)
     located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
     return bound.gatherer.select(located, sampler.seq_len(step) + 1, bound.dtype)
 

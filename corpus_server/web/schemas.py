@@ -108,6 +108,10 @@ class PlanAnswer(BaseModel):
     stages: list[StageAnswer]
     num_steps: Annotated[int | None, Field(description="Training steps; null if the plan has no end.")]
     dtype: str
+    indices: Annotated[
+        Literal["windows", "pieces"],
+        Field(description="What `/v1/indices` says of a row: its window, or the pieces that it joins."),
+    ]
     shards: list[PlanShardAnswer]
 
 

@@ -56,6 +56,7 @@ class BoundPlan:
     eot_id: int | None  # that the server knows of every source; None if it does not, or they differ
     num_steps: int | None = None  # training steps of the plan; None: it has no end
     vocab_size: int | None = None  # of the largest tokenizer among the sources; None: the server knows none
+    indices: str = "windows"  # what `/v1/indices` says of rows: their windows, or the pieces that they join
     largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
 
 
@@ -112,6 +113,7 @@ class ControlPlane:
                 stages=_described(StageDescription, answer["stages"]),
                 eot_id=eot_ids.pop() if len(eot_ids) == 1 else None,
                 num_steps=answer["num_steps"],
+                indices=str(answer.get("indices", "windows")),
                 vocab_size=_largest(source.get("vocab_size") for source in sources),
                 largest_id=_largest(source.get("largest_id") for source in sources),
             )
@@ -142,7 +144,7 @@ class ControlPlane:
         return digest
 
     def places(self, plan_id: str, step: int) -> bytes:
-        """Ask where the rows of a training step lie: raw `(rows, 2) int64`, shard number and start token."""
+        """Ask where the rows of a training step lie: the bytes that `/v1/indices` answers."""
         request = wire.steps_request("/v1/indices", (1, 0, 2), "int64", step=step, verify=True, plan=plan_id)
         response = self._request("GET", request.path)
         wire.check_tag(response.headers, str(request.identity))

@@ -49,11 +49,15 @@ ERRORS = {"unknown-corpus": errors.UnknownCorpus, "unknown-plan": errors.Unknown
 
 ACCESS_REMEDY = "auth= gives the token: as text, the path of a file or a function"
 
+PIECE_ITEMS = 4
+"""Of a piece of a row that joins several: row, shard number, start token, tokens."""
+
 MAX_HEAD_BYTES = 65_536
 HEAD_END = b"\r\n\r\n"
 INFORMATIONAL = b"HTTP/1.1 1"
 """Begins a head that comes before the answer's; a proxy may send some unasked (RFC 9110, 15.2)."""
 
+_LENGTH = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _UNFIT_TARGET = re.compile(r"[^!-~]")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5]\d\d)(?: [^\r\n]*)?\r\n")
 
@@ -72,10 +76,11 @@ class ArrayRequest:
     verify: bool = True  # whether a checksum is asked for and checked
     # What the `ETag` must say behind the plan's id: the checksum of another step's answer is valid, too.
     identity: str | None = None
+    is_exact: bool = True  # False: the first size of the shape is the most that an answer may have
 
     @property
     def num_bytes(self) -> int:
-        """Exact length of the array in the body."""
+        """Length of the array in the body; the most of one that is not exact."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
@@ -124,6 +129,7 @@ def steps_request(
     rank: int = 0,
     world_size: int = 1,
     verify: bool,
+    are_pieces: bool = False,
     **plan: int | str,
 ) -> ArrayRequest:
     """Return the request for consecutive steps of one rank.
@@ -131,14 +137,16 @@ def steps_request(
     Args:
         shape: of the answer: steps, rows, items of a row.
         step: the first of the steps.
+        are_pieces: the answer has a line of `PIECE_ITEMS` for each piece of the rows, at most one an item.
         plan: `plan=ID`, or the parameters that spell a plan in the URL.
     """
     steps = {"step": step, "count": shape[0], "rank": rank, "world_size": world_size}
     identity = (route.rpartition("/")[2], *map(str, steps.values()), "raw+tail" if verify else "raw")
     return ArrayRequest(
         path=array_path(route, verify=verify, **plan, **steps),
-        shape=shape,
+        shape=(math.prod(shape), PIECE_ITEMS) if are_pieces else shape,
         dtype=dtype,
+        is_exact=not are_pieces,
         plan_id=str(plan["plan"]) if "plan" in plan else None,
         verify=verify,
         identity=".".join(identity),
@@ -152,9 +160,15 @@ def corpus_path(name: str) -> str:
 
 def check_headers(headers: Headers, request: ArrayRequest) -> None:
     """Raise `AnswerCorrupt` unless the headers announce exactly the array that was asked for."""
+    shape = request.shape
+    if not request.is_exact:
+        found = (headers.get(SHAPE_HEADER) or "").partition(",")[0]
+        if _LENGTH.fullmatch(found) and int(found) <= shape[0]:
+            shape = (int(found), *shape[1:])
+    num_bytes = math.prod(shape) * ITEM_BYTES[request.dtype]
     expected = {
-        "content-length": str(request.num_bytes + (TAIL_BYTES if request.verify else 0)),
-        SHAPE_HEADER: ",".join(map(str, request.shape)),
+        "content-length": str(num_bytes + (TAIL_BYTES if request.verify else 0)),
+        SHAPE_HEADER: ",".join(map(str, shape)),
         DTYPE_HEADER: request.dtype,
     }
     if request.plan_id is not None:
@@ -166,6 +180,11 @@ def check_headers(headers: Headers, request: ArrayRequest) -> None:
             raise errors.AnswerCorrupt(f"{name} must be {value!r}, got {headers.get(name)!r}")
     if request.identity is not None:
         check_tag(headers, request.identity)
+
+
+def array_bytes(headers: Headers, request: ArrayRequest) -> int:
+    """Return the length of the array in the body of an answer with right headers."""
+    return int(headers["content-length"]) - (TAIL_BYTES if request.verify else 0)
 
 
 def check_tag(headers: Headers, identity: str) -> None:

@@ -14,7 +14,8 @@ from corpus_client.plan.schedule import Piece
 class StepRequests:
     """Receives the tokens of a plan's steps, `(steps, rows, seq_len + 1)` as stored, or where they lie.
 
-    places: receive `(steps, rows, 2) int64`, shard number and start token of each row, instead of tokens.
+    places: receive `(steps, rows, 2) int64`, shard number and start token of each row, instead of tokens; of
+        rows that join pieces `(pieces, 4) int64`, see `wire.PIECE_ITEMS`.
     """
 
     def __init__(
@@ -26,15 +27,17 @@ class StepRequests:
 
     def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> Exchange:
         """Send the request for these steps; shape: of each batch, rows and tokens of a row."""
+        are_pieces = self._places and self._plan.indices == "pieces"
         return self._replicas.begin(
             wire.steps_request(
                 "/v1/indices" if self._places else "/v1/batches",
-                (num_steps, shape[0], 2 if self._places else shape[1]),
+                (num_steps, shape[0], 2 if self._places and not are_pieces else shape[1]),
                 "int64" if self._places else self._plan.dtype,
                 step=start_step,
                 rank=self._rank,
                 world_size=self._world_size,
                 verify=self._replicas.network.verify,
+                are_pieces=are_pieces,
                 plan=self._plan.plan_id,
             )
         )

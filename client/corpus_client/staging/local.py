@@ -1,8 +1,9 @@
-"""`local_root=`: the server says which windows, the tokens come from a local copy of the shards."""
+"""`local_root=`: the server says which windows or pieces, the tokens come from a local copy of the shards."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -14,7 +15,7 @@ from corpus_client import errors
 from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.requests import AheadRequests
-from corpus_client.staging.gather import Gatherer, LocalShard
+from corpus_client.staging.gather import Gatherer, LocalShard, PieceGatherer
 from corpus_client.staging.options import LocalRoot
 
 PROBE_TOKENS = 2048
@@ -26,11 +27,6 @@ REQUEST_ROWS = 16_384
 
 def open_shards(plan: BoundPlan, local_root: LocalRoot) -> list[LocalShard]:
     """Map every shard of the plan, in the order that indices count them."""
-    if isinstance(order := plan.document.get("order"), Mapping) and "megatron" in order:
-        raise errors.InvalidArgument(
-            "local_root must be left out for a plan of order megatron: its rows join pieces of several "
-            "documents, and only the server knows which"
-        )
     with ExitStack() as on_error:
         paths = ((_local_path(local_root, described), described) for described in plan.shards)
         shards = [on_error.enter_context(closing(LocalShard(*each))) for each in paths]
@@ -116,10 +112,21 @@ class LocalSource:
             shard.close()
 
     def _receive(self) -> None:
-        """Select the windows that the next answer names; those before them are gathered."""
-        exchange, window = self._ahead.next()
-        indices = np.empty(exchange.request.shape, "<i8")
-        self._requests.finish(exchange, indices.data.cast("B"))
-        if window not in self._gatherers:
-            self._gatherers[window] = Gatherer(self._shards, window)
-        self._num_selected, self._num_gathered = self._gatherers[window].select(indices.reshape(-1, 2)), 0
+        """Select the rows that the next answer names; those before them are gathered."""
+        exchange, row_tokens = self._ahead.next()
+        request, received = exchange.request, np.empty(0, "<i8")
+
+        def memory(num_bytes: int) -> memoryview:
+            nonlocal received
+            received = np.empty(num_bytes // 8, "<i8")
+            return received.data.cast("B")
+
+        self._requests.finish(exchange, memory)
+        if row_tokens not in self._gatherers:
+            kind = Gatherer if request.is_exact else PieceGatherer
+            self._gatherers[row_tokens] = kind(self._shards, row_tokens)
+        indices = received.reshape(-1, request.shape[-1])
+        self._num_selected, self._num_gathered = self._gatherers[row_tokens].select(indices), 0
+        num_rows = math.prod(request.shape[:-1]) // (1 if request.is_exact else row_tokens)
+        if self._num_selected != num_rows:
+            raise errors.AnswerCorrupt(f"indices must be of {num_rows} rows, got {self._num_selected}")

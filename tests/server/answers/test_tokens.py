@@ -39,6 +39,7 @@ from corpus_server.errors import (
 from corpus_server.read.bound_plan import BoundPlan, Source
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
+from tests.megatron import THREE, document, specs
 from tests.server.http.making import body, made
 from tests.stores import WebServer
 
@@ -158,11 +159,10 @@ def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
     whole = world.service
     spelled = {"corpus": "text", "seq_len": "9", "batch_size": "1", "step": "0", "format": "text"}
     asked = BatchesQuery.model_validate(spelled)
-    monkeypatch.setattr(
-        "corpus_server.read.reading.WindowReading.pieces", lambda _: iter([[(1, 3, 4), (0, 7, 6)]])
-    )
+    joined = np.array([(1, 3, 4), (0, 7, 5), (-1, 9, 1)]), np.array([0, 3])
+    monkeypatch.setattr("corpus_server.read.reading.WindowReading.pieces", lambda _: iter([joined]))
     first = body(made(batches(whole, asked, GET))).decode().splitlines()[0]
-    places = "shard 1.bin, tokens 3 to 7; shard 0.bin, tokens 7 to 13"
+    places = "shard 1.bin, tokens 3 to 7; shard 0.bin, tokens 7 to 12"
     assert first == f"=== step 0 row 0: corpus text, {places} ==="
 
 
@@ -315,6 +315,35 @@ def test_a_response_has_at_most_as_much_as_the_server_allows(
 def _range(world: World, chosen: str) -> Any:
     asked = FormatQuery.model_validate({"format": chosen})
     return token_range(world.service, world.web, 290, 310, asked, GET, default="raw", fields={})
+
+
+def test_the_pieces_of_rows_are_counted_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are is known once the rows are located, here three at a time."""
+    monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", 3)
+    settings = Settings(corpora=tuple(specs(THREE, tmp_path)), state_dir=tmp_path / "state")
+    with Service.open(settings) as service:
+        bound = service.plans.keep_document(json.dumps(document(THREE, 8)).encode())
+
+        def ask(chosen: str, **limits: int) -> tuple[bytes, list[int]]:
+            limited = Admission(replace(settings, **limits), service.access)
+            monkeypatch.setattr(service, "admission", limited)
+            request, charges = charged()
+            asked = {"plan": bound.plan.id, "step": "4", "count": "2", "format": chosen}
+            return body(made(indices(service, BatchesQuery.model_validate(asked), request))), charges
+
+        pieces, borders = bound.sampler.pieces(4, range(8), count=2)
+        rows = np.repeat(np.arange(16), np.diff(borders))
+        right = np.column_stack((rows, pieces)).astype("<i8")
+        assert len(right) > 16
+        assert ask("raw", max_answer_bytes=right.nbytes) == (right.tobytes(), [right.nbytes])
+        content, charges = ask("json", max_text_tokens=right.size)
+        assert (json.loads(content)["indices"], charges) == (right.tolist(), [right.nbytes])
+        for least in (right.nbytes, 16 * 32):
+            with pytest.raises(AnswerTooLarge):
+                ask("raw", max_answer_bytes=least - 1)
+        for least in (right.size, 16 * 4):
+            with pytest.raises(AnswerTooLarge):
+                ask("json", max_text_tokens=least - 1)
 
 
 @pytest.mark.parametrize("function", [batches, indices])

@@ -97,6 +97,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
         ],
         "num_steps": None,
         "dtype": "uint32",
+        "indices": "windows",
         "shards": [
             {**raw, "name": "0.bin", "file": "0.bin", "num_tokens": 501, "size_bytes": 1002},
             {**raw, "name": "1.bin", "file": "1.bin", "num_tokens": 301, "size_bytes": 602},
