@@ -118,7 +118,8 @@ TABLES: dict[str, tuple[Callable[[], Rows], ...]] = {
 def renewed(page: str, text: str) -> str:
     """Return the text of a page with the tables that follow from the code."""
     for table in TABLES[page]:
-        head, *rows = [f"| {' | '.join(map(str, row))} |\n".replace("|  ", "| ") for row in table()]
+        cells = [[str(cell).replace("|", r"\|") for cell in row] for row in table()]
+        head, *rows = [f"| {' | '.join(row)} |\n".replace("|  ", "| ") for row in cells]
         line = f"|{'---|' * (head.count('|') - 1)}\n"
         marker = f"<!-- {table.__name__}: python -m tests.tables -->\n"
         if marker not in text:

@@ -33,6 +33,7 @@ from corpus_server.answers.tokens import (
     staged_rows,
 )
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.shards import contents
 from corpus_server.described import described
 from corpus_server.errors import AnswerTooLarge, InvalidParameter
 from corpus_server.plan.questions.lookup import Sighting, look_up_slices
@@ -229,7 +230,7 @@ def shards(service: Service, plan_id: PlanId, query: ShardsQuery, request: Reque
                 size_bytes=shard.size_bytes,
                 first_step=int(first_step[number]),
                 num_rows=int(num_rows[number]),
-                is_local=shard.file.is_cached,
+                is_local=all(each.file.is_cached for each in contents([shard])),
             )
         )
     total = sum(bound.shards[number][1].size_bytes for number in used.tolist())

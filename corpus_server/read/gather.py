@@ -228,6 +228,10 @@ class Selection:
         """Raise `CorpusChanged` or `ReadFailed` if a shard of these rows is not what was opened."""
         self._gatherer.check_unchanged(self._shard_numbers[self._own(part)])
 
+    def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
+        """Return the shard in which each of some rows begins, `(k,)`."""
+        return self._shard_numbers[part]
+
     def _own(self, part: slice) -> slice:
         """Return which of the arrays' elements some rows consist of."""
         return part

@@ -68,6 +68,10 @@ class PieceSelection(Selection):
         slices = begins[alone] + done, stops[alone], every[alone, 0], every[alone, 1] + done
         self._slices = np.stack(slices, axis=1)[alone.argsort()]
 
+    def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
+        """See `Selection.first_shards`."""
+        return self._shard_numbers[self._borders[:-1][part]]
+
     def _own(self, part: slice) -> slice:
         start, stop, _ = part.indices(self._num_rows)
         return slice(int(self._borders[start]), int(self._borders[max(start, stop)]))

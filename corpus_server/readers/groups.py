@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.shards import contents
 from corpus_server.read.bound_plan import BoundPlan
 
 # Tokens of one turn, 4 MiB of uint16: large enough for a disk's sequential rate, and read in some ms, so that
@@ -100,7 +101,8 @@ class Groups:
         ):
             tokens = min(3 * sampler.groups.largest(source), num_windows) * plan.stride + plan.seq_len
             corpus = self.bound.corpora[name]
-            total += min(tokens * corpus.dtype.itemsize, sum(shard.data_bytes for shard in corpus.shards))
+            token_bytes = corpus.dtype.itemsize + bool(corpus.num_masks)
+            total += min(tokens * token_bytes, sum(each.data_bytes for each in contents(corpus.shards)))
         return total
 
     def note(self, step: int, now: float) -> bool:
@@ -173,7 +175,7 @@ class Groups:
                     ):
                         continue
                     ranges = _places(block.shard, start, stop, _RANGE_BYTES // itemsize)
-                    gatherer.read_ahead(ranges, np.diff(ranges[:, 1], append=stop))
+                    self.bound.read_ahead(ranges, np.diff(ranges[:, 1], append=stop))
                     block.read.append((start, stop))
                     return (stop - start) * itemsize
         return 0

@@ -181,8 +181,8 @@ class Prefetcher:
             if self._closed or work.steps.start >= turn.stop:
                 break
             windows = turn.windows[begin : begin + _CALL_WINDOWS]
-            gatherer.read_ahead(windows, turn.length)
-            self._on_asked(len(windows) * turn.length * work.bound.dtype.itemsize)
+            work.bound.read_ahead(windows, turn.length)
+            self._on_asked(len(windows) * turn.length * work.bound.token_bytes)
         return True
 
     def _others(self, groups: Groups) -> list[Corpus]:

@@ -82,7 +82,7 @@ class RankShards(Ahead):
             _, last_places = np.unique(numbers[::-1], return_index=True)
             last_steps = self.next + (numbers.size - 1 - last_places) // len(chunk)
             for place in np.argsort(first_places).tolist():
-                if (file := self.bound.staged[numbers[first_places[place]]]) is not None:
+                for file in self.bound.staged[numbers[first_places[place]]]:
                     uses[file] = max(uses.get(file, 0), int(last_steps[place]) + 1)
         return LocatedSteps(count, rows, uses)
 
@@ -208,15 +208,15 @@ def check_working_set(bound: BoundPlan, cache_bytes: int) -> None:
 
 def _sizes(bound: BoundPlan, name: str) -> ShardSizes:
     numbers = [number for number, (its, _) in enumerate(bound.shards) if its == name]
-    files = [bound.staged[number] for number in numbers]
-    num_bytes = np.array([0 if file is None else file.size_bytes for file in files], dtype=np.int64)
+    sizes = [sum(file.size_bytes for file in bound.staged[number]) for number in numbers]
+    num_bytes = np.array(sizes, dtype=np.int64)
     first_window = bound.sampler.windows.shard_window.astype(np.int64)
     return ShardSizes(num_bytes, first_window[np.array(numbers) + 1] - first_window[numbers[0]])
 
 
 def _random_access(bound: BoundPlan, cache_bytes: int) -> tuple[str, str]:
     """Return what an order costs that reads windows of shards anywhere, and an order that does not."""
-    sizes = [file.size_bytes for file in bound.staged if file is not None]
+    sizes = [sum(file.size_bytes for file in files) for files in bound.staged if files]
     total, num_shards, rows = sum(sizes), len(sizes), bound.plan.stages[0].global_batch_size
     touched = min(num_shards, rows)
     new = touched * (1 - cache_bytes / total)

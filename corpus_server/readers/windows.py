@@ -76,7 +76,7 @@ class Windows(Ahead):
             return range(steps.start, self.next), 0, 0
         # A window may begin anywhere in a page.
         tokens = self.bound.sampler.seq_len(self.next) + 1
-        step_bytes = rows * (tokens * self.bound.dtype.itemsize + mmap.PAGESIZE)
+        step_bytes = rows * (tokens * self.bound.token_bytes + mmap.PAGESIZE)
         if step_bytes > share_bytes:
             return range(steps.start, max(self.next, steps.start + _TOO_LARGE_STEPS)), 0, 0
         room = max(0, share_bytes - self.cost_from(steps.stop)) // step_bytes

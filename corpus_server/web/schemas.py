@@ -30,6 +30,14 @@ class LiveQuery(QueryParameters):
     """`true`: stay, and send what is new as server-sent events."""
 
 
+class MaskAnswer(BaseModel):
+    """The loss mask of a shard: one byte a token, 0 where the token is no target."""
+
+    file: Annotated[str, Field(description="The file, below the corpus's folder.")]
+    data_offset: Annotated[int, Field(description="Bytes before that of the first token.")]
+    size_bytes: Annotated[int, Field(description="Bytes of the file.")]
+
+
 class ShardAnswer(BaseModel):
     """One shard of a corpus."""
 
@@ -40,6 +48,7 @@ class ShardAnswer(BaseModel):
     dtype: str
     data_offset: Annotated[int, Field(description="Bytes before the first token.")]
     size_bytes: Annotated[int, Field(description="Bytes of the file.")]
+    loss_mask: Annotated[MaskAnswer | None, Field(description="Missing if the shard has none.")] = None
 
 
 class CorpusAnswer(BaseModel):
@@ -57,6 +66,7 @@ class CorpusAnswer(BaseModel):
     fingerprints: dict[str, str]
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
     tokenizer: Annotated[str | None, Field(description="`bytes` or the name of its file.")]
+    num_masks: Annotated[int, Field(description="Shards with a loss mask; the others count as all ones.")]
     shards: list[ShardAnswer]
 
 
@@ -70,6 +80,7 @@ class SourceAnswer(BaseModel):
     """One source of a plan."""
 
     num_windows: int
+    num_masks: Annotated[int, Field(description="Shards with a loss mask; the others count as all ones.")]
     steps_per_epoch: Annotated[
         float | None, Field(description="In the last stage that uses it; null if the order has no epochs.")
     ]

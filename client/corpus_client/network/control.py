@@ -15,6 +15,7 @@ import httpx
 from corpus_client import errors
 from corpus_client.network import wire
 from corpus_client.network.endpoint import Endpoint
+from corpus_client.network.layout import ITEM_BYTES
 from corpus_client.network.options import Network
 from corpus_client.network.transport import KEEP_ALIVE, is_certificate_error
 from corpus_client.observe.telemetry import SentRequest
@@ -58,6 +59,8 @@ class BoundPlan:
     vocab_size: int | None = None  # of the largest tokenizer among the sources; None: the server knows none
     indices: str = "windows"  # what `/v1/indices` says of rows: their windows, or the pieces that they join
     largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
+    sources: tuple[str, ...] = ()  # names of the corpora, as a batch's sources number them
+    is_masked: bool = False  # whether shards of a source have loss masks
 
 
 class ControlPlane:
@@ -116,6 +119,8 @@ class ControlPlane:
                 indices=str(answer.get("indices", "windows")),
                 vocab_size=_largest(source.get("vocab_size") for source in sources),
                 largest_id=_largest(source.get("largest_id") for source in sources),
+                sources=tuple(answer["sources"]),
+                is_masked=any(source.get("num_masks") for source in sources),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise errors.AnswerCorrupt(
@@ -157,7 +162,7 @@ class ControlPlane:
         request = wire.ArrayRequest(
             path=path, shape=(count,), dtype=response.headers.get(wire.DTYPE_HEADER, ""), plan_id=None
         )
-        if request.dtype not in wire.ITEM_BYTES:
+        if request.dtype not in ITEM_BYTES:
             raise errors.AnswerCorrupt(f"{self.endpoint.name}: unknown {wire.DTYPE_HEADER} {request.dtype!r}")
         wire.check_headers(response.headers, request)
         return request.dtype, wire.checked_array(response.content)

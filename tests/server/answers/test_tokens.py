@@ -204,6 +204,43 @@ def test_indices_say_where_the_rows_lie(world: World, monkeypatch: pytest.Monkey
     assert (response.num_steps, response.reader.last_step) == (2, 5)
 
 
+@pytest.mark.parametrize("most_rows", [2, 4096])
+@pytest.mark.parametrize("checksum", ["true", "tail", "false"])
+@pytest.mark.parametrize("function", [batches, indices])
+def test_the_sources_of_the_rows_follow_in_the_same_body(
+    world: World, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], checksum: str, most_rows: int
+) -> None:
+    """They begin at a multiple of 8 bytes: the 60 of the tokens are followed by four zeros."""
+    monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", most_rows)
+    request, charges = charged()
+    part = {"rank": "1", "world_size": "2", "format": "raw", "checksum": checksum}
+    response = made(function(world.service, query(world, **part, **{"with": "sources"}), request))
+    located = world.rows(3).reshape(1, ROWS, 2)[:, 3:]
+    first = world.batch(3)[:, 3:].tobytes() if function is batches else located.astype("<i8").tobytes()
+    content = first + bytes(-len(first) % 8) + (located[:, :, 0] >= 2).astype("<u2").tobytes()
+    tail = xxhash.xxh3_64_digest(content) if checksum == "tail" else b""
+    assert body(response) == content + tail
+    assert charges == [len(content)]
+    assert response.headers["Corpus-Arrays"] == "sources uint16 1,3"
+    assert response.headers["Content-Length"] == str(len(content + tail))
+    form = "raw+tail" if checksum == "tail" else "raw"
+    assert response.headers["ETag"].endswith(f'.3.1.1.2.{form}+sources"')
+    if checksum == "true":
+        assert response.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}"
+    assert response.num_tokens == (30 if function is batches else 0)
+
+
+@pytest.mark.parametrize("function", [batches, indices])
+def test_the_sources_are_a_field_of_json(world: World, function: Callable[..., Any]) -> None:
+    asked = {"format": "json", "count": "2"}
+    plain, beside = (
+        json.loads(body(made(function(world.service, query(world, **asked, **more), GET))))
+        for more in ({}, {"with": "sources"})
+    )
+    shards = world.rows(3, 2).reshape(2, ROWS, 2)[:, :, 0]
+    assert beside == {**plain, "sources": (shards >= 2).astype(int).tolist()}
+
+
 def test_the_checksum_behind_the_tokens_is_another_representation(world: World) -> None:
     response = made(batches(world.service, query(world, format="raw", checksum="tail"), GET))
     content = world.batch(3).tobytes()

@@ -82,7 +82,8 @@ class FakePlan:
 
     def __init__(self, *shards: Shard) -> None:
         self.plan = SimpleNamespace(id=f"plan-{next(_numbers)}")
-        self.staged = shards
+        self.shards = shards
+        self.staged = [[shard] for shard in shards]
         self.sampler = self
         self.gatherer = SimpleNamespace(num_faults=0)
 

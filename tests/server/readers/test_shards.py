@@ -47,7 +47,7 @@ class Asker:
 
     def numbers(self) -> list[int]:
         found = self.planned.files()
-        return [number for number, file in enumerate(files(*self.plan.staged)) if file in found]
+        return [number for number, file in enumerate(files(*self.plan.shards)) if file in found]
 
 
 def test_as_many_shards_are_planned_as_the_cache_holds_and_four_requests_back_are_kept() -> None:
@@ -55,7 +55,7 @@ def test_as_many_shards_are_planned_as_the_cache_holds_and_four_requests_back_ar
     assert asker.ask(7) == list(range(7, 17))
     assert asker.ask(11) == list(range(7, 17))
     assert asker.ask(12) == list(range(8, 18))
-    assert [shard.num_released for shard in asker.plan.staged[6:10]] == [0, 1, 0, 0]
+    assert [shard.num_released for shard in asker.plan.shards[6:10]] == [0, 1, 0, 0]
     asker.planned.drop_margins()  # room is needed
     assert asker.numbers() == list(range(12, 18))
     assert asker.ask(12) == list(range(12, 22))
@@ -75,7 +75,7 @@ def test_a_shard_is_planned_until_no_rank_reads_it() -> None:
 def test_absent_are_the_planned_shards_that_nobody_has_found_read_soonest_first() -> None:
     asker = Asker()
     asker.ask(3)
-    staged = files(*asker.plan.staged)
+    staged = files(*asker.plan.shards)
     assert list(asker.planned.absent) == staged[3:13]
     del asker.planned.absent[staged[4]]
     asker.ask(8)
@@ -90,7 +90,7 @@ def test_a_rank_that_goes_back_begins_anew() -> None:
     asker.note(16)  # late
     assert asker.numbers() == list(range(20, 30))
     assert asker.ask(3) == list(range(3, 13))
-    assert {shard.num_released for shard in asker.plan.staged[20:]} == {1}
+    assert {shard.num_released for shard in asker.plan.shards[20:]} == {1}
 
 
 def test_a_rank_that_is_faster_than_planning_is_not_planned_for_the_past() -> None:
@@ -179,7 +179,7 @@ def test_the_shards_of_steps_are_those_of_their_rows(
     for step in range(first, first + part.num_steps):
         located = bound.sampler.locate(step, rank=rank, world_size=world_size)[0]
         for row, (number, _) in enumerate(located.tolist()):
-            if (file := bound.staged[number]) is not None:
+            for file in bound.staged[number]:
                 first_row.setdefault(file, rows * step + row)
                 expected[file] = step + 1
     assert part.uses == expected

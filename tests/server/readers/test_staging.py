@@ -169,7 +169,7 @@ def test_requests_are_answered_while_planning_fails_which_is_logged_once(
     broken.locate_rows = locate_rows  # type: ignore[method-assign]
     (rank,) = stager._planned._ranks
     rank.rests_until = 0.0
-    wait_until(lambda: broken.staged[0].num_fetched == 1)
+    wait_until(lambda: broken.shards[0].num_fetched == 1)
 
 
 def test_the_stagers_thread_survives_any_error_and_requests_do_not_wait_for_ever(

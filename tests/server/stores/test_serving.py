@@ -134,6 +134,15 @@ def test_the_shards_of_the_next_steps_are_listed_and_staged(tmp_path: Path, buck
         )
 
 
+def test_a_loss_mask_is_staged_with_its_shard(tmp_path: Path, web: WebServer) -> None:
+    web.files["/web.bin.mask.npy"] = bytes(SHARD_TOKENS)
+    with start(f"{web.url}/web.bin", tmp_path / "a") as server:
+        answer = first_batch(server)
+        assert (answer.status, answer.body) == (200, expected(web))
+        copies = (tmp_path / "cache" / "shards").glob("*/tokens")
+        assert sorted(copy.stat().st_size for copy in copies) == [SHARD_TOKENS, SHARD_BYTES]
+
+
 def test_full_shuffle_is_refused_with_the_arithmetic(tmp_path: Path, bucket: Bucket) -> None:
     with start(f"{bucket(shards())}/web", tmp_path / "a") as server:
         plan = server.post_plan(document("shuffle")).json()["id"]

@@ -10,12 +10,14 @@ import pytest
 
 from corpus_server.answers.tokens import BatchesQuery
 from corpus_server.errors import CorpusServerError
+from corpus_server.read import beside
 from tests.conftest import ServedCorpus
 from tests.reference import one_source
 from tests.serving import RunningServer, check_problem
 
 WEB = {"corpus": "web", "seq_len": 16, "batch_size": 12}
 STEP = {**WEB, "step": 0}
+BESIDE = f"some of {', '.join(beside.BESIDE)}, each once, with commas between them"
 
 
 def beyond() -> Iterator[tuple[dict[str, Any], str, str]]:
@@ -40,6 +42,9 @@ def beyond() -> Iterator[tuple[dict[str, Any], str, str]]:
         ({"world_size": 3, "rank": 3}, "rank", "[0, 3)"),
         ({"step": 2**40, "count": 2}, "step", f"[0, {2**40 - 1}]"),
         ({"plan": "xyz"}, "plan", "^[0-9a-f]{64}$"),
+        *(({"with": names}, "with", BESIDE) for names in ("", "tokens", "sources,", "sources,sources")),
+        ({"with": "sources", "format": "npy"}, "with", "nothing with this format"),
+        ({"with": "sources", "format": "text"}, "with", "nothing with this format"),
     ],
     ids=lambda value: str(value)[:40],
 )
