@@ -154,6 +154,8 @@ def _mismatch(corpus: Corpus, wanted: str) -> FingerprintMismatch:
     if have := corpus.fingerprints.get(kind):
         found = f"has {have}"
         remedy = "serve the corpus that the plan was made for, and name it in `earlier`"
+        if corpus.num_masks:
+            remedy += "; or leave its loss masks out (mask=no), if the plan was made without them"
     else:
         found = f"knows no {kind!r} fingerprint of it, only {corpus.fingerprint}"
         remedy = "run `corpus-server verify --record` on it, or copy its hashes file too"

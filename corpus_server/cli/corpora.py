@@ -149,7 +149,8 @@ def _facts(described: dict[str, Any]) -> Table:
         "fingerprint": f"{described['fingerprint']} ({described['fingerprint_kind']})",
     }
     if described["num_masks"]:
-        facts["loss masks"] = f"of {described['num_masks']:,} shards; mask=no leaves them out"
+        num_shards = f"{described['num_masks']:,} of {len(described['shards']):,} shards"
+        facts["loss masks"] = f"{num_shards} have one; mask=no leaves them out"
     if (ids := inspected["sample"]) is not None:
         facts["largest id"] = f"{ids['largest']:,} among {ids['num_tokens']:,} sampled tokens"
         if ids["smallest"] < 0:

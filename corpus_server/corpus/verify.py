@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import xxhash
@@ -27,6 +27,7 @@ from corpus_server.corpus.fingerprints import (
     sidecar_path,
 )
 from corpus_server.corpus.formats.masks import MASK_DTYPE
+from corpus_server.corpus.formats.registry import mask_names
 from corpus_server.corpus.progress import ByteCounter, Progress
 from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus.shards import Shard, contents
@@ -127,8 +128,8 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
     Reports every bad block and every unreadable shard, not only the first.
     """
     recorded = load_sidecar(spec)
-    was_named = [] if recorded is None else [shard.name for shard in recorded.shards]
-    dtypes = set() if recorded is None else {shard.dtype for shard in recorded.shards} - {MASK_DTYPE.name}
+    was = {} if recorded is None else {shard.name: shard.dtype for shard in recorded.shards}
+    dtypes = set(was.values()) - {MASK_DTYPE.name}
     # If all recorded shards have one dtype, the user need not name it again.
     if spec.dtype is None and len(dtypes) == 1:
         spec = dataclasses.replace(spec, dtype=dtypes.pop())
@@ -144,13 +145,16 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
                 names += [each.name for each in contents(runs)]
             except CorpusServerError as error:
                 found.add_problem(file.name, error.detail)
-                # All its runs, as far as they were recorded.
-                names += [each for each in was_named if each.startswith(f"{file.name}:")] or [file.name]
+                # All its runs and their masks, as far as they were recorded.
+                own = [PurePosixPath(file.name).with_name(each) for each in mask_names(file.path.name)]
+                runs_of = tuple(f"{each}:" for each in (file.name, *own))
+                names += [each for each in was if f"{each}:".startswith(runs_of)] or [file.name]
         if spec.token_range is not None and found.ok:  # without all shards, nobody knows where the range is
             shards = cut_shards(shards, spec.token_range)
             names = [each.name for each in contents(shards)]
         content = contents(shards)
-        found.num_shards = len(names) - (len(content) - len(shards))
+        was |= {each.name: each.dtype.name for each in content}
+        found.num_shards = sum(was.get(name) != MASK_DTYPE.name for name in names)
         expected = _expected(names, recorded, found)
         counter = ByteCounter("hashing", sum(each.data_bytes for each in content), progress)
         for each in content:

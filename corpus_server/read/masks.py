@@ -7,6 +7,7 @@ a shard is read from the beginning of one array.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -43,14 +44,17 @@ class _Ones:
         return True
 
 
+@cache
+def _ones() -> Shard:
+    return cast("Shard", _Ones())
+
+
 class MaskGatherer(Gatherer):
     """Gathers the masks, of `MASK_DTYPE`, of windows and pieces of `shards`, given where their tokens lie."""
 
     def __init__(self, shards: Sequence[Shard], *, reads_ahead: bool = True) -> None:
         self._is_masked = np.array([shard.mask is not None for shard in shards], dtype=bool)
-        ones = None if self._is_masked.all() else cast("Shard", _Ones())
-        masks = [cast("Shard", shard.mask or ones) for shard in shards]
-        super().__init__(masks, reads_ahead=reads_ahead)
+        super().__init__([shard.mask or _ones() for shard in shards], reads_ahead=reads_ahead)
 
     def select(self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]) -> Selection:
         """See `Gatherer.select`."""

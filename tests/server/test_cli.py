@@ -123,13 +123,16 @@ def test_a_package_that_is_missing_is_named_at_start(splits: Path, tmp_path: Pat
 
 def test_inspect_says_why_a_file_is_what_and_what_is_left_out(tmp_path: Path) -> None:
     write_raw(tmp_path / "token_ids_part_0.npy", [72, 105, 10, 256] * 5)
-    write_raw(tmp_path / "labels_mask_part_0.npy", [1] * 10)
+    write_raw(tmp_path / "labels_mask_part_0.npy", [1] * 20, dtype="uint8")
+    (tmp_path / "notes.md").touch()
     said = run("inspect", f"{tmp_path},tokenizer=bytes", "--seq-len", "6", "--json")
     described = json.loads(said.stdout)["inspected"]
     assert described["reasons"]["token_ids_part_0.npy"].startswith("named .npy, without the NPY header")
     assert described["sample"] == {"num_tokens": 20, "smallest": 10, "largest": 256}
     assert described["windows"] == {"seq_len": 6, "num_windows": 3, "num_tokens_dropped": 1}
-    assert described["other_files"] == {"labels_mask_part_0.npy": "a loss mask of OLMo"}
+    assert described["other_files"] == {"notes.md": "no tokens"}
+    without = json.loads(run("inspect", f"{tmp_path},mask=no", "--json").stdout)["inspected"]
+    assert without["other_files"]["labels_mask_part_0.npy"] == "a loss mask of OLMo"
     assert "holds token 256, which its tokenizer (bytes) does not know" in described["text"]
     assert "holds token 256, but the ids of its tokenizer (bytes) are below 256" in said.stderr
     shown = run("inspect", f"{tmp_path},tokenizer=bytes,token_range=0,3", "--seq-len", "6")
@@ -138,7 +141,8 @@ def test_inspect_says_why_a_file_is_what_and_what_is_left_out(tmp_path: Path) ->
         "1 x olmo: named .npy",
         "105 among 3 sampled tokens",
         "3 tokens at the ends",
-        "loss mask",
+        "loss masks 1 of 1 shards have one",
+        "notes.md (no tokens)",
         "Hi",
     ):
         assert part in " ".join(shown.stdout.split())

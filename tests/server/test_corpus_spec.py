@@ -127,6 +127,7 @@ MISTAKES = [
     ("/d/x,token_range=5", "token_range must be start and stop, two numbers with 0 <= start < stop"),
     ("/d/x,token_range=5,5", "0 <= start < stop"),
     ("/d/x,dtype=", "dtype must be a string"),
+    ("/d/x,mask=maybe", "mask must be yes or no, got 'maybe'"),
     ("/d/*.bin,include=a*", r"include is given, but the path holds patterns: /d/\*\.bin"),
     ("web=", "path must be a path, .* got ''"),
     ("w=/d/a*.bin,", "path must be a path, .* got '/d/a.*,'"),
@@ -150,15 +151,15 @@ def test_a_table_says_what_the_command_line_says(tmp_path: Path) -> None:
         dtype = "uint32"
         eot = 50256
         tokenizer = "tok.json"
+        mask = "no"
         exclude = ["b*", "c"]
         token_range = [0, 10]
         earlier = ["x", "y"]
     """
     spec = CorpusSpec.from_table("web", tomllib.loads(table), folder=tmp_path)
-    options = (
-        f"dtype=uint32,eot=50256,tokenizer={tmp_path}/tok.json,exclude=b*,c,token_range=0,10,earlier=x,y"
-    )
-    assert spec == CorpusSpec.parse(f"web={tmp_path}/data/*.bin#train,{options}")
+    options = f"tokenizer={tmp_path}/tok.json,mask=no,exclude=b*,c,token_range=0,10,earlier=x,y"
+    text = f"web={tmp_path}/data/*.bin#train,dtype=uint32,eot=50256,{options}"
+    assert spec == CorpusSpec.parse(text)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ LONG = 30.0
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     path = write_raw(tmp_path / "web.bin", some_tokens(1000))
+    (tmp_path / "web.bin.mask.npy").write_bytes(bytes(1000))
     settings = Settings(
         corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path / "state", max_concurrent_answers=1
     )
@@ -197,9 +198,12 @@ def test_a_process_whose_threads_all_hang_is_not_ready(
         time.sleep(0.001)
 
 
-def test_a_process_whose_files_have_changed_is_not_ready(service: Service, tmp_path: Path) -> None:
-    (tmp_path / "web.bin").write_bytes(b"")
-    said = "web.bin: 2000 bytes at opening, 0 now; a served shard must not change"
+@pytest.mark.parametrize(("name", "size"), [("web.bin", 2000), ("web.bin.mask.npy", 1000)])
+def test_a_process_whose_files_have_changed_is_not_ready(
+    service: Service, tmp_path: Path, name: str, size: int
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    said = f"{name}: {size} bytes at opening, 0 now; a served shard must not change"
     assert service.why_not_ready() == said
 
 

@@ -190,6 +190,10 @@ def test_hashes_are_recorded_and_a_damaged_byte_of_a_mask_is_found(tmp_path: Pat
     path.write_bytes(content)
     found = verify(spec(tmp_path))
     assert [(bad.shard, bad.start, bad.stop) for bad in found.bad_blocks] == [("a.bin.mask.npy", 0, 20_000)]
+    path.write_bytes(content[:-1])
+    found = verify(spec(tmp_path))
+    assert ([each.shard for each in found.problems], found.num_shards) == (["a.bin"], 1)
+    assert f"{path}: holds 19999 tokens, its header says 20000" in found.problems[0].detail
     path.unlink()
     problems = verify(spec(tmp_path)).problems
     assert [(each.shard, each.detail) for each in problems] == [

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.catalog import Catalog
-from corpus_server.errors import CorpusChanged
+from corpus_server.errors import CorpusChanged, FingerprintMismatch
 from corpus_server.plan import Plan
 from corpus_server.plan.rows import end_rows
 from corpus_server.read import gather
@@ -157,3 +157,18 @@ def test_a_mask_that_changes_is_never_read(tmp_path: Path) -> None:
         with pytest.raises(CorpusChanged, match=r"a\.bin\.mask\.npy: "):
             WindowReading(bound, **part, masks=True).read(6, 6)
         assert len(WindowReading(bound, **part).read(0, 12)) == 12  # the tokens are what they were
+
+
+def test_a_plan_made_without_masks_is_answered_by_the_corpus_without_them(folder: Path) -> None:
+    path = folder / "some"
+    with Catalog.open([spec(path, "some", mask=False)]) as before:
+        old = bind(before, "shuffle", "some").plan
+    with Catalog.open([spec(path, "some")]) as now:
+        assert bind(now, "shuffle", "some").plan.id != old.id
+        with pytest.raises(FingerprintMismatch) as caught:
+            now.bind(old)
+        assert "mask=no" in str(caught.value.remedy)
+    both = [spec(path, "bare", mask=False), spec(path, "some", earlier=("bare",))]
+    with Catalog.open(both) as catalog:
+        assert not catalog.bind(old).has_masks
+        assert bind(catalog, "shuffle", "some").has_masks
