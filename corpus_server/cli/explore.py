@@ -53,8 +53,8 @@ def explore(
             stage = {"global_batch_size": batch_size, "mixture": {name: 1}}
             spelled = {"seq_len": seq_len, "seed": seed, "stages": [stage]}
             plan = plan or asked.ask("/v1/plans", json.dumps(spelled).encode())["id"]
-            rows = f"/v1/plans/{quote(plan, safe='')}/rows"
-            answer = asked.ask(rows, step=step, first=0, count=min(count, 64))
+            route = f"/v1/plans/{quote(plan, safe='')}/rows"
+            answer = asked.ask(route, step=step, first=0, count=min(count, 64))
         else:
             if document is not None:
                 found = asked.ask(f"{path}/documents/{document}", format="json")
