@@ -12,7 +12,6 @@ from corpus_server.cli import app
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
 from corpus_server.settings import EXPOSED, Settings, all_settings, default_state_dir
-from tests.serving import ROOT
 
 WEB = CorpusSpec(name="web", path=Path("/data/web"))
 
@@ -121,26 +120,11 @@ def test_the_state_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert default_state_dir() == Path("/h/.local/state/corpus-server")
 
 
-def settings_table() -> str:
-    """Return a Markdown table for the docs: the option of `serve`, its key under `[server]`, and so on."""
-    lines = ["| option | default | with `--exposed` | accepted | |", "|---|---|---|---|---|"]
-    for each in all_settings():
-        accepted = each.expected.removeprefix("in ")
-        option = each.name.replace("_", "-")
-        strict = EXPOSED.get(each.name, "")
-        lines.append(
-            f"| `--{option}`, `{each.name}` | {each.default} | {strict} | {accepted} | {each.help} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def test_every_setting_is_an_option_and_stands_in_the_docs() -> None:
-    """Both are derived from the fields; after a change of one, `settings_table()` gives the new table."""
+def test_every_setting_is_an_option() -> None:
     options = {each for command in get_command(app).commands["serve"].params for each in command.opts}  # type: ignore[attr-defined]
     for setting in all_settings():
         assert f"--{setting.name.replace('_', '-')}" in options
         assert setting.help.endswith(".")
-    assert settings_table() in (ROOT / "docs" / "operations.md").read_text()
 
 
 def test_an_exposed_server_has_strict_defaults(tmp_path: Path) -> None:

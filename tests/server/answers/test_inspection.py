@@ -20,10 +20,10 @@ from corpus_server.answers.inspection import (
     SearchQuery,
     SpansQuery,
     StatisticsQuery,
-    corpus_spans,
     diff,
     rows,
     search,
+    spans,
     statistics,
 )
 from corpus_server.answers.service import Service
@@ -216,7 +216,7 @@ def test_no_more_is_shown_than_a_text_may_have(
 
 def spans_of(service: Service, name: str, start: int, count: int) -> Any:
     query = SpansQuery(start=str(start), count=str(count))
-    return corpus_spans(service, service.catalog.corpus(name), query)
+    return spans(service, name, query, GET)
 
 
 @pytest.mark.parametrize("name", ["docs", "ids"])
@@ -240,7 +240,7 @@ def test_a_comparison_that_the_client_holds_is_not_made_again(service: Service, 
 
 
 def statistics_of(service: Service, name: str, seed: int = 0) -> Any:
-    return statistics(service, service.catalog.corpus(name), StatisticsQuery(seed=str(seed)))
+    return statistics(service, name, StatisticsQuery(seed=str(seed)), GET)
 
 
 def test_statistics_of_a_small_corpus_are_of_all_of_it(service: Service) -> None:
@@ -322,7 +322,7 @@ def test_as_many_documents_as_a_sample_has_are_all_read(
 
 
 def search_of(service: Service, name: str, **given: str) -> Any:
-    return search(service, service.catalog.corpus(name), SearchQuery.model_validate(given))
+    return search(service, name, SearchQuery.model_validate(given), GET)
 
 
 def test_a_look_at_a_corpus_elsewhere_fetches_nothing(service: Service) -> None:

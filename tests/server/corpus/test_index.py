@@ -128,7 +128,7 @@ def test_a_sidecar_that_another_process_writes_is_waited_for_by_the_user(tmp_pat
 def test_a_shard_written_to_meanwhile_is_not_published(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [1, 0, 2])
     with pytest.raises(CorpusChanged, match=r"^a\.bin"):
-        index(spec(path, eot=0), progress=lambda done, total: os.utime(path, ns=(0, 0)))
+        index(spec(path, eot=0), progress=lambda _, done, total, __: os.utime(path, ns=(0, 0)))
     assert names(tmp_path) == ["a.bin"]
 
 
@@ -163,7 +163,7 @@ def test_progress_counts_to_the_total(tmp_path: Path, monkeypatch: pytest.Monkey
     seen: list[tuple[int, int]] = []
     for _ in range(2):
         seen.clear()
-        index(spec(tmp_path, eot=0), progress=lambda done, total: seen.append((done, total)))
+        index(spec(tmp_path, eot=0), progress=lambda _, done, total, __: seen.append((done, total)))
         assert [done for done, _ in seen] == sorted({done for done, _ in seen})
         assert seen[-1] == (26, 26)
         write_raw(tmp_path / "1.bin", [2] * 3)

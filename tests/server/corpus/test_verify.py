@@ -58,7 +58,7 @@ def test_blocks_of_any_number_are_hashed_in_pieces(
     monkeypatch.setattr(verify_module, "_BLOCKS_AT_ONCE", 2)
     path = write_llmc(tmp_path / "a.bin", some_tokens(num_tokens))
     seen: list[tuple[int, int]] = []
-    recorded = record(spec(path), progress=lambda done, total: seen.append((done, total)))
+    recorded = record(spec(path), progress=lambda _, done, total, __: seen.append((done, total)))
     content = path.read_bytes()[1024:]
     pieces = [content[i : i + 64] for i in range(0, len(content), 64)]
     (shard,) = json.loads(recorded.sidecar.read_text())["shards"]
@@ -169,7 +169,7 @@ def test_headerless_dtype_is_taken_from_the_record(tmp_path: Path) -> None:
 
 def test_a_shard_written_to_while_recording_is_not_recorded(folder: Path) -> None:
     with pytest.raises(CorpusChanged, match=r"^1\.bin"):
-        record(spec(folder), progress=lambda done, total: os.utime(folder / "1.bin", ns=(0, done)))
+        record(spec(folder), progress=lambda _, done, total, __: os.utime(folder / "1.bin", ns=(0, done)))
     assert not (folder / "corpus.hashes.json").exists()
 
 
