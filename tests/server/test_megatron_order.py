@@ -33,9 +33,9 @@ from corpus_server.read import tables
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import WindowReading, read_arrays
 from corpus_server.read.tables import Tables
-from scripts.megatron_rows import Case, digest, megatron_rows, some_case
 from tests.corpora import spec, write_megatron, write_raw
 from tests.megatron import CASES, THREE, document, names, specs
+from tests.megatron_rows import Case, digest, megatron_rows, some_case
 
 
 def catalog(case: Case, folder: Path, **options: Any) -> Catalog:
