@@ -104,11 +104,6 @@ def group(bound: BoundPlan, number: int) -> list[Extent]:
     return bound.sampler.group_extents(0, number)
 
 
-def test_the_group_of_a_request_is_read_and_the_next_one_block_by_block(bound: BoundPlan, disk: Disk) -> None:
-    Asker(bound).request(GROUP_STEPS * 2 + 3)
-    assert disk.take() == (group(bound, 2) + group(bound, 3), [])
-
-
 @contextmanager
 def two_sources(folder: Path, share: float) -> Iterator[BoundPlan]:
     paths = [write_raw(folder / f"{name}.bin", some_tokens(25_000)) for name in "ab"]
@@ -155,51 +150,6 @@ def test_a_group_is_dropped_once_requests_have_left_it_and_again_a_group_later(
     asker.request(2 * GROUP_STEPS)
     asker.request(*[2 * GROUP_STEPS] * KEPT)
     assert disk.take() == (group(bound, 3), group(bound, 0) + group(bound, 1))
-
-
-def test_after_a_jump_other_groups_are_read_and_the_old_ones_dropped(bound: BoundPlan, disk: Disk) -> None:
-    asker = Asker(bound)
-    asker.request(0)
-    disk.take()
-    asker.request(GROUP_STEPS * 100)
-    numbers = bound.sampler.group_numbers(GROUP_STEPS * 100)
-    read, dropped = disk.take()
-    assert read == group(bound, numbers[0]) + group(bound, numbers[0] + 1)
-    assert sorted(dropped) == sorted(group(bound, 0) + group(bound, 1))
-
-
-def test_a_group_that_was_left_is_dropped_while_the_next_one_is_read(bound: BoundPlan, disk: Disk) -> None:
-    """One block for each chunk: the disk is not idle while the whole group is dropped."""
-    asker = Asker(bound)
-    asker.request(0)
-    disk.take()
-    asker.groups.note(GROUP_STEPS * 100, asker.now)
-    asker.groups.look(asker.groups.take_steps(asker.now), [])
-    left = group(bound, 0) + group(bound, 1)
-    for number in range(1, 4):
-        assert asker.groups.read_chunk() > 0
-        assert len(disk.read) == number
-        assert disk.dropped == left[:number]
-    while asker.groups.read_chunk():
-        pass
-    assert disk.dropped == left
-
-
-def test_what_was_in_memory_before_is_neither_read_nor_dropped(bound: BoundPlan, disk: Disk) -> None:
-    asker = Asker(bound)
-    disk.resident = True
-    asker.request(0)
-    asker.request(GROUP_STEPS * 100)
-    assert disk.take() == ([], [])
-
-
-def test_after_a_jump_to_the_start_no_group_before_it_is_read(bound: BoundPlan, disk: Disk) -> None:
-    asker = Asker(bound)
-    for number in range(3):
-        asker.request(number * GROUP_STEPS)
-    disk.take()
-    asker.request(0)
-    assert disk.take() == (group(bound, 0), group(bound, 2) + group(bound, 3))
 
 
 @pytest.mark.parametrize("names", ["", "a", "b", "ab"])

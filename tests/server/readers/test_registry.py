@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,16 +82,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield world
 
 
-def test_work_ahead_of_a_reader_begins_with_its_first_request_and_is_told_of_each(world: World) -> None:
-    for step, rank in ((7, 0), (9, 0), (7, 1)):
-        world.ask(step, rank=rank)
-    assert world.subscriber.take() == [
-        *[("begin", 1, 7), ("note", 1, 7), ("note", 1, 9)],
-        *[("begin", 2, 7), ("note", 2, 7)],
-    ]
-    assert world.registry.bounds() == {world.bound}
-
-
 @pytest.mark.parametrize("how", ["another rank asks", "nobody asks"])
 def test_it_ends_after_a_minute_of_silence_and_begins_anew(world: World, how: str) -> None:
     world.ask(7)
@@ -141,22 +130,6 @@ def test_nobody_is_told_of_a_quiet_request_until_a_gather_has_waited_for_the_dis
     world.bound.gatherer.num_faults += 1
     world.ask(9)
     assert world.subscriber.take() == [("begin", 1, 7), *[("note", 1, step) for step in (7, 7, 12, 9)]]
-
-
-def test_two_connections_of_a_new_rank_begin_one_reader(world: World) -> None:
-    begin, may_go_on = world.subscriber.begin, threading.Event()
-
-    def slow(*reader: Any) -> Ahead | None:
-        may_go_on.wait(0.05)
-        return begin(*reader)
-
-    world.subscriber.begin = slow  # type: ignore[method-assign]
-    threads = [threading.Thread(target=world.ask, args=(step,)) for step in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(world.subscriber.work) == 1
 
 
 def test_a_full_registry_gives_the_places_of_idle_readers_to_new_ones(
