@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.corpora import some_tokens, write_raw
-from tests.raw_http import RawAnswer, RawConnection, check_raw_problem, get, post
+from tests.raw_http import RawConnection, get, post
 from tests.reference import one_source
 from tests.serving import Answer, RunningServer, check_problem
 
@@ -129,51 +129,6 @@ def stages(count: int, **fields: object) -> dict[str, object]:
     return {"seq_len": 64, "stages": listed}
 
 
-# Receipts: the one question whose answer is short and whose cost is not.
-
-
-@pytest.fixture
-def dear_receipt(server: RunningServer) -> bytes | None:
-    """A request whose answer needs 2 TiB to be read; None: such a plan is refused."""
-    answer = server.post_plan(one_source("huge", 2**20, 2**20, order="random"))
-    if answer.status != 200:
-        check_problem(answer, 422, answer.json()["type"])
-        return None
-    request = get(f"/v1/plans/{answer.json()['id']}/receipt", step=0)
-    with RawConnection(server, timeout=1.0) as connection, contextlib.suppress(TimeoutError):
-        connection.send(request)
-        check_raw_problem(refusal := connection.read(), refusal.status)
-        return None
-    return request
-
-
-def test_receipts_of_two_tebibytes_lock_nobody_out(server: RunningServer, dear_receipt: bytes | None) -> None:
-    """Other callers are served meanwhile, and nothing goes on when the callers leave."""
-    if dear_receipt is not None:
-        with ExitStack() as opened:
-            callers = [opened.enter_context(RawConnection(server)) for _ in range(6)]
-            for each in callers:
-                each.send(dear_receipt)
-            time.sleep(0.3)
-            check_others_are_served(server)
-    check_becomes_idle(server)
-    check_others_are_served(server)
-    assert server.stop() == 0
-
-
-def test_sigterm_ends_a_server_that_makes_dear_receipts(
-    server: RunningServer, dear_receipt: bytes | None
-) -> None:
-    with ExitStack() as opened:
-        if dear_receipt is not None:
-            for each in [opened.enter_context(RawConnection(server)) for _ in range(6)]:
-                each.send(dear_receipt)
-            time.sleep(0.3)
-        began = time.monotonic()
-        assert server.stop() == 0
-        assert time.monotonic() - began < 35, "SIGTERM waits for what nobody needs"
-
-
 # Plans.
 
 
@@ -270,35 +225,6 @@ def test_unfinished_bodies_grow_within_bounds(server: RunningServer) -> None:
     while server.post_plan(one_source("small", 16, 4)).status != 200:
         assert time.monotonic() < deadline, "callers that left still hold their place"
         time.sleep(0.05)
-
-
-def test_plans_spelled_in_requests_leave_nothing_on_disk(server: RunningServer) -> None:
-    """Their ids can be asked for a while; memory keeps a bounded number of them."""
-
-    def on_disk() -> int:
-        # The counters of ranks, in another folder, are bounded by their number.
-        return sum(path.stat().st_size for path in server.state_dir.glob("plans.sqlite*"))
-
-    def ask(seed: int) -> RawAnswer:
-        query = {"corpus": "small", "seq_len": 64, "batch_size": 4, "seed": seed, "step": 0}
-        connection.send(get("/v1/batches", **query))
-        answer = connection.read()
-        assert answer.status == 200
-        return answer
-
-    with RawConnection(server) as connection:
-        ask(0)
-        before, num_plans = on_disk(), server.get("/v1/plans").json()["num_plans"]
-        for seed in range(300):
-            last = ask(seed)
-        assert on_disk() == before
-        assert server.get("/v1/plans").json()["num_plans"] == num_plans
-        plan_id = last.headers["corpus-plan"]
-        assert server.get(f"/v1/plans/{plan_id}").json()["id"] == plan_id
-        assert server.get("/v1/batches", plan=plan_id, step=3).status == 200
-        with peak_growth_below(server, 100 * MIB):
-            for seed in range(300, 3000):
-                ask(seed)
 
 
 # Questions.

@@ -15,13 +15,11 @@ from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import inspection
 from corpus_server.answers.inspection import (
-    DiffQuery,
     RowsQuery,
     SearchQuery,
     SpansQuery,
     StatisticsQuery,
     corpus_spans,
-    diff,
     rows,
     search,
     statistics,
@@ -32,7 +30,7 @@ from corpus_server.errors import AnswerTooLarge
 from corpus_server.settings import Settings
 from tests.corpora import write_megatron, write_raw
 from tests.reference import one_source
-from tests.server.http.making import body, made, made_twice
+from tests.server.http.making import body, made
 from tests.stores import WebServer
 
 SEQ_LEN, ROWS = 9, 6
@@ -234,11 +232,6 @@ def test_a_range_is_shown_where_documents_end(
     assert response.headers["Cache-Control"] == "no-store"
 
 
-def test_a_comparison_that_the_client_holds_is_not_made_again(service: Service, plan_id: str) -> None:
-    first, again = made_twice(lambda request: diff(service, plan_id, DiffQuery(other=plan_id), request))
-    assert (first.status, again.status, body(again)) == (200, 304, b"")
-
-
 def statistics_of(service: Service, name: str, seed: int = 0) -> Any:
     return statistics(service, service.catalog.corpus(name), StatisticsQuery(seed=str(seed)))
 
@@ -311,14 +304,6 @@ def test_a_sample_is_of_any_document(service: Service) -> None:
     assert {each["num_sampled"] for each in lengths} == {4}
     assert min(each["quantiles"]["0.0"] for each in lengths) == 5
     assert max(each["quantiles"]["1.0"] for each in lengths) == 23
-
-
-def test_as_many_documents_as_a_sample_has_are_all_read(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspection, "SAMPLE_DOCUMENTS", len(DOCUMENTS))
-    found = found_by(statistics_of(service, "docs"))["document_lengths"]
-    assert (found["num_sampled"], found["mean"]) == (19, 14.0)
 
 
 def search_of(service: Service, name: str, **given: str) -> Any:

@@ -105,14 +105,6 @@ def test_a_plan_may_be_spelled_inline(server: RunningServer) -> None:
     assert spelled.json()["num_found"] > 0
 
 
-def test_the_limit_cuts_and_says_so(server: RunningServer, plan_id: str) -> None:
-    asked = {"plan": plan_id, "corpus": "docs", "start": 0, "stop": 11, "epochs": 10}
-    whole = server.get("/v1/lookup", **asked).json()
-    cut = server.get("/v1/lookup", **asked, limit=3).json()
-    assert cut["rows"] == whole["rows"][:3]
-    assert (cut["num_found"], cut["truncated"]) == (whole["num_found"], True)
-
-
 def test_lookups_are_immutable_resources(server: RunningServer, plan_id: str) -> None:
     path = f"/v1/lookup?plan={plan_id}&corpus=docs&token=5"
     answer = server.get(path)
@@ -158,7 +150,3 @@ def test_bad_questions_are_refused(
     server: RunningServer, plan_id: str, query: dict[str, Any], status: int, slug: str
 ) -> None:
     check_problem(server.get("/v1/lookup", plan=plan_id, **query), status, slug)
-
-
-def test_lookup_in_an_unknown_plan(server: RunningServer) -> None:
-    check_problem(server.get("/v1/lookup", plan="0" * 64, corpus="docs", token=1), 404, "unknown-plan")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.conftest import ServedCorpus
@@ -110,19 +109,6 @@ def test_batches_of_a_mixture_are_the_reference_s_in_the_widest_type(
     shards = {name: corpora[name].shards for name in ("web", "text", "mixed")}
     assert answer.headers["Corpus-Dtype"] == dtype
     assert (answer.array() == batch(PLAN, shards, step, count=count)).all()
-
-
-@pytest.mark.parametrize("world_sizes", [[1, 2, 4], [4, 3, 1, 12]])
-def test_any_sequence_of_world_sizes_gives_the_same_rows(
-    server: RunningServer, plan_id: str, world_sizes: list[int]
-) -> None:
-    """Over a change of stage and of batch size, as after restarts on other machines."""
-    for step in range(12, 22):
-        size = world_sizes[step % len(world_sizes)]
-        query = {"plan": plan_id, "step": step, "world_size": size}
-        parts = [server.get("/v1/batches", **query, rank=rank).array() for rank in range(size)]
-        whole = server.get("/v1/batches", plan=plan_id, step=step).array()
-        assert (np.concatenate(parts, axis=1) == whole).all()
 
 
 @pytest.mark.parametrize("route", ["batches", "indices"])
