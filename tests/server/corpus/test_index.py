@@ -156,19 +156,6 @@ def test_a_folder_that_cannot_be_written_to(
     assert names(tmp_path) == ["a.bin"]
 
 
-def test_progress_counts_to_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexing, "_PIECE_TOKENS", 4)
-    write_raw(tmp_path / "0.bin", [1] * 10)
-    write_raw(tmp_path / "1.bin", [1] * 3)
-    seen: list[tuple[int, int]] = []
-    for _ in range(2):
-        seen.clear()
-        index(spec(tmp_path, eot=0), progress=lambda done, total: seen.append((done, total)))
-        assert [done for done, _ in seen] == sorted({done for done, _ in seen})
-        assert seen[-1] == (26, 26)
-        write_raw(tmp_path / "1.bin", [2] * 3)
-
-
 MEASURE = """
 import resource, sys
 from corpus_server.corpus.index import index
