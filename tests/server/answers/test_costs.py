@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +21,7 @@ import pytest
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import RawConnection, get, post
 from tests.reference import one_source
-from tests.serving import Answer, RunningServer, check_problem
+from tests.serving import RunningServer, check_problem
 
 MIB = 2**20
 CPU_SECONDS = 1.0
@@ -90,11 +90,6 @@ def check_becomes_idle(server: RunningServer, seconds: float = 3.0) -> None:
         if cpu_seconds(server) - before < 0.1:
             return
         assert time.monotonic() < deadline, "the caller left, and the server still works for it"
-
-
-def small_batch(server: RunningServer) -> Answer:
-    """Ask for a few tokens, as another caller does."""
-    return server.get("/v1/batches", corpus="small", seq_len=64, batch_size=4, step=7)
 
 
 def check_others_are_served(server: RunningServer) -> None:
@@ -279,26 +274,3 @@ def test_a_dear_question_grows_within_bounds(server: RunningServer, question: st
 
     with ThreadPoolExecutor(4) as pool, peak_growth_below(server, 400 * MIB):
         assert set(pool.map(ask, range(4))) <= {200, 422, 503}
-
-
-# Readers.
-
-
-def stalled_readers(server: RunningServer, opened: ExitStack, count: int) -> Sequence[RawConnection]:
-    """Return connections that ask for a large answer and read nothing of it."""
-    readers = [opened.enter_context(RawConnection(server, receive_buffer=4096)) for _ in range(count)]
-    for each in readers:
-        each.send(get("/v1/batches", corpus="huge", seq_len=1023, batch_size=512, count=32, step=0))
-    return readers
-
-
-def test_stalled_readers_hold_at_most_half_of_the_places(shared: RunningServer) -> None:
-    """As many as a shared has places for answers by default, and as many again: others go on."""
-    with ExitStack() as opened:
-        for count in (64, 64):
-            stalled_readers(shared, opened, count)
-            time.sleep(0.3)
-            check_others_are_served(shared)
-            answers = [small_batch(shared).status for _ in range(30)]
-            assert answers.count(200) > 25, answers
-    check_becomes_idle(shared)

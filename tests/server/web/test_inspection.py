@@ -91,19 +91,6 @@ def test_spans_are_cut_where_documents_end(served: RunningServer) -> None:
     assert [found[number] for number in range(1, 300)] == texts[1:]
 
 
-@pytest.mark.parametrize("text", ["gamma", "d\u00e9lta beta", "\u202eturned", "<b>bold</b>"])
-def test_a_text_is_found_where_it_is(served: RunningServer, text: str) -> None:
-    whole = b"".join(documents())
-    answer = served.get("/v1/corpora/text/search", text=text, limit=100).json()
-    assert answer["num_searched_tokens"] == len(whole) or len(answer["found"]) == 100
-    places = [n for n in range(len(whole)) if whole.startswith(text.encode(), n)]
-    assert [each["token"] for each in answer["found"]] == places[:100]
-    for each in answer["found"]:
-        assert each["text"] == text
-        shown = served.get(f"/v1/corpora/text/documents/{each['document']}", format="json").json()
-        assert shown["start"] <= each["token"] < shown["stop"]
-
-
 def test_a_difference_is_said_by_field_and_by_row(served: RunningServer, plan_id: str) -> None:
     skipping = served.post_plan({**PLAN, "skip_steps": [[4, 6], [8, 9]]}).json()["id"]
     answer = served.get(f"/v1/plans/{plan_id}/diff", other=skipping, steps=3).json()
