@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from corpus_server.catalog import Catalog
 from corpus_server.errors import (
+    FingerprintMismatch,
     InvalidParameter,
     InvalidPlan,
     ReadFailed,
@@ -208,6 +209,18 @@ def test_a_table_that_cannot_be_kept_is_used_from_memory(
     with catalog(THREE, folder, tables=Tables(tmp_path / "file" / "megatron")) as opened:
         np.testing.assert_array_equal(all_rows(opened.bind(Plan.from_json(document(THREE)))), rows)
     assert "was not kept" in caplog.text
+
+
+def test_other_documents_of_the_same_tokens_are_another_plan(folder: Path, tmp_path: Path) -> None:
+    """The fingerprint of a corpus says nothing of its documents, and here they decide the rows."""
+    with catalog(THREE, folder) as opened:
+        plan = opened.bind(Plan.from_json(document(THREE))).plan
+    last = (*THREE.lengths[2][:-2], sum(THREE.lengths[2][-2:]))
+    with (
+        catalog(dataclasses.replace(THREE, lengths=(*THREE.lengths[:2], last)), tmp_path) as opened,
+        pytest.raises(FingerprintMismatch, match="the documents of the plan's corpora are others"),
+    ):
+        opened.bind(plan)
 
 
 def test_corpora_without_whole_documents_are_refused(tmp_path: Path) -> None:
