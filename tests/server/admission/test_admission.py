@@ -16,7 +16,6 @@ from corpus_server.admission.admission import (
     LOOK_SECONDS,
     MAX_BODY_BYTES,
     MAX_BYTES,
-    MAX_ROWS,
     MAX_URL_BYTES,
     SMALL_BODY_BYTES,
     SMALL_BYTES,
@@ -26,7 +25,6 @@ from corpus_server.admission.admission import (
 from corpus_server.admission.request import ANYONE, MAX_HEAD_BYTES, Caller, Limits, RequestHead
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
-    AnswerTooLarge,
     BadRequest,
     BodyTooLarge,
     CorpusServerError,
@@ -245,37 +243,6 @@ def test_each_path_asks_for_one_scope(tmp_path: Path, method: str, target: bytes
     assert passed == allowed
     with pytest.raises(Unauthorized):
         gate.check(RequestHead(method, target, {}))
-
-
-CACHE_BYTES = Settings(corpora=(CorpusSpec(name="a", path=Path("a")),)).cache_bytes
-
-
-@pytest.mark.parametrize(
-    ("method", "arguments", "what", "limit", "received", "remedy"),
-    [
-        ("size", (1001, "stop"), "an answer", "1000 bytes", 1001, "a smaller stop, or --max-answer-bytes"),
-        ("text_size", (11, "stop"), "an answer of format json or text", "10 tokens", 11, "format=raw"),
-        ("rows", (MAX_ROWS // 4 + 1, 4), "an answer", f"{MAX_ROWS} rows", MAX_ROWS + 4, "1048576 steps"),
-        ("shards", (CACHE_BYTES + 1,), "the cache", f"{CACHE_BYTES} bytes", CACHE_BYTES + 1, "--cache-bytes"),
-    ],
-)
-def test_what_is_too_large_says_what_would_do(
-    gate: Admission,
-    method: str,
-    arguments: tuple[object, ...],
-    what: str,
-    limit: str,
-    received: int,
-    remedy: str,
-) -> None:
-    with pytest.raises(
-        AnswerTooLarge, match=f"^{what}.* holds at most {limit}, .* hold {received}$"
-    ) as caught:
-        getattr(gate, f"check_{method}")(*arguments)
-    error = caught.value
-    assert (error.received, error.accepted) == (received, f"at most {limit}")
-    assert error.parameter == ("stop" if "stop" in arguments else "count")
-    assert remedy in str(error.remedy)
 
 
 @pytest.mark.parametrize(("num_tokens", "most"), [(1, 10), (2, 8), (3, 8)])

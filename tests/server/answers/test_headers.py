@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 import xxhash
 
 from corpus_server.answers import response as wire
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "expected"),
-    [
-        ((4, 64, 1025), "<u2", {"Corpus-Shape": "4,64,1025", "Corpus-Dtype": "uint16"}),
-        ((0,), "<i4", {"Corpus-Shape": "0", "Corpus-Dtype": "int32"}),
-        ((1,), "u1", {"Corpus-Shape": "1", "Corpus-Dtype": "uint8"}),
-    ],
-)
-def test_headers(shape: tuple[int, ...], dtype: str, expected: dict[str, str]) -> None:
-    assert wire.array_headers(shape, np.dtype(dtype)) == expected
 
 
 def test_checksums_are_the_published_ones_of_xxh3() -> None:
@@ -29,16 +15,6 @@ def test_checksums_are_the_published_ones_of_xxh3() -> None:
     assert wire.checksum_value(digest) == "xxh3-64=2d06800538d394c2"
     assert digest.digest() == bytes.fromhex("2d06800538d394c2")
     assert wire.TAIL_BYTES == 8
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "int64"])
-@pytest.mark.parametrize("shape", [(0,), (7,), (2, 3, 4)], ids=str)
-def test_the_npy_prefix_makes_a_file_that_numpy_loads(shape: tuple[int, ...], dtype: str) -> None:
-    array = np.arange(np.prod(shape)).astype(dtype).reshape(shape)
-    loaded = np.load(io.BytesIO(wire.npy_header(shape, array.dtype) + array.tobytes()))
-    assert loaded.dtype == array.dtype
-    assert (loaded == array).all()
-    assert loaded.shape == shape
 
 
 def test_the_npy_prefix_is_these_bytes() -> None:

@@ -220,15 +220,10 @@ def test_a_parameter_is_named_without_the_place_of_its_kind() -> None:
     ("received", "echoed"),
     [
         pytest.param(True, True, id="true"),
-        pytest.param(0, 0, id="zero"),
         pytest.param(2**63 - 1, 2**63 - 1, id="largest number"),
-        pytest.param(-(2**63) + 1, -(2**63) + 1, id="smallest number"),
         pytest.param(2**63, str(2**63), id="too large a number"),
-        pytest.param(-(2**63), str(-(2**63)), id="too small a number"),
         pytest.param(10**250, "1" + "0" * 199, id="long number"),
-        pytest.param("x" * 200, "x" * 200, id="text"),
         pytest.param("x" * 201, "x" * 200 + "...", id="long text"),
-        pytest.param([1, None], "[1, None]", id="list"),
         pytest.param(float("nan"), "nan", id="no JSON"),
     ],
 )

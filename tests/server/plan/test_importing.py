@@ -86,7 +86,6 @@ def test_megatrons_arguments() -> None:
     ("text", "mixture", "paths"),
     [
         pytest.param("/a/web", [("web", 1.0)], ["/a/web"], id="a path"),
-        pytest.param("--data-path=/a/web", [("web", 1.0)], ["/a/web"], id="in one word"),
         pytest.param("--train-data-path /a/web", [("web", 1.0)], ["/a/web"], id="of training"),
         pytest.param("/a/web # not /a/code", [("web", 1.0)], ["/a/web"], id="a comment"),
         pytest.param("--data-path /a --data-path /a/web", [("web", 1.0)], ["/a/web"], id="the last one"),
@@ -164,18 +163,6 @@ RUN = "--seq-length 8 --global-batch-size 4"
             {},
             {"num_samples": 77, "split": [969, 30, 1], "blend": ["web"]},
             id="a path",
-        ),
-        pytest.param(
-            f"--data-path 1.0 /d/web {RUN} --train-iters 3 --split 1",
-            {},
-            {"num_samples": 12, "weights": [1.0], "split": [1], "blend": ["web"]},
-            id="a path with its weight",
-        ),
-        pytest.param(
-            f"--train-data-path 1.0 /d/web {RUN} --train-iters 3",
-            {},
-            {"num_samples": 12, "split": [1], "blend": ["web"]},
-            id="a path of training",
         ),
         pytest.param(
             f"--train-data-path 1 /d/web 3 /d/code {RUN} --train-iters 3",

@@ -48,19 +48,11 @@ CASES: list[tuple[str, Plan, Plan, list[tuple[str, Any, Any]], int | None]] = [
     ("same", plan(), plan(), [], None),
     ("seed", plan(), plan(seed=2), [("seed", 1, 2)], 0),
     ("seq_len", plan(stride=8), plan(stride=8, seq_len=9), [("seq_len", 8, 9)], 0),
-    ("stride", plan(), plan(stride=9), [("stride", 8, 9)], 0),
     (
         "order",
         plan(stride=1),
         plan(order="random"),
         [("order", "shuffle", "random")],
-        0,
-    ),
-    (
-        "batch",
-        plan(),
-        plan(stage(WEB, 0, global_batch_size=5)),
-        [("stages[from_step=0].global_batch_size", 4, 5)],
         0,
     ),
     (
@@ -110,13 +102,6 @@ CASES: list[tuple[str, Plan, Plan, list[tuple[str, Any, Any]], int | None]] = [
         plan(skip_steps=[[2, 4], [12, 14]]),
         plan(skip_steps=[[2, 4], [12, 15]]),
         [("skip_steps", [[12, 14]], [[12, 15]])],
-        10,
-    ),
-    (
-        "skip-earlier",
-        plan(skip_steps=[[12, 14]]),
-        plan(skip_steps=[[10, 14]]),
-        [("skip_steps", [[12, 14]], [[10, 14]])],
         10,
     ),
     (
