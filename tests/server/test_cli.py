@@ -17,21 +17,14 @@ import pytest
 from corpus_server import __version__
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
-from tests.serving import ROOT, RunningServer, command, environment
+from tests.serving import ROOT, RunningServer, command, environment, run_here
 
 
-def run(
-    *arguments: str | Path, cwd: Path | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end; what it keeps goes to the current folder."""
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end in a process of its own."""
+    env = environment(XDG_STATE_HOME="/nonexistent")
     return subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        env=environment(XDG_STATE_HOME=str(cwd or "/nonexistent"), **variables),
-        cwd=cwd,
-        timeout=60,
-        check=False,
+        command(*arguments), capture_output=True, text=True, env=env, timeout=60, check=False
     )
 
 
@@ -44,7 +37,7 @@ def test_help_names_every_command_and_succeeds() -> None:
 
 
 def test_inspect_describes_a_folder(corpora: dict[str, ServedCorpus]) -> None:
-    said = run("inspect", corpora["mixed"].path)
+    said = run_here("inspect", corpora["mixed"].path)
     assert (said.returncode, said.stderr) == (0, "")
     for part in ("mixed", "1,934 (uint32)", "no index", "sampled-", "llm.c", "0.bin", "2.npy", "901"):
         assert part in said.stdout
@@ -62,7 +55,7 @@ def splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command_name", ["inspect", "verify", "index", "serve"])
 def test_training_and_validation_files_are_no_corpus(splits: Path, command_name: str, tmp_path: Path) -> None:
-    said = run(command_name, f"{splits},eot=0", cwd=tmp_path)
+    said = run_here(command_name, f"{splits},eot=0", XDG_STATE_HOME=str(tmp_path))
     assert said.returncode == 2
     assert "its files are of several splits: train (train.bin), val (val.bin)" in said.stderr
     for choice in (f"{splits}#train", f"{splits}#val", f"corpus-server serve {splits} --splits"):
@@ -76,7 +69,7 @@ def test_a_corpus_is_served_under_the_name_that_inspect_shows(splits: Path, tmp_
         f"{splits}/val.bin,eot=9",
         f"a={splits}#all",
     ]
-    shown = [json.loads(run("inspect", text, "--json").stdout) for text in texts]
+    shown = [json.loads(run_here("inspect", text, "--json").stdout) for text in texts]
     assert [(each["name"], each["num_tokens"]) for each in shown] == [
         ("owt-train", 100),
         ("owt", 40),
@@ -121,7 +114,7 @@ def test_a_package_that_is_missing_is_named_at_start(splits: Path, tmp_path: Pat
 def test_inspect_says_why_a_file_is_what_and_what_is_left_out(tmp_path: Path) -> None:
     write_raw(tmp_path / "token_ids_part_0.npy", [72, 105, 10, 256] * 5)
     write_raw(tmp_path / "labels_mask_part_0.npy", [1] * 10)
-    said = run("inspect", f"{tmp_path},tokenizer=bytes", "--seq-len", "6", "--json")
+    said = run_here("inspect", f"{tmp_path},tokenizer=bytes", "--seq-len", "6", "--json")
     described = json.loads(said.stdout)["inspected"]
     assert described["reasons"]["token_ids_part_0.npy"].startswith("named .npy, without the NPY header")
     assert described["sample"] == {"num_tokens": 20, "smallest": 10, "largest": 256}
@@ -129,7 +122,7 @@ def test_inspect_says_why_a_file_is_what_and_what_is_left_out(tmp_path: Path) ->
     assert described["other_files"] == {"labels_mask_part_0.npy": "a loss mask of OLMo"}
     assert "holds token 256, which its tokenizer (bytes) does not know" in described["text"]
     assert "holds token 256, but the ids of its tokenizer (bytes) are below 256" in said.stderr
-    shown = run("inspect", f"{tmp_path},tokenizer=bytes,token_range=0,3", "--seq-len", "6")
+    shown = run_here("inspect", f"{tmp_path},tokenizer=bytes,token_range=0,3", "--seq-len", "6")
     assert shown.stderr == ""
     for part in (
         "1 x olmo: named .npy",
@@ -143,27 +136,27 @@ def test_inspect_says_why_a_file_is_what_and_what_is_left_out(tmp_path: Path) ->
 
 def test_verify_records_confirms_and_finds_damage(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", some_tokens(5000))
-    assert "no hashes are recorded" in run("verify", path).stdout
-    recorded = json.loads(run("verify", path, "--record", "--json").stdout)
+    assert "no hashes are recorded" in run_here("verify", path).stdout
+    recorded = json.loads(run_here("verify", path, "--record", "--json").stdout)
     assert recorded["fingerprints"]["full"].startswith("full-")
-    confirmed = run("verify", path, "--json")
+    confirmed = run_here("verify", path, "--json")
     assert (confirmed.returncode, json.loads(confirmed.stdout)["ok"]) == (0, True)
     with path.open("r+b") as file:
         file.seek(4000)
         file.write(b"\xff\xff")
-    damaged = run("verify", path)
+    damaged = run_here("verify", path)
     assert damaged.returncode == 1
     assert "a.bin, block 0, tokens 0 to 5000" in damaged.stdout
-    as_json = run("verify", path, "--json")
+    as_json = run_here("verify", path, "--json")
     assert (as_json.returncode, json.loads(as_json.stdout)["ok"]) == (1, False)
 
 
 def test_index_warns_of_an_id_that_occurs_nowhere(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [1, 2, 3])
-    done = run("index", f"{path},eot=0")
+    done = run_here("index", f"{path},eot=0")
     assert done.returncode == 0
     assert "token 0 occurs nowhere: is it the right id?" in done.stderr
-    again = json.loads(run("index", f"{path},eot=0", "--json").stdout)
+    again = json.loads(run_here("index", f"{path},eot=0", "--json").stdout)
     assert (again["found_nowhere"], again["num_documents"], again["shards"][0]["action"]) == (True, 1, "kept")
 
 
@@ -176,7 +169,7 @@ def test_index_mistakes_are_one_clear_line(tmp_path: Path) -> None:
         (f"{path},eto=0", "unknown eto; known are dtype, earlier, eot, exclude,"),
         (tmp_path / "none,eot=0", "found nothing"),
     ):
-        said = run("index", corpus)
+        said = run_here("index", corpus)
         assert (said.returncode, said.stdout) == (2, "")
         assert message in said.stderr
         assert "Traceback" not in said.stderr
@@ -272,7 +265,7 @@ def test_a_mistake_is_one_clear_line_and_no_server(
     tmp_path: Path, arguments: Callable[[Path], list[str | Path]], message: str
 ) -> None:
     """Catalogue row 11: no traceback and no restart loop."""
-    said = run("serve", *arguments(tmp_path), cwd=tmp_path)
+    said = run_here("serve", *arguments(tmp_path), XDG_STATE_HOME=str(tmp_path))
     assert said.returncode == 2
     assert "Traceback" not in said.stderr
     assert len([line for line in said.stderr.splitlines() if re.search(message, line)]) == 1, said.stderr

@@ -2,8 +2,8 @@
 
 Before every turn the file is taken out of the page cache; afterwards the axis checks that what was delivered
 came from the disk. Then it measures small requests for resident data beside a reader of cold data, in full
-and in bounded shuffle: reading ahead must not keep others waiting. What the machine's cores alone cost the resident requests is shown by the
-same load on another server process.
+and in bounded shuffle: reading ahead must not keep others waiting. What the machine's cores alone cost the
+resident requests is shown by the same load on another server process.
 """
 
 from __future__ import annotations

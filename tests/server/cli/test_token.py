@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from corpus_server.admission.access import Access, read_tokens
-from tests.server.test_cli import run
+from tests.serving import run_here
 
 
 def make(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run("token", file, *arguments)
+    return run_here("token", file, *arguments)
 
 
 def test_tokens_are_added_and_only_their_hashes_are_kept(tmp_path: Path) -> None:
