@@ -234,13 +234,14 @@ def test_a_dear_question_waits_for_nobody_and_stops_with_its_caller(
 
 
 @pytest.mark.parametrize("question", ["indices", "indices-json", "lookup", "json", "checksum"])
-def test_a_dear_question_grows_within_bounds(server: RunningServer, question: str) -> None:
+def test_a_dear_question_grows_within_bounds(shared: RunningServer, question: str) -> None:
     """Four answers of up to 64 MiB at once cost no more than one and a half times their size."""
+    check_becomes_idle(shared)
 
     def ask(number: int) -> int:
-        with RawConnection(server, timeout=100) as connection:
+        with RawConnection(shared, timeout=100) as connection:
             connection.send(DEAR[question])
             return connection.read().status
 
-    with ThreadPoolExecutor(4) as pool, peak_growth_below(server, 400 * MIB):
+    with ThreadPoolExecutor(4) as pool, peak_growth_below(shared, 400 * MIB):
         assert set(pool.map(ask, range(4))) <= {200, 422, 503}
