@@ -86,17 +86,6 @@ def test_a_corpus_is_served_under_the_name_that_inspect_shows(splits: Path, tmp_
     assert [each["num_tokens"] for each in described if each["name"] == "b"] == [7]
 
 
-def test_each_split_is_served_under_a_name_of_its_own(splits: Path, tmp_path: Path) -> None:
-    named = {"x": splits, "val": splits / "val.bin"}
-    with RunningServer(named, tmp_path, arguments=["--splits"]) as server:
-        described = server.get("/v1/corpora").json()["corpora"]
-    assert {each["name"]: each["num_tokens"] for each in described} == {
-        "x-train": 100,
-        "x-val": 50,
-        "val": 50,
-    }
-
-
 def test_a_package_that_is_missing_is_named_at_start(splits: Path, tmp_path: Path) -> None:
     """And not at the first request for text."""
     (tmp_path / "tokenizers.py").write_text("raise ImportError('not here')")

@@ -56,15 +56,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     write_megatron(folder / "docs", DOCUMENTS)
     for name in ("a", "b"):
         write_megatron(folder / "parts" / name, [[1, 2, 3], [4, 5]])
-    write_megatron(folder / "sizes", [[7] * size for size in (0, 1, 2, 3, 4, 7, 8, 9, 16, 100)])
     write_megatron(folder / "many", [[1]] * 2048)
     write_megatron(folder / "letters", [list(b"some text ")] * 12, dtype="uint8")
     with WebServer({"/far.bin": b"some text " * 40}) as store:
         specs = (
-            *(
-                CorpusSpec(name=name, path=folder / f"{name}.bin")
-                for name in ("docs", "sizes", "many", "letters")
-            ),
+            *(CorpusSpec(name=name, path=folder / f"{name}.bin") for name in ("docs", "many", "letters")),
             *(CorpusSpec(name=name, path=folder / name) for name in ("ids", "parts")),
             CorpusSpec.parse(f"far={store.url}/far.bin,dtype=uint8"),
         )
@@ -260,22 +256,6 @@ def test_statistics_of_a_small_corpus_are_of_all_of_it(service: Service) -> None
         },
     }
     assert response.headers["Cache-Control"] == "no-store"
-
-
-def test_lengths_are_counted_between_powers_of_two(service: Service) -> None:
-    found = found_by(statistics_of(service, "sizes"))
-    assert found["document_lengths"]["histogram"] == [
-        [0, 1], [1, 1], [2, 2], [4, 2], [8, 2], [16, 1], [32, 0], [64, 1]
-    ]  # fmt: skip
-    assert found["document_lengths"]["mean"] == 15.0
-    assert (found["num_distinct_tokens"], found["counts_by_rank"]) == (1, [[1, 150]])
-
-
-def test_only_the_most_frequent_tokens_are_listed(service: Service) -> None:
-    found = found_by(statistics_of(service, "ids"))
-    assert found["top_tokens"] == [{"token": k, "count": 1, "text": None} for k in range(50)]
-    assert found["counts_by_rank"] == [[1 << k, 1] for k in range(7)]
-    assert (found["num_documents"], found["document_lengths"]) == (None, None)
 
 
 def test_many_documents_are_read_in_slices(service: Service) -> None:

@@ -82,26 +82,6 @@ def test_a_large_range_is_the_files_joined(
     assert answer.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(answer.body).hexdigest()}"
 
 
-def test_a_reader_in_sips_gets_the_same_bytes(roomy: RunningServer) -> None:
-    """Threads and the loop send by turns, as the reader falls behind and catches up."""
-    expected = roomy.get("/v1/batches", **LARGE).body
-    others = [roomy.connect() for _ in range(3)]
-    responses = []
-    for connection in others:
-        connection.sock = socket.socket()
-        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-        connection.sock.connect(host_and_port(roomy.url))
-        connection.request("GET", LARGE_TARGET)
-        responses.append(connection.getresponse())
-    received = [bytearray() for _ in others]
-    while len(received[0]) < len(expected):
-        for response, body in zip(responses, received, strict=True):
-            body += response.read(100_000)
-    for connection in others:
-        connection.close()
-    assert all(bytes(body) == expected for body in received)
-
-
 @contextlib.contextmanager
 def stalled_readers(server: RunningServer, count: int) -> Iterator[list[socket.socket]]:
     """Yield connections that asked for a large answer, saw its head, and read no further."""

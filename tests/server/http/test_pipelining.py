@@ -239,18 +239,6 @@ def test_connection_close_is_honoured_and_said(shared: Running) -> None:
         assert connection.ended(), "nothing may follow the last response"
 
 
-def test_requests_byte_by_byte(shared: Running) -> None:
-    """Heads cut at every byte mean what they mean in one piece, to the fast path and to the application."""
-    with RawConnection(shared.server) as connection:
-        steps = [1, 2, 3, 90, 91, 4]
-        sent = b"".join(shared.small.request(step) for step in steps)
-        connection.send_slowly(sent + get("/healthz") + shared.small.request(92))
-        for step in steps:
-            shared.small.check(connection.read(), step)
-        assert connection.read().json() == {"status": "alive"}
-        shared.small.check(connection.read(), 92)
-
-
 def test_a_thousand_short_responses_in_a_row(start: Start) -> None:
     """Requests that are answered at once, sent together: no depth of calls may grow with their number."""
     running = start(max_concurrent_answers=1, send_timeout_seconds=60)

@@ -154,24 +154,6 @@ def test_a_full_registry_gives_the_places_of_idle_readers_to_new_ones(
     assert not ask(1, 1)
 
 
-def test_of_many_ranks_the_page_shows_the_same_ones_whoever_asks_last_and_idle_ones_give_way(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_COUNTED", 2)
-
-    def ask(*ranks: int) -> set[int]:
-        for rank in ranks:
-            reader = world.ask(0, rank=rank)
-            assert reader is not None
-            reader.sent(1, making_seconds=0.0, sending_seconds=0.0)
-        return set(world.ranks())
-
-    assert [ask(3), ask(2), ask(1), ask(3), ask(2, 3)] == [{3}, {2, 3}, {1, 2}, {1, 2}, {1, 2}]
-    world.now += 61.0
-    assert ask(3) == {1, 3}
-    assert ask(2) == {2, 3}
-
-
 def test_what_the_page_shows_of_a_rank_is_the_step_asked_for_last_and_what_was_sent(world: World) -> None:
     """A rank has step 7 and asks for 9 before the response with 7 has ended; idle ranks are shown, too."""
     first = world.ask(6)
