@@ -19,7 +19,7 @@ from corpus_client.plan.state import make_state
 from corpus_client.plan.world import Placement
 from corpus_client.staging.options import Staging
 
-PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order")
+PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order", "rows")
 
 
 class CorpusIterableDataset(IterableDataset[Batch]):
@@ -85,7 +85,10 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         self.declared = False  # whether `integrations.accelerate.already_sharded` has compared the place
         self._asked = placement
         self._placement = Placement(
-            rank=place.rank, world_size=place.world_size, context_parallel=place.context
+            rank=place.rank,
+            world_size=place.world_size,
+            context_parallel=place.context[:2],
+            context_order=placement.context_order,
         )
         self._urls = urls
         self._dtype = dtype

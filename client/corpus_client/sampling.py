@@ -28,7 +28,8 @@ class RemoteCorpus:
 
     Args:
         url: base URL of the server, `http://host:port` or `uds:///path/of.sock`.
-        name: of the corpus; `UnknownCorpus` if the server has none of that name.
+        name: of the corpus; `UnknownCorpus` if the server has none of that name. One with loss masks is
+            refused, since `get_batch` returns none.
         network: options of the requests, as for `CorpusLoader`.
     """
 
@@ -39,6 +40,12 @@ class RemoteCorpus:
         description = self._replicas.ask(lambda control: control.get(wire.corpus_path(name)))
         self.dtype = str(description["dtype"])
         self._num_tokens = int(description["num_tokens"])
+        if description.get("num_masks"):
+            self.close()
+            raise errors.InvalidArgument(
+                f"get_batch returns no loss mask, and corpus {name!r} has one; take a CorpusLoader, or serve "
+                "the corpus with mask=no"
+            )
         if self.dtype not in STORED_DTYPES:
             raise errors.AnswerCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {self.dtype!r}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
@@ -107,6 +107,8 @@ class Row:
     start: int
     """First token, corpus-wide."""
     spans: list[Span]
+    unused: int
+    """Tokens at the end of the row that belong to no document."""
 
 
 @described
@@ -225,7 +227,8 @@ def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead)
             begins.append(corpus.starts[shard_number - first_shard[name]] + start)
             texts += spans(corpus, begins[-1], left[:length])
             left = left[length:]
-        shown.append(Row(row=number, corpus=name, shard=shard.name, start=begins[0], spans=texts))
+        its = Row(row=number, corpus=name, shard=shard.name, start=begins[0], spans=texts, unused=len(left))
+        shown.append(its)
         yield None
     fields = Rows(
         plan=bound.plan.id,
@@ -327,12 +330,8 @@ def diff(service: Service, plan_id: str, query: DiffQuery, request: RequestHead)
     headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}")
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    shard_tokens = {
-        name: [shard.num_tokens for shard in corpus.shards]
-        for name, corpus in chain(one.corpora.items(), other.corpora.items())
-    }
     compared = yield from compare_slices(
-        one.plan, other.plan, shard_tokens, num_steps=query.steps, max_rows=DIFF_ROWS
+        one.sampler, other.sampler, num_steps=query.steps, max_rows=DIFF_ROWS
     )
     fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed_fields(one.plan, other.plan), rows=compared)
     return json_response(fields, headers)

@@ -30,6 +30,7 @@ from corpus_server.answers.tokens import (
     staged_rows,
 )
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.shards import contents
 from corpus_server.described import described
 from corpus_server.errors import AnswerTooLarge, InvalidParameter
 from corpus_server.plan.questions.lookup import Sighting, look_up_slices
@@ -190,7 +191,9 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
     for each in range(step, step + count):
         for begin in range(0, rows, _ROWS_AT_ONCE):
             part = range(begin, min(begin + _ROWS_AT_ONCE, rows))
-            numbers = bound.sampler.pieces(each, part)[0][:, 0]
+            pieces, borders = bound.sampler.pieces(each, part)
+            its = np.stack((np.repeat(np.arange(len(part)), np.diff(borders)), pieces[:, 0]), axis=1)
+            numbers = its[:, 1] if len(its) == len(part) else np.unique(its, axis=0)[:, 1]
             num_rows += np.bincount(numbers, minlength=num_rows.size)
             first_step[numbers[first_step[numbers] < 0]] = each
             yield None
@@ -205,7 +208,7 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
                 size_bytes=shard.size_bytes,
                 first_step=int(first_step[number]),
                 num_rows=int(num_rows[number]),
-                is_local=shard.file.is_cached,
+                is_local=all(each.file.is_cached for each in contents([shard])),
             )
         )
     total = sum(bound.shards[number][1].size_bytes for number in used.tolist())

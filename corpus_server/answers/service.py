@@ -25,6 +25,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.shards import contents
 from corpus_server.errors import CorpusServerError, Overloaded
 from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan_store import PlanStore
@@ -107,7 +108,7 @@ class Service:
                 reads_ahead=settings.read_ahead_bytes > 0,
                 cache_dir=settings.cache_dir,
                 cache_bytes=settings.cache_bytes,
-                tables=Tables(settings.state_dir / "megatron"),
+                tables=Tables(settings.state_dir / "tables"),
                 lists_names=settings.tokens is None,  # a token need not be for all
             ) as catalog,
             PlanStore(settings.state_dir) as store,
@@ -137,7 +138,7 @@ class Service:
             return f"all {len(stuck)} gather threads have waited for the disk for {_STUCK_SECONDS:g} s"
         try:
             for corpus in self.catalog.corpora.values():
-                for shard in corpus.shards:
+                for shard in contents(corpus.shards):
                     if shard.file.is_local:  # a copy that changed is staged anew
                         shard.file.check_unchanged()
             self.store.check_writable()

@@ -63,6 +63,7 @@ def inspect(
 def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str, Any]:
     """Return the description that the server gives, and under `inspected` what only `inspect` says."""
     ids = corpus.sampled_ids
+    masks = {shard.mask.path for shard in corpus.shards if shard.mask is not None}
     inspected: dict[str, Any] = {
         "reasons": {shard.name: shard.reason for shard in corpus.shards},
         "sample": None if ids is None else ids._asdict(),
@@ -70,6 +71,7 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
         "other_files": {
             file.name: side_file(file.path) or ("no tokens" if is_side_file(file.path) else "not chosen")
             for file in (files_left_out(spec) if spec.store is None else ())
+            if file.path not in masks
         },
     }
     if seq_len is not None:
@@ -146,6 +148,8 @@ def _facts(described: dict[str, Any]) -> Table:
         "tokenizer": described["tokenizer"] or "none",
         "fingerprint": f"{described['fingerprint']} ({described['fingerprint_kind']})",
     }
+    if described["num_masks"]:
+        facts["loss masks"] = f"of {described['num_masks']:,} shards; mask=no leaves them out"
     if (ids := inspected["sample"]) is not None:
         facts["largest id"] = f"{ids['largest']:,} among {ids['num_tokens']:,} sampled tokens"
         if ids["smallest"] < 0:

@@ -43,13 +43,14 @@ def explore(
     seq_len: Annotated[int | None, typer.Option(min=1, help="Without --plan: inputs per row.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Without --plan: rows of a step.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Without --plan: seed of the shuffle.")] = 0,
+    rows: Annotated[str, typer.Option(help="Without --plan: windows, or documents.")] = "windows",
     pager: Annotated[bool, typer.Option("--pager", help="Page through the output.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a document, a range of tokens or the rows of a step as text."""
     with _opened(source, corpus) as asked:
         if step is not None:
-            spelled = {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}
+            spelled = {"seq_len": seq_len, "batch_size": batch_size, "seed": seed, "rows": rows}
             answer = asked.rows(plan, spelled, step=step, first=0, count=min(count, 64))
         else:
             if document is not None:
@@ -67,6 +68,7 @@ def explore(
         colours = dict(zip(dict.fromkeys(row["corpus"] for row in answer["rows"]), cycle(_COLOURS)))
         for row in answer["rows"]:
             where = f"step {step} row {row['row']}: {row['corpus']}, {row['shard']}, token {row['start']}"
+            where += f", {row['unused']} tokens unused" if row.get("unused") else ""
             shown += [Text(where, style=f"bold {colours[row['corpus']]}"), _text(row["spans"]), Text()]
     with console.pager(styles=True) if pager else nullcontext():
         console.print(*shown, sep="\n")

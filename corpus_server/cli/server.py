@@ -43,7 +43,7 @@ class Server:
         """Return rows of a step, of a plan by its id or else as it is spelled, as text."""
         if plan is None:
             stage = {"global_batch_size": spelled["batch_size"], "mixture": {self._corpus_name(): 1}}
-            document = {"seq_len": spelled["seq_len"], "seed": spelled["seed"], "stages": [stage]}
+            document = {name: spelled[name] for name in ("seq_len", "seed", "rows")} | {"stages": [stage]}
             plan = self._get("/v1/plans", json.dumps(document).encode())["id"]
         return self._get(f"/v1/plans/{quote(plan, safe='')}/rows", **query)
 

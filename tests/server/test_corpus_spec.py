@@ -45,6 +45,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("/d/x,token_range=0,10", "x", {"path": "/d/x", "token_range": (0, 10)}),
     ("/d/x,tokenizer=bytes", "x", {"path": "/d/x", "tokenizer": "bytes"}),
     ("/d/x,tokenizer=none", "x", {"path": "/d/x", "tokenizer": "none"}),
+    ("/d/x,mask=no,eot=5", "x", {"path": "/d/x", "mask": False, "eot": 5}),
+    ("/d/x,mask=yes", "x", {"path": "/d/x"}),
     (r"/d/a\,b.bin", "a-b", {"path": "/d/a,b.bin"}),
     (r"a\=b", "a-b", {"path": "a=b"}),
     (r"web=a=b", "web", {"path": "a=b"}),
@@ -117,7 +119,7 @@ MISTAKES = [
     ("a b=/data", "corpus name 'a b'"),
     (
         "/d/x,dtpye=uint8",
-        "unknown dtpye; known are dtype, earlier, eot, exclude, include, path, token_range, tokenizer",
+        "unknown dtpye; known are dtype, earlier, eot, exclude, include, mask, path, token_range, tokenizer",
     ),
     ("/d/x,dtype=uint8,dtype=uint8", "dtype is given twice"),
     ("/d/x,eot=end", "eot must be an id, 0 or more, got 'end'"),

@@ -27,6 +27,7 @@ from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.usage import usage_slices
 from corpus_server.read import tables
+from corpus_server.read.beside import RowSources
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import WindowReading, read_arrays
 from corpus_server.read.tables import Tables
@@ -91,6 +92,21 @@ def rows(opened: Catalog) -> NDArray[np.integer]:
 
 def bound_to(opened: Catalog, changes: Mapping[str, Any] = MappingProxyType({}), size: int = 5) -> BoundPlan:
     return opened.bind(Plan.from_json({**document(THREE, size), **changes}))
+
+
+def test_the_source_of_a_row_is_that_of_its_pieces(opened: Catalog) -> None:
+    bound = bound_to(opened)
+    count = bound.sampler.num_steps
+    assert count is not None
+    reading = WindowReading(bound, step=0, count=count, rank=0, rows=5)
+    sources = np.concatenate(list(read_arrays(RowSources(reading))))
+    first = 0
+    for pieces, borders in reading.pieces():
+        own = sources[first : first + len(borders) - 1]
+        names = [bound.plan.sources[number] for number in own.repeat(np.diff(borders)).tolist()]
+        assert names == [bound.shards[shard][0] for shard in pieces[:, 0].tolist()]
+        first += len(own)
+    assert set(sources.tolist()) == set(range(len(bound.plan.sources)))
 
 
 def step_rows(bound: BoundPlan, step: int, **part: int) -> NDArray[np.integer]:
@@ -192,7 +208,7 @@ def test_a_table_is_built_once_kept_and_bounded(
 def test_a_large_table_is_built_by_another_process(
     folder: Path, rows: NDArray[np.integer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_MOST_SHUFFLED", 0)
+    monkeypatch.setattr(tables, "_MOST_IN_PROCESS", 0)
     plan = Plan.from_json(document(THREE))
     with catalog(THREE, folder, tables=Tables(tmp_path)) as opened:
         np.testing.assert_array_equal(all_rows(opened.bind(plan)), rows)

@@ -15,6 +15,7 @@ import httpx
 from corpus_client import errors
 from corpus_client.network import wire
 from corpus_client.network.endpoint import Endpoint
+from corpus_client.network.layout import ITEM_BYTES
 from corpus_client.network.options import Network
 from corpus_client.network.transport import KEEP_ALIVE, is_certificate_error
 from corpus_client.observe.telemetry import SentRequest
@@ -56,7 +57,11 @@ class BoundPlan:
     eot_id: int | None  # that the server knows of every source; None if it does not, or they differ
     num_steps: int | None = None  # training steps of the plan; None: it has no end
     vocab_size: int | None = None  # of the largest tokenizer among the sources; None: the server knows none
+    indices: str = "windows"  # what `/v1/indices` says of rows: their windows, or the pieces that they join
     largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
+    sources: tuple[str, ...] = ()  # names of the corpora, as a batch's sources number them
+    is_masked: bool = False  # whether shards of a source have loss masks
+    fills_ends: bool = False  # whether rows may end with end-of-text tokens of no document
 
 
 class ControlPlane:
@@ -112,8 +117,12 @@ class ControlPlane:
                 stages=_described(StageDescription, answer["stages"]),
                 eot_id=eot_ids.pop() if len(eot_ids) == 1 else None,
                 num_steps=answer["num_steps"],
+                indices=str(answer.get("indices", "windows")),
                 vocab_size=_largest(source.get("vocab_size") for source in sources),
                 largest_id=_largest(source.get("largest_id") for source in sources),
+                sources=tuple(answer["sources"]),
+                is_masked=any(source.get("num_masks") for source in sources),
+                fills_ends=answer.get("fills_ends") is True,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise errors.AnswerCorrupt(
@@ -142,7 +151,7 @@ class ControlPlane:
         return digest
 
     def places(self, plan_id: str, step: int) -> bytes:
-        """Ask where the rows of a training step lie: raw `(rows, 2) int64`, shard number and start token."""
+        """Ask where the rows of a training step lie: the bytes that `/v1/indices` answers."""
         request = wire.steps_request("/v1/indices", (1, 0, 2), "int64", step=step, verify=True, plan=plan_id)
         response = self._request("GET", request.path)
         wire.check_tag(response.headers, str(request.identity))
@@ -155,7 +164,7 @@ class ControlPlane:
         request = wire.ArrayRequest(
             path=path, shape=(count,), dtype=response.headers.get(wire.DTYPE_HEADER, ""), plan_id=None
         )
-        if request.dtype not in wire.ITEM_BYTES:
+        if request.dtype not in ITEM_BYTES:
             raise errors.AnswerCorrupt(f"{self.endpoint.name}: unknown {wire.DTYPE_HEADER} {request.dtype!r}")
         wire.check_headers(response.headers, request)
         return request.dtype, wire.checked_array(response.content)

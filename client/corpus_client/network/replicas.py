@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from corpus_client import errors
+from corpus_client.network import wire
 from corpus_client.network.control import BoundPlan, ControlPlane
 from corpus_client.network.options import Network
 from corpus_client.network.pool import Pool
 from corpus_client.network.replica import Replica, may_pass
-from corpus_client.network.transport import Connection
+from corpus_client.network.transport import Buffer, Connection
 from corpus_client.network.wire import ArrayRequest
 from corpus_client.observe.recorder import Recorder
 
@@ -133,7 +134,7 @@ class Replicas(AbstractContextManager["Replicas"]):
             exchange.attempt = self._send(request, *found)
         return exchange
 
-    def finish(self, exchange: Exchange, buffer: memoryview) -> None:
+    def finish(self, exchange: Exchange, buffer: Buffer) -> None:
         """Receive the right answer at the start of `buffer`, from whichever replica gives it.
 
         Raises:
@@ -161,7 +162,7 @@ class Replicas(AbstractContextManager["Replicas"]):
                 again = False
             try:
                 waited = self._await_answer(attempt, deadline)
-                attempt.connection.receive_into(
+                headers = attempt.connection.receive_into(
                     buffer,
                     request,
                     deadline=min(deadline, attempt.started + self.network.attempt_seconds),
@@ -178,7 +179,7 @@ class Replicas(AbstractContextManager["Replicas"]):
             attempt.replica.latency.add(now - attempt.sent_at, now, waited=waited)
             attempt.replica.succeeded()
             self._end(attempt)
-            self.recorder.received_bytes += request.num_bytes
+            self.recorder.received_bytes += wire.array_bytes(headers, request)
             return
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@ import ssl
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 
 import xxhash
 
@@ -43,6 +44,10 @@ if hasattr(socket, "TCP_KEEPIDLE"):
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_SECONDS),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     ]
+
+
+Buffer = memoryview | Callable[[int], memoryview]
+"""Where an array is received: memory, or what gives so many bytes of it."""
 
 
 class Connection:
@@ -143,7 +148,7 @@ class Connection:
 
     def receive_into(
         self,
-        buffer: memoryview,
+        buffer: Buffer,
         request: wire.ArrayRequest,
         *,
         deadline: float,
@@ -153,7 +158,7 @@ class Connection:
 
         Args:
             buffer: at least `request.num_bytes` writable bytes; the array lies at its start afterwards.
-                After an error its content is undefined.
+                After an error its content is undefined. A request that is not exact needs a function.
             deadline: `time.monotonic` seconds; no wait goes beyond it.
             progress_seconds: longest wait for the next byte, instead of the network's.
         """
@@ -173,7 +178,9 @@ class Connection:
                 self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
                 wire.check_headers(headers, request)
                 digest = xxhash.xxh3_64() if request.verify else None
-                self._fill(buffer[: request.num_bytes], deadline, digest)
+                num_bytes = wire.array_bytes(headers, request)
+                part = buffer(num_bytes) if callable(buffer) else buffer[:num_bytes]
+                self._fill(part, deadline, digest)
                 if digest is not None:
                     tail = bytearray(wire.TAIL_BYTES)
                     self._fill(memoryview(tail), deadline)

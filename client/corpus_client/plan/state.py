@@ -20,7 +20,7 @@ from corpus_client import errors
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
-from corpus_client.network.wire import DIGEST
+from corpus_client.network.wire import DIGEST, ArrayRequest
 from corpus_client.plan import receipts
 from corpus_client.plan.document import MAX_STEP, integer
 from corpus_client.plan.requests import StepRequests
@@ -171,6 +171,16 @@ class PlanLoader(Generic[B]):
         return self._bound.plan_id
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the plan's corpora; `batch.sources` has their numbers here."""
+        return self._bound.sources
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether corpora of the plan have loss masks."""
+        return self._bound.is_masked
+
+    @property
     def vocab_size(self) -> int | None:
         """A vocabulary that holds every token of the plan, as far as the server knows: a model's default.
 
@@ -263,17 +273,19 @@ class PlanLoader(Generic[B]):
         """Drop what was fetched ahead; the next batch starts fetching again."""
         raise NotImplementedError
 
-    def _step_requests(self) -> StepRequests:
+    def _step_requests(self, beside: Sequence[str]) -> StepRequests:
         rank, world_size = self.place
-        return StepRequests(self._connect(plan=self._bound), self._bound, rank=rank, world_size=world_size)
+        replicas = self._connect(plan=self._bound)
+        return StepRequests(replicas, self._bound, rank=rank, world_size=world_size, beside=beside)
 
-    def _receive_step(self, step: int, step_ranges: Sequence[StepRange]) -> tuple[bytearray, tuple[int, int]]:
-        """Receive the tokens of any step over a connection of its own; return them and their shape."""
+    def _receive_step(
+        self, step: int, step_ranges: Sequence[StepRange], beside: Sequence[str]
+    ) -> tuple[ArrayRequest, bytearray]:
+        """Receive any step over a connection of its own; return the request, and the body it describes."""
         self._check_process()
         step = integer("step", step, 0, MAX_STEP)
-        shape = shape_of(step_ranges, step)
-        with closing(self._step_requests()) as requests:
-            return requests.receive_step(step, shape), shape
+        with closing(self._step_requests(beside)) as requests:
+            return requests.receive_step(step, shape_of(step_ranges, step))
 
     def _check_thread(self) -> None:
         """Make the calling thread the one that iterates; refuse a second one by name.

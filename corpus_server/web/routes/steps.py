@@ -21,7 +21,7 @@ router = APIRouter(tags=["training"])
 
 @read_route(router, "/v1/indices", response_class=AsgiResponse, responses=INDICES)
 async def indices(call: CallHere, query: Annotated[BatchesQuery, Query()]) -> AsgiResponse:
-    """Return for each row of a rank its shard (over the plan's shard list) and start token."""
+    """Return where the rows of a rank lie: shards (over the plan's shard list) and tokens."""
     return call.made(tokens.indices(call.service, query, call.head))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,12 @@ import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, errors
+from corpus_client.network import wire
 from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
 from corpus_client.network.replicas import Exchange, Replicas
+from corpus_client.network.transport import Buffer
 from corpus_client.network.wire import ArrayRequest
+from corpus_client.plan.requests import AheadRequests
 from corpus_client.staging import local
 from corpus_client.staging.gather import LocalShard
 from tests.client.conftest import make_corpus, num_descriptors
@@ -114,8 +118,8 @@ def described(corpus: str, name: str, num_tokens: int = 1) -> ShardDescription:
     )
 
 
-def plan_of(*shards: ShardDescription, order: object = "shuffle") -> BoundPlan:
-    return cast("BoundPlan", SimpleNamespace(shards=shards, document={"order": order}))
+def plan_of(*shards: ShardDescription) -> BoundPlan:
+    return cast("BoundPlan", SimpleNamespace(shards=shards, dtype="uint8"))
 
 
 @pytest.mark.parametrize("name", ["../x", "deep/../../x", "/etc/passwd"])
@@ -176,15 +180,23 @@ def test_shards_that_were_opened_are_closed_when_one_cannot_be(tmp_path: Path) -
     assert num_descriptors() == before
 
 
-def test_rows_of_pieces_of_documents_come_from_the_server_only(tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidArgument) as caught:
-        local.open_shards(plan_of(order={"megatron": {"num_samples": 1}}), tmp_path)
-    assert str(caught.value) == (
-        "local_root must be left out for a plan of order megatron: its rows join pieces of several "
-        "documents, and only the server knows which"
+def test_pieces_of_too_few_rows_are_refused(tmp_path: Path) -> None:
+    """Else the next rows would take their places."""
+    (tmp_path / "0.bin").write_bytes(bytes(100))
+    request = wire.steps_request(
+        "/v1/indices", (1, 2, 10), "int64", step=0, verify=True, are_pieces=True, plan="ab"
     )
-    for order in ("random", {"shuffle": {"block_windows": 1}}):
-        assert local.open_shards(plan_of(order=order), tmp_path) == []
+
+    def finish(exchange: object, memory: Callable[[int], memoryview]) -> None:
+        memory(32)[:] = np.array([(0, 0, 0, 10)], "<i8").tobytes()
+
+    requests = SimpleNamespace(finish=finish, stop=None)
+    ahead = SimpleNamespace(requests=requests, next=lambda: (SimpleNamespace(request=request), 10))
+    plan = plan_of(described("a", "0.bin", 100))
+    (shard,) = local.open_shards(plan, tmp_path)
+    source = local.LocalSource(cast("AheadRequests", ahead), plan, [shard])
+    with closing(shard), pytest.raises(errors.AnswerCorrupt, match="indices must be of 2 rows, got 1"):
+        source.finish((2, 10), memoryview(bytearray(20)))
 
 
 class Served:
@@ -300,7 +312,7 @@ def test_as_many_requests_are_on_the_wire_as_were_chosen(
         most = max(most, on_wire)
         return begin(self, request)
 
-    def counted_finish(self: Replicas, exchange: Exchange, buffer: memoryview) -> None:
+    def counted_finish(self: Replicas, exchange: Exchange, buffer: Buffer) -> None:
         nonlocal on_wire
         finish(self, exchange, buffer)
         on_wire -= 1

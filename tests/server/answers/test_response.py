@@ -100,6 +100,40 @@ def test_an_array_is_sent_in_pieces_with_its_checksum(
     assert reading.num_checks == before + 1
 
 
+@pytest.mark.parametrize("checksum", ["true", "tail", "false"])
+@pytest.mark.parametrize(
+    ("num_tokens", "others", "num_groups"),
+    [
+        (5, [3], 1),
+        (4, [3], 1),
+        (PIECE_BYTES, [3, 5], 2),  # with the last piece of the tokens, in one write
+        (PIECE_BYTES, [PIECE_BYTES, 1], 5),
+    ],
+)
+def test_arrays_beside_the_first_are_aligned_and_hashed_with_it(
+    checksum: ChecksumPlace, num_tokens: int, others: list[int], num_groups: int
+) -> None:
+    arrays = [np.arange(1, size + 1, dtype="uint16") for size in (num_tokens, *others)]
+    first, *rest = map(Array, arrays)
+    beside = {f"array{number}": reading for number, reading in enumerate(rest)}
+    response = made(array_response(first, {}, "raw", checksum, GET, beside))
+    groups = [b"".join(map(bytes, group)) for group in response.body]
+    content = b""
+    for array in arrays:
+        content += bytes(-len(content) % 8) + array.tobytes()
+    digest = xxhash.xxh3_64(content)
+    assert b"".join(groups) == content + (digest.digest() if checksum == "tail" else b"")
+    assert len(groups) == num_groups
+    assert response.headers["Corpus-Arrays"] == "; ".join(
+        f"array{number} uint16 {size}" for number, size in enumerate(others)
+    )
+    assert response.headers["Content-Length"] == str(sum(map(len, groups)))
+    if checksum == "true":
+        assert response.headers["Corpus-Checksum"] == f"xxh3-64={digest.hexdigest()}"
+    again = made(array_response(first, {}, "raw", checksum, RequestHead("HEAD", b"/", {}), beside))
+    assert {**response.headers, **again.headers} == response.headers
+
+
 @pytest.mark.parametrize(("checksum", "num_readings"), [("tail", 1), ("true", 2), ("false", 1)])
 def test_a_piece_is_let_go_before_the_next_one_is_read(checksum: ChecksumPlace, num_readings: int) -> None:
     """A response costs the memory of one piece, however large it is."""

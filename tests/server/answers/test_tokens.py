@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
@@ -24,9 +25,13 @@ from corpus_server.answers.tokens import (
     token_range,
 )
 from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import (
+    AnswerTooLarge,
+)
 from corpus_server.read.bound_plan import BoundPlan, Source
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
+from tests.megatron import THREE, document, specs
 from tests.server.http.making import body, made
 from tests.stores import WebServer
 
@@ -146,11 +151,10 @@ def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
     whole = world.service
     spelled = {"corpus": "text", "seq_len": "9", "batch_size": "1", "step": "0", "format": "text"}
     asked = BatchesQuery.model_validate(spelled)
-    monkeypatch.setattr(
-        "corpus_server.read.reading.WindowReading.pieces", lambda _: iter([[(1, 3, 4), (0, 7, 6)]])
-    )
+    joined = np.array([(1, 3, 4), (0, 7, 5), (-1, 9, 1)]), np.array([0, 3])
+    monkeypatch.setattr("corpus_server.read.reading.WindowReading.pieces", lambda _: iter([joined]))
     first = body(made(batches(whole, asked, GET))).decode().splitlines()[0]
-    places = "shard 1.bin, tokens 3 to 7; shard 0.bin, tokens 7 to 13"
+    places = "shard 1.bin, tokens 3 to 7; shard 0.bin, tokens 7 to 12"
     assert first == f"=== step 0 row 0: corpus text, {places} ==="
 
 
@@ -192,6 +196,43 @@ def test_indices_say_where_the_rows_lie(world: World, monkeypatch: pytest.Monkey
     assert (response.num_steps, response.reader.last_step) == (2, 5)
 
 
+@pytest.mark.parametrize("most_rows", [2, 4096])
+@pytest.mark.parametrize("checksum", ["true", "tail", "false"])
+@pytest.mark.parametrize("function", [batches, indices])
+def test_the_sources_of_the_rows_follow_in_the_same_body(
+    world: World, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], checksum: str, most_rows: int
+) -> None:
+    """They begin at a multiple of 8 bytes: the 60 of the tokens are followed by four zeros."""
+    monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", most_rows)
+    request, charges = charged()
+    part = {"rank": "1", "world_size": "2", "format": "raw", "checksum": checksum}
+    response = made(function(world.service, query(world, **part, **{"with": "sources"}), request))
+    located = world.rows(3).reshape(1, ROWS, 2)[:, 3:]
+    first = world.batch(3)[:, 3:].tobytes() if function is batches else located.astype("<i8").tobytes()
+    content = first + bytes(-len(first) % 8) + (located[:, :, 0] >= 2).astype("<u2").tobytes()
+    tail = xxhash.xxh3_64_digest(content) if checksum == "tail" else b""
+    assert body(response) == content + tail
+    assert charges == [len(content)]
+    assert response.headers["Corpus-Arrays"] == "sources uint16 1,3"
+    assert response.headers["Content-Length"] == str(len(content + tail))
+    form = "raw+tail" if checksum == "tail" else "raw"
+    assert response.headers["ETag"].endswith(f'.3.1.1.2.{form}+sources"')
+    if checksum == "true":
+        assert response.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}"
+    assert response.num_tokens == (30 if function is batches else 0)
+
+
+@pytest.mark.parametrize("function", [batches, indices])
+def test_the_sources_are_a_field_of_json(world: World, function: Callable[..., Any]) -> None:
+    asked = {"format": "json", "count": "2"}
+    plain, beside = (
+        json.loads(body(made(function(world.service, query(world, **asked, **more), GET))))
+        for more in ({}, {"with": "sources"})
+    )
+    shards = world.rows(3, 2).reshape(2, ROWS, 2)[:, :, 0]
+    assert beside == {**plain, "sources": (shards >= 2).astype(int).tolist()}
+
+
 def range_of(world: World, name: str, start: int, stop: int, request: RequestHead, **given: str) -> Response:
     asked = FormatQuery.model_validate(given)
     work = token_range(
@@ -223,6 +264,35 @@ def test_a_range_is_sent_with_all_that_is_said_of_it(world: World) -> None:
         "Corpus-Checksum": f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}",
     }
     assert (said(response.source), response.num_tokens) == (("", {"web": 1.0}), 20)
+
+
+def test_the_pieces_of_rows_are_counted_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are is known once the rows are located, here three at a time."""
+    monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", 3)
+    settings = Settings(corpora=tuple(specs(THREE, tmp_path)), state_dir=tmp_path / "state")
+    with Service.open(settings) as service:
+        bound = service.plans.keep_document(json.dumps(document(THREE, 8)).encode())
+
+        def ask(chosen: str, **limits: int) -> tuple[bytes, list[int]]:
+            limited = Admission(replace(settings, **limits), service.access)
+            monkeypatch.setattr(service, "admission", limited)
+            request, charges = charged()
+            asked = {"plan": bound.plan.id, "step": "4", "count": "2", "format": chosen}
+            return body(made(indices(service, BatchesQuery.model_validate(asked), request))), charges
+
+        pieces, borders = bound.sampler.pieces(4, range(8), count=2)
+        rows = np.repeat(np.arange(16), np.diff(borders))
+        right = np.column_stack((rows, pieces)).astype("<i8")
+        assert len(right) > 16
+        assert ask("raw", max_answer_bytes=right.nbytes) == (right.tobytes(), [right.nbytes])
+        content, charges = ask("json", max_text_tokens=right.size)
+        assert (json.loads(content)["indices"], charges) == (right.tolist(), [right.nbytes])
+        for least in (right.nbytes, 16 * 32):
+            with pytest.raises(AnswerTooLarge):
+                ask("raw", max_answer_bytes=least - 1)
+        for least in (right.size, 16 * 4):
+            with pytest.raises(AnswerTooLarge):
+                ask("json", max_text_tokens=least - 1)
 
 
 NUM_STAGED = 3000

@@ -41,11 +41,12 @@ def served(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         ("explore", "--document", "1"),
         ("explore", "--start", "3", "--count", "40"),
         ("explore", "--step", "2", "--seq-len", "16", "--batch-size", "3", "--seed", "7"),
+        ("explore", "--step", "2", "--seq-len", "16", "--batch-size", "3", "--rows", "documents"),
         ("stats",),
         ("explore", "--start", "3", "--json"),
         ("stats", "--seed", "1", "--json"),
     ],
-    ids=["document", "range", "step", "stats", "range as JSON", "stats as JSON"],
+    ids=["document", "range", "step", "step of documents", "stats", "range as JSON", "stats as JSON"],
 )
 def test_files_and_server_give_the_same(
     corpus: Path, served: tuple[str, str], arguments: tuple[str, ...]

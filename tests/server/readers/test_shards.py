@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
+from corpus_server.plan.rows import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import shards as module
 from corpus_server.readers.shards import PlannedShards, RankShards
@@ -68,7 +68,7 @@ def test_the_shards_of_steps_are_those_of_their_rows(
     for step in range(first, first + part.num_steps):
         located = bound.sampler.locate(step, rank=rank, world_size=world_size)[0]
         for row, (number, _) in enumerate(located.tolist()):
-            if (file := bound.staged[number]) is not None:
+            for file in bound.staged[number]:
                 first_row.setdefault(file, rows * step + row)
                 expected[file] = step + 1
     assert part.uses == expected
@@ -82,13 +82,13 @@ def test_what_is_planned_and_located_at_once_is_bounded_in_windows(
     """Batches may grow or shrink a millionfold from one step to the next."""
     monkeypatch.setattr(module, "_MAX_WINDOWS", 2**17)
     bound, located = bind(catalog, *sizes), list[int]()
-    locate_rows = bound.sampler.locate_rows
+    pieces = bound.sampler.pieces
 
-    def locate(step: int, rows: range, *, count: int = 1) -> np.ndarray:
+    def locate(step: int, rows: range, *, count: int = 1) -> Pieces:
         located.append(len(rows) * count)
-        return locate_rows(step, rows, count=count)
+        return pieces(step, rows, count=count)
 
-    monkeypatch.setattr(bound.sampler, "locate_rows", locate)
+    monkeypatch.setattr(bound.sampler, "pieces", locate)
     planned, rank = PlannedShards(LIMIT * LIMIT), rank_of(bound, 999)
     planned.add(rank)
     while planned.next_rank(0.0) is not None:

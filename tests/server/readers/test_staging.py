@@ -153,7 +153,7 @@ def test_requests_are_answered_while_planning_fails_which_is_logged_once(
         times.append(time.monotonic())
         raise failure("nothing is left")
 
-    locate_rows, broken.locate_rows = broken.locate_rows, fail  # type: ignore[method-assign,assignment]
+    pieces, broken.pieces = broken.pieces, fail  # type: ignore[method-assign,assignment]
     broken.ask(registry)
     wait_until(lambda: "nothing is left" in caplog.text)
     never = Shard("never")
@@ -163,10 +163,10 @@ def test_requests_are_answered_while_planning_fails_which_is_logged_once(
     assert want(stager, Shard("b")).result(5) is None
     never.may_go_on.set()
     assert len(times) == 1
-    broken.locate_rows = locate_rows  # type: ignore[method-assign]
+    broken.pieces = pieces  # type: ignore[method-assign]
     (rank,) = stager._planned._ranks
     rank.rests_until = 0.0
-    wait_until(lambda: broken.staged[0].num_fetched == 1)
+    wait_until(lambda: broken.shards[0].num_fetched == 1)
 
 
 def test_the_stagers_thread_survives_any_error_and_requests_do_not_wait_for_ever(

@@ -53,7 +53,7 @@ def bound_as_staged(several: Catalog, order: Order | BoundedShuffle, *names: str
         Stage(from_step=step, global_batch_size=rows, mixture=mixture) for step, rows in ((0, 4), (9, 2))
     )
     plan = several.bind(Plan(seq_len=10, order=order, stages=stages))
-    plan.staged = tuple(shard.file for _, shard in plan.shards)
+    plan.staged = tuple([shard.file] for _, shard in plan.shards)
     return plan
 
 

@@ -90,6 +90,25 @@ def test_what_lies_beside_a_shard_comes_along(tmp_path: Path, bucket: Bucket) ->
         assert recorded.digests == (xxhash.xxh3_128_hexdigest(tokens.tobytes()),)
 
 
+@pytest.mark.parametrize("what", ["", "/token_ids_0.npy", "/b.bin", "/token*"])
+def test_loss_masks_come_with_their_shards(tmp_path: Path, bucket: Bucket, what: str) -> None:
+    folder = tmp_path / "web"
+    folder.mkdir()
+    write_raw(folder / "token_ids_0.npy", some_tokens(40_000))
+    (folder / "labels_mask_0.npy").write_bytes(bytes([1]) * 40_000)
+    write_raw(folder / "b.bin", some_tokens(1000))
+    np.save(folder / "b.bin.mask.npy", np.zeros(1000, bool))
+    record(CorpusSpec.parse(f"{folder}{what}"))
+    url = bucket({f"web/{name}": body for name, body in contents(folder).items()})
+    same(f"{url}/web{what}", f"{folder}{what}", tmp_path / "cache")
+    assert not any("mask" in name and body for name, body in contents(tmp_path / "cache").items())
+    with served(f"{url}/web{what}", tmp_path / "cache") as catalog:
+        for shard in catalog.corpus("web").shards:
+            assert shard.mask is not None
+            assert isinstance(shard.mask.file, StagedFile)
+            assert [each.data_bytes for each in shard.mask.file.recorded] == [shard.num_tokens]
+
+
 def test_opening_reads_both_ends_of_each_shard_and_no_more(tmp_path: Path) -> None:
     content = some_tokens(10_000_000).tobytes()
     with WebServer({"/web.bin": content}) as server, served(f"{server.url}/web.bin", tmp_path) as catalog:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DOCUMENTS, ServedCorpus
-from tests.reference import ReferencePlan, one_source
+from tests.reference import ReferencePlan, Row, one_source
 from tests.serving import RunningServer, check_problem
 
 Corpora = dict[str, ServedCorpus]
@@ -36,6 +36,10 @@ def plan_id(server: RunningServer) -> str:
 def expected(corpora: Corpora, start: int, stop: int, epochs: int) -> list[dict[str, Any]]:
     reference = ReferencePlan(PLAN, {name: [s.size for s in corpora[name].shards] for name in corpora})
     rows = reference.lookup("docs", start, stop, epochs=epochs, plan_steps=200)
+
+    def begins(row: Row) -> int:
+        return sum(reference.sources[row.source].shard_tokens[: row.shard]) + row.start
+
     return [
         {
             "epoch": row.epoch,
@@ -44,6 +48,7 @@ def expected(corpora: Corpora, start: int, stop: int, epochs: int) -> list[dict[
             "row": row.row,
             "shard": reference.first_shard[row.source] + row.shard,
             "start": row.start,
+            "offset": max(0, start - begins(row)),
             "substitute": row.substitute,
         }
         for row in rows

@@ -9,12 +9,14 @@ import pytest
 
 from corpus_server.errors import CorpusServerError
 from corpus_server.plan.orders import INLINE
+from corpus_server.read import beside
 from tests.conftest import ServedCorpus
 from tests.reference import one_source
 from tests.serving import RunningServer, check_problem
 
 WEB = {"corpus": "web", "seq_len": 16, "batch_size": 12}
 STEP = {**WEB, "step": 0}
+BESIDE = f"some of {', '.join(beside.BESIDE)}, each once, with commas between them"
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,9 @@ STEP = {**WEB, "step": 0}
         ({"format": "csv"}, "format", "'raw', 'npy', 'json' or 'text'"),
         ({"checksum": "1"}, "checksum", "'true', 'tail' or 'false'"),
         ({"plan": "xyz"}, "plan", "^[0-9a-f]{64}$"),
+        *(({"with": names}, "with", BESIDE) for names in ("", "tokens", "sources,", "sources,sources")),
+        ({"with": "sources", "format": "npy"}, "with", "nothing with this format"),
+        ({"with": "sources", "format": "text"}, "with", "nothing with this format"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -24,7 +24,7 @@ from corpus_server.plan.stage import MAX_STEP
 
 
 def compare_rows(a: Plan, b: Plan, tokens: dict[str, list[int]], **limits: int) -> RowComparison:
-    return finish(compare_slices(a, b, tokens, **limits))
+    return finish(compare_slices(Sampler(a, tokens), Sampler(b, tokens), **limits))
 
 
 SHARD_TOKENS = {"code": [300], "math": [150, 7, 90], "web": [120, 400]}
@@ -294,17 +294,6 @@ def test_the_last_step_of_a_plan_is_compared() -> None:
     )
     compared = compare_rows(one, other, SHARD_TOKENS, num_steps=2)
     assert compared == RowComparison(equal_steps=MAX_STEP - 1, compared_until=MAX_STEP + 1, steps=())
-
-
-def test_rows_of_megatrons_order_are_not_compared() -> None:
-    order = {"megatron": {"num_samples": 100}}
-    later = plan(WEB, stage(WEB, 7, global_batch_size=2), order=order)
-    for one, other, equal in ((plan(order=order), later, 7), (plan(), later, 0), (later, plan(), 0)):
-        expected = RowComparison(equal_steps=equal, compared_until=equal, steps=())
-        assert compare_rows(one, other, SHARD_TOKENS) == expected
-    nothing = RowComparison(equal_steps=None, compared_until=None, steps=())
-    assert compare_rows(later, later, SHARD_TOKENS) == nothing
-    assert nothing.first_step is None
 
 
 def test_a_change_far_away_is_found_at_once() -> None:
