@@ -14,11 +14,9 @@ import xxhash
 
 from corpus_server.read.reading import PIECE_BYTES
 from tests.conftest import ServedCorpus
-from tests.corpora import some_tokens, write_raw
 from tests.reference import batch, one_source
 from tests.serving import Answer, RunningServer, host_and_port
 
-NUM_TOKENS = 6_000_000
 SEND_TIMEOUT_SECONDS = 1.5
 MAX_ANSWERS = 3
 CONFIG = f"""
@@ -28,23 +26,6 @@ send_timeout_seconds = {SEND_TIMEOUT_SECONDS}
 """
 LARGE = {"corpus": "big", "seq_len": 1024, "batch_size": 64, "seed": 3, "step": 10, "count": 150}
 LARGE_TARGET = "/v1/batches?" + "&".join(f"{name}={value}" for name, value in LARGE.items())
-
-
-@pytest.fixture(scope="module")
-def big(tmp_path_factory: pytest.TempPathFactory) -> ServedCorpus:
-    """12 MB in two shards; an answer of 150 steps is more than is ever gathered whole."""
-    folder = tmp_path_factory.mktemp("big")
-    shards = [some_tokens(NUM_TOKENS // 2, seed=seed) for seed in range(2)]
-    for number, tokens in enumerate(shards):
-        write_raw(folder / f"{number}.bin", tokens)
-    return ServedCorpus(folder, tuple(shards))
-
-
-@pytest.fixture(scope="module")
-def roomy(big: ServedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with the memory it usually has."""
-    with RunningServer({"big": big.path}, tmp_path_factory.mktemp("roomy")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +58,7 @@ def test_a_large_range_is_the_files_joined(
     memory: str, big: ServedCorpus, request: pytest.FixtureRequest
 ) -> None:
     server: RunningServer = request.getfixturevalue(memory)
-    answer = server.get("/v1/corpora/big/tokens", start=1, count=NUM_TOKENS - 1, format="npy")
+    answer = server.get("/v1/corpora/big/tokens", start=1, count=big.tokens.size - 1, format="npy")
     assert answer.body[128:] == big.tokens[1:].tobytes()
     assert answer.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(answer.body).hexdigest()}"
 
