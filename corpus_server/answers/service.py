@@ -212,7 +212,7 @@ class Service:
         """Have threads begin nothing until the event loop has taken what has come; for the loop's thread.
 
         Where hundreds are to be refused at once, 99 % are in three quarters of the time, and what is answered
-        meanwhile takes 1.1 times as long (`scripts/bench overload`).
+        meanwhile takes 1.1 times as long.
         """
         if self._nothing_to_refuse.is_set():
             self._nothing_to_refuse.clear()
@@ -318,7 +318,7 @@ class Requests:
 
     Args:
         logs: which requests get a line: `all`, `notable` for those that failed or were slow, or `off`. Lines
-            for all cost 6 to 8 % of the throughput (`scripts/bench seeing`).
+            for all cost 6 to 8 % of the throughput.
     """
 
     def __init__(self, logs: str) -> None:

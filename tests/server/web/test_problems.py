@@ -119,12 +119,6 @@ def test_a_parameter_given_twice_is_refused_everywhere(server: RunningServer, ta
     assert document["detail"] == f"{name} is given twice"
 
 
-def test_a_parameter_given_twice_is_refused(server: RunningServer) -> None:
-    answer = server.get("/v1/batches?corpus=web&seq_len=16&batch_size=12&step=1&step=2")
-    document = check_problem(answer, 422, "invalid-parameter", parameter="step")
-    assert document["detail"] == "step is given twice"
-
-
 def test_what_is_missing_is_named(server: RunningServer) -> None:
     check_problem(server.get("/v1/batches", **WEB), 422, "invalid-parameter", parameter="step")
     for left_out in WEB:
