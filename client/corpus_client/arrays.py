@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ REQUEST_BYTES = 4 << 20
 Tokens = npt.NDArray[np.integer]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class ArrayBatch:
     """One rank's part of one step, the caller's own. It unpacks into `inputs, targets`.
 
@@ -41,9 +41,12 @@ class ArrayBatch:
 
     step: int
     tokens: Tokens
-    plan: BoundPlan = field(repr=False)
+    plan: BoundPlan
     sources: Tokens | None = None
     loss_mask: npt.NDArray[np.bool_] | None = None
+
+    def __repr__(self) -> str:
+        return f"ArrayBatch(step={self.step}, {self.tokens.shape} {self.tokens.dtype})"
 
     @property
     def inputs(self) -> Tokens:

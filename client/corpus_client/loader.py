@@ -12,6 +12,7 @@ import torch
 
 from corpus_client import errors
 from corpus_client.batch import Batch, Origin
+from corpus_client.network import control
 from corpus_client.network.options import Network
 from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats
@@ -233,7 +234,7 @@ class CorpusLoader(PlanLoader[Batch]):
         self._check_thread()
         old, step = self._bound, self._step
         with self._connect(plan=old) as replicas:
-            from_step = replicas.ask(lambda control: control.plan_step(old.plan_id, step))
+            from_step = replicas.ask(control.plan_step(old.plan_id, step))
             grown = successor(old.document, from_step, stage)
             prepared = PreparedPlan.prepare(grown, self.prepared.options)
             receipts.check_history(replicas, old, prepared.bound, step)

@@ -37,6 +37,29 @@ ARRAYS_HEADER = "Corpus-Arrays"
 RANGE_HEADER = "Corpus-Range"
 TIMING_HEADER = "Server-Timing"
 
+HEADERS: Final = {
+    "ETag": "identity of the body, see below",
+    "Cache-Control": "see [caching](#caching)",
+    "Vary": "`Accept`, if that header could choose another format",
+    PLAN_HEADER: "id of the plan, also for an inline plan",
+    PLAN_STEP_HEADER: "plan step of the first step, if skipped steps make it differ from `step`",
+    SHAPE_HEADER: "sizes of the axes, comma-separated, see [array responses](#array-responses)",
+    DTYPE_HEADER: "type of the numbers, see [array responses](#array-responses)",
+    ARRAYS_HEADER: "see [arrays beside the tokens](#arrays-beside-the-tokens)",
+    CHECKSUM_HEADER: "see [array responses](#array-responses)",
+    RANGE_HEADER: "`START-STOP`, half-open, of tokens and documents",
+    TIMING_HEADER: "`answer;dur=1.767`: milliseconds from the end of the request's head to the beginning of "
+    "the response",
+    REQUEST_ID: "of every response: the request's own, see [errors](#errors)",
+    "Retry-After": "seconds; with 429, and with 503 `overloaded`, `not-staged`, `store-failed`, `cache-full` "
+    "and `state-unavailable`",
+    "WWW-Authenticate": "with 401",
+    "Corpus-Access": "of `/v1/access`: `granted`, or `unknown` if no cache may answer",
+    "Allow": "with 405",
+    "Connection": "`close`: the connection ends with this response",
+}
+"""Of responses, with their meanings in docs/http.md."""
+
 TAIL = "xxh3-64=tail"
 """Value of the checksum header where the checksum follows the array: 8 bytes, the last of the body."""
 

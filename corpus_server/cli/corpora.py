@@ -19,7 +19,7 @@ from corpus_server.cli.common import (
     CorpusArgument,
     console,
     print_json,
-    reading,
+    progress,
     say,
     warn,
     warn_of_strange_ids,
@@ -102,7 +102,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Read every byte and compare it with the recorded hashes, or record them."""
-    with reading(quiet=as_json) as report:
+    with progress(quiet=as_json) as report:
         if record_:
             recorded = record(spec, progress=report)
         else:
@@ -200,7 +200,7 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Find where documents end (PATH,eot=ID), and keep the ends in sidecars beside the shards."""
-    with reading(quiet=as_json) as report:
+    with progress(quiet=as_json) as report:
         indexed = index_corpus(spec, force=force, progress=report)
     if indexed.found_nowhere:
         warn(f"token {spec.eot} occurs nowhere: is it the right id? Every shard is one document now")

@@ -173,7 +173,7 @@ def diff(
     with _opened(state_dir, server) as known:
         one, other = known.find(a), known.find(b)
         if isinstance(known, Server) and not corpora:
-            answer = known.diff(one, other, steps=steps)
+            answer = known.ask(f"/v1/plans/{one.id}/diff", other=other.id, steps=steps)
         else:
             fields = [dataclasses.asdict(change) for change in changed_fields(one, other)]
             rows = _compare(one, other, corpora, steps, max_rows) if corpora else None

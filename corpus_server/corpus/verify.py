@@ -105,7 +105,7 @@ def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
     with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
         shards = open_shards(spec, opened)
         content = contents(shards)
-        counter = ByteCounter(sum(each.data_bytes for each in content), progress)
+        counter = ByteCounter("hashing", sum(each.data_bytes for each in content), progress)
         digests = [tuple(map(_checked, _hash_blocks(each, pool, counter))) for each in content]
         hashes = tuple(
             ShardHashes(name=each.name, num_tokens=each.num_tokens, dtype=each.dtype.name, digests=its)
@@ -156,7 +156,7 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
         was |= {each.name: each.dtype.name for each in content}
         found.num_shards = sum(was.get(name) != MASK_DTYPE.name for name in names)
         expected = _expected(names, recorded, found)
-        counter = ByteCounter(sum(each.data_bytes for each in content), progress)
+        counter = ByteCounter("hashing", sum(each.data_bytes for each in content), progress)
         for each in content:
             _verify_shard(each, expected.get(each.name), pool, counter, found)
         for shard in {shard.file: shard for shard in shards}.values():  # runs of a file share its index

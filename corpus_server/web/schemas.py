@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from corpus_server.answers.response import FORMATS, MEDIA_TYPES
 from corpus_server.answers.tokens import Integer, QueryParameters
 
 
@@ -169,11 +168,6 @@ class Problem(BaseModel):
 
 PROBLEM_TYPE = "application/problem+json"
 
-NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "What `If-None-Match` names still holds."}
-}
-"""For routes whose responses have an `ETag`."""
-
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
@@ -185,27 +179,3 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     }
 }
 """For the route that can be followed."""
-
-_ARRAY = {"type": "string", "contentMediaType": "application/octet-stream"}
-TOKENS: dict[int | str, dict[str, Any]] = NOT_MODIFIED | {
-    200: {
-        "description": "Raw little-endian integers in C order, the same as .npy, JSON, or text.",
-        "content": {
-            MEDIA_TYPES[each]: {"schema": _ARRAY if each in ("raw", "npy") else {}} for each in FORMATS
-        },
-    }
-}
-"""For routes that answer tokens."""
-
-INDICES: dict[int | str, dict[str, Any]] = NOT_MODIFIED | {
-    200: {
-        "description": "Raw little-endian int64, the same as .npy, or JSON. Windows: `(count, rows, 2)`, "
-        "shard and start token of each row. Rows of several pieces: `(pieces, 4)`, row (counted through the "
-        "response), shard, start token, tokens; a piece of shard -1 fills the end of its row with the token "
-        "id in place of a start token.",
-        "content": {
-            kind: each for kind, each in TOKENS[200]["content"].items() if kind != MEDIA_TYPES["text"]
-        },
-    }
-}
-"""For the route that answers where tokens lie."""

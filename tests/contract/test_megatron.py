@@ -13,9 +13,9 @@ import xxhash
 
 from corpus_client import ArrayLoader, CorpusLoader
 from corpus_client.errors import StateMismatch
-from scripts.megatron_rows import digest
 from tests.contract.conftest import make_loader, take
 from tests.megatron import CASES, THREE, document, names, specs
+from tests.megatron_rows import digest
 from tests.serving import RunningServer, check_problem
 
 PLAN = document(THREE, 8)

@@ -53,13 +53,6 @@ class StepRequests:
             )
         )
 
-    def receive_step(self, step: int, shape: tuple[int, int]) -> tuple[wire.ArrayRequest, bytearray]:
-        """Ask for one step; return the request, and the body that it describes."""
-        exchange = self.begin(step, 1, shape)
-        received = bytearray(exchange.request.num_bytes)
-        self.finish(exchange, memoryview(received))
-        return exchange.request, received
-
 
 def names_beside(plan: BoundPlan, *, sources: bool, loss_mask: bool | None) -> tuple[str, ...]:
     """Return the names of the arrays to ask for; None: the loss mask where the plan's corpora have any."""

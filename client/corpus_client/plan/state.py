@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
@@ -63,18 +63,6 @@ def check_state(state: Mapping[str, Any], plan: BoundPlan) -> tuple[int, str | N
         return integer("next_step", state["next_step"], 0, MAX_STEP), receipt
     except errors.InvalidArgument as error:
         raise errors.StateMismatch(f"the state's {error}") from error
-
-
-def check_step(next_step: int, trained_steps: int | None) -> None:
-    """Raise `StateMismatch` if a state goes on at another step than the trainer, whose count may be None."""
-    if trained_steps is None or next_step == trained_steps:
-        return
-    kind = "skip" if next_step > trained_steps else "repeat"
-    raise errors.StateMismatch(
-        f"the state goes on at step {next_step}, but the trainer has trained {trained_steps} steps: the run "
-        f"would {kind} {abs(next_step - trained_steps)}; save batch.state_after() of the batch trained on "
-        f"last, or state_at({trained_steps})"
-    )
 
 
 def _differences(path: str, theirs: object, ours: object) -> list[str]:
@@ -148,6 +136,15 @@ class PlanLoader(Generic[B]):
 
     def __next__(self) -> B:
         raise NotImplementedError
+
+    def __bool__(self) -> bool:
+        return True  # Python would ask for the length, which a run without an end has not
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"cannot pickle a {type(self).__name__}: its connections stay in this process; make it in the "
+            "process that iterates over it, or give a DataLoader a CorpusIterableDataset"
+        )
 
     def __len__(self) -> int:
         """Return `num_steps`, the steps of the whole run, whatever was yielded already."""
@@ -259,7 +256,13 @@ class PlanLoader(Generic[B]):
                 goes on at another step than the trainer; or the server has other tokens for its next batch.
         """
         step, next_batch = check_state(saved, self._bound)
-        check_step(step, trained_steps)
+        if trained_steps is not None and trained_steps != step:
+            kind = "skip" if step > trained_steps else "repeat"
+            raise errors.StateMismatch(
+                f"the state goes on at step {step}, but the trainer has trained {trained_steps} steps: "
+                f"the run would {kind} {abs(step - trained_steps)}; save batch.state_after() of the batch "
+                f"trained on last, or state_at({trained_steps})"
+            )
         if next_batch is not None:
             with self._connect(plan=self._bound) as replicas:
                 receipts.check_next(replicas, self._bound, step, next_batch)
@@ -285,7 +288,10 @@ class PlanLoader(Generic[B]):
         self._check_process()
         step = integer("step", step, 0, MAX_STEP)
         with closing(self._step_requests(beside)) as requests:
-            return requests.receive_step(step, shape_of(step_ranges, step))
+            exchange = requests.begin(step, 1, shape_of(step_ranges, step))
+            received = bytearray(exchange.request.num_bytes)
+            requests.finish(exchange, memoryview(received))
+        return exchange.request, received
 
     def _check_thread(self) -> None:
         """Make the calling thread the one that iterates; refuse a second one by name.

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from corpus_client import errors
-from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
+from corpus_client.network import control
+from corpus_client.network.control import BoundPlan, ShardDescription
 from corpus_client.network.layout import arrays_of, starts, views
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.requests import AheadRequests
@@ -50,9 +50,7 @@ def _check_shard(replicas: Replicas, corpus: str, start: int, shard: LocalShard)
     num_tokens = shard.described.num_tokens
     count = min(PROBE_TOKENS, num_tokens)
     for first in sorted({0, num_tokens - count} if count else ()):
-        dtype, body = replicas.ask(
-            partial(ControlPlane.tokens, corpus=corpus, start=start + first, count=count)
-        )
+        dtype, body = replicas.ask(control.tokens(corpus, start + first, count))
         served = np.frombuffer(body, np.dtype(dtype).newbyteorder("<"))
         if not np.array_equal(served, shard.tokens[first : first + count]):
             raise errors.LocalCopyMismatch(

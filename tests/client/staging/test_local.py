@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, errors
 from corpus_client.network import wire
-from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
+from corpus_client.network.control import BoundPlan, ShardDescription
 from corpus_client.network.replicas import Exchange, Replicas
 from corpus_client.network.transport import Buffer
-from corpus_client.network.wire import ArrayRequest
+from corpus_client.network.wire import ArrayRequest, Question
 from corpus_client.plan.requests import AheadRequests
 from corpus_client.staging import local
 from corpus_client.staging.gather import LocalShard
-from tests.client.conftest import make_corpus, num_descriptors
+from tests.client.conftest import num_descriptors
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
@@ -60,27 +60,6 @@ def test_data_offset_and_mixed_dtypes(make_loader: MakeLoader, tmp_path: Path) -
         there = make_loader(server.url, **options)
         for ours, theirs in zip(here, there, strict=True):
             assert ours.tokens.numpy().tobytes() == theirs.tokens.numpy().tobytes()
-
-
-def test_single_file_may_be_named_itself(make_loader: MakeLoader, tmp_path: Path) -> None:
-    single = ReferenceCorpus("web", make_corpus().shard_arrays[:1])
-    single.write(tmp_path)
-    with ReferenceServer([single]) as server:
-        loader = make_loader(server.url, local_root=tmp_path / "00000.bin")
-        assert next(loader).step == 0
-
-
-def test_missing_shard_is_named(make_loader: MakeLoader, local_root: Path) -> None:
-    (local_root / "00001.bin").unlink()
-    with pytest.raises(errors.LocalCopyMismatch, match=r"00001.bin must lie at .*No such file"):
-        make_loader(local_root=local_root)
-
-
-def test_short_shard_is_named(make_loader: MakeLoader, local_root: Path) -> None:
-    with (local_root / "00002.bin").open("r+b") as file:
-        file.truncate(6000)
-    with pytest.raises(errors.LocalCopyMismatch, match=r"00002.bin must have 6,666 bytes, got 6,000"):
-        make_loader(local_root=local_root)
 
 
 @pytest.mark.parametrize("at", [0, -2])
@@ -206,9 +185,12 @@ class Served:
         self.corpora = corpora
         self.asked: list[tuple[str, int, int]] = []
 
-    def ask(self, what: partial[object]) -> tuple[str, bytes]:
-        assert what.func is ControlPlane.tokens
-        corpus, start, count = (what.keywords[name] for name in ("corpus", "start", "count"))
+    def ask(self, question: Question[object]) -> tuple[str, bytes]:
+        route, _, query = question.path.partition("?")
+        corpus, (_, start), (_, count) = route.split("/")[3], *parse_qsl(query)[:2]
+        return self.tokens(corpus, int(start), int(count))
+
+    def tokens(self, corpus: str, start: int, count: int) -> tuple[str, bytes]:
         self.asked.append((corpus, start, count))
         return "uint8", self.corpora[corpus][start : start + count]
 
@@ -323,19 +305,3 @@ def test_as_many_requests_are_on_the_wire_as_were_chosen(
     options = {"in_flight": in_flight, "prefetch_bytes": (in_flight + 2) * 4096, "num_steps": 60}
     assert len(list(make_loader(local_root=local_root, **options))) == 60
     assert (most, on_wire) == (in_flight, 0)
-
-
-def test_requests_for_many_slots_end_where_the_batch_size_changes(
-    make_loader: MakeLoader, local_root: Path
-) -> None:
-    stages = [
-        {"from_step": 0, "global_batch_size": 12, "mixture": {"web": 1.0}},
-        {"from_step": 20, "global_batch_size": 24, "mixture": {"web": 1.0}},
-    ]
-    plan = {"seq_len": 16, "seed": 0, "order": "shuffle", "stages": stages}
-    none = {"corpus": None, "seq_len": None, "global_batch_size": None, "order": "shuffle"}
-    options = {**none, "plan": plan, "dtype": None, "num_steps": 50}
-    here = make_loader(local_root=local_root, **options)
-    for ours, theirs in zip(here, make_loader(**options), strict=True):
-        assert ours.tokens.shape == theirs.tokens.shape == (12 if ours.step < 20 else 24, 17)
-        assert ours.tokens.numpy().tobytes() == theirs.tokens.numpy().tobytes()

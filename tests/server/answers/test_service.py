@@ -13,12 +13,11 @@ from unittest.mock import patch
 
 import pytest
 
-from corpus_server.admission.request import ANYONE, Caller
+from corpus_server.admission.request import ANYONE
 from corpus_server.answers import service as module
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import PlanQuery, plan_of
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import Forbidden, Overloaded, UnknownCorpus
+from corpus_server.errors import Overloaded
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 
@@ -166,12 +165,6 @@ def test_probes_that_wait_share_one_look(service: Service) -> None:
     assert looks_before == 2
 
 
-def test_a_process_that_ends_is_not_ready(service: Service) -> None:
-    assert service.why_not_ready() is None
-    service.draining = True
-    assert service.why_not_ready() == "the server is shutting down"
-
-
 def test_a_process_whose_threads_all_hang_is_not_ready(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,24 +198,3 @@ def test_a_process_whose_files_have_changed_is_not_ready(
     (tmp_path / name).write_bytes(b"")
     said = f"{name}: {size} bytes at opening, 0 now; a served shard must not change"
     assert service.why_not_ready() == said
-
-
-SPELLED = {"corpus": "web", "seq_len": "8", "batch_size": "4"}
-NOBODY = Caller("nobody", frozenset(("read:other",)))
-
-
-def test_a_caller_reads_what_its_token_allows_and_learns_of_nothing_else(service: Service) -> None:
-    plan_id = plan_of(service, PlanQuery.model_validate(SPELLED), ANYONE).plan.id
-    assert service.corpus("web", ANYONE).name == "web"
-    assert service.plan(plan_id, ANYONE).plan.id == plan_id
-    with pytest.raises(UnknownCorpus):
-        service.corpus("none", ANYONE)
-    for ask in (
-        lambda: service.corpus("web", NOBODY),
-        lambda: service.corpus("none", NOBODY),
-        lambda: service.plan(plan_id, NOBODY),
-        lambda: plan_of(service, PlanQuery(plan=plan_id), NOBODY),
-        lambda: plan_of(service, PlanQuery.model_validate(SPELLED), NOBODY),
-    ):
-        with pytest.raises(Forbidden, match="token 'nobody' lacks the scope read:"):
-            ask()

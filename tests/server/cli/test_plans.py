@@ -14,13 +14,12 @@ from corpus_server.plan import Plan
 from corpus_server.plan_store import PlanStore
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
-from tests.server.test_cli import run as command_line
-from tests.serving import RunningServer
+from tests.serving import RunningServer, run_here
 from tests.tokens import Tokens
 
 
 def run(*arguments: str | Path, token: str = "") -> subprocess.CompletedProcess[str]:
-    return command_line("plans", *arguments, CORPUS_TOKEN=token)
+    return run_here("plans", *arguments, CORPUS_TOKEN=token)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
-from corpus_server.corpus.shards import Shard
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import BoundedShuffle, Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
@@ -169,25 +168,6 @@ def test_what_groups_take_of_the_budget_others_do_not_get(
         disk.ask(bound, 5000)
         now[0] = 0.0
         wait_until(lambda: disk.steps_of(bound) > 2 * (1 + HORIZON))
-
-
-def test_what_groups_would_take_is_added_up_once_and_by_the_thread(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a plan over its budget; with 10,000 shards it takes ms, and requests wait for each other's notes."""
-    grouped, looked = bind(catalog, order=GROUPED), list[str]()
-    data_bytes = vars(Shard)["data_bytes"].fget
-
-    def look(shard: Shard) -> int:
-        looked.append(threading.current_thread().name)
-        return data_bytes(shard)
-
-    monkeypatch.setattr(Shard, "data_bytes", property(look))
-    with Disk() as disk:
-        for step in range(0, 2000, 20):
-            disk.ask(grouped, step)
-        wait_until(lambda: disk.steps_of(grouped) >= 1 + HORIZON)
-    assert looked == ["prefetch"]
 
 
 def test_without_a_budget_there_is_no_thread(bound: BoundPlan) -> None:

@@ -43,23 +43,15 @@ def same(url: str, local: str, cache_dir: Path) -> None:
         assert there.corpus("web").describe() == here.corpus("web").describe()
 
 
-def test_a_folder_is_described_as_on_this_machine(tmp_path: Path, bucket: Bucket) -> None:
-    folder = write_all(tmp_path / "web")
-    (folder / "tokenizer.json").unlink()
-    (folder / "notes.txt").write_text("large")
-    url = bucket({f"deep/web/{name}": body for name, body in contents(folder).items()})
-    same(f"{url}/deep/web", str(folder), tmp_path / "cache")
-    same(f"{url}/deep/web/", str(folder), tmp_path / "cache")
-
-
-@pytest.mark.parametrize("what", ["a.bin", "b.npy", "*.bin", "?.npy"])
-def test_files_and_patterns_are_described_as_on_this_machine(
+@pytest.mark.parametrize("what", ["", "/", "/a.bin", "/*.bin", "/?.npy"])
+def test_folders_files_and_patterns_are_described_as_on_this_machine(
     tmp_path: Path, bucket: Bucket, what: str
 ) -> None:
     folder = write_all(tmp_path / "web")
     (folder / "tokenizer.json").unlink()
-    url = bucket({f"web/{name}": body for name, body in contents(folder).items()})
-    same(f"{url}/web/{what}", f"{folder}/{what}", tmp_path / "cache")
+    (folder / "notes.txt").write_text("large")
+    url = bucket({f"deep/web/{name}": body for name, body in contents(folder).items()})
+    same(f"{url}/deep/web{what}", f"{folder}{what}", tmp_path / "cache")
 
 
 def test_a_split_is_chosen_as_on_this_machine(tmp_path: Path, bucket: Bucket) -> None:

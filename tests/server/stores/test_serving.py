@@ -167,6 +167,28 @@ def test_a_loss_mask_is_staged_with_its_shard(tmp_path: Path, web: WebServer) ->
         assert sorted(copy.stat().st_size for copy in copies) == [SHARD_TOKENS, SHARD_BYTES]
 
 
+def test_where_rows_lie_is_told_without_staging_and_their_masks_with_it(
+    tmp_path: Path, web: WebServer
+) -> None:
+    web.files["/web.bin.mask.npy"] = bytes([1, 0]) * (SHARD_TOKENS // 2)
+    rows = {
+        "corpus": "web",
+        "seq_len": 99,
+        "batch_size": 8,
+        "order": "sequential",
+        "step": 0,
+        "format": "raw",
+    }
+    with start(f"{web.url}/web.bin", tmp_path / "a") as server:
+        for names, beside, num_copies in (
+            ("sources", bytes(16), 0),
+            ("loss_mask", (bytes([1, 0] * 50) + bytes([0, 1] * 50)) * 4, 2),
+        ):
+            answer = server.get("/v1/indices", **rows, **{"with": names})
+            assert (answer.status, answer.body[128:]) == (200, beside)
+            assert len(list((tmp_path / "cache" / "shards").glob("*/tokens"))) == num_copies
+
+
 def test_full_shuffle_is_refused_with_the_arithmetic(tmp_path: Path, bucket: Bucket) -> None:
     with start(f"{bucket(shards())}/web", tmp_path / "a") as server:
         plan = server.post_plan(document("shuffle")).json()["id"]

@@ -30,7 +30,7 @@ def test_is_told_from_a_real_npy_file_by_its_content(tmp_path: Path) -> None:
 def test_documents_come_from_the_table_beside_it(tmp_path: Path) -> None:
     path = write(tmp_path, '0,3,"a, ""b""",s,1\r\n3,5,c,s,2\r\n5,5,d,s,3\r\n5,6,e,s,4\r\n')
     seen: list[tuple[int, int]] = []
-    done = index(spec(path), progress=lambda count, total: seen.append((count, total)))
+    done = index(spec(path), progress=lambda _, count, total, __: seen.append((count, total)))
     assert (done.num_documents, done.shards[0].action, done.found_nowhere) == (4, "written", False)
     assert (seen, done.shards[0].num_found) == ([(12, 12)], None)
     with open_corpus(path) as corpus:

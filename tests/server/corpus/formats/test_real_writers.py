@@ -1,6 +1,6 @@
 """Files by the formats' own writers are read as their own readers read them.
 
-`scripts/format_fixtures` wrote real/CASE/ and real/expected.json, which names writers and versions.
+`format_fixtures` wrote real/CASE/ and real/expected.json, which names writers and versions.
 """
 
 from __future__ import annotations

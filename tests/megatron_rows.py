@@ -1,6 +1,6 @@
 """Make the golden rows of order `megatron` with Megatron-Core itself.
 
-    python -m scripts.megatron_rows > tests/server/megatron_rows.json
+    python -m tests.megatron_rows > tests/server/megatron_rows.json
 
 in an environment with `megatron-core==0.16.1` (and torch). The tests also call `megatron_rows` where
 Megatron-Core is installed, with cases by chance.
