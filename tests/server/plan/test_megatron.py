@@ -159,6 +159,6 @@ def test_a_row_has_no_one_place() -> None:
         sampler(plan(13, [(0, 4)])).locate(0)
     assert caught.value.detail == (
         "a row of order megatron joins pieces of several documents, so no shard and start token say where it "
-        "lies; ask for the tokens (in the client: without local_root)"
+        "lies; ask for its pieces"
     )
-    assert (caught.value.parameter, caught.value.accepted) == ("plan", "plans of another order")
+    assert (caught.value.parameter, caught.value.accepted) == ("plan", "plans whose rows are windows")
