@@ -9,8 +9,8 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 ADDRESS = ""
-"""Of the repository, as `https://github.com/ORG/corpus-server`. Fill it in here, and nowhere else, when the repository
-has one: the packages then name it, and links of their descriptions and of the documentation lead there."""
+"""Of the repository, as `https://github.com/ORG/corpus-server`. Fill it in here, and nowhere else, when the
+repository has one: the packages then name it, and links of their descriptions and of the site lead there."""
 
 _LINK = re.compile(r"(?P<picture>!?)\[(?P<text>(?:!\[[^\]]*\]\([^)]*\)|[^\[\]])+)\]\((?P<target>[^)\s]+)\)")
 
@@ -21,8 +21,8 @@ def relink(text: str, folder: str, target_of: Callable[[str, bool], str | None])
     Args:
         text: of a page.
         folder: of the page, relative to the root of the repository.
-        target_of: gets a path from that root, with its `#anchor`, and whether it is a picture. Returns the new
-            target, or None: a link then becomes its text, and a picture goes.
+        target_of: gets a path from that root, with its `#anchor`, and whether it is a picture. Returns the
+            new target, or None: a link then becomes its text, and a picture goes.
     """
 
     def replaced(match: re.Match[str]) -> str:
