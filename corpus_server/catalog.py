@@ -63,7 +63,7 @@ class Catalog(Closing):
 
         Args:
             reads_ahead: see `Gatherer`.
-            tables: of plans in Megatron's order; without them each is built in memory when the plan is bound.
+            tables: that the rows of plans follow from; without them each is built in memory.
             lists_names: whether who asks for an unknown corpus may learn which there are.
             cache_dir, cache_bytes: of the cache, if a corpus lies in an object store; None: the user's.
 
@@ -142,11 +142,11 @@ class Catalog(Closing):
             if found is None:
                 raise _mismatch(corpus, wanted)
             chosen[name] = found
-        plan, table = self._tables.bind(plan.bind(fingerprints), chosen)
+        plan, tables = self._tables.bind(plan.bind(fingerprints), chosen)
         key = tuple(chosen.items())
         if (opened := self._opened.get(key)) is None:
             opened = self._opened[key] = ShardList(chosen, reads_ahead=self._reads_ahead)
-        return BoundPlan(plan, opened, table)
+        return BoundPlan(plan, opened, tables)
 
 
 def _mismatch(corpus: Corpus, wanted: str) -> FingerprintMismatch:
@@ -154,6 +154,8 @@ def _mismatch(corpus: Corpus, wanted: str) -> FingerprintMismatch:
     if have := corpus.fingerprints.get(kind):
         found = f"has {have}"
         remedy = "serve the corpus that the plan was made for, and name it in `earlier`"
+        if corpus.num_masks:
+            remedy += "; or leave its loss masks out (mask=no), if the plan was made without them"
     else:
         found = f"knows no {kind!r} fingerprint of it, only {corpus.fingerprint}"
         remedy = "run `corpus-server verify --record` on it, or copy its hashes file too"

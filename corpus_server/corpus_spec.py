@@ -41,7 +41,7 @@ ALL: Final = "all"  # says that a corpus may hold files of several splits
 
 _STORE: Final = re.compile(r"(s3|gs|az|https?)://[^/,#]*")
 _PATTERNS: Final = ("include", "exclude")
-_OPTIONS: Final = ("dtype", "eot", "tokenizer", *_PATTERNS, "token_range", "earlier")
+_OPTIONS: Final = ("dtype", "eot", "tokenizer", "mask", *_PATTERNS, "token_range", "earlier")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _SPLIT: Final = re.compile(r"[A-Za-z]+(\+[A-Za-z]+)*")
@@ -72,6 +72,7 @@ class CorpusSpec:
     eot: int | None = None  # id of the end-of-text token; None takes that of the sidecars of documents
     earlier: tuple[str, ...] = ()  # corpora served here that hold what this one held before
     tokenizer: str | None = None  # `bytes`, `none`, the path of a file, or None to look beside the shards
+    mask: bool = True  # loss masks beside the shards belong to the corpus; else they are left out
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -269,6 +270,10 @@ def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[
             given[key] = tuple(map(_pattern, _strings(where + key, patterns)))
         elif key == "earlier":
             given[key] = tuple(_strings(where + key, value.split(",") if isinstance(value, str) else value))
+        elif key == "mask":
+            if value not in ("yes", "no", True, False):
+                raise InvalidParameter.expected(where + key, "yes or no", value)
+            given["mask"] = value in ("yes", True)
         elif key == "eot":
             (given[key],) = _integers(where + key, "an id, 0 or more", [value], 1)
         elif key == "token_range":

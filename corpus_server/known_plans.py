@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,10 +12,9 @@ from corpus_server.admission.request import ANYONE, Caller
 from corpus_server.catalog import Catalog
 from corpus_server.errors import UnknownPlan
 from corpus_server.plan import Plan
-from corpus_server.plan.rows import Windows
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.apart import parse_apart
-from corpus_server.read.bound_plan import BoundPlan, ShardList
+from corpus_server.read.bound_plan import BoundPlan
 
 MAX_PLANS = 1024
 MAX_BYTES = 64 * 2**20
@@ -39,11 +38,9 @@ class KnownPlans:
         self._catalog = catalog
         self._store = store
         self._max_plans, self._max_bytes = max_plans, max_bytes
-        self._lock = threading.Lock()  # of the four below; never held while a plan is bound
+        self._lock = threading.Lock()  # of the two below; never held while a plan is bound
         self._plans: OrderedDict[str, BoundPlan] = OrderedDict()  # by id, the plan used last at the end
         self._ids: OrderedDict[frozenset[tuple[str, Any]], str] = OrderedDict()
-        self._sharing: Counter[ShardList | Windows] = Counter()  # plans in memory that use each
-        self._num_bytes = 0
         self._large = threading.Lock()
 
     def in_memory(self, plan_id: str) -> BoundPlan | None:
@@ -137,24 +134,15 @@ class KnownPlans:
     def _remember(self, bound: BoundPlan) -> BoundPlan:
         """Add a plan to memory, and forget the plans used longest ago while there is too much."""
         with self._lock:
-            if (known := self._plans.get(bound.plan.id)) is not None:
-                bound = known  # one object for all callers
-            else:
-                self._plans[bound.plan.id] = bound
-                new = [each for each in bound.shared if not self._sharing[each]]
-                self._num_bytes += bound.num_bytes + sum(each.num_bytes for each in new)
-                self._sharing.update(bound.shared)
+            bound = self._plans.setdefault(bound.plan.id, bound)  # one object for all callers
             self._plans.move_to_end(bound.plan.id)
             while len(self._plans) > self._max_plans or (
-                len(self._plans) > 1 and self._num_bytes > self._max_bytes
+                len(self._plans) > 1 and self._num_bytes() > self._max_bytes
             ):
-                self._forget(self._plans.popitem(last=False)[1])
+                self._plans.popitem(last=False)
             return bound
 
-    def _forget(self, bound: BoundPlan) -> None:
-        self._num_bytes -= bound.num_bytes
-        for each in bound.shared:
-            self._sharing[each] -= 1
-            if not self._sharing[each]:
-                del self._sharing[each]
-                self._num_bytes -= each.num_bytes
+    def _num_bytes(self) -> int:
+        """Add up the memory of all plans; takes less than the ms in which a plan is bound."""
+        shared = {each for bound in self._plans.values() for each in bound.shared}
+        return sum(each.num_bytes for each in (*self._plans.values(), *shared))

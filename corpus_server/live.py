@@ -20,24 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from corpus_server.corpus.publish import publishing
 from corpus_server.described import described
 from corpus_server.metrics import shared
-from corpus_server.metrics.declared import (
-    BOUNDS,
-    BYTES_IN_FLIGHT,
-    METRICS,
-    RANKS,
-    READS,
-    REFUSALS,
-    REQUEST_SECONDS,
-    REQUESTS,
-    SENT_BYTES,
-    WORKERS,
-    CorpusColumn,
-    Curve,
-    Metric,
-)
+from corpus_server.metrics.declared import RANKS, READS, REFUSALS, REQUEST_SECONDS, REQUESTS, WORKERS
+from corpus_server.metrics.kinds import BOUNDS, METRICS, CorpusColumn, Curve, Metric
 from corpus_server.metrics.shared import Numbers
+from corpus_server.user_files import locked_folder
 
 SAMPLE_SECONDS = 5.0
 """Between two samples; workers write their numbers once a second, so it may become 6."""
@@ -131,16 +120,13 @@ def _place(metric: Metric, place: Curve | CorpusColumn) -> str:
     return f"{metric.stem}_per_second" if place.per_second else metric.stem
 
 
-def _curve(metric: Metric, curve: Curve) -> tuple[Column, Chart]:
+def _curve(metric: Metric, curve: Curve) -> Column:
     name, about = _place(metric, curve), metric.meaning
     if metric.kind == "gauge":
-        column = Column(name, about, lambda change: change.now(metric))
-    elif curve.per_second:
-        column = Column(name, about, lambda change: change.grown(metric) / change.seconds)
-    else:
-        column = Column(name, f"{about}, since the sample before", lambda change: change.grown(metric))
-    line = Line(column=name, label=metric.stem.replace("_", " "))
-    return column, Chart(title=curve.title, lines=[line])
+        return Column(name, about, lambda change: change.now(metric))
+    if curve.per_second:
+        return Column(name, about, lambda change: change.grown(metric) / change.seconds)
+    return Column(name, f"{about}, since the sample before", lambda change: change.grown(metric))
 
 
 def _latency(name: str, share: float) -> Column:
@@ -149,7 +135,7 @@ def _latency(name: str, share: float) -> Column:
 
 
 _places = [(metric, place) for metric in METRICS.values() for place in metric.live]
-_curves = [_curve(metric, place) for metric, place in _places if isinstance(place, Curve)]
+_curves = [(metric, place) for metric, place in _places if isinstance(place, Curve)]
 _by_corpus = [(metric, place) for metric, place in _places if isinstance(place, CorpusColumn)]
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -159,20 +145,22 @@ COLUMNS = (
         "of batches and indices",
         lambda change: change.grown(REQUESTS, *TOKEN_ROUTES) / change.seconds,
     ),
-    Column(
-        "sent_bytes_per_second", "of all routes", lambda change: change.grown(SENT_BYTES) / change.seconds
-    ),
     *(_latency(name, share) for name, share in _QUANTILES.items()),
     Column(
         "cache_hit_share",
         "of the pieces read, those that were in the page cache; null: none was read",
         Change.hit_share,
     ),
-    Column("bytes_in_flight", BYTES_IN_FLIGHT.meaning, lambda change: change.now(BYTES_IN_FLIGHT)),
-    *(column for column, _ in _curves),
+    *(_curve(metric, curve) for metric, curve in _curves),
 )
 CHARTS = [
-    *(chart for _, chart in _curves),
+    *(
+        Chart(
+            title=curve.title, lines=[Line(column=_place(metric, curve), label=metric.stem.replace("_", " "))]
+        )
+        for metric, curve in _curves
+        if curve.title is not None
+    ),
     Chart(
         title="Latency, ms",
         lines=[Line(column=f"{name}_seconds", label=name) for name in _QUANTILES],
@@ -252,10 +240,11 @@ def publish() -> None:
     folder = shared.shared_folder()
     if folder is None or not _is_due(folder / "live"):
         return
-    with shared.locked(folder):
+    with locked_folder(folder):
         if _is_due(path := folder / "live"):  # no other worker came first
             state = next_state(shared.read_json(path), shared.totals(folder), time.time())
-            shared.write_whole(path, orjson.dumps(state))
+            with publishing(path, durable=False) as file:
+                file.write(orjson.dumps(state))
 
 
 def answer() -> dict[str, Any]:

@@ -9,7 +9,6 @@ again, also while the server runs. What cannot be read or written now, on a full
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 from corpus_server.corpus.files import Closing
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan.document import Plan
+from corpus_server.user_files import locked_folder
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -348,11 +348,9 @@ def _open_or_replace(path: Path) -> sqlite3.Connection:
 
     A person may look at the one, and rename the other back when the newer release serves again.
     """
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        # Processes open it one after another: only the first finds it damaged, without tables or without a
-        # write-ahead log, for whose lock SQLite does not wait. A process that ends releases this lock.
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    # Processes open it one after another: only the first finds it damaged, without tables or without a
+    # write-ahead log, for whose lock SQLite does not wait.
+    with locked_folder(path.parent):
         try:
             return _open(path)
         except sqlite3.DatabaseError as error:
@@ -367,8 +365,6 @@ def _open_or_replace(path: Path) -> sqlite3.Connection:
             outlook = "the server goes on without its plans, and clients post them again"
             _log.warning("%s is %s (%s) and was renamed to %s; %s", path, what, error, aside.name, outlook)
             return _open(path)
-    finally:
-        os.close(folder)
 
 
 def _is_damage(error: sqlite3.Error) -> bool:

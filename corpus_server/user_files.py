@@ -1,4 +1,4 @@
-"""Read files that a person names: tokens, indexes, tokenizers, configuration, access tokens.
+"""Read files that a person names: tokens, indexes, tokenizers, configuration, access tokens; lock folders.
 
 Such a path may lead to a named pipe, whose reader waits for a writer, to a device without an end, or to
 gigabytes. Such a text may be nested 10,000 deep or hold a number of 5,000 digits. Readers get an OSError
@@ -8,11 +8,14 @@ or a ValueError at once.
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
 import stat
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +95,14 @@ def parse_toml(text: str) -> dict[str, Any]:
 def reason_of(error: Exception) -> str:
     """Return why a file could not be read or parsed, in one short line without the path and the number."""
     return f"{getattr(error, 'strerror', None) or error}"[:300]
+
+
+@contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Be the only one, of all processes, who does something with a folder; a lock ends with its process."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from corpus_server.corpus_spec import CorpusSpec
-from scripts.megatron_rows import Case
 from tests.corpora import spec, write_megatron
+from tests.megatron_rows import Case
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "server" / "megatron_rows.json").read_text())
 CASES = {name: case for name, case in GOLDEN.items() if name != "writer"}

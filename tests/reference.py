@@ -1,7 +1,7 @@
 """The plan's arithmetic once more: plain integers, one row at a time, slow and easy to check by eye.
 
-Written from the contract and not from the code. Between rows only an epoch's round keys, a block's
-slots and its ranks are kept.
+Written from the contract and not from the code; which window an order gives is said by `tests/second.py`.
+Between rows only a block's slots and its ranks are kept.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count as counting
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.arithmetic import GOLDEN, TWO64, all_shuffled, drawn, shuffled, stream, unshuffled
+from tests import second
+from tests.arithmetic import all_shuffled, stream
 
 BLOCK = 65536
-REACH = 32  # windows of a group's circle, of which the first that is not denied is a substitute
 
 
 def units_of(mixture: Mapping[str, float]) -> dict[str, int]:
@@ -56,23 +55,10 @@ class ReferenceSource:
         self.stride = plan.get("stride") or (1 if self.order == "random" else self.seq_len)
         self.counts = [len(range(0, tokens - self.seq_len, self.stride)) for tokens in shard_tokens]
         self.num_windows = sum(self.counts)
-        self.groups = ReferenceGroups(self) if isinstance(self.order, Mapping) else None
 
     def sample(self, position: int) -> tuple[int, int]:
         """The epoch of a position and the window that it holds before any exclusion."""
-        epoch, offset = divmod(position, self.num_windows)
-        if self.groups is not None:
-            group, within = self.groups.group_of(epoch, offset)
-            windows = self.groups.laid(epoch, group)
-            return epoch, windows[shuffled(within, len(windows), *self.groups.key("windows", epoch, group))]
-        key = stream(self.order, self.seed, self.name)
-        if self.order == "shuffle":
-            return epoch, shuffled(offset, self.num_windows, key, epoch)
-        if self.order == "random":
-            return 0, drawn(position, self.num_windows, key)
-        if self.order == "sequential":
-            return epoch, offset
-        raise ValueError(f"the reference does not know order {self.order!r}")
+        return second.chosen(self.order, position, self.num_windows, self.seed, self.name)
 
     def touching(self, ranges: Sequence[Sequence[int]]) -> list[range]:
         """The windows that touch a token of some corpus-wide ranges: sorted, apart."""
@@ -97,21 +83,8 @@ class ReferenceSource:
 
     def substitute(self, window: int, epoch: int, denied: Sequence[range]) -> int:
         """The window that stands in for a denied one."""
-        if self.groups is not None:
-            for near in islice(self.groups.circle_from(epoch, window), REACH):
-                if not any(near in each for each in denied):
-                    return near
-        rank = sum(
-            window - each.start if window in each else len(each) for each in denied if each[0] <= window
-        )
-        allowed = self.num_windows - sum(map(len, denied))
-        turn, place = divmod(rank, allowed)
-        key = stream("exclude", self.seed, self.name)
-        chosen = shuffled(place, allowed, key, (epoch + turn * GOLDEN) % TWO64)
-        for each in denied:
-            if each.start <= chosen:
-                chosen += len(each)
-        return chosen
+        excluded = [(each.start, each.stop) for each in denied]
+        return second.stand_in(self.order, window, self.num_windows, excluded, self.seed, self.name, epoch)
 
     def locate(self, window: int) -> tuple[int, int]:
         """The shard of a window and its start there."""
@@ -120,81 +93,6 @@ class ReferenceSource:
             window -= self.counts[shard]
             shard += 1
         return shard, window * self.stride
-
-
-class Laid:
-    """The windows of some blocks end to end: like a list, which would be too long."""
-
-    def __init__(self, blocks: Sequence[range]) -> None:
-        self.blocks = blocks
-        self.num_windows = sum(map(len, blocks))
-
-    def __len__(self) -> int:
-        return self.num_windows
-
-    def __getitem__(self, place: int) -> int:
-        for block in self.blocks:
-            if place < len(block):
-                return block[place]
-            place -= len(block)
-        raise IndexError(place)
-
-    def index(self, window: int) -> int:
-        """The place of a window."""
-        before = 0
-        for block in self.blocks:
-            if window in block:
-                return before + window - block.start
-            before += len(block)
-        raise ValueError(window)
-
-
-class ReferenceGroups:
-    """The groups of blocks of one source under a bounded shuffle."""
-
-    def __init__(self, source: ReferenceSource) -> None:
-        bounds = source.order["shuffle"]
-        self.source = source
-        self.block_windows, self.group_blocks = bounds["block_windows"], bounds["group_blocks"]
-        self.num_blocks = math.ceil(Fraction(source.num_windows, self.block_windows))
-        self.num_groups = math.ceil(Fraction(self.num_blocks, self.group_blocks))
-        self.laid = lru_cache(64)(self._laid)
-
-    def key(self, purpose: str, epoch: int, group: int) -> tuple[int, int]:
-        """The key of a group's permutation, and what stands there for the epoch."""
-        return stream(purpose, self.source.seed, self.source.name), epoch * self.num_groups + group
-
-    def _laid(self, epoch: int, group: int) -> Laid:
-        """The windows of a group, its blocks in the epoch's order."""
-        key = stream("blocks", self.source.seed, self.source.name)
-        places = range(self.num_blocks)[group * self.group_blocks : (group + 1) * self.group_blocks]
-        starts = [shuffled(place, self.num_blocks, key, epoch) * self.block_windows for place in places]
-        return Laid([range(s, min(s + self.block_windows, self.source.num_windows)) for s in starts])
-
-    def group_of(self, epoch: int, offset: int) -> tuple[int, int]:
-        """The group of an offset and its place in the group: halving, by the blocks before."""
-        key = stream("blocks", self.source.seed, self.source.name)
-        last = unshuffled(self.num_blocks - 1, self.num_blocks, key, epoch)
-        lacking = self.num_blocks * self.block_windows - self.source.num_windows
-
-        def begin(group: int) -> int:
-            blocks = group * self.group_blocks
-            return blocks * self.block_windows - (lacking if last < blocks else 0)
-
-        low, high = 0, self.num_groups
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if begin(middle) <= offset else (low, middle)
-        return low, offset - begin(low)
-
-    def circle_from(self, epoch: int, window: int) -> Iterator[int]:
-        """The next windows behind one in its group's circle, without end."""
-        block, key = window // self.block_windows, stream("blocks", self.source.seed, self.source.name)
-        group = unshuffled(block, self.num_blocks, key, epoch) // self.group_blocks
-        windows, circle = self.laid(epoch, group), self.key("circle", epoch, group)
-        at = unshuffled(windows.index(window), len(windows), *circle)
-        for further in counting(1):
-            yield windows[shuffled((at + further) % len(windows), len(windows), *circle)]
 
 
 class Row(NamedTuple):

@@ -29,6 +29,8 @@ CIRCLE_PLACES: Final = 32
 
 Range = tuple[int, int]
 """A half-open range, as (start, stop)."""
+Order = str | Mapping[str, Any]
+"""As a plan's document has it."""
 
 
 # Notation and keys
@@ -323,6 +325,23 @@ class Groups:
             yield self.laid(group, permute((place + distance) % size, size, self.circle_key, epoch))
 
 
+# Orders
+
+
+def chosen(order: Order, position: int, n: int, seed: int, name: str) -> tuple[int, int]:
+    """Return the epoch of a position of a source with n windows, and the window there."""
+    epoch, offset = divmod(position, n)
+    if order == "shuffle":
+        return epoch, permute(offset, n, key("shuffle", seed, name), epoch)
+    if order == "sequential":
+        return epoch, offset
+    if order == "random":
+        return 0, draw(position, n, key("random", seed, name))
+    if isinstance(order, str):
+        raise ValueError(f"docs/arithmetic.md has no order {order!r}")
+    return epoch, Groups(n, order["shuffle"], seed, name, epoch).window(offset)
+
+
 # Exclusions
 
 
@@ -336,12 +355,25 @@ def substitute(window: int, n: int, excluded: Sequence[Range], exclude_key: int,
     left = n - sum(stop - start for start, stop in excluded)
     rank = sum(min(stop, window) - start for start, stop in excluded if start < window)
     lap, place = divmod(rank, left)
-    chosen = permute(place, left, exclude_key, (epoch + lap * GOLDEN) & U64)
-    for start, stop in excluded:  # `chosen` counts the windows left; add the excluded ones before it
-        if start > chosen:
+    found = permute(place, left, exclude_key, (epoch + lap * GOLDEN) & U64)
+    for start, stop in excluded:  # `found` counts the windows left; add the excluded ones before it
+        if start > found:
             break
-        chosen += stop - start
-    return chosen
+        found += stop - start
+    return found
+
+
+def stand_in(
+    order: Order, window: int, n: int, excluded: Sequence[Range], seed: int, name: str, epoch: int
+) -> int:
+    """Return the substitute of an excluded window of a source."""
+    groups = (
+        () if isinstance(order, str) else Groups(n, order["shuffle"], seed, name, epoch).following(window)
+    )
+    for nearby in groups:
+        if not holds(excluded, nearby):
+            return nearby
+    return substitute(window, n, excluded, key("exclude", seed, name), epoch)
 
 
 # The row, put together, and the id of the plan
@@ -354,7 +386,7 @@ class SecondPlan:
         self.version: int = document.get("version", 1)
         self.window_seq_len: int = document["seq_len"]
         self.seed: int = document.get("seed", 0)
-        self.order: Any = document.get("order", "shuffle")
+        self.order: Order = document.get("order", "shuffle")
         self.stride: int = document.get("stride") or (1 if self.order == "random" else self.window_seq_len)
         self.skip_steps = joined(document.get("skip_steps", []))
         mixtures = [units(stage["mixture"]) for stage in document["stages"]]
@@ -431,25 +463,10 @@ class SecondPlan:
     def _window(self, name: str, position: int, excluded: Sequence[Range]) -> int:
         """Return the window of a source at a position, or its substitute."""
         n = self.windows[name].n
-        epoch, offset = divmod(position, n)
-        groups = None
-        if self.order == "shuffle":
-            window = permute(offset, n, key("shuffle", self.seed, name), epoch)
-        elif self.order == "sequential":
-            window = offset
-        elif self.order == "random":
-            window, epoch = draw(position, n, key("random", self.seed, name)), 0
-        elif isinstance(self.order, str):
-            raise ValueError(f"docs/arithmetic.md has no order {self.order!r}")
-        else:
-            groups = Groups(n, self.order["shuffle"], self.seed, name, epoch)
-            window = groups.window(offset)
+        epoch, window = chosen(self.order, position, n, self.seed, name)
         if not holds(excluded, window):
             return window
-        for nearby in groups.following(window) if groups else ():
-            if not holds(excluded, nearby):
-                return nearby
-        return substitute(window, n, excluded, key("exclude", self.seed, name), epoch)
+        return stand_in(self.order, window, n, excluded, self.seed, name, epoch)
 
     def canonical_json(self, fingerprints: Mapping[str, str]) -> str:
         """Return the canonical document as JSON, for the fingerprints of the sources."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from corpus_client.network.control import BoundPlan
+from corpus_client.network.layout import ITEM_BYTES, batch_bytes, views
 from corpus_client.network.options import Network
 from corpus_client.plan.document import requested_plan
-from corpus_client.plan.requests import AheadRequests
+from corpus_client.plan.requests import AheadRequests, names_beside
 from corpus_client.plan.schedule import pieces, rank_shapes
 from corpus_client.plan.state import PlanLoader, make_state
 from corpus_client.plan.world import find_rank
@@ -29,16 +30,23 @@ REQUEST_BYTES = 4 << 20
 Tokens = npt.NDArray[np.integer]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class ArrayBatch:
     """One rank's part of one step, the caller's own. It unpacks into `inputs, targets`.
 
     tokens: `(rows, seq_len + 1)` as stored, C order.
+    sources: `(rows,) uint16`, numbers into `ArrayLoader.sources`; None where they were not asked for.
+    loss_mask: `(rows, seq_len) bool`, False where a corpus's mask leaves the target out; None without masks.
     """
 
     step: int
     tokens: Tokens
-    plan: BoundPlan = field(repr=False)
+    plan: BoundPlan
+    sources: Tokens | None = None
+    loss_mask: npt.NDArray[np.bool_] | None = None
+
+    def __repr__(self) -> str:
+        return f"ArrayBatch(step={self.step}, {self.tokens.shape} {self.tokens.dtype})"
 
     @property
     def inputs(self) -> Tokens:
@@ -68,6 +76,8 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
     Args:
         rank, world_size: default RANK and WORLD_SIZE, then 0 and 1. With JAX pass `jax.process_index()` and
             `jax.process_count()`.
+        sources: bring `ArrayBatch.sources`, the source of each row.
+        loss_mask: whether masks of the corpora come, as `ArrayBatch.loss_mask`; None: if there are any.
         plan: `corpus`, `seq_len`, `global_batch_size`, `seed` and `order`, or a whole `plan`.
     """
 
@@ -78,6 +88,8 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         rank: int | None = None,
         world_size: int | None = None,
         num_steps: int | None = None,
+        sources: bool = False,
+        loss_mask: bool | None = None,
         network: Network | None = None,
         **plan: Any,
     ) -> None:
@@ -88,9 +100,10 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         self._in_flight = network.in_flight
         with self._connect() as replicas:
             self._bound = replicas.bind(document)
+        self._beside = names_beside(self._bound, sources=sources, loss_mask=loss_mask)
         self._step_ranges = rank_shapes(self._bound.stages, self.place[1], self._bound.num_steps)
         self._ahead: AheadRequests | None = None
-        self._received: deque[Tokens] = deque()
+        self._received: deque[tuple[Tokens, ...]] = deque()  # of each step
 
     def __next__(self) -> ArrayBatch:
         """Return the next step's batch. After an error the same step is asked for again."""
@@ -98,7 +111,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         try:
             if not self._received:
                 self._receive()
-            batch = ArrayBatch(step=self._step, tokens=self._received.popleft(), plan=self._bound)
+            batch = self._batch(self._step, self._received.popleft())
             self._step, self._used = self._step + 1, True
         except BaseException as error:
             # An interrupt (Ctrl-C), too: it may fall between taking a batch and counting it.
@@ -109,9 +122,16 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
 
     def peek(self, step: int) -> ArrayBatch:
         """Return the batch of any step; the loader stays where it is."""
-        tokens, shape = self._receive_step(step, self._step_ranges)
-        dtype = np.dtype(self._bound.dtype).newbyteorder("<")
-        return ArrayBatch(step=step, tokens=np.frombuffer(tokens, dtype).reshape(shape), plan=self._bound)
+        request, body = self._receive_step(step, self._step_ranges, self._beside)
+        arrays = map(np.asarray, views(memoryview(body), request.arrays))
+        return self._batch(step, tuple(array[0] for array in arrays))
+
+    def _batch(self, step: int, arrays: tuple[Tokens, ...]) -> ArrayBatch:
+        tokens, *beside = arrays
+        named: dict[str, Any] = dict(zip(self._beside, beside, strict=True))
+        if "loss_mask" in named:
+            named["loss_mask"] = named["loss_mask"][:, 1:] != 0
+        return ArrayBatch(step=step, tokens=tokens, plan=self._bound, **named)
 
     def _stop(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -121,12 +141,18 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
 
     def _receive(self) -> None:
         """Receive the oldest answer, with as many newer requests on the wire as may be."""
-        dtype = np.dtype(self._bound.dtype).newbyteorder("<")
         if self._ahead is None:
-            max_tokens = REQUEST_BYTES // dtype.itemsize
-            wanted = pieces(self._step_ranges, self._step, self._end_step, max_tokens=max_tokens)
-            self._ahead = AheadRequests(self._step_requests(), wanted, self._in_flight)
+            itemsize = ITEM_BYTES[self._bound.dtype]
+            wanted = pieces(
+                self._step_ranges,
+                self._step,
+                self._end_step,
+                max_bytes=REQUEST_BYTES,
+                batch_bytes=lambda shape: batch_bytes(self._beside, shape, itemsize),
+            )
+            self._ahead = AheadRequests(self._step_requests(self._beside), wanted, self._in_flight)
         exchange, _ = self._ahead.next()
-        tokens = np.empty(exchange.request.shape, dtype)
-        self._ahead.requests.finish(exchange, tokens.data.cast("B"))
-        self._received.extend(tokens)
+        body = np.empty(exchange.request.num_bytes, np.uint8).data
+        self._ahead.requests.finish(exchange, body)
+        arrays = map(np.asarray, views(body, exchange.request.arrays))
+        self._received.extend(zip(*arrays, strict=True))

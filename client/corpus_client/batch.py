@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ import torch
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
 from corpus_client.plan.state import make_state
-from corpus_client.plan.world import WHOLE
+from corpus_client.plan.world import WHOLE, Context
+from corpus_client.staging.stager import BESIDE_DTYPES, Views, joined, own
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,16 @@ class Origin:
 
     Args:
         plan: None: not known, as under a DataLoader, whose workers would send it along with every batch.
-        context: (rank, size) of the slice of each sequence that inputs and targets are.
+        context: the part of each sequence that inputs and targets are.
+        fills_ends: whether the end of text that follows a row's last document fills the row, as in rows of
+            documents. It is then one document more, and not one for each token.
     """
 
     plan: BoundPlan | None = None
     step_stride: int = 1
     eot_id: int | None = None
-    context: tuple[int, int] = WHOLE
+    context: Context = WHOLE
+    fills_ends: bool = False
 
 
 UNKNOWN = Origin()
@@ -54,27 +59,28 @@ class Batch(list[torch.Tensor]):
 
     The structure (`position_ids` to `loss_mask`) is computed on the device when it is first asked for, then
     kept; it needs `eot_id`. Only `cu_seqlens` and `max_seqlen` wait for a GPU. Under context parallelism
-    everything but `tokens` is this rank's contiguous slice of the sequence, and `seq_len` its length.
+    everything but `tokens` and `sources` is this rank's part of the sequence, and `seq_len` its length.
 
     Args:
-        tensors: inputs and targets, `(rows, seq_len)` each; of a context rank also the whole rows,
-            `(rows, whole seq_len + 1)`, of which they are a slice.
+        tensors: inputs and targets, `(rows, seq_len)` each; then what else a `Views` has.
         step: the training step whose tokens these are.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor], step: int = -1, origin: Origin = UNKNOWN) -> None:
-        inputs, targets, *rows = tensors
-        super().__init__((inputs, targets))
+    def __init__(
+        self, tensors: Iterable[torch.Tensor | None], step: int = -1, origin: Origin = UNKNOWN
+    ) -> None:
+        inputs, targets, *more = tensors
+        super().__init__((inputs, targets))  # type: ignore[arg-type]
         self.step = step
         self._origin = origin
-        self._rows = rows[0] if rows else None
+        self._more = more
 
     def __repr__(self) -> str:
         return f"Batch(step={self.step}, {', '.join(f'{tuple(t.shape)} {t.dtype}' for t in self)})"
 
     def __copy__(self) -> Batch:
         """Return the same without the kept structure: collate functions put other tensors into the copy."""
-        return self._changed(lambda tensor: tensor)
+        return self._changed(lambda _, tensor: tensor)
 
     def __setitem__(self, index: Any, tensor: Any) -> None:
         """Put a tensor into a copy; torch's DataLoader does so when it collates or pins a batch.
@@ -89,8 +95,9 @@ class Batch(list[torch.Tensor]):
                 "already; pass batch_size=None to it"
             )
         super().__setitem__(index, tensor)
-        if self._rows is not None and is_tensor and tensor.is_pinned():
-            self._rows = self._rows.pin_memory()  # torch 2.4 pins the items of a list, and not the list
+        if is_tensor and tensor.is_pinned():  # torch 2.4 pins the items of a list, and not the list
+            views = self._views._replace(inputs=tensor, targets=tensor)  # the list's own are not its matter
+            self._more = list(views.changed(lambda _, each: each.pin_memory())[2:])
 
     @property
     def inputs(self) -> torch.Tensor:
@@ -113,13 +120,24 @@ class Batch(list[torch.Tensor]):
         A copy, except where inputs and targets are views of the same rows: then a third view of them. With
         `ignore_index` the last column may be masked. Of a context rank the whole rows, no copy.
         """
-        if self._rows is not None:
-            return self._rows
+        if self._views.rows is not None:
+            return self._views.rows
         rows, seq_len = self.inputs.shape
         one_further = self.inputs.data_ptr() + self.inputs.element_size()
         if self.targets.data_ptr() == one_further and self.targets.stride() == self.inputs.stride():
             return self.inputs.as_strided((rows, seq_len + 1), self.inputs.stride())
         return torch.cat((self.inputs, self.targets[:, -1:]), dim=1)
+
+    @property
+    def sources(self) -> torch.Tensor:
+        """`(rows,) int64`: the source of each row, by its number in `CorpusLoader.sources`.
+
+        Raises:
+            InvalidArgument: the loader was not asked for it.
+        """
+        if self._views.sources is None:
+            raise errors.InvalidArgument("a batch has no sources; pass sources=True to CorpusLoader")
+        return self._views.sources
 
     def as_dict(self) -> dict[str, torch.Tensor]:
         """Return `{"inputs": inputs, "targets": targets}`, for those who want names."""
@@ -136,9 +154,8 @@ class Batch(list[torch.Tensor]):
                 f"a micro batch must divide this rank's {len(self.inputs)} rows of step {self.step}, got "
                 f"{num_rows}; the plan's global_batch_size is that of an optimizer step over all ranks"
             )
-        tensors = (*self, self._rows) if self._rows is not None else tuple(self)
-        parts = zip(*(tensor.split(num_rows) for tensor in tensors), strict=True)
-        return [Batch(part, self.step, self._origin) for part in parts]
+        columns = (repeat(None) if each is None else torch.split(each, num_rows) for each in self._views)
+        return [Batch(part, self.step, self._origin) for part in zip(*columns, strict=False)]
 
     def state_after(self) -> dict[str, Any]:
         """Return the state to save once this batch was trained on: a run resumed from it begins behind it.
@@ -160,13 +177,13 @@ class Batch(list[torch.Tensor]):
         copy: also put it into memory of its own; for views of slot memory.
         """
         clone = partial(torch.clone, memory_format=torch.contiguous_format)
-        batch = self._changed(clone) if copy else self.__copy__()
+        batch = self._changed(lambda _, tensor: clone(tensor)) if copy else self.__copy__()
         batch._origin = replace(batch._origin, plan=None)
         return batch
 
     def pin_memory(self) -> Batch:
         """Return the same in page-locked memory of its own; a DataLoader with `pin_memory=True` calls it."""
-        return self._changed(torch.Tensor.pin_memory)
+        return self._changed(lambda _, tensor: tensor.pin_memory())
 
     def to(
         self, device: str | torch.device, *, dtype: torch.dtype | None = None, non_blocking: bool = False
@@ -176,9 +193,9 @@ class Batch(list[torch.Tensor]):
         Returns before the copies are done only with `non_blocking` and from page-locked memory.
         """
 
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
+        def moved(name: str, tensor: torch.Tensor) -> torch.Tensor:
             tensor = tensor.to(device, non_blocking=non_blocking)
-            return tensor if dtype is None else tensor.to(dtype)
+            return tensor if dtype is None or name in BESIDE_DTYPES else tensor.to(dtype)
 
         return self._changed(moved)
 
@@ -187,29 +204,40 @@ class Batch(list[torch.Tensor]):
         """`(rows, seq_len) int64`: place in the document, 0 after each end of text.
 
         A document that began before its row counts from the row's start; one that began in another
-        context rank's slice goes on counting.
+        context rank's part goes on counting.
         """
         columns = torch.arange(self._starts.shape[1], device=self._starts.device)
         began = torch.where(self._starts, columns, 0).cummax(dim=1).values
-        return (columns - began)[:, self._columns]
+        return self._own(columns - began)
 
     @cached_property
     def document_ids(self) -> torch.Tensor:
         """`(rows, seq_len) int32`: the number of the document in its row, from 0."""
-        return (self._starts.cumsum(dim=1, dtype=torch.int32) - 1)[:, self._columns]
+        return self._own(self._starts.cumsum(dim=1, dtype=torch.int32) - 1)
+
+    @property
+    def corpus_mask(self) -> torch.Tensor | None:
+        """`(rows, seq_len) bool`: False where a corpus's mask leaves the target out; None if none came."""
+        return self._views.loss_mask
 
     @cached_property
     def loss_mask(self) -> torch.Tensor:
-        """`(rows, seq_len) bool`: False where the target is the first token of another document."""
-        return ~ends(self.inputs, self._known_eot_id)
+        """`(rows, seq_len) bool`: False where the target is the first token of another document, or masked.
+
+        Of a batch with `corpus_mask` the end-of-text id may be unknown: then it is the mask alone.
+        """
+        if self.corpus_mask is not None and self._origin.eot_id is None:
+            return self.corpus_mask
+        within = ~ends(self.inputs, self._known_eot_id)
+        return within if self.corpus_mask is None else within & self.corpus_mask
 
     @cached_property
     def cu_seqlens(self) -> torch.Tensor:
         """`(documents + 1,) int32`: borders of documents in `inputs.flatten()`; waits for a GPU.
 
-        Rows, and a context rank's slices, are always borders.
+        Rows, and the chunks of a context rank, are always borders.
         """
-        return borders(self._starts[:, self._columns])
+        return borders(own(self._starts, self._origin.context))
 
     @cached_property
     def max_seqlen(self) -> int:
@@ -219,14 +247,20 @@ class Batch(list[torch.Tensor]):
     @cached_property
     def _starts(self) -> torch.Tensor:
         """Where documents begin in the whole rows, also under context parallelism; a row's start counts."""
-        if self._rows is None and self._origin.context != WHOLE:
+        rows = self._views.rows
+        if rows is None and self._origin.context.size > 1:
             raise errors.InvalidArgument(
                 "the document structure of a slice needs whole rows, which next_into does not make; "
                 "take the batch by next(loader)"
             )
-        inputs = self.inputs if self._rows is None else self._rows[:, :-1]
+        inputs = self.inputs if rows is None else rows[:, :-1]
+        ended = ends(inputs, self._known_eot_id)
         starts = torch.ones(inputs.shape, dtype=torch.bool, device=inputs.device)
-        starts[:, 1:] = ends(inputs[:, :-1], self._known_eot_id)
+        starts[:, 1:] = ended[:, :-1]
+        if self._origin.fills_ends:
+            # Where nothing but end of text follows, the first one ends a document, the others fill the row.
+            filled = ended.flip(1).cummin(1).values.flip(1) & starts
+            starts[:, 1:] &= ~filled[:, :-1]
         return starts
 
     @property
@@ -239,13 +273,14 @@ class Batch(list[torch.Tensor]):
         return self._origin.eot_id
 
     @property
-    def _columns(self) -> slice:
-        first = self._origin.context[0] * self.inputs.shape[1]
-        return slice(first, first + self.inputs.shape[1])
+    def _views(self) -> Views:
+        return Views(self[0], self[1], *self._more)
 
-    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        tensors = self if self._rows is None else (*self, self._rows)
-        return Batch(map(change, tensors), self.step, self._origin)
+    def _own(self, whole: torch.Tensor) -> torch.Tensor:
+        return joined(own(whole, self._origin.context))
+
+    def _changed(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Batch:
+        return Batch(self._views.changed(change), self.step, self._origin)
 
 
 def ends(tokens: torch.Tensor, eot_id: int) -> torch.Tensor:
@@ -258,12 +293,12 @@ def ends(tokens: torch.Tensor, eot_id: int) -> torch.Tensor:
 
 
 def borders(starts: torch.Tensor) -> torch.Tensor:
-    """Return the borders of documents in the flattened rows, as variable-length attention wants them."""
+    """Return the borders of documents in flattened rows or chunks, for variable-length attention."""
     if starts.numel() > torch.iinfo(torch.int32).max:
         raise errors.InvalidArgument(
             f"cu_seqlens counts at most 2**31 - 1 tokens, got rows x seq_len = {starts.numel():,}"
         )
     begins = starts.clone()
-    begins[:, 0] = True  # a slice of a sequence may begin inside a document
+    begins[..., 0] = True  # a slice of a sequence may begin inside a document
     found = begins.flatten().nonzero().flatten().to(torch.int32)
     return torch.nn.functional.pad(found, (0, 1), value=starts.numel())

@@ -19,7 +19,7 @@ from corpus_client.plan.state import make_state
 from corpus_client.plan.world import Placement
 from corpus_client.staging.options import Staging
 
-PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order")
+PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order", "rows")
 
 
 class CorpusIterableDataset(IterableDataset[Batch]):
@@ -80,13 +80,9 @@ class CorpusIterableDataset(IterableDataset[Batch]):
                 "device and step_stride are not for a dataset: its batches are in host memory, each step "
                 "once; move them with batch.to(device, non_blocking=True)"
             )
-        place = placement.find()
-        self.place = place[:2]  # rank and world size whose rows the batches have
+        self._asked, self._part = placement, placement.find()
+        self.place = self._part[:2]  # rank and world size whose rows the batches have
         self.declared = False  # whether `integrations.accelerate.already_sharded` has compared the place
-        self._asked = placement
-        self._placement = Placement(
-            rank=place.rank, world_size=place.world_size, context_parallel=place.context
-        )
         self._urls = urls
         self._dtype = dtype
         self._start_step = integer("start_step", start_step, 0, MAX_STEP)
@@ -100,6 +96,13 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         # In memory that workers see too, forked or spawned: those that persist hear of the next pass.
         self._first_step = torch.tensor(self._start_step).share_memory_()  # type: ignore[no-untyped-call]
 
+    def __repr__(self) -> str:
+        rank, world_size = self.place
+        return (
+            f"CorpusIterableDataset(plan {self.plan_id[:12]}, step {self.first_step}, "
+            f"rank {rank} of {world_size})"
+        )
+
     def __len__(self) -> int:
         """Return `num_steps`, the steps of a pass."""
         if self._num_steps is None:
@@ -108,7 +111,8 @@ class CorpusIterableDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Return a pass: all of it, or in a worker of a DataLoader its share."""
-        worker, num_workers = _worker()
+        info = get_worker_info()
+        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         self._check_use()
         step = self.first_step
         stop = None if self._num_steps is None else self._pass_start(self._pass_of(step) + 1)
@@ -179,7 +183,7 @@ class CorpusIterableDataset(IterableDataset[Batch]):
 
     def _check_use(self) -> None:
         if get_worker_info() is None:  # a worker does not know torch.distributed
-            self._asked.check(self._placement.find())
+            self._asked.check(self._part)
         if not self.declared:
             trainers.check_dealt_out(self, self.place[1])
 
@@ -190,7 +194,13 @@ class CorpusIterableDataset(IterableDataset[Batch]):
             device="cpu",
             num_steps=end_step,
             staging=replace(self._staging, prefetch_bytes=self._staging.prefetch_bytes // num_workers),
-            placement=replace(self._placement, step_stride=num_workers),
+            placement=Placement(
+                rank=self._part.rank,
+                world_size=self._part.world_size,
+                context_parallel=self._part.context[:2],
+                context_order=self._asked.context_order,
+                step_stride=num_workers,
+            ),
             **self._options,
         )
 
@@ -199,9 +209,3 @@ class CorpusIterableDataset(IterableDataset[Batch]):
 
     def _pass_of(self, step: int) -> int:
         return (step - self._start_step) // self._num_steps if self._num_steps else 0
-
-
-def _worker() -> tuple[int, int]:
-    """Return (worker, number of workers) of the DataLoader that iterates here."""
-    info = get_worker_info()
-    return (0, 1) if info is None else (info.id, info.num_workers)

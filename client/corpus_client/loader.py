@@ -12,6 +12,7 @@ import torch
 
 from corpus_client import errors
 from corpus_client.batch import Batch, Origin
+from corpus_client.network import control
 from corpus_client.network.options import Network
 from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats
@@ -24,7 +25,7 @@ from corpus_client.prepared import PlanOptions, PreparedPlan
 from corpus_client.staging.options import Staging
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import open_stager
-from corpus_client.staging.slots import cut_slots
+from corpus_client.staging.slots import Slot, cut_slots
 from corpus_client.staging.stager import Stager, Views, holds, shifted
 
 
@@ -37,7 +38,8 @@ class CorpusLoader(PlanLoader[Batch]):
 
     Args:
         urls: `http://host:port` of the server, `uds:///path/of.sock` on its own host, or several of replicas.
-        corpus, seq_len, global_batch_size, seed, order: the plan; the server's documentation explains it.
+        corpus, seq_len, global_batch_size, seed, order, rows: the plan, which the server's documentation
+            explains.
             seq_len is in tokens, global_batch_size in rows over all ranks.
         plan: a whole plan document instead of these (`make_plan` writes one), or the path of its JSON file.
         device: default `cuda` where there is one, else another accelerator, else `cpu`. Without an index,
@@ -46,8 +48,11 @@ class CorpusLoader(PlanLoader[Batch]):
         num_steps: the run has the steps `[0, num_steps)`, wherever it is resumed; None: it has no end.
         eot_id: the token that ends a document; for the document structure and for `ignore_index`. None takes
             the one that the server knows of the plan's corpora.
-        ignore_index: put into `targets` where a target belongs to another document than its input, so that
-            the loss leaves it out (-100 for torch's cross entropy); None: targets stay as they are.
+        ignore_index: put into `targets` where `Batch.loss_mask` is False, so that the loss leaves them out
+            (-100 for torch's cross entropy); None: targets stay as they are.
+        sources: bring `Batch.sources`, the source of each row.
+        loss_mask: whether masks of the corpora come with the tokens, as part of `Batch.loss_mask`; None: if
+            there are any.
         network, staging, placement: see `Network`, `Staging` and `Placement`.
 
     Raises:
@@ -65,18 +70,21 @@ class CorpusLoader(PlanLoader[Batch]):
         global_batch_size: int | None = None,
         seed: int = 0,
         order: OrderArgument = "shuffle",
+        rows: OrderArgument = "windows",
         plan: PlanArgument | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = torch.int64,
         num_steps: int | None = None,
         eot_id: int | None = None,
         ignore_index: int | None = None,
+        sources: bool = False,
+        loss_mask: bool | None = None,
         network: Network | None = None,
         staging: Staging | None = None,
         placement: Placement | None = None,
     ) -> None:
         parts = {"corpus": corpus, "seq_len": seq_len, "global_batch_size": global_batch_size}
-        document = requested_plan(plan, **parts, seed=seed, order=order)
+        document = requested_plan(plan, **parts, seed=seed, order=order, rows=rows)
         groups = {
             "network": (network, Network),
             "staging": (staging, Staging),
@@ -93,7 +101,9 @@ class CorpusLoader(PlanLoader[Batch]):
         self._placement = placement
         place, stride = placement.find(), placement.step_stride
         self.place = place[:2]
-        options = PlanOptions(self._connect, place, stride, dtype, eot_id, ignore_index, network, staging)
+        options = PlanOptions(
+            self._connect, place, stride, dtype, eot_id, ignore_index, sources, loss_mask, network, staging
+        )
         self._stager = open_stager(device, context=options.place.context, timed=staging.trace_steps > 0)
         self._make = partial(self._stager.make, dtype)
         if staging.nvtx and not torch.cuda.is_available():
@@ -147,8 +157,12 @@ class CorpusLoader(PlanLoader[Batch]):
         By a connection of its own, and a copy that blocks: to look at batches, not to train on them.
         """
         steps, context = self.prepared.steps, self.prepared.options.place.context
-        tokens, shape = self._receive_step(step, steps.step_ranges)
-        (views,) = shifted(torch.frombuffer(tokens, dtype=steps.dtype).view(1, *shape), context)
+        request, body = self._receive_step(step, steps.step_ranges, steps.beside)
+        _, rows, window = request.shape
+        shape = rows, window
+        slot = Slot(memoryview(body), torch.frombuffer(body, dtype=torch.uint8))
+        stored = slot.batches(0, 1, shape, steps.dtype)
+        (views,) = shifted(stored, context, slot.beside(steps.beside, 0, 1, 1, shape, steps.dtype))
         make = Stager(self._stager.location, context=context).make
         return self._batch_of(step, make(self.prepared.options.dtype, views))
 
@@ -191,7 +205,13 @@ class CorpusLoader(PlanLoader[Batch]):
     def _use(self, prepared: PreparedPlan) -> None:
         self.prepared, self._bound = prepared, prepared.bound
         options = prepared.options
-        self._origin = Origin(self._bound, options.step_stride, prepared.eot_id, options.place.context)
+        self._origin = Origin(
+            self._bound,
+            options.step_stride,
+            prepared.eot_id,
+            options.place.context,
+            fills_ends=self._bound.fills_ends,
+        )
 
     def extend(self, stage: Mapping[str, Any]) -> str:
         """Go on by a plan that has one stage more, from the next step on.
@@ -214,7 +234,7 @@ class CorpusLoader(PlanLoader[Batch]):
         self._check_thread()
         old, step = self._bound, self._step
         with self._connect(plan=old) as replicas:
-            from_step = replicas.ask(lambda control: control.plan_step(old.plan_id, step))
+            from_step = replicas.ask(control.plan_step(old.plan_id, step))
             grown = successor(old.document, from_step, stage)
             prepared = PreparedPlan.prepare(grown, self.prepared.options)
             receipts.check_history(replicas, old, prepared.bound, step)

@@ -16,7 +16,7 @@ from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
 from corpus_client.observe.recorder import Recorder
 from corpus_client.plan.document import integer
-from corpus_client.plan.requests import AheadRequests, StepRequests
+from corpus_client.plan.requests import AheadRequests, StepRequests, names_beside
 from corpus_client.plan.schedule import MAX_STEPS_PER_REQUEST, rank_shapes
 from corpus_client.plan.world import RankPart, ranks_on_host
 from corpus_client.staging import local
@@ -37,6 +37,8 @@ class PlanOptions:
     dtype: torch.dtype | None
     eot_id: int | None
     ignore_index: int | None
+    sources: bool
+    loss_mask: bool | None
     network: Network
     staging: Staging
 
@@ -51,6 +53,10 @@ class PlanOptions:
                     "be unsigned"
                 )
 
+    def beside(self, plan: BoundPlan) -> tuple[str, ...]:
+        """Return what is to come with the tokens of this plan."""
+        return names_beside(plan, sources=self.sources, loss_mask=self.loss_mask)
+
     def check(self, plan: BoundPlan) -> None:
         """Raise `InvalidArgument` unless they go together with this plan."""
         if plan.dtype not in STORED_DTYPES:
@@ -62,13 +68,15 @@ class PlanOptions:
         if self.eot_id is not None:
             high = torch.iinfo(STORED_DTYPES[plan.dtype]).max
             integer(f"eot_id of {plan.dtype} tokens", self.eot_id, 0, high)
-        if self.ignore_index is not None and self.eot_id is None and plan.eot_id is None:
+        knows_ends = self.eot_id is not None or plan.eot_id is not None
+        if self.ignore_index is not None and not knows_ends and "loss_mask" not in self.beside(plan):
             raise errors.InvalidArgument("ignore_index needs eot_id=, the token that ends a document")
-        size = self.place.context[1]
+        context = self.place.context
+        what = "twice the context-parallel size" if context.zigzag else "the context-parallel size"
         for stage in plan.stages:
-            if stage.seq_len % size:
+            if stage.seq_len % context.num_chunks:
                 raise errors.InvalidArgument(
-                    f"seq_len must be divisible by the context-parallel size, got {stage.seq_len} over {size}"
+                    f"seq_len must be divisible by {what}, got {stage.seq_len} over {context.num_chunks}"
                 )
 
 
@@ -97,6 +105,7 @@ class PreparedPlan:
                 dtype=STORED_DTYPES[bound.dtype],
                 in_flight=options.network.in_flight,
                 step_stride=options.step_stride,
+                beside=options.beside(bound),
             )
             sizes = choose_slot_sizes(
                 batch_bytes=steps.batch_bytes,
@@ -132,18 +141,23 @@ class PreparedPlan:
         shards = local.open_shards(self.bound, root) if root is not None else []
         replicas = self.options.connect(plan=self.bound, recorder=recorder)
         requests = StepRequests(
-            replicas, self.bound, rank=place.rank, world_size=place.world_size, places=root is not None
+            replicas,
+            self.bound,
+            rank=place.rank,
+            world_size=place.world_size,
+            places=root is not None,
+            beside=steps.beside,
         )
         source: Source = requests
         if root is not None:
             ahead = AheadRequests(requests, steps.pieces(self._request_bytes), steps.in_flight)
-            source = local.LocalSource(ahead, self.bound, shards)
+            source = local.LocalSource(ahead, self.bound, shards, steps.beside)
         return Pipeline(source, slots, stager, steps, recorder)
 
     @property
     def _request_bytes(self) -> int:
-        """Of the tokens that one request is about, whether they are answered or only where they lie."""
-        if self.options.staging.local_root is None:
+        """Of the batches that one request is about, whether tokens are answered or only where they lie."""
+        if self.options.staging.local_root is None or "loss_mask" in self.steps.beside:
             return self.sizes.used_bytes
         max_window = max(each.shape[1] for each in self.steps.step_ranges)
         return max(self.sizes.used_bytes, local.REQUEST_ROWS * max_window * self.steps.dtype.itemsize)

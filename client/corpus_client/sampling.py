@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from corpus_client import errors
-from corpus_client.network import wire
+from corpus_client.network import control, wire
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.document import integer
@@ -28,19 +29,34 @@ class RemoteCorpus:
 
     Args:
         url: base URL of the server, `http://host:port` or `uds:///path/of.sock`.
-        name: of the corpus; `UnknownCorpus` if the server has none of that name.
+        name: of the corpus; `UnknownCorpus` if the server has none of that name. One with loss masks is
+            refused, since `get_batch` returns none.
         network: options of the requests, as for `CorpusLoader`.
     """
 
     def __init__(self, url: str, name: str, *, network: Network | None = None) -> None:
         self.name = name
+        self._url = url
         self._pid = os.getpid()
         self._replicas = Replicas([url], network)
-        description = self._replicas.ask(lambda control: control.get(wire.corpus_path(name)))
+        description = self._replicas.ask(control.get(wire.corpus_path(name)))
         self.dtype = str(description["dtype"])
         self._num_tokens = int(description["num_tokens"])
+        if description.get("num_masks"):
+            self.close()
+            raise errors.InvalidArgument(
+                f"get_batch returns no loss mask, and corpus {name!r} has one; take a CorpusLoader, or serve "
+                "the corpus with mask=no"
+            )
         if self.dtype not in STORED_DTYPES:
             raise errors.AnswerCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {self.dtype!r}")
+
+    def __repr__(self) -> str:
+        return f"RemoteCorpus({self._url!r}, {self.name!r}, {self._num_tokens:,} {self.dtype} tokens)"
+
+    def __reduce__(self) -> tuple[Callable[[], RemoteCorpus], tuple[()]]:
+        # A process that it is sent to, such as a spawned worker, gets connections of its own.
+        return partial(RemoteCorpus, self._url, self.name, network=self._replicas.network), ()
 
     def __len__(self) -> int:
         """Return the number of tokens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
+from corpus_server.answers.question import CorpusName, PlanId, question
+from corpus_server.answers.questions import TOKENS
 from corpus_server.answers.response import (
     NO_STORE,
     PLAN_HEADER,
@@ -21,7 +23,17 @@ from corpus_server.answers.response import (
     not_modified,
 )
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import Integer, QueryParameters, Step, Token, plan_headers, staged_rows
+from corpus_server.answers.tokens import (
+    FormatQuery,
+    Integer,
+    QueryParameters,
+    Step,
+    Token,
+    TokensQuery,
+    plan_headers,
+    staged_rows,
+    token_range,
+)
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
 from corpus_server.described import described
@@ -30,7 +42,13 @@ from corpus_server.plan.document import MAX_SEED
 from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare_slices
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
-from corpus_server.read.text import Span, check_available, decode_known, spans
+from corpus_server.read.text import Span, check_available, decode_known
+from corpus_server.read.text import spans as cut
+
+DocumentNumber = Annotated[str, Field(pattern="^[0-9]{1,19}$")]
+
+DEFAULT_COUNT = 256
+"""Tokens of a range whose length is not given."""
 
 BLOCK_TOKENS = 4096
 """Tokens of a block of a sample, read at once. Blocks are spread evenly over the corpus."""
@@ -107,6 +125,8 @@ class Row:
     start: int
     """First token, corpus-wide."""
     spans: list[Span]
+    unused: int
+    """Tokens at the end of the row that belong to no document."""
 
 
 @described
@@ -202,8 +222,28 @@ class Diff:
     rows: RowComparison
 
 
-def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead) -> Slices[Response]:
-    """Make the response that shows rows of a step's global batch as text."""
+@question("/v1/corpora/{name}/tokens", array=TOKENS, is_tagged=True)
+def tokens(service: Service, name: CorpusName, query: TokensQuery, request: RequestHead) -> Slices[Response]:
+    """Return a raw range of tokens, corpus-wide, across the borders of shards."""
+    corpus, start = service.corpus(name, request.caller), query.start
+    count = min(DEFAULT_COUNT, max(0, corpus.num_tokens - start)) if query.count is None else query.count
+    return token_range(service, corpus, start, start + count, query, request, default="raw", fields={})
+
+
+@question("/v1/corpora/{name}/documents/{number}", array=TOKENS, is_tagged=True)
+def document(
+    service: Service, name: CorpusName, number: DocumentNumber, query: FormatQuery, request: RequestHead
+) -> Slices[Response]:
+    """Return one document: its token range and its tokens."""
+    corpus, fields = service.corpus(name, request.caller), {"document": int(number)}
+    start, stop = corpus.document_range(int(number))
+    more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields)
+    return (yield from more)
+
+
+@question("/v1/plans/{plan_id}/rows", Rows)
+def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHead) -> Slices[Response]:
+    """Show rows of a step's global batch as text, cut at the borders of documents."""
     bound, step = service.plan(plan_id, request.caller), query.step
     size = bound.sampler.check_part(step)
     if query.first >= size:
@@ -223,9 +263,10 @@ def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead)
         left, texts, begins = tokens.tolist(), list[Span](), []
         for shard_number, start, length in pieces:
             begins.append(corpus.starts[shard_number - first_shard[name]] + start)
-            texts += spans(corpus, begins[-1], left[:length])
+            texts += cut(corpus, begins[-1], left[:length])
             left = left[length:]
-        shown.append(Row(row=number, corpus=name, shard=shard.name, start=begins[0], spans=texts))
+        its = Row(row=number, corpus=name, shard=shard.name, start=begins[0], spans=texts, unused=len(left))
+        shown.append(its)
         yield None
     fields = Rows(
         plan=bound.plan.id,
@@ -238,8 +279,10 @@ def rows(service: Service, plan_id: str, query: RowsQuery, request: RequestHead)
     return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id})
 
 
-def corpus_spans(service: Service, corpus: Corpus, query: SpansQuery) -> Slices[Response]:
-    """Make the response that shows a range of tokens as text."""
+@question("/v1/corpora/{name}/spans", Spans)
+def spans(service: Service, name: CorpusName, query: SpansQuery, request: RequestHead) -> Slices[Response]:
+    """Show a range of tokens as text, cut at the borders of documents."""
+    corpus = service.corpus(name, request.caller)
     if query.start > corpus.num_tokens:
         raise InvalidParameter.expected("start", f"in [0, {corpus.num_tokens}]", query.start)
     stop = min(query.start + query.count, corpus.num_tokens)
@@ -248,13 +291,17 @@ def corpus_spans(service: Service, corpus: Corpus, query: SpansQuery) -> Slices[
     yield from service.staged(corpus.shards[number].file for number, _, _ in pieces)
     tokens = _read(service, corpus, query.start, stop)
     yield None
-    shown = list(spans(corpus, query.start, tokens.tolist()))
+    shown = list(cut(corpus, query.start, tokens.tolist()))
     found = Spans(corpus=corpus.name, start=query.start, stop=stop, num_tokens=corpus.num_tokens, spans=shown)
     return json_response(found, NO_STORE)
 
 
-def statistics(service: Service, corpus: Corpus, query: StatisticsQuery) -> Slices[Response]:
-    """Make the response that says what a sample of a corpus is made of."""
+@question("/v1/corpora/{name}/statistics", Statistics)
+def statistics(
+    service: Service, name: CorpusName, query: StatisticsQuery, request: RequestHead
+) -> Slices[Response]:
+    """Return frequencies of tokens and lengths of documents in a sample."""
+    corpus = service.corpus(name, request.caller)
     ids: list[NDArray[np.integer]] = []
     for _, tokens in _blocks(service, corpus, query.seed, STATISTICS_BLOCKS):
         ids.append(tokens)
@@ -275,13 +322,15 @@ def statistics(service: Service, corpus: Corpus, query: StatisticsQuery) -> Slic
         # How often the k-th most frequent token occurs, for k = 1, 2, 4, 8, ...
         counts_by_rank=[(1 << k, int(counts[order[(1 << k) - 1]])) for k in range(found.size.bit_length())],
         num_documents=corpus.num_documents,
-        document_lengths=None if lengths is None else _describe_lengths(lengths),
+        document_lengths=lengths,
     )
     return json_response(fields, NO_STORE)
 
 
-def search(service: Service, corpus: Corpus, query: SearchQuery) -> Slices[Response]:
-    """Make the response that lists where a text is, in a sample of a corpus or in all of a small one."""
+@question("/v1/corpora/{name}/search", Search)
+def search(service: Service, name: CorpusName, query: SearchQuery, request: RequestHead) -> Slices[Response]:
+    """Find a text in a sample of about a million tokens, or in all of a small corpus."""
+    corpus = service.corpus(name, request.caller)
     tokenizer = check_available(corpus)
     found: list[Place] = []
     num_searched = 0
@@ -321,18 +370,15 @@ def search(service: Service, corpus: Corpus, query: SearchQuery) -> Slices[Respo
     return json_response(fields, NO_STORE)
 
 
-def diff(service: Service, plan_id: str, query: DiffQuery, request: RequestHead) -> Slices[Response]:
-    """Make the response that says in which fields and from which step on two plans differ."""
+@question("/v1/plans/{plan_id}/diff", Diff, is_tagged=True)
+def diff(service: Service, plan_id: PlanId, query: DiffQuery, request: RequestHead) -> Slices[Response]:
+    """Say in which fields another plan differs from this one, and from which step on which rows."""
     one, other = (service.plan(each, request.caller) for each in (plan_id, query.other))
     headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}")
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    shard_tokens = {
-        name: [shard.num_tokens for shard in corpus.shards]
-        for name, corpus in chain(one.corpora.items(), other.corpora.items())
-    }
     compared = yield from compare_slices(
-        one.plan, other.plan, shard_tokens, num_steps=query.steps, max_rows=DIFF_ROWS
+        one.sampler, other.sampler, num_steps=query.steps, max_rows=DIFF_ROWS
     )
     fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed_fields(one.plan, other.plan), rows=compared)
     return json_response(fields, headers)
@@ -374,33 +420,28 @@ def _blocks(
             yield start, _read(service, corpus, start, stop)
 
 
-def _document_lengths(corpus: Corpus, seed: int) -> Slices[NDArray[np.int64] | None]:
-    """Return the lengths of sampled documents, in tokens: `(num_sampled,)`; None without an index."""
+def _document_lengths(corpus: Corpus, seed: int) -> Slices[Lengths | None]:
+    """Return quantiles and a histogram of the lengths of sampled documents; None without an index."""
     total = corpus.num_documents
     if total is None:
         return None
-    if total <= SAMPLE_DOCUMENTS:
-        numbers = list(range(total))
-    else:
+    numbers: Sequence[int] = range(total)
+    if total > SAMPLE_DOCUMENTS:
         numbers = np.random.default_rng(seed).integers(0, total, SAMPLE_DOCUMENTS).tolist()
-    lengths = []
+    found = []
     for n, number in enumerate(numbers):
         start, stop = corpus.document_range(number)
-        lengths.append(stop - start)
+        found.append(stop - start)
         if n % 256 == 255:
             yield None
-    return np.array(lengths, dtype=np.int64)
-
-
-def _describe_lengths(lengths: NDArray[np.int64]) -> Lengths:
-    """Return quantiles and a histogram over powers of two."""
-    if not lengths.size:
+    if not found:
         return Lengths(num_sampled=0, mean=None, quantiles={}, histogram=[])
+    lengths = np.array(found, dtype=np.int64)
     bins = np.bincount(np.frexp(np.maximum(lengths, 0.5))[1])  # 0: empty; k: [2^(k-1), 2^k)
     shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
     quantiles = np.quantile(lengths, shares, method="inverted_cdf").tolist()
     return Lengths(
-        num_sampled=int(lengths.size),
+        num_sampled=lengths.size,
         mean=float(lengths.mean()),
         quantiles={str(share): value for share, value in zip(shares, quantiles, strict=True)},
         histogram=[((1 << k) >> 1, int(number)) for k, number in enumerate(bins.tolist())],

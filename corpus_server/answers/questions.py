@@ -1,4 +1,4 @@
-"""The costly questions about a plan, in slices: receipts, usage and look-ups."""
+"""The costly questions about a plan, in slices: batches, indices, receipts, usage and look-ups."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import xxhash
 
 from corpus_server.admission.request import RequestHead
+from corpus_server.answers import tokens
+from corpus_server.answers.question import PlanId, question
 from corpus_server.answers.response import (
     NO_STORE,
     PLAN_HEADER,
@@ -20,6 +22,7 @@ from corpus_server.answers.response import (
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import (
     MAX_COUNT,
+    BatchesQuery,
     Integer,
     PlanQuery,
     QueryParameters,
@@ -30,6 +33,7 @@ from corpus_server.answers.tokens import (
     staged_rows,
 )
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.shards import contents
 from corpus_server.described import described
 from corpus_server.errors import AnswerTooLarge, InvalidParameter
 from corpus_server.plan.questions.lookup import Sighting, look_up_slices
@@ -40,6 +44,13 @@ MAX_RECEIPT_BYTES = 2**30
 """Bytes of a global batch whose receipt is made: half a second of reading from the page cache. A batch of 64
 million uint32 tokens has a quarter of it."""
 
+TOKENS = "Raw little-endian integers in C order, the same as .npy, JSON, or text."
+INDICES = (
+    "Raw little-endian int64, the same as .npy, or JSON. Windows: `(count, rows, 2)`, shard and start token "
+    "of each row. Rows of several pieces: `(pieces, 4)`, row (counted through the response), shard, start "
+    "token, tokens; a piece of shard -1 fills the end of its row with the token id in place of a start token."
+)
+"""What the API says of such responses."""
 
 _ROWS_AT_ONCE = 65536  # located in some 10 ms
 
@@ -156,8 +167,21 @@ class Found:
     rows: list[Sighting]
 
 
-def receipt(service: Service, plan_id: str, query: StepQuery, request: RequestHead) -> Slices[Response]:
-    """Make the response that holds the checksum of a step's whole global batch."""
+@question("/v1/batches", array=TOKENS, is_tagged=True)
+def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
+    """Return the tokens of a rank: `(count, rows, seq_len + 1)`, C order, little-endian."""
+    return tokens.batches(service, query, request)
+
+
+@question("/v1/indices", array=INDICES, formats=("raw", "npy", "json"), is_tagged=True)
+def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
+    """Return where the rows of a rank lie: shards (over the plan's shard list) and tokens."""
+    return tokens.indices(service, query, request)
+
+
+@question("/v1/plans/{plan_id}/receipt", Receipt, is_tagged=True)
+def receipt(service: Service, plan_id: PlanId, query: StepQuery, request: RequestHead) -> Slices[Response]:
+    """Return the checksum of a step's whole global batch: what a resumed run must see next."""
     bound, step = service.plan(plan_id, request.caller), query.step
     headers = plan_headers(bound, request, f"receipt.{step}")
     rows = bound.sampler.check_part(step)
@@ -180,8 +204,9 @@ def receipt(service: Service, plan_id: str, query: StepQuery, request: RequestHe
     return json_response(fields, headers)
 
 
-def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestHead) -> Slices[Response]:
-    """Make the response that lists the shards of the global batches of some steps, first used first."""
+@question("/v1/plans/{plan_id}/shards", Shards)
+def shards(service: Service, plan_id: PlanId, query: ShardsQuery, request: RequestHead) -> Slices[Response]:
+    """Return the shards that the next steps read, and which of them are on the server's machine."""
     bound, step, count = service.plan(plan_id, request.caller), query.step, query.count
     rows = bound.sampler.check_part(step, count=count)
     service.admission.check_rows(count, rows)
@@ -190,7 +215,9 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
     for each in range(step, step + count):
         for begin in range(0, rows, _ROWS_AT_ONCE):
             part = range(begin, min(begin + _ROWS_AT_ONCE, rows))
-            numbers = bound.sampler.pieces(each, part)[0][:, 0]
+            pieces, borders = bound.sampler.pieces(each, part)
+            its = np.stack((np.repeat(np.arange(len(part)), np.diff(borders)), pieces[:, 0]), axis=1)
+            numbers = its[:, 1] if len(its) == len(part) else np.unique(its, axis=0)[:, 1]
             num_rows += np.bincount(numbers, minlength=num_rows.size)
             first_step[numbers[first_step[numbers] < 0]] = each
             yield None
@@ -205,7 +232,7 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
                 size_bytes=shard.size_bytes,
                 first_step=int(first_step[number]),
                 num_rows=int(num_rows[number]),
-                is_local=shard.file.is_cached,
+                is_local=all(each.file.is_cached for each in contents([shard])),
             )
         )
     total = sum(bound.shards[number][1].size_bytes for number in used.tolist())
@@ -214,8 +241,9 @@ def shards(service: Service, plan_id: str, query: ShardsQuery, request: RequestH
     return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id})
 
 
-def usage(service: Service, plan_id: str, query: UsageQuery, request: RequestHead) -> Slices[Response]:
-    """Make the response that says what training saw of each source in steps [since, step)."""
+@question("/v1/plans/{plan_id}/usage", Used, is_tagged=True)
+def usage(service: Service, plan_id: PlanId, query: UsageQuery, request: RequestHead) -> Slices[Response]:
+    """Return what training saw of each source before a step, or between two, and what it skipped."""
     bound, since, step = service.plan(plan_id, request.caller), query.since, query.step
     headers = plan_headers(bound, request, f"usage.{since}.{step}")
     used = yield from usage_slices(bound.sampler, since, step)
@@ -232,8 +260,9 @@ def usage(service: Service, plan_id: str, query: UsageQuery, request: RequestHea
     return json_response(shown, headers)
 
 
+@question("/v1/lookup", Found, is_tagged=True)
 def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices[Response]:
-    """Make the response that lists the rows of the first epochs that hold a token of those asked about."""
+    """Return every row of the first epochs that holds a token, a range of tokens or a document."""
     bound = plan_of(service, query, request.caller, names_corpus=True)
     corpus = _looked_up_corpus(query, bound.plan.sources)
     start, stop = _looked_up_range(query, bound.corpora[corpus])

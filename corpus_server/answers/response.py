@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
@@ -32,8 +33,32 @@ DTYPE_HEADER = "Corpus-Dtype"
 PLAN_HEADER = "Corpus-Plan"
 PLAN_STEP_HEADER = "Corpus-Plan-Step"
 CHECKSUM_HEADER = "Corpus-Checksum"
+ARRAYS_HEADER = "Corpus-Arrays"
 RANGE_HEADER = "Corpus-Range"
 TIMING_HEADER = "Server-Timing"
+
+HEADERS: Final = {
+    "ETag": "identity of the body, see below",
+    "Cache-Control": "see [caching](#caching)",
+    "Vary": "`Accept`, if that header could choose another format",
+    PLAN_HEADER: "id of the plan, also for an inline plan",
+    PLAN_STEP_HEADER: "plan step of the first step, if skipped steps make it differ from `step`",
+    SHAPE_HEADER: "sizes of the axes, comma-separated, see [array responses](#array-responses)",
+    DTYPE_HEADER: "type of the numbers, see [array responses](#array-responses)",
+    ARRAYS_HEADER: "see [arrays beside the tokens](#arrays-beside-the-tokens)",
+    CHECKSUM_HEADER: "see [array responses](#array-responses)",
+    RANGE_HEADER: "`START-STOP`, half-open, of tokens and documents",
+    TIMING_HEADER: "`answer;dur=1.767`: milliseconds from the end of the request's head to the beginning of "
+    "the response",
+    REQUEST_ID: "of every response: the request's own, see [errors](#errors)",
+    "Retry-After": "seconds; with 429, and with 503 `overloaded`, `not-staged`, `store-failed`, `cache-full` "
+    "and `state-unavailable`",
+    "WWW-Authenticate": "with 401",
+    "Corpus-Access": "of `/v1/access`: `granted`, or `unknown` if no cache may answer",
+    "Allow": "with 405",
+    "Connection": "`close`: the connection ends with this response",
+}
+"""Of responses, with their meanings in docs/http.md."""
 
 TAIL = "xxh3-64=tail"
 """Value of the checksum header where the checksum follows the array: 8 bytes, the last of the body."""
@@ -59,6 +84,9 @@ REVALIDATED = "no-cache"
 
 Buffer = bytes | memoryview
 T = TypeVar("T")
+
+_JOINED_BYTES = 64 * 1024
+"""Arrays behind the tokens up to this size leave in the same write as the last piece of the tokens."""
 
 Slices = Generator[Future[None] | None, None, T]
 """Work in slices: it yields whenever it may be stopped, at least every 50 ms or so of CPU, and returns its
@@ -166,6 +194,7 @@ def array_response(
     chosen: Format,
     checksum: ChecksumPlace,
     request: RequestHead,
+    beside: Mapping[str, Reading] = MappingProxyType({}),
 ) -> Slices[Response]:
     """Make the response that holds a reading's bytes.
 
@@ -177,13 +206,16 @@ def array_response(
         checksum: its place; in the header, everything is read and hashed before the first byte is sent,
             and what exceeds one piece is read twice.
         request: for a HEAD nothing is read.
+        beside: arrays that follow in a raw body, by name.
     """
-    size = num_bytes(reading)
+    readings = reading, *beside.values()
+    size = num_bytes(*readings)
     prefix = npy_header(reading.shape, reading.dtype) if chosen == "npy" else b""
     length = len(prefix) + size + (TAIL_BYTES if checksum == "tail" else 0)
     headers = {
         **headers,
         **array_headers(reading.shape, reading.dtype),
+        **beside_headers(beside),
         "Content-Length": str(length),
         "Content-Type": MEDIA_TYPES[chosen],
     }
@@ -192,7 +224,7 @@ def array_response(
     if request.method == "HEAD":
         return Response(200, headers)
     digest = xxhash.xxh3_64(prefix)
-    pieces = read_pieces(reading)
+    pieces = read_pieces(*readings)
     if checksum == "true":
         if size <= PIECE_BYTES:
             kept = list(pieces)
@@ -200,19 +232,27 @@ def array_response(
                 digest.update(piece)
             pieces = iter(kept)
         else:
-            yield from hash_slices(reading, digest)
+            yield from hash_slices(reading, digest, *beside.values())
         headers[CHECKSUM_HEADER] = checksum_value(digest)
     first = next(pieces, memoryview(b""))
-    body = _groups(prefix, first, pieces, size, digest if checksum == "tail" else None)
+    joined = size - num_bytes(reading) if beside else 0
+    if joined > _JOINED_BYTES:
+        joined = 0
+    body = _groups(prefix, first, pieces, size, joined, digest if checksum == "tail" else None)
     return Response(200, headers, body, reading.check_unchanged)
 
 
 def _groups(
-    prefix: bytes, piece: memoryview, pieces: Iterator[memoryview], size: int, digest: xxhash.xxh3_64 | None
+    prefix: bytes,
+    piece: memoryview,
+    pieces: Iterator[memoryview],
+    size: int,
+    joined: int,
+    digest: xxhash.xxh3_64 | None,
 ) -> Iterator[list[Buffer]]:
     """Yield the body piece by piece; the checksum goes with the last piece, to leave in the same write.
 
-    Holds no piece while the next one is read: a response costs the memory of one.
+    So do the last `joined` bytes. Holds no piece while tokens are read: a response costs the memory of one.
     """
     group: list[Buffer] = [prefix] if prefix else []
     left = size
@@ -224,10 +264,11 @@ def _groups(
             if not left:
                 group.append(digest.digest())
         del piece
-        yield group
-        if not left:
-            return
-        group = []
+        if not 0 < left <= joined:
+            yield group
+            if not left:
+                return
+            group = []
         piece = next(pieces)
 
 
@@ -348,7 +389,15 @@ def _echo(value: object) -> object:
 
 def array_headers(shape: Sequence[int], dtype: np.dtype[np.integer]) -> dict[str, str]:
     """Return the headers that describe an array: `4,64,1025` and `uint16`."""
-    return {SHAPE_HEADER: ",".join(map(str, shape)), DTYPE_HEADER: _name(dtype)}
+    return {SHAPE_HEADER: _sizes(shape), DTYPE_HEADER: _name(dtype)}
+
+
+def beside_headers(beside: Mapping[str, Reading]) -> dict[str, str]:
+    """Return the header that describes arrays behind the first one: `sources uint16 4,64`."""
+    if not beside:
+        return {}
+    described = [f"{name} {_name(each.dtype)} {_sizes(each.shape)}" for name, each in beside.items()]
+    return {ARRAYS_HEADER: "; ".join(described)}
 
 
 def checksum_value(digest: xxhash.xxh3_64) -> str:
@@ -382,6 +431,10 @@ def negotiate(accept: str | None, default: Format) -> Format:
             if weight > best and media_type == MEDIA_TYPES[name].partition(";")[0]:
                 chosen, best = name, weight
     return chosen
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return ",".join(map(str, shape))
 
 
 @cache

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
@@ -25,6 +24,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.shards import contents
 from corpus_server.errors import CorpusServerError, Overloaded
 from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan_store import PlanStore
@@ -66,12 +66,12 @@ class Service:
     """
 
     def __init__(self, catalog: Catalog, store: PlanStore, settings: Settings) -> None:
-        self.gather_threads = GatherThreads(settings.gather_threads)
-        self._control_threads = _started(_CONTROL_THREADS, "control")
+        self.gather_threads = Threads(settings.gather_threads, "gather")
+        self._control_threads = Threads(_CONTROL_THREADS, "control")
         # Of its own: one that is parsed for a second would keep all other plans waiting.
-        self._large_thread = _started(1, "large-plan")
+        self._large_thread = Threads(1, "large-plan")
         # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.
-        self._probe_thread = _started(1, "probe")
+        self._probe_thread = Threads(1, "probe")
         self.catalog = catalog
         self.settings = settings
         self.access = Access(settings.tokens)
@@ -90,7 +90,7 @@ class Service:
         if (cache := catalog.cache) is not None:
             metrics.STAGED_SHARDS.pull(lambda: self.stager.num_staged)
             metrics.EVICTED_SHARDS.pull(lambda: cache.num_evicted)
-        self._probes: dict[Callable[[], Any], Future[Any]] = {}  # by their work, the last of each
+        self._probes: dict[Callable[[], Any], asyncio.Task[Any]] = {}  # by their work, those that wait
         self.draining = False
         self._working_since: dict[int, float] = {}
         self._nothing_to_refuse = threading.Event()
@@ -107,7 +107,7 @@ class Service:
                 reads_ahead=settings.read_ahead_bytes > 0,
                 cache_dir=settings.cache_dir,
                 cache_bytes=settings.cache_bytes,
-                tables=Tables(settings.state_dir / "megatron"),
+                tables=Tables(settings.state_dir / "tables"),
                 lists_names=settings.tokens is None,  # a token need not be for all
             ) as catalog,
             PlanStore(settings.state_dir) as store,
@@ -123,9 +123,8 @@ class Service:
         """Stop the threads; idempotent. Waits for them: they must not touch a map that is gone."""
         self.prefetcher.close()
         self.stager.close()
-        self.gather_threads.close()
-        for threads in (self._control_threads, self._large_thread, self._probe_thread):
-            threads.shutdown(cancel_futures=True)
+        for threads in (self.gather_threads, self._control_threads, self._large_thread, self._probe_thread):
+            threads.close()
 
     def why_not_ready(self) -> str | None:
         """Return None when ready, else one sentence; blocks."""
@@ -137,7 +136,7 @@ class Service:
             return f"all {len(stuck)} gather threads have waited for the disk for {_STUCK_SECONDS:g} s"
         try:
             for corpus in self.catalog.corpora.values():
-                for shard in corpus.shards:
+                for shard in contents(corpus.shards):
                     if shard.file.is_local:  # a copy that changed is staged anew
                         shard.file.check_unchanged()
             self.store.check_writable()
@@ -182,7 +181,7 @@ class Service:
         """
         threads = self._large_thread if size_bytes > LARGE_BYTES else self._control_threads
         with self.admission.short(caller):
-            return await asyncio.get_running_loop().run_in_executor(threads, work)
+            return await threads.run(work)
 
     async def run_probe(self, work: Callable[[], T]) -> T:
         """Run what tells how the process is doing: it waits behind nothing that callers ask for.
@@ -190,10 +189,14 @@ class Service:
         Where the same work waits for its turn already, take its result: strangers may ask for `/readyz` as
         often as they like.
         """
-        probe = self._probes.get(work)
-        if probe is None or probe.running() or probe.done():
-            probe = self._probes[work] = self._probe_thread.submit(work)
-        result: T = await asyncio.shield(asyncio.wrap_future(probe))  # shielded: others may wait for it, too
+
+        def look() -> T:
+            del self._probes[work]  # who asks from now on wants another look
+            return work()
+
+        if (probe := self._probes.get(work)) is None:
+            probe = self._probes[work] = asyncio.create_task(self._probe_thread.run(look))
+        result: T = await asyncio.shield(probe)  # shielded: others may wait for it, too
         return result
 
     async def in_gather_thread(self, work: Callable[[], T]) -> T:
@@ -209,7 +212,7 @@ class Service:
         """Have threads begin nothing until the event loop has taken what has come; for the loop's thread.
 
         Where hundreds are to be refused at once, 99 % are in three quarters of the time, and what is answered
-        meanwhile takes 1.1 times as long (`scripts/bench overload`).
+        meanwhile takes 1.1 times as long.
         """
         if self._nothing_to_refuse.is_set():
             self._nothing_to_refuse.clear()
@@ -226,21 +229,31 @@ class Service:
             del self._working_since[threading.get_ident()]
 
 
-class GatherThreads:
+class Threads:
     """Threads of which the one that ended its work last takes the next.
 
-    Beside the standard library's pool, whose threads take turns, and its two futures for each call, a request
-    of 16 x 1,025 costs 0.85 of the CPU (`scripts/bench latency`); see docs/performance.md.
+    All of them run from the start: no request can fail because no thread can be started. Beside the standard
+    library's pool, whose threads take turns, and its two futures for each call, a request of 16 x 1,025 costs
+    0.85 of the CPU (`scripts/bench latency`); see docs/performance.md.
+
+    Raises:
+        Overloaded: the process, or the machine, has as many threads as it may.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, name: str) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[Callable[[], None]] = deque()
         self._idle: list[SimpleQueue[Callable[[], None] | None]] = []  # of each idle thread
         self._closed = False
-        self._threads = _started(number, "gather")
-        for _ in range(number):
-            self._threads.submit(self._work)
+        self._threads: list[threading.Thread] = []
+        try:
+            for k in range(number):
+                thread = threading.Thread(target=self._work, name=f"{name}_{k}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError as error:
+            self.close()
+            raise Overloaded(f"the {number} threads for {name} cannot be started: {error}") from error
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work in a thread, and return or raise what it does."""
@@ -274,7 +287,8 @@ class GatherThreads:
             for inbox in self._idle:
                 inbox.put(None)
             self._idle.clear()
-        self._threads.shutdown()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
         inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -299,32 +313,12 @@ def _settle(future: asyncio.Future[T], result: Any = None, error: BaseException 
             future.set_exception(error)
 
 
-def _started(number: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool whose threads run already: no request can then fail because no thread can be started.
-
-    The standard library's pool would keep work that it refuses for that reason, and do it later.
-
-    Raises:
-        Overloaded: the process, or the machine, has as many threads as it may.
-    """
-    pool = ThreadPoolExecutor(number, thread_name_prefix=name)
-    all_run = threading.Barrier(number)
-    try:
-        for each in [pool.submit(all_run.wait) for _ in range(number)]:
-            each.result()
-    except RuntimeError as error:
-        all_run.abort()
-        pool.shutdown()
-        raise Overloaded(f"the {number} threads for {name} cannot be started: {error}") from error
-    return pool
-
-
 class Requests:
     """Counts, logs and traces what was answered; for the event loop's thread.
 
     Args:
         logs: which requests get a line: `all`, `notable` for those that failed or were slow, or `off`. Lines
-            for all cost 6 to 8 % of the throughput (`scripts/bench seeing`).
+            for all cost 6 to 8 % of the throughput.
     """
 
     def __init__(self, logs: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -48,8 +49,10 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.declared import Schema
 from corpus_server.plan.document import INLINE_PLAN
+from corpus_server.plan.rows import NO_SHARD
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read import text
+from corpus_server.read.beside import BESIDE
 from corpus_server.read.bound_plan import BoundPlan, Source
 from corpus_server.read.reading import RangeReading, Reading, WindowReading, num_bytes, read_arrays
 from corpus_server.readers.registry import Reader
@@ -80,6 +83,31 @@ class Integer:
             return int(value)
         accepted = f"an integer in [{self.low}, {self.high}]"
         raise PydanticCustomError("integer", "must be {accepted}", {"accepted": accepted})
+
+
+class Names:
+    """Metadata of a text parameter: some of `known`, each once, with commas between them."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self.known = tuple(known)
+
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Accept known names only."""
+        return core_schema.no_info_plain_validator_function(self._parse)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describe the names."""
+        name = "|".join(self.known)
+        return {"type": "string", "pattern": f"^({name})(,({name}))*$"}
+
+    def _parse(self, value: object) -> str:
+        names = value.split(",") if isinstance(value, str) else []
+        if isinstance(value, str) and set(names) <= set(self.known) and len(set(names)) == len(names):
+            return value
+        accepted = f"some of {', '.join(self.known)}, each once, with commas between them"
+        raise PydanticCustomError("names", "must be {accepted}", {"accepted": accepted})
 
 
 Step = Annotated[int, Integer(0, MAX_STEP)]
@@ -153,6 +181,16 @@ class StepsQuery(PlanQuery):
 class BatchesQuery(StepsQuery, FormatQuery):
     """Parameters of batches and indices."""
 
+    beside: Annotated[str, Names(BESIDE)] | None = Field(None, alias="with")
+    """Arrays to send behind the first one (raw and json only), as `Corpus-Arrays` describes them. `sources`:
+    `(count, rows) uint16`, the number of each row's source in the plan's `sources`. `loss_mask`:
+    `(count, rows, seq_len + 1) uint8`, 0 where a corpus's mask leaves the token out of the loss, else 1."""
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names in `with`."""
+        return tuple(self.beside.split(",")) if self.beside else ()
+
 
 def parameters(query_string: bytes) -> dict[str, str]:
     """Return the parameters of a query string.
@@ -193,24 +231,26 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     bound = plan_of(service, query, request.caller)
     chosen = _choose_format(request, query, default="raw")
     reading = _windows(bound, query)
-    service.admission.check_size(num_bytes(reading), "count")
+    beside = _beside(query, reading, chosen)
+    size = num_bytes(reading, *beside.values())
+    service.admission.check_size(size, "count")
     service.admission.check_rows(*reading.shape[:2])
-    _check_text(service, reading, chosen, bound.corpora.values())
+    _check_text(service, chosen, bound.corpora.values(), reading, *beside.values())
     headers = _step_headers(bound, query, request, "batches", chosen)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    request.charge(num_bytes(reading))
+    request.charge(size)
     if bound.is_staged:
         service.stager.check_order(bound)
     reader = _note(service, bound, query, request)
     yield from staged_rows(service, bound, reading)
     if chosen == "json":
         fields = {**_step_fields(bound, query), "dtype": bound.dtype.name}
-        response = yield from _json_tokens(reading, fields, headers)
+        response = yield from _json_arrays(fields, headers, {"tokens": reading, **beside})
     elif chosen == "text":
         response = yield from _batches_as_text(bound, reading, query, headers)
     else:
-        response = yield from array_response(reading, headers, chosen, query.checksum, request)
+        response = yield from array_response(reading, headers, chosen, query.checksum, request, beside)
     timeline = bound.sampler.timeline
     response.source = bound.stage_sources[timeline.stage_at(timeline.plan_step(query.step)).number]
     response.num_tokens = reading.num_units * reading.unit_tokens
@@ -219,42 +259,69 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
 
 
 def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
-    """Make the response to `/v1/indices`: `(count, rows, 2) int64`, each row's shard and start token.
+    """Make the response to `/v1/indices`: where the rows lie. Shard numbers count over the plan's shard list.
 
-    Shard numbers count over the plan's shard list.
+    Windows: `(count, rows, 2) int64`, shard and start token of each row.
+    Rows of several pieces: `(pieces, 4) int64`, row (from 0 on), shard, start token, tokens of each piece.
+    A piece of `NO_SHARD` fills the end of a row with the token id in place of its start.
     """
     bound = plan_of(service, query, request.caller)
     chosen = _choose_format(request, query, default="json")
     reading = _windows(bound, query)
-    shape = (*reading.shape[:2], 2)
-    service.admission.check_size(reading.num_units * 16, "count")
-    service.admission.check_rows(*shape[:2])
+    are_windows, shape = bound.sampler.rows.is_window, reading.shape[:2]
+    numbers = 2 if are_windows else 4  # of each piece; a row has at least one
+    beside = _beside(query, reading, chosen)
+    beside_bytes = num_bytes(*beside.values())
+    service.admission.check_size(reading.num_units * numbers * 8 + beside_bytes, "count")
+    service.admission.check_rows(*shape)
     if chosen == "text":
         raise InvalidParameter(
             "indices have no format text", parameter="format", received="text", accepted="raw, npy, json"
         )
     if chosen == "json":
-        service.admission.check_text_size(reading.num_units * 2, "count")
+        service.admission.check_text_size(reading.num_units * numbers + _num_items(*beside.values()), "count")
     headers = _step_headers(bound, query, request, "indices", chosen)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    request.charge(reading.num_units * 16)
+    if are_windows:
+        request.charge(reading.num_units * 16 + beside_bytes)
     reader = _note(service, bound, query, request, reads_tokens=False)
-    located = np.empty((reading.num_units, 2), dtype="<i8")
-    first = 0
-    for group in reading.locations():
-        located[first : first + len(group)] = group
-        first += len(group)
-        yield None
-    located = located.reshape(shape)
-    if chosen == "json":
-        shards = [{"corpus": name, "name": shard.name} for name, shard in bound.shards]
-        fields = {**_step_fields(bound, query), "shards": shards, "indices": located}
-        response = json_response(fields, headers)
+    located = yield from _located(service, reading, numbers)
+    if are_windows:
+        located = located.reshape(*shape, numbers)
     else:
-        response = yield from array_response(_InMemory(located), headers, chosen, query.checksum, request)
+        request.charge(located.nbytes + beside_bytes)
+    places = _InMemory(located)
+    if any(BESIDE[name].reads_files for name in beside):
+        yield from staged_rows(service, bound, reading)
+    if chosen == "json":
+        service.admission.check_text_size(_num_items(places, *beside.values()), "count")
+        shards = [{"corpus": name, "name": shard.name} for name, shard in bound.shards]
+        fields = {**_step_fields(bound, query), "shards": shards}
+        response = yield from _json_arrays(fields, headers, {"indices": places, **beside})
+    else:
+        response = yield from array_response(places, headers, chosen, query.checksum, request, beside)
     response.reader, response.num_steps = reader, query.count
     return response
+
+
+def _located(service: Service, reading: WindowReading, numbers: int) -> Slices[np.ndarray]:
+    """Return what `indices` says of each piece, `(pieces, numbers) int64`; 2 numbers of windows, else 4."""
+    located = np.empty((reading.num_units, numbers), dtype="<i8")
+    first = num_rows = 0
+    for pieces, borders in reading.pieces():
+        stop, rows = first + len(pieces), np.arange(num_rows, num_rows + len(borders) - 1)
+        num_rows += len(rows)
+        service.admission.check_size(stop * numbers * 8, "count")
+        if numbers == 2:
+            located[first:stop] = pieces[:, :2]
+        else:
+            located.resize((stop + reading.num_units - num_rows, numbers), refcheck=False)
+            located[first:stop, 0] = np.repeat(rows, np.diff(borders))
+            located[first:stop, 1:] = pieces
+        first = stop
+        yield None
+    return located
 
 
 def token_range(
@@ -279,7 +346,7 @@ def token_range(
     gatherer = service.catalog.gatherer(corpus.name)
     reading = RangeReading(corpus, gatherer, start=start, stop=stop)
     service.admission.check_size(num_bytes(reading), "count")
-    _check_text(service, reading, chosen, [corpus])
+    _check_text(service, chosen, [corpus], reading)
     identity = f"{corpus.fingerprint}.{start}.{stop}.{_representation(query, chosen)}"
     if chosen == "text":
         headers = dict(NO_STORE)
@@ -294,7 +361,7 @@ def token_range(
     if chosen == "json":
         where = {"start": start, "stop": stop, "dtype": corpus.dtype.name}
         described = {"corpus": corpus.name, **fields, **where}
-        response = yield from _json_tokens(reading, described, headers)
+        response = yield from _json_arrays(described, headers, {"tokens": reading})
     elif chosen == "text":
         tokens = [each for part in read_arrays(reading) for each in part.tolist()]
         yield None
@@ -343,9 +410,25 @@ class _InMemory:
         pass
 
 
-def _check_text(service: Service, reading: Reading, chosen: Format, corpora: Iterable[Corpus]) -> None:
+def _beside(query: BatchesQuery, reading: WindowReading, chosen: Format) -> dict[str, Reading]:
+    """Return the arrays that a request wants beside the first one; refuse a format that cannot hold them."""
+    if query.arrays and chosen not in ("raw", "json"):
+        raise InvalidParameter(
+            f"with={query.beside} needs format raw or json, got {chosen}",
+            parameter="with",
+            received=query.beside,
+            accepted="nothing with this format",
+        )
+    return {name: BESIDE[name].make(reading) for name in query.arrays}
+
+
+def _num_items(*readings: Reading) -> int:
+    return sum(reading.num_units * reading.unit_tokens for reading in readings)
+
+
+def _check_text(service: Service, chosen: Format, corpora: Iterable[Corpus], *readings: Reading) -> None:
     if chosen in ("json", "text"):
-        service.admission.check_text_size(reading.num_units * reading.unit_tokens, "count")
+        service.admission.check_text_size(_num_items(*readings), "count")
     if chosen == "text":
         for corpus in corpora:
             text.check_available(corpus)
@@ -378,21 +461,25 @@ def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> S
         return
     service.stager.check_order(bound)
     numbers: set[int] = set()
-    for group in reading.locations():
-        numbers.update(np.unique(group[:, 0]).tolist())
+    for pieces, _ in reading.pieces():
+        numbers.update(np.unique(pieces[:, 0]).tolist())
         yield None
-    yield from service.staged(bound.shards[number][1].file for number in numbers)
+    numbers.discard(NO_SHARD)
+    yield from service.staged(file for number in numbers for file in bound.staged[number])
 
 
-def _json_tokens(
-    reading: Reading, fields: Mapping[str, object], headers: Mapping[str, str]
+def _json_arrays(
+    fields: Mapping[str, object], headers: Mapping[str, str], readings: Mapping[str, Reading]
 ) -> Slices[Response]:
-    parts = [np.empty(0, dtype=reading.dtype)]  # so that an empty range has a type
-    for part in read_arrays(reading):
-        parts.append(part.reshape(-1))
-        yield None
-    tokens = np.concatenate(parts).reshape(reading.shape)
-    return json_response({**fields, "tokens": tokens}, headers)
+    """Make a response that holds arrays as nested lists, by name."""
+    arrays = {}
+    for name, reading in readings.items():
+        parts = [np.empty(0, dtype=reading.dtype)]  # so that an empty range has a type
+        for part in read_arrays(reading):
+            parts.append(part.reshape(-1))
+            yield None
+        arrays[name] = np.concatenate(parts).reshape(reading.shape)
+    return json_response({**fields, **arrays}, headers)
 
 
 def _batches_as_text(
@@ -401,28 +488,31 @@ def _batches_as_text(
     """Make a response that shows every row as text, below a line that says where it lies."""
     _, rows, _ = reading.shape
     lines: list[str] = []
-    for number, pieces in enumerate(reading.pieces()):
-        step, row = divmod(number, rows)
-        name, _ = bound.shards[pieces[0][0]]
-        places = "; ".join(
-            f"shard {bound.shards[shard][1].name}, tokens {start} to {start + length}"
-            for shard, start, length in pieces
-        )
-        lines.append(
-            f"=== step {query.step + step} row {query.rank * rows + row}: corpus {name}, {places} ==="
-        )
-        (tokens,) = reading.read(number, 1)
-        lines.append(text.decode(bound.corpora[name], tokens.tolist()))
-        yield None
+    number = 0
+    for group, borders in reading.pieces():
+        for low, high in pairwise(borders.tolist()):
+            step, row = divmod(number, rows)
+            pieces = [piece for piece in group[low:high].tolist() if piece[0] != NO_SHARD]
+            name, _ = bound.shards[pieces[0][0]]
+            places = "; ".join(
+                f"shard {bound.shards[shard][1].name}, tokens {start} to {start + length}"
+                for shard, start, length in pieces
+            )
+            lines.append(
+                f"=== step {query.step + step} row {query.rank * rows + row}: corpus {name}, {places} ==="
+            )
+            (tokens,) = reading.read(number, 1)
+            lines.append(text.decode(bound.corpora[name], tokens.tolist()))
+            number += 1
+            yield None
     return text_response("\n".join(lines) + "\n", headers)
 
 
 def _step_headers(
     bound: BoundPlan, query: BatchesQuery, request: RequestHead, what: str, chosen: Format
 ) -> dict[str, str]:
-    identity = (
-        f"{what}.{query.step}.{query.count}.{query.rank}.{query.world_size}.{_representation(query, chosen)}"
-    )
+    form = "+".join((_representation(query, chosen), *query.arrays))
+    identity = f"{what}.{query.step}.{query.count}.{query.rank}.{query.world_size}.{form}"
     if chosen == "text":
         headers = {**NO_STORE, PLAN_HEADER: bound.plan.id}
     else:

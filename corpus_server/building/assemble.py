@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from corpus_server import __version__
-from corpus_server.building.job import PARTS, WHOLE, BuildOptions, Input, Job, Report, smallest_dtype
+from corpus_server.building.job import PARTS, WHOLE, BuildOptions, Input, Job, smallest_dtype
 from corpus_server.building.joining import SplitTokens, write_shards
 from corpus_server.building.manifest import (
     Manifest,
@@ -35,7 +35,7 @@ from corpus_server.user_files import read_regular
 
 
 def assemble(
-    job: Job, results: Sequence[PartResult], work: Path, report: Report
+    job: Job, results: Sequence[PartResult], work: Path, report: Progress
 ) -> dict[str | None, Manifest]:
     """Write shards, document ends, hashes, tokenizer and manifests of all splits to the folder `WHOLE`."""
     options = job.options
@@ -60,7 +60,7 @@ def assemble(
         rows = {name: PackedDocuments(tokens, **packed) for name, tokens in splits.items()}
         shard_tokens -= shard_tokens % options.row_tokens  # a window lies inside one shard
     num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in rows.values())
-    written = ByteCounter(num_bytes, _stage_of(report, "joining"))
+    written = ByteCounter("joining", num_bytes, report)
     manifests: dict[str | None, Manifest] = {}
     for name, documents in rows.items():
         folder = work / WHOLE / name if options.splits else work / WHOLE
@@ -74,17 +74,13 @@ def assemble(
     return manifests
 
 
-def _stage_of(report: Report, what: str) -> Progress:
-    return lambda done, total: report(what, done, total, 0)
-
-
 def _describe(
     folder: Path,
     split: str | None,
     documents: Documents,
     origin: Origin,
     options: BuildOptions,
-    report: Report,
+    report: Progress,
 ) -> Manifest:
     """Add the tokenizer, the hashes and, last of all, the manifest to the shards of a corpus."""
     tokenizer: Source | Literal["bytes"] | None = "bytes" if options.tokenizer == "bytes" else None
@@ -94,7 +90,7 @@ def _describe(
             file.write(read_regular(source))
         tokenizer = Source(path=path.name, num_bytes=path.stat().st_size, digest=file_digest(path))
     spec = spec_of(folder)
-    recorded = record(spec, progress=_stage_of(report, "hashing"))
+    recorded = record(spec, progress=report)
     with ExitStack() as opened:
         shards = open_shards(spec, opened)
         described = tuple(
@@ -129,7 +125,7 @@ def _tokenizer_name(path: Path) -> str:
     return "tokenizer.json" if path.suffix == ".json" else "tokenizer.model"
 
 
-def origin_of(options: BuildOptions, inputs: Sequence[Input], report: Report) -> Origin:
+def origin_of(options: BuildOptions, inputs: Sequence[Input], report: Progress) -> Origin:
     """Return what the manifest says of this build. Reads all inputs once more, for their digests."""
     said = json.loads(json.dumps(dataclasses.asdict(options)))  # as it is read back, with lists
     if options.tokenizer is not None:
@@ -139,7 +135,7 @@ def origin_of(options: BuildOptions, inputs: Sequence[Input], report: Report) ->
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     sources = []
-    hashed = ByteCounter(sum(each.num_bytes for each in inputs), _stage_of(report, "hashing sources"))
+    hashed = ByteCounter("hashing sources", sum(each.num_bytes for each in inputs), report)
     for each in inputs:
         digest = file_digest(Path(each.path))
         sources.append(Source(path=each.name, num_bytes=each.num_bytes, digest=digest))

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from corpus_server.building.assemble import assemble, origin_of
-from corpus_server.building.job import PARTS, WHOLE, BuildOptions, Input, Job, Part, Report, work_folder
+from corpus_server.building.job import PARTS, WHOLE, BuildOptions, Input, Job, Part, work_folder
 from corpus_server.building.manifest import Manifest, folders, read_manifest
 from corpus_server.building.part import PartResult, find_result
 from corpus_server.building.sources import find_inputs, plan_parts
 from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.progress import Progress
 from corpus_server.corpus.publish import sync_folder
 from corpus_server.corpus.tokenizers import open_tokenizer
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
@@ -57,7 +58,7 @@ def build(
     out: Path,
     options: BuildOptions,
     run_parts: RunParts,
-    report: Report = ignore,
+    report: Progress = ignore,
     *,
     task: tuple[int, int] | None = None,
 ) -> dict[str | None, Manifest]:
@@ -112,7 +113,7 @@ def _begin(work: Path, options: BuildOptions, inputs: tuple[Input, ...]) -> Job:
 
 
 def _run(
-    job: Job, parts: Sequence[Part], work: Path, run_parts: RunParts, report: Report
+    job: Job, parts: Sequence[Part], work: Path, run_parts: RunParts, report: Progress
 ) -> list[PartResult]:
     """Run those of the parts that are not done yet; return the results of all, in order."""
     folder = work / PARTS

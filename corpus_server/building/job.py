@@ -12,7 +12,6 @@ with the same options on the same inputs, and so that many machines can work on 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -31,9 +30,6 @@ MAX_IDS: Final = 1 << 32  # token ids lie below
 PARTS: Final = "parts"
 WHOLE: Final = "whole"
 _FILE: Final = "job.json"
-
-Report = Callable[[str, int, int, int], None]
-"""Called with (what is being done, bytes done, bytes in all, tokens that this run has made)."""
 
 
 def work_folder(out: Path) -> Path:

@@ -93,8 +93,11 @@ def merge(paths: Sequence[Path], out: Path, *, copy: bool = False) -> dict[str |
 
 def _open(folder: Path, opened: ExitStack) -> _Built:
     manifest = read_manifest(folder)
-    hashes = check_hashes(folder, manifest)
     shards = open_shards(spec_of(folder), opened)
+    if mask := next((shard.mask for shard in shards if shard.mask is not None), None):
+        what = "is a loss mask, and merged corpora have none"
+        raise unreadable(mask.path, what, "serve the corpora as they are, and mix them in a plan")
+    hashes = check_hashes(folder, manifest)
     check_fingerprints(spec_of(folder), shards)
     if [shard.name for shard in shards] != [shard.name for shard in manifest.shards]:
         what = f"holds {len(shards)} shards, its manifest names {len(manifest.shards)} or other ones"

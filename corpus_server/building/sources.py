@@ -33,7 +33,7 @@ from corpus_server.building.job import BuildOptions, Input, Part, Slice
 from corpus_server.building.samples import litdata_items, mds_samples
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.litdata import read_index
-from corpus_server.corpus.formats.registry import side_file
+from corpus_server.corpus.formats.registry import find_mask, side_file
 from corpus_server.corpus.selection import natural_key
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.extras import optional_package
@@ -183,6 +183,10 @@ def _is_chosen(path: Path) -> bool:
 
 def _input(path: Path) -> Input:
     kind_of(path)
+    if (mask := find_mask(path)) is not None:
+        raise unreadable(
+            mask, "is a loss mask, and build copies none", "serve the token file beside it as it is"
+        )
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated
@@ -20,8 +20,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from corpus_server.building.job import Report
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.progress import Progress as Report
 from corpus_server.corpus_spec import CorpusSpec
 
 DAMAGED = 1
@@ -87,10 +87,3 @@ def progress(*, quiet: bool) -> Iterator[Report]:
             bar.update(task, completed=done, total=total, rate=rate)
 
         yield report
-
-
-@contextmanager
-def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback (bytes_done, bytes_total) that draws the bar of `progress`."""
-    with progress(quiet=quiet) as report:
-        yield lambda done, total: report("reading", done, total, 0)

@@ -19,7 +19,7 @@ from corpus_server.cli.common import (
     CorpusArgument,
     console,
     print_json,
-    reading,
+    progress,
     say,
     warn,
     warn_of_strange_ids,
@@ -63,6 +63,7 @@ def inspect(
 def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str, Any]:
     """Return the description that the server gives, and under `inspected` what only `inspect` says."""
     ids = corpus.sampled_ids
+    masks = {shard.mask.path for shard in corpus.shards if shard.mask is not None}
     inspected: dict[str, Any] = {
         "reasons": {shard.name: shard.reason for shard in corpus.shards},
         "sample": None if ids is None else ids._asdict(),
@@ -70,6 +71,7 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
         "other_files": {
             file.name: side_file(file.path) or ("no tokens" if is_side_file(file.path) else "not chosen")
             for file in (files_left_out(spec) if spec.store is None else ())
+            if file.path not in masks
         },
     }
     if seq_len is not None:
@@ -100,7 +102,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Read every byte and compare it with the recorded hashes, or record them."""
-    with reading(quiet=as_json) as report:
+    with progress(quiet=as_json) as report:
         if record_:
             recorded = record(spec, progress=report)
         else:
@@ -146,6 +148,9 @@ def _facts(described: dict[str, Any]) -> Table:
         "tokenizer": described["tokenizer"] or "none",
         "fingerprint": f"{described['fingerprint']} ({described['fingerprint_kind']})",
     }
+    if described["num_masks"]:
+        num_shards = f"{described['num_masks']:,} of {len(described['shards']):,} shards"
+        facts["loss masks"] = f"{num_shards} have one; mask=no leaves them out"
     if (ids := inspected["sample"]) is not None:
         facts["largest id"] = f"{ids['largest']:,} among {ids['num_tokens']:,} sampled tokens"
         if ids["smallest"] < 0:
@@ -195,7 +200,7 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Find where documents end (PATH,eot=ID), and keep the ends in sidecars beside the shards."""
-    with reading(quiet=as_json) as report:
+    with progress(quiet=as_json) as report:
         indexed = index_corpus(spec, force=force, progress=report)
     if indexed.found_nowhere:
         warn(f"token {spec.eot} occurs nowhere: is it the right id? Every shard is one document now")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import cycle
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.bar import Bar
@@ -13,11 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from corpus_server.cli.common import CORPUS_HELP, AsJson, console, print_json
-from corpus_server.cli.server import Server
+from corpus_server.cli.server import Asked, Server
 from corpus_server.corpus_spec import CorpusSpec
-
-if TYPE_CHECKING:
-    from corpus_server.cli.files import Files
+from corpus_server.errors import InvalidParameter
 
 SourceArgument = Annotated[
     str,
@@ -43,19 +43,24 @@ def explore(
     seq_len: Annotated[int | None, typer.Option(min=1, help="Without --plan: inputs per row.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Without --plan: rows of a step.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Without --plan: seed of the shuffle.")] = 0,
+    rows: Annotated[str, typer.Option(help="Without --plan: windows, or documents.")] = "windows",
     pager: Annotated[bool, typer.Option("--pager", help="Page through the output.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a document, a range of tokens or the rows of a step as text."""
-    with _opened(source, corpus) as asked:
+    with _opened(source, plan) as asked:
+        name, path = asked.of_corpus(corpus)
         if step is not None:
-            spelled = {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}
-            answer = asked.rows(plan, spelled, step=step, first=0, count=min(count, 64))
+            stage = {"global_batch_size": batch_size, "mixture": {name: 1}}
+            spelled = {"seq_len": seq_len, "seed": seed, "rows": rows, "stages": [stage]}
+            plan = plan or asked.ask("/v1/plans", json.dumps(spelled).encode())["id"]
+            route = f"/v1/plans/{quote(plan, safe='')}/rows"
+            answer = asked.ask(route, step=step, first=0, count=min(count, 64))
         else:
             if document is not None:
-                start, stop = asked.document_range(document)
-                count = max(1, min(stop - start, 2**16))
-            answer = asked.ask("spans", start=start, count=count)
+                found = asked.ask(f"{path}/documents/{document}", format="json")
+                start, count = found["start"], max(1, min(found["stop"] - found["start"], 2**16))
+            answer = asked.ask(f"{path}/spans", start=start, count=count)
     if as_json:
         print_json(answer)
         return
@@ -67,6 +72,7 @@ def explore(
         colours = dict(zip(dict.fromkeys(row["corpus"] for row in answer["rows"]), cycle(_COLOURS)))
         for row in answer["rows"]:
             where = f"step {step} row {row['row']}: {row['corpus']}, {row['shard']}, token {row['start']}"
+            where += f", {row['unused']} tokens unused" if row.get("unused") else ""
             shown += [Text(where, style=f"bold {colours[row['corpus']]}"), _text(row["spans"]), Text()]
     with console.pager(styles=True) if pager else nullcontext():
         console.print(*shown, sep="\n")
@@ -79,8 +85,8 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Show the lengths of documents and the frequencies of tokens in a sample."""
-    with _opened(source, corpus) as asked:
-        answer = asked.ask("statistics", seed=seed)
+    with _opened(source) as asked:
+        answer = asked.ask(f"{asked.of_corpus(corpus)[1]}/statistics", seed=seed)
     if as_json:
         print_json(answer)
         return
@@ -138,11 +144,13 @@ def _bars(head: tuple[str, str], rows: list[tuple[str, int]]) -> Table:
 
 
 @contextmanager
-def _opened(source: str, corpus: str | None) -> Iterator[Server | Files]:
+def _opened(source: str, plan: str | None = None) -> Iterator[Asked]:
     """Yield what answers about a corpus: a server, or files in this process."""
     if source.startswith(("http://", "https://")):
-        yield Server(source, corpus)
+        yield Server(source)
         return
+    if plan is not None:
+        raise InvalidParameter("a plan's id needs a server; spell the plan for files", parameter="plan")
     from corpus_server.cli.files import open_files  # loads pydantic, which the other commands do not wait for
 
     with open_files(CorpusSpec.parse(source)) as files:

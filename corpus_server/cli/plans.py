@@ -20,8 +20,9 @@ from corpus_server.cli.common import AsJson, console, print_json, tell
 from corpus_server.cli.server import Server
 from corpus_server.corpus_spec import CorpusSpec, escaped
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan import Plan
-from corpus_server.plan.importing import ImportedOrder, Trainer, import_plan
+from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.importing import ImportedOrder, ImportedRows, Trainer, import_plan
+from corpus_server.plan.layouts import LAYOUTS
 from corpus_server.plan.questions.diff import (
     MAX_ROWS,
     changed_fields,
@@ -85,7 +86,7 @@ def list_(
             escape(_shortened(", ".join(plan.sources), 40)),
             ", ".join(dict.fromkeys(str(stage.seq_len or plan.seq_len) for stage in plan.stages)),
             _shortened(", ".join(batches), 20),
-            str(plan.order),
+            str(plan.order) if plan.rows == LAYOUTS.default else f"{plan.order}, {plan.rows}",
             str(plan.seed),
             str(len(plan.stages)),
         )
@@ -130,6 +131,7 @@ def import_(
     batch_size: Annotated[int | None, typer.Option(help="Rows of a step, instead of the file's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the plan, instead of the file's.")] = None,
     order: Annotated[ImportedOrder, typer.Option(help="megatron: Megatron's own, row for row.")] = "shuffle",
+    rows: Annotated[ImportedRows, typer.Option(help="documents: rows that join whole ones.")] = "windows",
     num_samples: Annotated[
         int | None, typer.Option(help="Samples of the run, for order megatron, instead of the file's.")
     ] = None,
@@ -140,7 +142,7 @@ def import_(
         text = file.read()
     except UnicodeDecodeError as error:
         raise InvalidParameter(f"{file.name} is not UTF-8 text: {error}", parameter="file") from error
-    imported = import_plan(trainer, text, order=order, **fields)
+    imported = import_plan(trainer, text, order=order, rows=rows, **fields)
     Plan.from_json(imported.document)  # refuses what a server would refuse
     for each in imported.left_out:
         tell(f"[yellow]not carried over:[/] {escape(each)}")
@@ -171,7 +173,7 @@ def diff(
     with _opened(state_dir, server) as known:
         one, other = known.find(a), known.find(b)
         if isinstance(known, Server) and not corpora:
-            answer = known.diff(one, other, steps=steps)
+            answer = known.ask(f"/v1/plans/{one.id}/diff", other=other.id, steps=steps)
         else:
             fields = [dataclasses.asdict(change) for change in changed_fields(one, other)]
             rows = _compare(one, other, corpora, steps, max_rows) if corpora else None
@@ -190,15 +192,12 @@ def diff(
 
 def _compare(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:
     with Catalog.open(CorpusSpec.parse(text) for text in corpora) as catalog:
-        bound = _bind(a, catalog), _bind(b, catalog)
-        sizes = {
-            name: [shard.num_tokens for shard in corpus.shards] for name, corpus in catalog.corpora.items()
-        }
-    return dataclasses.asdict(finish(compare_slices(*bound, sizes, num_steps=steps, max_rows=max_rows)))
+        samplers = _bind(a, catalog), _bind(b, catalog)
+    return dataclasses.asdict(finish(compare_slices(*samplers, num_steps=steps, max_rows=max_rows)))
 
 
-def _bind(plan: Plan, catalog: Catalog) -> Plan:
-    """Return the plan bound to the corpora, after checking that they are those it was made for."""
+def _bind(plan: Plan, catalog: Catalog) -> Sampler:
+    """Return the rows of a plan bound to the corpora, after checking that they are those it was made for."""
     for name in plan.sources:
         if name not in catalog.corpora:
             raise InvalidParameter(
@@ -207,7 +206,8 @@ def _bind(plan: Plan, catalog: Catalog) -> Plan:
             )
     catalog.bind(plan)
     # The same kind of fingerprint in both plans: two kinds of one content are no difference.
-    return plan.bind({name: catalog.corpora[name].fingerprint for name in plan.sources})
+    fingerprints = {name: catalog.corpora[name].fingerprint for name in plan.sources}
+    return catalog.bind(plan.bind(fingerprints)).sampler
 
 
 def _fields(answer: dict[str, Any]) -> Table:

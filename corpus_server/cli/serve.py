@@ -89,6 +89,7 @@ def _show_corpora(settings: Settings) -> None:
             errors.print(
                 f"[bold]{escape(corpus.name)}[/]: {corpus.num_tokens:,} {corpus.dtype.name} tokens in "
                 f"{len(corpus.shards)} shard{'s' if len(corpus.shards) > 1 else ''}, "
+                f"{f'{corpus.num_masks} loss masks, ' if corpus.num_masks else ''}"
                 f"{corpus.fingerprint[:20]}..."
             )
             warn_of_strange_ids(corpus)

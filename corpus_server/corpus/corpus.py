@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from corpus_server.corpus.files import Closing, Files, OpenFile, unreadable
 from corpus_server.corpus.fingerprints import SampledIds, check_fingerprints, sample_ids
 from corpus_server.corpus.formats.layout import TokenDtype, token_dtype
-from corpus_server.corpus.formats.registry import data_path
+from corpus_server.corpus.formats.registry import data_path, find_mask
 from corpus_server.corpus.selection import ShardFile, list_shards
-from corpus_server.corpus.shards import Shard, open_runs
+from corpus_server.corpus.shards import Shard, contents, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnknownDocument
@@ -39,6 +39,7 @@ class Corpus(Closing):
         earlier: names of the corpora that hold what this one held before.
         tokenizer: decodes tokens to text, or None; `tokenizer_name` is "bytes" or the name of its file.
         num_documents: documents of all shards; None unless every shard has an index.
+        num_masks: shards that have a loss mask; the others count as all ones.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Corpus(Closing):
         self.fingerprint = fingerprints[self.fingerprint_kind]
         self.tokenizer: Tokenizer | None = None if tokenizer is None else open_tokenizer(tokenizer)
         self.tokenizer_name = tokenizer.name if isinstance(tokenizer, Path) else tokenizer
+        self.num_masks = sum(shard.mask is not None for shard in shards)
         indices = [shard.documents for shard in shards if shard.documents is not None]
         self._indices = tuple(indices) if len(indices) == len(self.shards) else ()
         # Number of each shard's first document, then of all.
@@ -81,7 +83,7 @@ class Corpus(Closing):
             corpus = cls(
                 spec,
                 shards,
-                check_fingerprints(spec, shards),
+                check_fingerprints(spec, contents(shards)),
                 eot=_find_eot(spec, shards),
                 tokenizer=find_tokenizer(spec, [shard.dtype for shard in shards]),
             )
@@ -187,6 +189,7 @@ class Corpus(Closing):
             "fingerprints": dict(self.fingerprints),
             "eot": self.eot,
             "tokenizer": self.tokenizer_name,
+            "num_masks": self.num_masks,
             "shards": [shard.describe() for shard in self.shards],
         }
 
@@ -200,6 +203,7 @@ def file_opener(
         "dtype": None if spec.dtype is None else token_dtype(spec.dtype),
         "in_folder": data_path(spec.path).is_dir(),
         "sidecar": sidecars,
+        "masks": sidecars and spec.mask,
         "open_file": OpenFile if files is None else files.open,
     }
     return lambda file: open_runs(file.path, name=file.name, **options)
@@ -211,7 +215,8 @@ def open_shards(
     """Open every shard of a corpus; `opened` closes them, also those opened before an error."""
     open_file, listed = file_opener(spec, sidecars=sidecars, files=files), list_shards(spec)
     if files is not None:
-        files.prepare([file.path for file in listed])
+        masks = [find_mask(file.path) for file in listed] if spec.mask else []
+        files.prepare([*(file.path for file in listed), *(mask for mask in masks if mask is not None)])
     shards = [opened.enter_context(run) for file in listed for run in open_file(file)]
     return shards if spec.token_range is None else cut_shards(shards, spec.token_range)
 

@@ -217,13 +217,13 @@ class OpenFile(Closing):
 
 
 class Files(Protocol):
-    """Opens the token files of a corpus in an object store."""
+    """Opens the token files and loss masks of a corpus in an object store."""
 
     def prepare(self, paths: Sequence[Path]) -> None:
         """Note which files will be opened."""
 
     def open(self, path: Path) -> OpenFile:
-        """Open a token file."""
+        """Open one of them."""
 
 
 def reserve(path: Path, num_bytes: int) -> mmap.mmap:

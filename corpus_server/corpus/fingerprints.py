@@ -5,7 +5,8 @@
                    which are computed once and kept in a sidecar beside the shards
 
 Offsets of blocks count from the first token, so the same tokens have the same fingerprint in a raw file and
-behind a header.
+behind a header. A loss mask counts like a shard of dtype bool after its own shard; without masks, the
+fingerprint is that of the tokens alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.layout import TokenDtype
+from corpus_server.corpus.formats.masks import MASK_DTYPE
 from corpus_server.corpus.formats.registry import data_path
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import CorpusSpec
@@ -191,5 +193,11 @@ def check_fingerprints(spec: CorpusSpec, shards: Sequence[TokenData]) -> dict[st
     if recorded.sampled != sampled:
         remedy = "run corpus-server verify to find the block, or delete "
         remedy += f"{sidecar_path(spec).name} if the change was meant"
+        masks = sum(shard.dtype == MASK_DTYPE for shard in shards)
+        if masks != (were := sum(shard.dtype == MASK_DTYPE.name for shard in recorded.shards)):
+            remedy = (
+                f"{were} loss masks were recorded and {masks} are here: record again (corpus-server verify "
+            )
+            remedy += "--record), or choose with mask=yes or mask=no"
         raise unreadable(spec.path, "content differs from its recorded hashes", remedy)
     return {"sampled": sampled, "full": recorded.full}

@@ -95,7 +95,8 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
             raise InvalidParameter(
                 "the id of the end-of-text token is missing", parameter="eot", remedy=remedy
             )
-        counter = ByteCounter(sum(shard.data_bytes for shard in shards if shard.documents is None), progress)
+        missing = sum(shard.data_bytes for shard in shards if shard.documents is None)
+        counter = ByteCounter("reading", missing, progress)
         files = [list(runs) for _, runs in groupby(shards, key=lambda shard: shard.file)]
         done = tuple(_index_file(runs, eot, counter, force=force) for runs in files)
         return Indexed(eot, done, sum(shard.num_tokens for shard in shards))

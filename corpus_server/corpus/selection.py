@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats.registry import check_folder, data_path, is_side_file
+from corpus_server.corpus.formats.registry import check_folder, check_masks, data_path, is_side_file
 from corpus_server.corpus_spec import ALL, ESCAPES, OTHER, CorpusSpec, split_of
 from corpus_server.errors import UnreadableCorpus
 
@@ -44,6 +44,8 @@ def list_shards(spec: CorpusSpec) -> list[ShardFile]:
     else:
         raise _several_splits(spec, by_split)
     check_folder(_with_side_files(spec, found, shards), dtype_given=spec.dtype is not None)
+    if spec.mask and len(found) > 1:  # one file is that of nothing beside it
+        check_masks({file.path for file in found})
     return shards
 
 

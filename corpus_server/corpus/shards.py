@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,7 +15,10 @@ from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.corpus.fingerprints import sampled_fingerprint
 from corpus_server.corpus.formats.documents import CutDocuments, DocumentEnds, documents_path
 from corpus_server.corpus.formats.layout import DocumentIndex, ShardLayout, TokenDtype
-from corpus_server.corpus.formats.registry import read_layout
+from corpus_server.corpus.formats.masks import mask_layout
+from corpus_server.corpus.formats.registry import find_mask, read_layout
+
+_MASK_KEYS: Final = ("file", "data_offset", "size_bytes")
 
 
 class Shard(Closing):
@@ -27,6 +30,7 @@ class Shard(Closing):
         file: open until the last shard of it is closed; `file.name` is its name in the corpus.
         format, reason, dtype, num_tokens, data_offset, documents, listed_ends: see `ShardLayout`.
         eot: id of the end-of-text token, if the sidecar of document ends says it.
+        mask: the loss mask, if there is one: a shard itself, whose tokens are bytes, one for each token.
         tokens: `(num_tokens,) dtype`, read-only view of the map; empty after `close`.
         address: address of `tokens[0]`, 0 for an empty or closed shard.
     """
@@ -49,6 +53,7 @@ class Shard(Closing):
         self.documents: DocumentIndex | None = None
         self.listed_ends = layout.listed_ends
         self.eot: int | None = None
+        self.mask: Shard | None = None
         self.size_bytes: int = file.size_bytes
         self.tokens: np.ndarray[tuple[int], np.dtype[Any]] = np.empty(0, self.dtype)
         self.address = 0
@@ -72,10 +77,12 @@ class Shard(Closing):
         self.address += start * self.dtype.itemsize
         if self.documents is not None:
             self.documents = CutDocuments(self.documents, start, stop)
+        if self.mask is not None:
+            self.mask.cut(start, stop)
 
     def describe(self) -> dict[str, Any]:
-        """Return the shard's entry in a description."""
-        return {
+        """Return the shard's entry in a description; `loss_mask` only if there is one."""
+        described = {
             "name": self.name,
             "file": self.file.name,
             "format": self.format,
@@ -84,6 +91,9 @@ class Shard(Closing):
             "data_offset": self.data_offset,
             "size_bytes": self.size_bytes,
         }
+        if self.mask is None:
+            return described
+        return {**described, "loss_mask": {key: self.mask.describe()[key] for key in _MASK_KEYS}}
 
     def read_data(self, offset: int, count: int) -> bytes:
         """Return `count` bytes of token data from byte `offset` of it, read from the file, not the map."""
@@ -102,24 +112,33 @@ class Shard(Closing):
         return self.file.is_resident(self.data_offset + token * self.dtype.itemsize)
 
     def release(self, start: int, stop: int) -> None:
-        """Unmap the pages of tokens [start, stop): they stay in the page cache, and can be dropped there."""
+        """Unmap the pages of tokens [start, stop): they stay in the page cache, and can be dropped there.
+
+        With them those of their loss mask, which are read and dropped together.
+        """
         # A view keeps the map alive: memory that the process got in its place would lose its content.
         tokens = self.tokens[start:stop]
         address = tokens.ctypes.data
         first = address - address % mmap.PAGESIZE
         if tokens.size:
             guard.libc().madvise(first, address + tokens.nbytes - first, mmap.MADV_DONTNEED)
+        if self.mask is not None:
+            self.mask.release(start, stop)
 
     def drop(self, start: int, stop: int) -> None:
         """Take tokens [start, stop) out of the page cache, but for pages that a process has not released."""
         itemsize = self.dtype.itemsize
         self.file.drop(self.data_offset + start * itemsize, (stop - start) * itemsize)
+        if self.mask is not None:
+            self.mask.drop(start, stop)
 
     def close(self) -> None:
         """Unmap; close the file with its last run. Views that callers hold stay valid."""
         self.address = 0
         # mmap.close() would fail while views exist; without it, the last view unmaps.
         self.tokens = np.empty(0, self.dtype)
+        if self.mask is not None:
+            self.mask.close()
         self._open_runs.discard(self)
         if not self._open_runs:
             if self.documents is not None:
@@ -134,6 +153,7 @@ def open_runs(
     dtype: TokenDtype | None = None,
     in_folder: bool = False,
     sidecar: bool = True,
+    masks: bool = True,
     open_file: Callable[[Path], OpenFile] = OpenFile,
 ) -> list[Shard]:
     """Open, check and map a token file, in O(1) of the token count; return its runs, most often one.
@@ -142,6 +162,7 @@ def open_runs(
         name: of the file in the corpus; None: the name of the file.
         dtype, in_folder: as for `Format.read`.
         sidecar: open the sidecar of document ends, if the format has no documents.
+        masks: open the loss mask, if there is one.
         open_file: opens the token file; another one than `OpenFile` if it lies in an object store.
 
     Raises:
@@ -154,9 +175,7 @@ def open_runs(
         documents, eot = layout.documents, None
         if documents is not None:
             on_error.enter_context(documents)
-        mapped = file.map() if layout.num_tokens else None  # an empty file cannot be mapped
-        opened: set[Shard] = set()
-        runs = [Shard(file, layout, number, mapped, opened) for number in range(len(layout.runs))]
+        runs = _map_runs(file, layout)
         if sidecar and documents is None and (ends := open_sidecar(runs)) is not None:
             documents, eot = on_error.enter_context(ends), ends.header.eot
         start = 0
@@ -165,8 +184,32 @@ def open_runs(
             if documents is not None:
                 run.documents = documents if len(runs) == 1 else CutDocuments(documents, start, stop)
             start = stop
+        if masks and (mask := find_mask(path)) is not None:
+            _open_mask(mask, runs, open_file)
         on_error.pop_all()
     return runs
+
+
+def _map_runs(file: OpenFile, layout: ShardLayout) -> list[Shard]:
+    mapped = file.map() if layout.num_tokens else None  # an empty file cannot be mapped
+    opened: set[Shard] = set()
+    return [Shard(file, layout, number, mapped, opened) for number in range(len(layout.runs))]
+
+
+def _open_mask(path: Path, runs: Sequence[Shard], open_file: Callable[[Path], OpenFile]) -> None:
+    """Open and map the loss mask of a token file, and give each of its runs what is its own."""
+    with ExitStack() as on_error:
+        file = on_error.enter_context(open_file(path))
+        file.name = PurePosixPath(runs[0].file.name).with_name(path.name).as_posix()
+        layout = mask_layout(file, [run.num_tokens for run in runs])
+        for run, mask in zip(runs, _map_runs(file, layout), strict=True):
+            run.mask = mask
+        on_error.pop_all()
+
+
+def contents(shards: Iterable[Shard]) -> list[Shard]:
+    """Return all that a corpus consists of, for fingerprints and hashes: each shard, then its loss mask."""
+    return [each for shard in shards for each in (shard, shard.mask) if each is not None]
 
 
 def content_digest(runs: Sequence[Shard]) -> bytes:

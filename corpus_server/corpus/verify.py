@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import xxhash
@@ -26,9 +26,11 @@ from corpus_server.corpus.fingerprints import (
     save_sidecar,
     sidecar_path,
 )
+from corpus_server.corpus.formats.masks import MASK_DTYPE
+from corpus_server.corpus.formats.registry import mask_names
 from corpus_server.corpus.progress import ByteCounter, Progress
 from corpus_server.corpus.selection import list_shards
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.shards import Shard, contents
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed
 
@@ -102,15 +104,16 @@ def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
     """
     with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
         shards = open_shards(spec, opened)
-        counter = ByteCounter(sum(shard.data_bytes for shard in shards), progress)
-        digests = [tuple(map(_checked, _hash_blocks(shard, pool, counter))) for shard in shards]
+        content = contents(shards)
+        counter = ByteCounter("hashing", sum(each.data_bytes for each in content), progress)
+        digests = [tuple(map(_checked, _hash_blocks(each, pool, counter))) for each in content]
         hashes = tuple(
-            ShardHashes(name=shard.name, num_tokens=shard.num_tokens, dtype=shard.dtype.name, digests=its)
-            for shard, its in zip(shards, digests, strict=True)
+            ShardHashes(name=each.name, num_tokens=each.num_tokens, dtype=each.dtype.name, digests=its)
+            for each, its in zip(content, digests, strict=True)
         )
-        recorded = RecordedHashes(sampled=sampled_fingerprint(shards), shards=hashes)
-        for shard in shards:
-            shard.file.check_unchanged()
+        recorded = RecordedHashes(sampled=sampled_fingerprint(content), shards=hashes)
+        for each in content:
+            each.file.check_unchanged()
     return Recorded(
         sidecar=save_sidecar(spec, recorded),
         fingerprints={"sampled": recorded.sampled, "full": recorded.full},
@@ -125,8 +128,8 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
     Reports every bad block and every unreadable shard, not only the first.
     """
     recorded = load_sidecar(spec)
-    was_named = [] if recorded is None else [shard.name for shard in recorded.shards]
-    dtypes = set() if recorded is None else {shard.dtype for shard in recorded.shards}
+    was = {} if recorded is None else {shard.name: shard.dtype for shard in recorded.shards}
+    dtypes = set(was.values()) - {MASK_DTYPE.name}
     # If all recorded shards have one dtype, the user need not name it again.
     if spec.dtype is None and len(dtypes) == 1:
         spec = dataclasses.replace(spec, dtype=dtypes.pop())
@@ -139,24 +142,28 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
             try:
                 runs = [opened.enter_context(run) for run in open_file(file)]
                 shards += runs
-                names += [run.name for run in runs]
+                names += [each.name for each in contents(runs)]
             except CorpusServerError as error:
                 found.add_problem(file.name, error.detail)
-                # All its runs, as far as they were recorded.
-                names += [each for each in was_named if each.startswith(f"{file.name}:")] or [file.name]
+                # All its runs and their masks, as far as they were recorded.
+                own = [PurePosixPath(file.name).with_name(each) for each in mask_names(file.path.name)]
+                runs_of = tuple(f"{each}:" for each in (file.name, *own))
+                names += [each for each in was if f"{each}:".startswith(runs_of)] or [file.name]
         if spec.token_range is not None and found.ok:  # without all shards, nobody knows where the range is
             shards = cut_shards(shards, spec.token_range)
-            names = [shard.name for shard in shards]
-        found.num_shards = len(names)
+            names = [each.name for each in contents(shards)]
+        content = contents(shards)
+        was |= {each.name: each.dtype.name for each in content}
+        found.num_shards = sum(was.get(name) != MASK_DTYPE.name for name in names)
         expected = _expected(names, recorded, found)
-        counter = ByteCounter(sum(shard.data_bytes for shard in shards), progress)
-        for shard in shards:
-            _verify_shard(shard, expected.get(shard.name), pool, counter, found)
+        counter = ByteCounter("hashing", sum(each.data_bytes for each in content), progress)
+        for each in content:
+            _verify_shard(each, expected.get(each.name), pool, counter, found)
         for shard in {shard.file: shard for shard in shards}.values():  # runs of a file share its index
             if shard.documents is not None:
                 found.check(shard, shard.documents.find_problem)
         if recorded is not None and found.ok:
-            if sampled_fingerprint(shards) == recorded.sampled:
+            if sampled_fingerprint(content) == recorded.sampled:
                 found.fingerprint = recorded.full
             else:
                 found.add_problem(None, "the sidecar's sampled fingerprint is wrong")

@@ -18,11 +18,9 @@ of several numbers, as those of ranks are.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,9 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from corpus_server.metrics.declared import METRICS, SHARED, Series, Shared
+from corpus_server.corpus.publish import publishing
+from corpus_server.metrics.kinds import METRICS, SHARED, Series, Shared
+from corpus_server.user_files import locked_folder
 
 FOLDER_VARIABLE = "CORPUS_SERVER_METRICS"
 """Environment variable by which a worker learns the folder that it shares with the others."""
@@ -62,7 +62,7 @@ def render() -> bytes:
         return generate_latest(_Sums(own_numbers()))
     with contextlib.suppress(OSError):  # a full disk is no reason to be blind; others see what was before
         publish()
-    with locked(folder):
+    with locked_folder(folder):  # else numbers that move to another file are missed, or counted twice
         return generate_latest(_Sums(totals(folder)))
 
 
@@ -73,7 +73,7 @@ def shared_folder() -> Path | None:
 
 
 def totals(folder: Path) -> Numbers:
-    """Return the sums over all live and past workers; the folder is `locked`."""
+    """Return the sums over all live and past workers; the folder is locked."""
     others = folder.glob("*.json")
     return add_up([own_numbers(), *(_read(path) for path in others if path != _own_file(folder))])
 
@@ -84,7 +84,7 @@ def add_ended(folder: Path, pid: int) -> None:
     Workers that ended while the disk was full are added with it.
     """
     past = folder / "past.json"
-    with locked(folder):
+    with locked_folder(folder):
         files = folder.glob("[0-9]*.json")
         ended = [each for each in files if each.stem == str(pid) or not Path("/proc", each.stem).exists()]
         if ended:
@@ -96,24 +96,6 @@ def add_ended(folder: Path, pid: int) -> None:
             _write(past, total)
             for path in ended:
                 path.unlink()
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep others from moving numbers from one file to another meanwhile: they would be missed, or twice."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    new = path.with_suffix(".new")
-    new.write_bytes(content)
-    new.replace(path)
 
 
 def read_json(path: Path) -> Any:
@@ -129,7 +111,8 @@ def _own_file(folder: Path) -> Path:
 
 
 def _write(path: Path, numbers: Numbers) -> None:
-    write_whole(path, orjson.dumps(to_json(numbers)))
+    with publishing(path, durable=False) as file:
+        file.write(orjson.dumps(to_json(numbers)))
 
 
 def _read(path: Path) -> Numbers:

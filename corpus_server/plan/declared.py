@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from math import inf
 from sys import float_info
 from typing import Any, ClassVar, NamedTuple, Self
@@ -51,7 +51,7 @@ def declared(kind: Kind, about: str = "", *, omit: bool = False, **default: Any)
 
     Args:
         about: a sentence for the schema.
-        omit: whether the JSON lacks the field where it is empty.
+        omit: whether the JSON lacks the field where it has its default.
         default: `default=` or `default_factory=`; with the default None, null means the default, too.
     """
     description = {"description": about} if about else {}
@@ -104,7 +104,11 @@ class Declared:
     def to_json(self, spell: Callable[[Ranges], Any] = Ranges.to_json) -> Any:
         """Return the JSON object, from which `from_json` makes an equal one; ranges as `spell` makes them."""
         found = [(each, getattr(self, each.name)) for each in fields(self)]
-        return {each.name: _json(value, spell) for each, value in found if value or not each.metadata["omit"]}
+        return {
+            each.name: _json(value, spell)
+            for each, value in found
+            if not (each.metadata["omit"] and value == _default(each))
+        }
 
     @classmethod
     def properties(cls) -> dict[str, Schema]:
@@ -207,6 +211,10 @@ def _json(value: Any, spell: Callable[[Ranges], Any]) -> Any:
     if isinstance(value, Mapping):
         return {name: _json(each, spell) for name, each in value.items()}
     return value
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 def _required(owner: type[Declared]) -> list[str]:

@@ -27,9 +27,11 @@ from corpus_server.plan.declared import (
     shorten,
     texts,
 )
+from corpus_server.plan.layouts import LAYOUTS, Layout
 from corpus_server.plan.orders import DEFAULT, INLINE, INLINE_FIELDS, Order, inline_order, order_kind
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage
+from corpus_server.plan.tabled import Tabled
 
 VERSIONS: Final = (1,)
 """Versions of the arithmetic (permutation, draws, quantisation, substitutes) that this release serves.
@@ -100,6 +102,9 @@ class Plan(Declared):
     )
     seed: int = declared(integer(0, MAX_SEED), "Default 0.", default=0)
     order: Order = declared(order_kind, f"Default {DEFAULT}.", default=DEFAULT)  # noqa: RUF009
+    rows: Layout = declared(  # noqa: RUF009
+        LAYOUTS.kind, f"Default {LAYOUTS.default}.", omit=True, default=LAYOUTS.default
+    )
     stages: tuple[Stage, ...] = declared(
         Kind({"type": "array", "minItems": 1, "maxItems": MAX_STAGES, "items": Stage.schema()}, _stages),
         "By `from_step`, the first from step 0.",
@@ -135,6 +140,7 @@ class Plan(Declared):
             remedy = "exclude the ranges in fewer stages, or join neighbouring ranges"
             raise InvalidPlan.expected("stages[].exclude", accepted, total, remedy=remedy)
         self._require_sources("fingerprints", self.fingerprints)
+        self.rows.check(seq_len=self.seq_len, stride=self.stride, order=self.order, stages=self.stages)
         order, stride = self.order.settle(
             seq_len=self.seq_len, stride=self.stride, seed=self.seed, stages=self.stages
         )
@@ -176,7 +182,19 @@ class Plan(Declared):
     def arithmetic(self) -> dict[str, Any]:
         """What decides the rows of all stages alike: fields by name."""
         fields_alike = {name: getattr(self, name) for name in ("version", "seq_len", "stride", "seed")}
-        return {**fields_alike, "order": self.order.to_json()}
+        return {**fields_alike, "order": self.order.to_json(), "rows": self.rows.to_json()}
+
+    @property
+    def tabled(self) -> Tabled | None:
+        """What makes the rows from tables: the layout of the rows or the order, if one does."""
+        return self.rows.tabled or self.order.tabled
+
+    def with_digests(self, digests: Mapping[str, str]) -> Plan:
+        """Return the plan with digests of its documents' lengths."""
+        assert self.tabled is not None
+        field = "order" if self.rows.tabled is None else "rows"
+        changed: dict[str, Any] = {field: self.tabled.with_digests(digests)}
+        return replace(self, **changed)
 
     @cached_property
     def id(self) -> str:
@@ -227,9 +245,14 @@ class Plan(Declared):
                 remedy="name a plan with plan=ID, or spell one with corpus, seq_len and batch_size",
             )
         named = {name: spelling[name] for name in ("seq_len", "stride", "seed") if name in spelling}
-        given = {name: spelling[name] for name in INLINE_FIELDS if name in spelling}
+        given, laid = (
+            {name: spelling[name] for name in fields if name in spelling}
+            for fields in (INLINE_FIELDS, LAYOUTS.inline_fields)
+        )
         stage = Stage(global_batch_size=spelling["batch_size"], mixture={spelling["corpus"]: 1.0})
-        return cls(order=inline_order(spelling.get("order"), given), stages=(stage,), **named)
+        order = inline_order(spelling.get("order"), given)
+        rows = LAYOUTS.spelled(spelling.get("rows"), laid)
+        return cls(order=order, rows=rows, stages=(stage,), **named)
 
 
 _PLAN: Final = Plan.properties()
@@ -242,6 +265,8 @@ INLINE_PLAN: Final[Mapping[str, Schema]] = {
     "order": {"enum": list(INLINE), "description": _PLAN["order"]["description"]},
     **INLINE_FIELDS,
     "stride": _PLAN["stride"],
+    "rows": {"enum": list(LAYOUTS.inline), "description": _PLAN["rows"]["description"]},
+    **LAYOUTS.inline_fields,
 }
 """Schemas of the parameters that spell a plan of one source in a query."""
 

@@ -1,21 +1,24 @@
-"""Substitutes for the windows that a stage excludes, from a keyed permutation, so that they can be undone.
+"""Substitutes for the units that a stage excludes, from a keyed permutation, so that they can be undone.
 
-Of a source with n windows, x are excluded. The excluded window of rank r (among the excluded windows) gets
-the window of rank p(r) among the n - x others, where p is a keyed permutation of [0, n - x), another one in
-each epoch. If more windows are excluded than left, ranks wrap: lap r // (n - x) has a permutation of its own.
+A unit is a window or a piece of a document, see `rows.py`; units of one pool may stand in for one another:
+all windows of a source, all pieces of a class. Of a pool of n units, x are excluded. The excluded unit of
+rank r (among the excluded units) gets the unit of rank p(r) among the n - x others, where p is a keyed
+permutation of [0, n - x), another one in each epoch. If more units are excluded than left, ranks wrap: lap
+r // (n - x) has a permutation of its own.
 
-A bounded shuffle takes a substitute from the same group, because any other window may lie on the disk: the
-next window of the group's circle (see `Groups.beside`) that is not excluded. Only where `_REACH` windows in a
-row are excluded does the substitute come from the whole source, as above.
+A bounded shuffle of windows takes a substitute from the same group, because any other window may lie on the
+disk: the next window of the group's circle (see `Groups.beside`) that is not excluded. Only where `_REACH`
+windows in a row are excluded does the substitute come from the whole source, as above.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.orders.order import Grouped
-from corpus_server.plan.permutation import Grid, invert, permute, round_keys
+from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_keys
 from corpus_server.plan.ranges import Ranges
 
 UInt64Array = NDArray[np.uint64]
@@ -26,119 +29,186 @@ _REACH = 32
 as four rows, and where nearly all is excluded, each row pays for 32."""
 
 
-class Exclusion:
-    """The windows excluded from a stage on, over the sources of a plan.
+class Grouped(Protocol):
+    """The groups of a bounded shuffle, see `orders/bounded.py`."""
 
-    Args:
-        windows: excluded; numbered through all sources, of which source s has [first[s], first[s + 1]).
-        first: `(sources + 1,) uint64`.
-        keys: `(sources,) uint64`, from `stream_key("exclude", seed, name)`.
-        groups: of a bounded shuffle.
+    def number_at(self, source: int, position: int) -> int:
+        """Return the number, through all epochs, of the group that a position of a source lies in."""
+
+    def ranges(self, source: int, number: int) -> UInt64Array:
+        """Return the rows of a group: `(blocks, 2) uint64`, start and stop of each block."""
+
+    def largest(self, source: int) -> int:
+        """Return the most rows that a group of a source has."""
+
+    def beside(
+        self, source: NDArray[np.intp] | int, epochs: UInt64Array, windows: UInt64Array, distance: int
+    ) -> UInt64Array:
+        """Return windows of the same groups, another one for each distance."""
+
+
+class Pools(NamedTuple):
+    """The pools of a plan's sources, numbered through the sources, as their units are.
 
     Attributes:
-        num_excluded, num_left: `(sources,) uint64` windows.
+        first: `(pools + 1,) uint64`, each pool's first unit; then the number of all units.
+        of_source: `(sources + 1,)`, each source's first pool; then the number of all pools.
     """
 
-    def __init__(
-        self, windows: Ranges, first: UInt64Array, keys: UInt64Array, groups: Grouped | None = None
-    ) -> None:
-        self.windows = windows
-        self._groups = groups
-        self._first = first[:-1]
-        self._keys = keys
-        inside_before = windows.num_inside_below(first)
-        self._inside_before = inside_before[:-1]
-        self._outside_before = first[:-1] - inside_before[:-1]
-        self.num_excluded = np.diff(inside_before)
-        self.num_left = np.diff(first) - self.num_excluded
-        # Nothing may be left of a source that the stage does not use; a grid needs a size.
-        self._grids = Grid.over([max(1, left) for left in self.num_left.tolist()])
+    first: UInt64Array
+    of_source: NDArray[np.intp]
 
-    def substitute(
-        self, sources: NDArray[np.intp] | int, windows: UInt64Array, epochs: UInt64Array
-    ) -> UInt64Array:
-        """Replace the excluded windows among those that rows hold.
+    @classmethod
+    def of_sources(cls, first: UInt64Array) -> Pools:
+        """Return one pool for each source."""
+        return cls(first, np.arange(first.size))
+
+    def touched(self, units: Ranges) -> NDArray[np.intp]:
+        """Return the pools that some units belong to, ascending."""
+        if self.first.size <= units.starts.size:
+            return np.flatnonzero(np.diff(units.num_inside_below(self.first)))
+        low = self.first.searchsorted(units.starts, side="right") - 1
+        num_pools = self.first.searchsorted(units.stops - np.uint64(1), side="right") - low
+        before = num_pools.cumsum() - num_pools
+        return np.unique(np.arange(num_pools.sum()) + np.repeat(low - before, num_pools))
+
+    @property
+    def first_unit(self) -> UInt64Array:
+        """`(sources + 1,) uint64`, each source's first unit; then the number of all units."""
+        return self.first[self.of_source]
+
+
+class Exclusion:
+    """The units excluded from a stage on, over the sources of a plan.
+
+    Args:
+        units: excluded.
+        keys: `(sources,) uint64`, from `stream_key("exclude", seed, name)`.
+        groups: of a bounded shuffle whose units are windows.
+
+    Attributes:
+        num_excluded, num_left: `(sources,) uint64` units.
+    """
+
+    def __init__(self, units: Ranges, pools: Pools, keys: UInt64Array, groups: Grouped | None = None) -> None:
+        self.units = units
+        self._groups, self._keys = groups, keys
+        self._first, self._of_source = pools
+        self.num_excluded = np.diff(units.num_inside_below(pools.first_unit))
+        self.num_left = np.diff(pools.first_unit) - self.num_excluded
+        # Of the pools that have excluded units, which may be few of very many.
+        self._pools = pools.touched(units)
+        first, stop = self._first[self._pools], self._first[self._pools + 1]
+        self._inside_before = units.num_inside_below(first)
+        self._outside_before = first - self._inside_before
+        self._excluded = units.num_inside_below(stop) - self._inside_before
+        self._left = stop - first - self._excluded
+        # Nothing may be left of a pool; a grid needs a size.
+        self._grids = Grid.over([max(1, left) for left in self._left.tolist()])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays."""
+        return self.units.num_bytes + 56 * self._pools.size
+
+    def substitute(self, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+        """Replace the excluded units among those that rows hold; one whose pool has no other one remains.
 
         Args:
-            sources: `(k,)` source of each row, or one for all.
-            windows, epochs: `(k,) uint64`. `windows` is not changed, and returned if none is excluded.
+            units, epochs: `(k,) uint64`. `units` is not changed, and returned if none is excluded.
         """
-        rows = np.flatnonzero(self.windows.contains(windows))
-        if not rows.size:
-            return windows
-        its = sources if isinstance(sources, int) else sources[rows]
-        near, far = self._nearest(its, windows[rows], epochs[rows])
+        which = np.flatnonzero(self.units.contains(units))
+        if not which.size:
+            return units
+        near, far = self._nearest(units[which], epochs[which])
         if far.size:
-            its = its if isinstance(its, int) else its[far]
-            near[far] = self._farther(its, windows[rows[far]], epochs[rows[far]])
-        replaced = windows.copy()
-        replaced[rows] = near
+            near[far] = self._farther(units[which[far]], epochs[which[far]])
+        replaced = units.copy()
+        replaced[which] = near
         return replaced
 
-    def _nearest(
-        self, sources: NDArray[np.intp] | int, windows: UInt64Array, epochs: UInt64Array
-    ) -> tuple[UInt64Array, NDArray[np.intp]]:
+    def _nearest(self, units: UInt64Array, epochs: UInt64Array) -> tuple[UInt64Array, NDArray[np.intp]]:
         """Return substitutes of excluded windows from their groups, and which have none there."""
-        found, missing = windows.copy(), np.arange(windows.size)
+        found, missing = units.copy(), np.arange(units.size)
         for distance in range(1, _REACH + 1 if self._groups is not None else 0):
             if not missing.size:
                 break
-            its = sources if isinstance(sources, int) else sources[missing]
-            found[missing] = self._beside(its, windows[missing], epochs[missing], distance)
-            missing = missing[self.windows.contains(found[missing])]
+            found[missing] = self._beside(units[missing], epochs[missing], distance)
+            missing = missing[self.units.contains(found[missing])]
         return found, missing
 
-    def _beside(
-        self, sources: NDArray[np.intp] | int, windows: UInt64Array, epochs: UInt64Array, distance: int
-    ) -> UInt64Array:
+    def _beside(self, windows: UInt64Array, epochs: UInt64Array, distance: int) -> UInt64Array:
         assert self._groups is not None
-        first = self._first[sources]
-        return first + self._groups.beside(sources, epochs, windows - first, distance)
+        sources = self._first.searchsorted(windows, side="right") - 1  # which are their own pools
+        source = int(sources[0]) if is_one(sources) else sources
+        first = self._first[source]
+        return first + self._groups.beside(source, epochs, windows - first, distance)
 
-    def _farther(
-        self, sources: NDArray[np.intp] | int, windows: UInt64Array, epochs: UInt64Array
-    ) -> UInt64Array:
-        """Return substitutes of excluded windows from their whole sources."""
-        ranks = self.windows.num_inside_below(windows) - self._inside_before[sources]
-        left = self.num_left[sources]
-        grid = int(left) if isinstance(sources, int) else self._grids.take(sources)
-        laps = ranks // left
-        lap_epochs: UInt64Array = epochs + laps.astype(np.uint64) * _GOLDEN
-        keys = round_keys(np.broadcast_to(self._keys[sources], ranks.shape), lap_epochs)
-        return self.windows.nth_outside(permute(ranks % left, grid, keys) + self._outside_before[sources])
+    def _farther(self, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+        """Return substitutes of excluded units from their whole pools."""
+        pools = self._numbers(units)
+        ranks = self.units.num_inside_below(units) - self._inside_before[pools]
+        left = np.maximum(np.uint64(1), self._left[pools])
+        laps, ranks = np.divmod(ranks, left)
+        places = permute(ranks, self._grid(pools), self._round_keys(pools, epochs, laps))
+        found = self.units.nth_outside(places + self._outside_before[pools])
+        return np.where(self._left[pools] > 0, found, units)
 
-    def num_laps(self, source: int) -> int:
-        """Return how many excluded windows, per epoch, a window that is left may stand in for."""
-        left = int(self.num_left[source])
-        return -(-int(self.num_excluded[source]) // left) if left else 0
+    def _numbers(self, units: UInt64Array) -> NDArray[np.intp]:
+        """Return the pools of units, as numbers of those that have excluded ones; others have a wrong one."""
+        pools = self._pools.searchsorted(self._first.searchsorted(units, side="right") - 1)
+        return np.minimum(pools, self._pools.size - 1)
+
+    def _grid(self, pools: NDArray[np.intp]) -> Grid | int:
+        return max(1, int(self._left[pools[0]])) if is_one(pools) else self._grids.take(pools)
+
+    def _round_keys(self, pools: NDArray[np.intp], epochs: UInt64Array, laps: UInt64Array) -> UInt64Array:
+        """Return the round keys of laps of pools; each pool of a source counts as an epoch of its own."""
+        numbers = self._pools[pools[:1] if is_one(pools) else pools]
+        sources = self._of_source.searchsorted(numbers, side="right") - 1
+        num_pools = np.diff(self._of_source)[sources].astype(np.uint64)
+        its = epochs * num_pools + (numbers - self._of_source[sources]).astype(np.uint64)
+        keys = self._keys[sources]
+        return round_keys(int(keys[0]) if numbers.size < pools.size else keys, its + laps * _GOLDEN)
+
+    def num_laps(self, units: UInt64Array) -> int:
+        """Return how many excluded units, per epoch, one of these units that are left replaces at most."""
+        pools = np.unique(self._first.searchsorted(units, side="right") - 1)
+        known = np.isin(self._pools, pools) & (self._left > 0)
+        laps = -(-self._excluded[known].astype(np.int64) // self._left[known].astype(np.int64))
+        return int(laps.max(initial=0))
 
     def stood_in_for(
-        self, source: int, windows: UInt64Array, epochs: UInt64Array, laps: UInt64Array
+        self, units: UInt64Array, epochs: UInt64Array, laps: UInt64Array
     ) -> tuple[UInt64Array, NDArray[np.intp]]:
-        """Return the excluded windows that others of a source stand in for: the inverse of `substitute`.
+        """Return the excluded units that others stand in for: the inverse of `substitute`.
 
         Args:
-            windows, epochs, laps: `(k,) uint64`; no window excluded, laps below `num_laps`.
+            units, epochs, laps: `(k,) uint64`; no unit excluded, laps below `num_laps`.
 
         Returns:
-            `(m,)` each: excluded windows, and the indices of those that stand in for them.
+            `(m,)` each: excluded units, and the indices of those that stand in for them.
         """
-        left = int(self.num_left[source])
-        numbers = self.windows.num_outside_below(windows) - self._outside_before[source]
-        keys = round_keys(int(self._keys[source]), laps * _GOLDEN + epochs)
-        ranks = invert(numbers, left, keys) + laps * np.uint64(left)
-        which = np.flatnonzero(ranks < self.num_excluded[source])  # the last lap may be incomplete
-        held = self.windows.nth_inside(ranks[which] + self._inside_before[source])
+        pools = self._numbers(units)
+        numbers = self.units.num_outside_below(units) - self._outside_before[pools]
+        # Those in a pool with an excluded unit: the number of another one is too large, or below 0 and wraps.
+        here = np.flatnonzero(numbers < self._left[pools])
+        pools, numbers = pools[here], numbers[here]
+        keys = self._round_keys(pools, epochs[here], laps[here])
+        ranks = invert(numbers, self._grid(pools), keys) + laps[here] * self._left[pools]
+        kept = np.flatnonzero(ranks < self._excluded[pools])  # the last lap may be incomplete
+        held = self.units.nth_inside(ranks[kept] + self._inside_before[pools[kept]])
+        which = here[kept]
         if self._groups is None:
             return held, which
-        _, far = self._nearest(source, held, epochs[which])
+        _, far = self._nearest(held, epochs[which])
         found, indices = [held[far]], [which[far]]
         which = np.flatnonzero(laps == 0)  # each window and epoch once
         for distance in range(1, _REACH + 1):
             if not which.size:
                 break
-            held = self._beside(source, windows[which], epochs[which], -distance)
-            inside = self.windows.contains(held)
+            held = self._beside(units[which], epochs[which], -distance)
+            inside = self.units.contains(held)
             held, which = held[inside], which[inside]
             found.append(held)
             indices.append(which)

@@ -13,7 +13,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
@@ -22,6 +22,7 @@ from corpus_server.user_files import parse_json
 
 Trainer = Literal["megatron", "olmo", "mosaicml"]
 ImportedOrder = Literal["shuffle", "megatron"]
+ImportedRows = Literal["windows", "documents"]
 
 _BLEND: Final = ("--data-path", "--train-data-path")
 _NUMBERS: Final = {"seq_len": "--seq-length", "batch_size": "--global-batch-size", "seed": "--seed"}
@@ -52,12 +53,18 @@ class Imported:
 
 
 def import_plan(
-    trainer: Trainer, text: str, *, order: ImportedOrder = "shuffle", **fields: int | None
+    trainer: Trainer,
+    text: str,
+    *,
+    order: ImportedOrder = "shuffle",
+    rows: ImportedRows = "windows",
+    **fields: int | None,
 ) -> Imported:
     """Make a plan of the text of a configuration.
 
     Args:
         order: `megatron` keeps Megatron's own order, element for element; it takes the samples of the run.
+        rows: `documents` joins whole documents, whatever the trainer's rows are.
         fields: `seq_len`, `batch_size` (rows of a step) and `seed`, which replace what the text says.
 
     Raises:
@@ -67,12 +74,16 @@ def import_plan(
     if order == "megatron" and trainer != "megatron":
         raise InvalidParameter.expected("order", f"shuffle for {trainer}, whose order is not known", order)
     try:
-        return _IMPORTERS[trainer](text, given, order == "megatron")
+        imported = _IMPORTERS[trainer](text, given, order == "megatron")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidParameter(
             f"the text is no data configuration of {trainer}: {type(error).__name__} {error}",
             parameter="file",
         ) from error
+    if rows == "windows":
+        return imported
+    document = {name: value for name, value in imported.document.items() if name != "stride"}
+    return replace(imported, document={**document, "rows": rows})
 
 
 def _megatron(text: str, given: Mapping[str, int], keeps_order: bool) -> Imported:

@@ -56,13 +56,17 @@ class Grid(NamedTuple):
     flat: bool  # whether all coordinates are below 2^30
 
     @classmethod
-    def over(cls, sizes: Sequence[int] | int) -> Grid:
+    def over(cls, sizes: UInt64Array | Sequence[int] | int) -> Grid:
         """Return the grid of one domain, or those of several, each of size 1 or more."""
         size = np.array(sizes, dtype=np.uint64)
-        heights = [isqrt(each - 1) + 1 for each in size.ravel().tolist()]
-        height = np.array(heights, dtype=np.uint64).reshape(size.shape)
+        largest = int(size.max(initial=1))
+        if largest <= 2**52:  # a double is exact, and so is the whole part of its root
+            height = np.sqrt(size - np.uint64(1)).astype(np.uint64) + np.uint64(1)
+        else:
+            heights = [isqrt(each - 1) + 1 for each in size.ravel().tolist()]
+            height = np.array(heights, dtype=np.uint64).reshape(size.shape)
         width = np.asarray((size - np.uint64(1)) // height + np.uint64(1))
-        return cls(size, height, width, flat=int(size.max()) <= 2**60)
+        return cls(size, np.asarray(height), width, flat=largest <= 2**60)
 
     def take(self, which: NDArray[np.intp]) -> Grid:
         """Return the grids of the domains of these numbers, `(k,)`; a grid of one domain serves all."""

@@ -3,6 +3,10 @@
 Rows are numbered through all sources of a plan, so that a number says its source. An order permutes the rows
 of each source by numbers alone, see `orders/order.py`; here are the tokens that a number stands for.
 
+A row holds *units*, which are numbered through all sources, too, and are what a look-up finds and an
+exclusion replaces: its window, or several pieces of documents. Units that may stand in for one another are a
+*pool*.
+
 Windows are numbered through the shards in order and never cross a shard. With shards of 10 and 7
 tokens, `seq_len = 3` and `stride = 3`:
 
@@ -17,11 +21,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
+from corpus_server.plan.ranges import Ranges
 
 UInt64Array = NDArray[np.uint64]
 Source = NDArray[np.intp] | int
@@ -29,40 +36,107 @@ Source = NDArray[np.intp] | int
 Pieces = tuple[NDArray[np.int64], NDArray[np.int64]]
 """`(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each of k rows,
 then their number."""
+NO_SHARD: Final = -1
+"""Stands for a shard's number in a piece of no shard: its start is a token id, which comes `tokens` times."""
 
 
 class Rows(ABC):
     """The rows of a plan's sources.
 
     Attributes:
+        name: how messages call them.
+        unit: the word for what they hold.
         is_window: whether each row is one piece, so that a shard and a start token say where it lies.
+        holds_several: whether a row may hold several units.
         num_rows: `(sources,) uint64`, over which the order permutes.
         epoch_rows: `(sources,) uint64`, rows of one pass over a source, by which epochs are counted.
         first_row: `(sources + 1,) uint64`, number of each source's first row; then of all rows.
+        shard_row: `(shards + 1,) uint64`, number of each shard's first row; then of all rows. None if a row
+            may join pieces of several shards.
+        pools: of units.
     """
 
+    name: str
+    unit: str
     is_window: bool
+    holds_several = False
     num_rows: UInt64Array
     epoch_rows: UInt64Array
     first_row: UInt64Array
+    shard_row: UInt64Array | None
+    pools: Pools
 
     @abstractmethod
-    def pieces(self, sources: Source, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
-        """Return what rows consist of, in these epochs of their sources: `(k,)` each."""
+    def pieces(
+        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+    ) -> Pieces:
+        """Return what rows consist of, in these epochs of their sources: `(k,)` each.
+
+        Each row has a piece at least. A piece of no token is a place that an exclusion left empty.
+        """
+
+    def places(
+        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
+    ) -> NDArray[np.int64]:
+        """Return where rows lie that are one piece each: `(k, 2) int64`, shard number and start token.
+
+        Raises:
+            InvalidParameter: a row has no one place.
+        """
+        raise InvalidParameter(
+            f"a row of {self.name} joins pieces of several documents, so no shard and start token say where "
+            "it lies; ask for the tokens (in the client: without local_root)",
+            parameter="plan",
+            accepted="plans of another order",
+        )
 
     @abstractmethod
     def touching(
         self, source: int, start: int, stop: int, *, most: int
     ) -> Generator[None, None, UInt64Array]:
-        """Return the rows, ascending, that hold a token of [start, stop) of a source; in slices of work.
+        """Return the units, ascending, that hold a token of [start, stop) of a source; in slices of work.
 
         Raises:
             InvalidParameter: they are more than `most`.
         """
 
+    def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+        """Return the rows that hold units of a source in epochs, `(k,)` or `(1,)`."""
+        return units
+
+    def within(self, source: int, ranges: Ranges) -> NDArray[np.integer]:
+        """Return the units that hold a token of a source in some ranges: `(k, 2)`, half-open ranges.
+
+        Raises:
+            InvalidPlan: no unit can be excluded.
+        """
+        raise InvalidPlan(f"{self.name} cannot carry exclude: none of its rows has a substitute")
+
+    def exclusion(self, units: Ranges, keys: UInt64Array, groups: Grouped | None) -> Exclusion:
+        """Return what replaces excluded units.
+
+        Args:
+            keys: `(sources,) uint64`, from `stream_key("exclude", seed, name)`.
+            groups: of a bounded shuffle.
+        """
+        return Exclusion(units, self.pools, keys, groups)
+
     @abstractmethod
     def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Return where rows [start, stop), at least one, lie: shard number, tokens [start, stop) in it."""
+
+    @abstractmethod
+    def reach(self, source: int, num_rows: int) -> int:
+        """Return about how many tokens of a source so many neighbouring rows lie among, at most."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays that no table holds."""
+        return 0
+
+    def describe(self, source: int) -> dict[str, Any]:
+        """Return what a plan's description says of a source besides."""
+        return {}
 
 
 class Windows(Rows):
@@ -76,11 +150,12 @@ class Windows(Rows):
     Attributes:
         shard_window: `(shards + 1,) uint64`, number of each shard's first window; then of all windows.
         shard_token: `(shards + 1,) uint64`, tokens in the shards before each; then in all.
+        first_shard: `(sources + 1,)`, number of each source's first shard; then of all shards.
         first_token: `(sources + 1,) uint64`, tokens of the sources before each; then of all.
         longest: tokens of each source's longest shard.
     """
 
-    is_window = True
+    name, unit, is_window = "windows", "window", True
 
     def __init__(self, shard_tokens: Sequence[Sequence[int]], *, seq_len: int, stride: int) -> None:
         self.seq_len, self.stride = seq_len, stride
@@ -88,9 +163,13 @@ class Windows(Rows):
         counts = [max(0, (num_tokens - seq_len - 1) // stride + 1) for num_tokens in every]
         self.shard_window = np.cumsum([0, *counts], dtype=np.uint64)
         self.shard_token = np.cumsum([0, *every], dtype=np.uint64)
-        first_shard = np.cumsum([0, *map(len, shard_tokens)])
-        self.first_row, self.first_token = self.shard_window[first_shard], self.shard_token[first_shard]
+        self.first_shard = np.cumsum([0, *map(len, shard_tokens)])
+        self.first_row, self.first_token = (
+            each[self.first_shard] for each in (self.shard_window, self.shard_token)
+        )
         self.num_rows = self.epoch_rows = np.diff(self.first_row)
+        self.shard_row = self.shard_window
+        self.pools = Pools.of_sources(self.first_row)
         self.longest = [max(shards, default=0) for shards in shard_tokens]
 
     @property
@@ -106,18 +185,35 @@ class Windows(Rows):
         located[:, 1] = (windows - self.shard_window[shards]) * np.uint64(self.stride)
         return located
 
-    def pieces(self, sources: Source, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
+    def places(
+        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
+    ) -> NDArray[np.int64]:
+        """See `Rows.places`."""
+        return self.locate(rows if exclusion is None else exclusion.substitute(rows, epochs))
+
+    def pieces(
+        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+    ) -> Pieces:
         """See `Rows.pieces`: one each."""
-        return as_pieces(self.locate(rows), self.seq_len + 1)
+        return as_pieces(self.places(sources, rows, epochs, exclusion), self.seq_len + 1)
 
     def touching(
         self, source: int, start: int, stop: int, *, most: int
     ) -> Generator[None, None, UInt64Array]:
         """See `Rows.touching`."""
         yield
-        low, high = self.holding(*self.first_token[source] + np.array([[start], [stop]], dtype=np.uint64))[0]
+        low, high = self.within(source, Ranges([[start, stop]]))[0]
         check_number(int(high - low), most, stop)
         return np.arange(low, high, dtype=np.uint64)
+
+    def within(self, source: int, ranges: Ranges) -> UInt64Array:
+        """See `Rows.within`."""
+        first = self.first_token[source]
+        return self.holding(first + ranges.starts, first + ranges.stops)
+
+    def reach(self, source: int, num_rows: int) -> int:
+        """See `Rows.reach`."""
+        return num_rows * self.stride + self.seq_len
 
     def holding(self, starts: UInt64Array, stops: UInt64Array) -> UInt64Array:
         """Return the windows that hold a token of each range: `(k, 2) uint64`, half-open, maybe empty.
@@ -156,6 +252,42 @@ def as_pieces(located: NDArray[np.int64], length: int) -> Pieces:
     """Return rows of one piece each, `(k, 2)` shard number and start token, with their lengths."""
     pieces = np.hstack((located, np.full((len(located), 1), length)))
     return pieces, np.arange(len(located) + 1)
+
+
+def joined(parts: Sequence[Pieces]) -> Pieces:
+    """Return rows one part after another."""
+    if len(parts) == 1:
+        return parts[0]
+    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(borders) for _, borders in parts)])
+    return np.concatenate([np.empty((0, 3), np.int64), *(pieces for pieces, _ in parts)]), counts.cumsum()
+
+
+def without_empty(rows: Pieces) -> Pieces:
+    """Return rows without pieces of no token; of a row of nothing else the first one stays."""
+    pieces, borders = rows
+    counts = pieces[:, 2]
+    if counts.all():
+        return rows
+    of = np.repeat(np.arange(len(borders) - 1), np.diff(borders))
+    kept = counts > 0
+    kept[borders[:-1]] |= np.bincount(of, weights=counts, minlength=len(borders) - 1) == 0
+    return pieces[kept], np.concatenate(([0], kept.cumsum()))[borders]
+
+
+def end_rows(pieces: Pieces, length: int, token: NDArray[np.integer] | int) -> Pieces:
+    """Return rows of `length` tokens: those that have fewer end with a piece of `NO_SHARD`.
+
+    Args:
+        token: id that fills the end of each row, `(k,)`, or of all.
+    """
+    found, borders = pieces
+    num_tokens = np.concatenate(([0], found[:, 2].cumsum()))[borders]
+    missing = length - np.diff(num_tokens)
+    short = np.flatnonzero(missing)
+    ids = np.broadcast_to(np.asarray(token, dtype=np.int64), missing.shape)
+    ends = np.stack((np.full_like(short, NO_SHARD), ids[short], missing[short]), axis=1)
+    ended = np.insert(found, borders[short + 1], ends, axis=0)
+    return ended, borders + np.concatenate(([0], (missing > 0).cumsum()))
 
 
 def check_number(number: int, most: int, stop: int) -> None:

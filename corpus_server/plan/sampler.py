@@ -17,6 +17,7 @@ Only a block of the mixture is stored, so step 10^8 costs what step 0 costs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,21 @@ from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
+from corpus_server.plan.mixture import grouped
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, Source, UInt64Array, Windows, as_pieces
+from corpus_server.plan.rows import Pieces, Source, UInt64Array, Windows, joined
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.plan.timeline import PlacedStage, Timeline
+
+
+class _Chosen(NamedTuple):
+    """Rows of one stage: number and epoch of each, and what the stage excludes."""
+
+    sources: Source
+    rows: UInt64Array
+    epochs: UInt64Array
+    exclusion: Exclusion | None
 
 
 class Sampler:
@@ -37,21 +48,21 @@ class Sampler:
 
     Args:
         shard_tokens: by source; not needed with `windows`.
-        table: of an order whose rows follow from one.
+        tables: of the layout or the order, if rows follow from tables.
         windows: those of the sources, made for another plan with the same sources, `seq_len` and `stride`.
 
     Attributes:
         timeline: steps, stages, positions.
         windows: of all shards of all sources, in the order of `plan.sources`.
-        rows: what the plan's rows consist of: the windows, in most orders.
+        rows: what the plan's rows consist of: the windows, in most plans.
         num_windows: `(sources,) uint64`, rows of an epoch of each source.
         groups: of a bounded shuffle, None with other orders.
         exclusions: what is excluded in each stage, None for nothing; stages may share one object.
         num_steps: training steps of a plan that has an end; a last step that is not full is none.
 
     Raises:
-        InvalidPlan: a source has no window of `seq_len + 1` tokens, all its windows are excluded, an
-            exclusion reaches beyond its end, or the corpora hold more than `MAX_SIZE` tokens together.
+        InvalidPlan: a source has no row, all that its rows hold is excluded, an exclusion reaches beyond its
+            end, or the corpora hold more than `MAX_SIZE` tokens together.
     """
 
     def __init__(
@@ -59,7 +70,7 @@ class Sampler:
         plan: Plan,
         shard_tokens: Mapping[str, Sequence[int]] | None = None,
         *,
-        table: object = None,
+        tables: Sequence[Any] = (),
         windows: Windows | None = None,
     ) -> None:
         assert plan.stride is not None  # set by Plan itself
@@ -70,17 +81,9 @@ class Sampler:
         self.windows = windows
         if int(windows.first_token[-1]) > MAX_SIZE:
             raise InvalidPlan(f"the plan's corpora hold more than {MAX_SIZE} tokens together")
-        for number in np.flatnonzero(windows.num_rows == 0).tolist():
-            longest = windows.longest[number]
-            raise InvalidPlan(
-                f"corpus {plan.sources[number]!r}: no shard holds a window of seq_len + 1 = "
-                f"{plan.seq_len + 1} tokens; the longest has {longest}",
-                parameter="seq_len",
-                received=plan.seq_len,
-                accepted=f"at most {longest - 1}" if longest > 1 else "no value fits this corpus",
-            )
+        laid = plan.rows.lay_out(windows, plan.sources, self._source_keys, tables)
         self.rows, self.arrangement, self._blend = plan.order.lay_out(
-            windows, plan.sources, self._source_keys, table
+            laid, windows, plan.sources, self._source_keys, tables
         )
         self.groups = self.arrangement.groups
         self.timeline = Timeline(plan, self._blend)
@@ -92,10 +95,14 @@ class Sampler:
     def num_bytes(self) -> int:
         """Memory of the plan and of what follows from it, without small objects."""
         stages = self.timeline.stages
-        ranges = [self.plan.skip_steps, *(r for stage in self.plan.stages for r in stage.exclude.values())]
-        ranges += {id(each): each.windows for each in self.exclusions if each is not None}.values()
+        ranges: list[Ranges | Exclusion] = [
+            self.plan.skip_steps,
+            *(r for stage in self.plan.stages for r in stage.exclude.values()),
+        ]
+        ranges += {id(each): each for each in self.exclusions if each is not None}.values()
         positions = sum(placed.positions.nbytes + placed.sources.nbytes for placed in stages)
-        return len(self.plan.canonical_json) + positions + sum(each.num_bytes for each in ranges)
+        rows = 0 if self.rows is self.windows else self.rows.num_bytes  # plans share windows
+        return len(self.plan.canonical_json) + positions + rows + sum(each.num_bytes for each in ranges)
 
     def steps_per_epoch(self, name: str) -> float | None:
         """Return how many steps an epoch of a source takes at the rate of the last stage that uses it.
@@ -164,15 +171,10 @@ class Sampler:
         Raises:
             InvalidParameter: a row has no one place.
         """
-        if not self.rows.is_window:
-            raise InvalidParameter(
-                f"a row of order {self.plan.order.name} joins pieces of several documents, so no shard and "
-                "start token say where it lies; ask for the tokens (in the client: without local_root)",
-                parameter="plan",
-                accepted="plans of another order",
-            )
-        _, windows, _ = self._rows(step, rows, count)
-        located = self.windows.locate(windows).reshape(count, len(rows), 2)
+        parts = self._rows(step, rows, count)
+        places = [self.rows.places(*part) for part in parts]
+        located = places[0] if len(places) == 1 else np.concatenate(places)
+        located = located.reshape(count, len(rows), 2)
         placed = self.timeline.stage_at(self.timeline.plan_step(step))
         if placed.num_parts > 1:
             located[..., 1] += np.arange(rows.start, rows.stop) % placed.num_parts * placed.seq_len
@@ -183,12 +185,27 @@ class Sampler:
 
         Returns:
             `(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each
-            of the k rows, then their number. In most orders each row is one piece, its window.
+            of the k rows, then their number. In most plans each row is one piece, its window.
         """
-        if self.rows.is_window:
-            located = self.locate_rows(step, rows, count=count).reshape(-1, 2)
-            return as_pieces(located, self.seq_len(step) + 1)
-        return self.rows.pieces(*self._rows(step, rows, count))
+        pieces, borders = joined([self.rows.pieces(*part) for part in self._rows(step, rows, count)])
+        placed = self.timeline.stage_at(self.timeline.plan_step(step))
+        if placed.num_parts > 1:  # so each row is a part of a window
+            parts = np.arange(rows.start, rows.stop) % placed.num_parts
+            pieces[:, 1] += np.tile(parts * placed.seq_len, count)
+            pieces[:, 2] = placed.seq_len + 1
+        return pieces, borders
+
+    def pieces_at(self, source: int, positions: UInt64Array) -> Pieces:
+        """Return what the rows at ascending positions of a source are made of, as the stages exclude.
+
+        Of windows that a stage reads in parts, whole ones.
+        """
+        numbers, found = self.timeline.stage_numbers(source, positions), []
+        for number, here in grouped(numbers):
+            found.append(
+                self.rows.pieces(source, *self.windows_at(source, positions[here]), self.exclusions[number])
+            )
+        return joined(found)
 
     def windows_at(self, source: Source, positions: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
         """Return the rows at positions, before excluded ones are replaced, and their epochs.
@@ -204,17 +221,18 @@ class Sampler:
         found = self.arrangement.windows(source, epochs, offsets)
         return found + self.rows.first_row[source], epochs
 
-    def positions_of(self, source: int, windows: UInt64Array, epochs: UInt64Array) -> UInt64Array:
-        """Return the positions that hold rows of a source: the inverse of `windows_at`.
+    def positions_of(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+        """Return the positions whose rows hold units of a source, if nothing is excluded.
 
         Args:
-            windows: `(k,) uint64`.
-            epochs: `(k,) uint64`, or `(1,)` for all rows.
+            units: `(k,) uint64`: windows, where rows are windows.
+            epochs: `(k,) uint64`, or `(1,)` for all units.
 
         Raises:
             InvalidParameter: the order has no epochs, so there is nothing to invert.
         """
-        offsets = self.arrangement.offsets(source, epochs, windows - self.rows.first_row[source])
+        rows = self.rows.holders(source, units, epochs) - self.rows.first_row[source]
+        offsets = self.arrangement.offsets(source, epochs, rows)
         positions: UInt64Array = offsets + epochs * self.rows.num_rows[source]
         return positions
 
@@ -238,38 +256,23 @@ class Sampler:
         """Return where a group of a source lies, block by block: shard number, tokens [start, stop) in it."""
         assert self.groups is not None
         ranges = (self.groups.ranges(source, number) + self.rows.first_row[source]).tolist()
-        return [extent for start, stop in ranges for extent in self.rows.extents(start, stop)]
+        # Neighbouring rows may lie in one block of documents.
+        return list(dict.fromkeys(each for start, stop in ranges for each in self.rows.extents(start, stop)))
 
-    def places(self, windows: UInt64Array) -> NDArray[np.int64]:
-        """Return where rows begin: `(k, 2) int64`, shard number and start token in it."""
-        sources = self.rows.first_row.searchsorted(windows, side="right") - 1
-        pieces, borders = self.rows.pieces(sources, windows, np.zeros_like(windows))
-        return pieces[borders[:-1], :2]
-
-    def _rows(self, step: int, rows: range, count: int) -> tuple[Source, UInt64Array, UInt64Array]:
-        """Return source, number and epoch of the same rows of the global batch of some steps, `(k,)`."""
+    def _rows(self, step: int, rows: range, count: int) -> list[_Chosen]:
+        """Return the same rows of the global batch of some steps, those of each stage together."""
         plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
         within = np.arange(rows.start, rows.stop, dtype=np.uint64)
-        parts = [self._rows_in_stage(*part, within) for part in self.timeline.by_stage(plan_steps)]
-        if len(parts) == 1:
-            return parts[0]
-        sources, numbers, epochs = (
-            np.concatenate([np.broadcast_to(part[k], part[1].shape) for part in parts]) for k in range(3)
-        )
-        return sources, numbers, epochs
+        return [self._rows_in_stage(*part, within) for part in self.timeline.by_stage(plan_steps)]
 
-    def _rows_in_stage(
-        self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array
-    ) -> tuple[Source, UInt64Array, UInt64Array]:
+    def _rows_in_stage(self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array) -> _Chosen:
         first = (plan_steps - np.uint64(placed.stage.from_step)) * np.uint64(placed.step_windows)
         members, given = placed.mixture.place(
             (first[:, None] + within // np.uint64(placed.num_parts)).reshape(-1)
         )
         source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
         numbers, epochs = self.windows_at(source, given + placed.positions[source])
-        if (exclusion := self.exclusions[placed.number]) is not None:
-            numbers = exclusion.substitute(source, numbers, epochs)
-        return source, numbers, epochs
+        return _Chosen(source, numbers, epochs, self.exclusions[placed.number])
 
     def _num_steps(self, blend: Blend) -> int:
         """Return how many whole training steps the rows of a run make."""
@@ -280,7 +283,7 @@ class Sampler:
 
     def _exclusions(self) -> list[Exclusion | None]:
         found: list[Exclusion | None] = []
-        windows, exclusion = Ranges(), None
+        units, exclusion = Ranges(), None
         keys = self._source_keys("exclude")
         num_tokens = np.diff(self.windows.first_token)
         numbers = {name: number for number, name in enumerate(self.plan.sources)}
@@ -295,17 +298,16 @@ class Sampler:
                         received=last,
                         accepted=f"at most {most}",
                     )
-                first = self.windows.first_token[source]
-                touching.append(self.windows.holding(first + ranges.starts, first + ranges.stops))
-            if touching and (windows := windows.union(Ranges(np.concatenate(touching)))):
-                exclusion = Exclusion(windows, self.windows.first_row, keys, self.groups)
+                touching.append(self.rows.within(source, ranges))
+            if touching and (units := units.union(Ranges(np.concatenate(touching)))):
+                exclusion = self.rows.exclusion(units, keys, self.groups)
             if exclusion is not None:
                 used = placed.sources
                 for source in used[exclusion.num_left[used] == 0].tolist():
                     name = self.plan.sources[source]
                     raise InvalidPlan(
-                        f"exclude leaves none of the {int(exclusion.num_excluded[source])} windows of "
-                        f"{name!r}; leave the source out of the mixture instead",
+                        f"exclude leaves none of the {int(exclusion.num_excluded[source])} "
+                        f"{self.rows.unit}s of {name!r}; leave the source out of the mixture instead",
                         parameter=f"stages[].exclude.{name}",
                     )
             found.append(exclusion)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.shards import Shard, contents
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
-from corpus_server.plan.orders.order import Table
-from corpus_server.plan.rows import Windows
+from corpus_server.plan.rows import Pieces, Windows, end_rows, without_empty
+from corpus_server.plan.tabled import Table
 from corpus_server.read.gather import Gatherer
+from corpus_server.read.masks import MaskGatherer
 from corpus_server.stores import is_staged
 
 _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 8_000, 1_500, 128
@@ -41,10 +44,11 @@ class ShardList:
     Attributes:
         corpora: by their names in plans.
         shards: (corpus name, shard).
-        staged: the file of each shard that lies in an object store, None for local ones.
+        staged: files of each shard that lie in an object store: its own, then its loss mask if it has one.
         is_staged: whether there is such a shard.
         gatherer: over these shards.
         dtype: the widest of the corpora.
+        source_of_shard: `(shards,) uint16`, each shard's corpus by number; a plan has at most 2^15 sources.
         num_bytes: memory that the list takes, approximately.
     """
 
@@ -53,13 +57,21 @@ class ShardList:
         self.shards: list[tuple[str, Shard]] = [
             (name, shard) for name, corpus in self.corpora.items() for shard in corpus.shards
         ]
-        files = [shard.file for _, shard in self.shards]
-        self.staged = tuple(file if is_staged(file) else None for file in files)
+        numbers = np.arange(len(self.corpora), dtype=np.uint16)
+        self.source_of_shard = numbers.repeat([len(corpus.shards) for corpus in self.corpora.values()])
+        files = [[each.file for each in contents([shard])] for _, shard in self.shards]
+        self.staged = tuple([file for file in its if is_staged(file)] for its in files)
         self.is_staged = any(self.staged)
         self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
         self.num_bytes = _SHARD_BYTES * len(self.shards)
+        self._reads_ahead = reads_ahead
         self._windows: WeakValueDictionary[tuple[int, int], Windows] = WeakValueDictionary()
+
+    @cached_property
+    def masks(self) -> MaskGatherer:
+        """Rows to their loss masks."""
+        return MaskGatherer(self.gatherer.shards, reads_ahead=self._reads_ahead)
 
     def windows(self, seq_len: int, stride: int) -> Windows:
         """Return the windows of these shards: one object for all plans of these lengths."""
@@ -75,7 +87,7 @@ class BoundPlan:
 
     Args:
         opened: the shards of the plan's sources, in their order.
-        table: of a plan whose rows follow from one.
+        tables: of a plan whose rows follow from some.
 
     Raises:
         InvalidPlan: the plan does not fit the corpora, see `Sampler`.
@@ -85,21 +97,28 @@ class BoundPlan:
         key: of what is kept about this object elsewhere and must not keep it alive.
         sampler: (step, rank) to rows.
         gatherer: rows to tokens; its shard numbers are the sampler's.
+        has_masks: whether a shard of a source has a loss mask.
+        token_bytes: read for each token, with its mask.
         stage_sources: whose tokens the steps of each stage hold.
-        corpora, shards, staged, is_staged, dtype: see `ShardList`.
+        corpora, shards, staged, is_staged, dtype, source_of_shard: see `ShardList`.
         num_bytes: memory that the plan takes, approximately, without what it shares.
         shared: what other plans may share, each with its `num_bytes`.
     """
 
-    def __init__(self, plan: Plan, opened: ShardList, table: Table | None = None) -> None:
+    def __init__(self, plan: Plan, opened: ShardList, tables: Sequence[Table] = ()) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
         self.key = object()
         self.corpora, self.shards, self.staged = opened.corpora, opened.shards, opened.staged
         self.is_staged, self.gatherer, self.dtype = opened.is_staged, opened.gatherer, opened.dtype
+        self.source_of_shard = opened.source_of_shard
+        self.has_masks = any(corpus.num_masks for corpus in opened.corpora.values())
+        self.token_bytes = self.dtype.itemsize + self.has_masks
+        self._opened = opened
         windows = opened.windows(plan.seq_len, plan.stride)
-        self.sampler = Sampler(plan, table=table, windows=windows)
-        if self.is_staged and not self.sampler.rows.is_window:
+        self.sampler = Sampler(plan, tables=tables, windows=windows)
+        self._eots = np.array([self.corpora[name].eot or 0 for name, _ in self.shards], dtype=np.int64)
+        if self.is_staged and self.sampler.rows.shard_row is None:
             raise InvalidPlan(
                 f"order {plan.order.name} reads pieces of shards anywhere for each row, and corpora in an "
                 "object store are fetched shard by shard; serve a local copy, or use a bounded shuffle",
@@ -112,6 +131,28 @@ class BoundPlan:
         self.num_bytes = _PLAN_BYTES + _STAGE_BYTES * len(plan.stages) + self.sampler.num_bytes
         self.shared: tuple[ShardList | Windows, ...] = (opened, windows)
 
+    @property
+    def masks(self) -> MaskGatherer:
+        """Rows to their loss masks, as `gatherer` gives their tokens."""
+        return self._opened.masks
+
+    def read_ahead(self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int) -> None:
+        """Start to read windows of so many tokens from disk, with their loss masks; see `Gatherer`."""
+        self.gatherer.read_ahead(locations, lengths)
+        if self.has_masks:
+            self.masks.read_ahead(locations, lengths)
+
+    def pieces(self, step: int, rows: range, *, count: int = 1) -> Pieces:
+        """Return what rows of the global batch are made of, see `Sampler.pieces`, as long as they are.
+
+        The unused end of a row is the end-of-text token of its corpus.
+        """
+        found = self.sampler.pieces(step, rows, count=count)
+        if not self.plan.rows.fills_ends:
+            return found
+        pieces, borders = found = without_empty(found)
+        return end_rows(found, self.sampler.seq_len(step) + 1, self._eots[pieces[borders[:-1], 0]])
+
     def describe(self) -> dict[str, Any]:
         """Describe the plan over these corpora: sources, stages, shard list."""
         sampler, timeline = self.sampler, self.sampler.timeline
@@ -122,9 +163,13 @@ class BoundPlan:
                     "steps_per_epoch": sampler.steps_per_epoch(name),
                     "fingerprint": self.plan.fingerprints[name],
                     "eot": self.corpora[name].eot,
+                    "num_masks": self.corpora[name].num_masks,
                     **_vocabulary(self.corpora[name]),
+                    **sampler.rows.describe(source),
                 }
-                for name, num_windows in zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
+                for source, (name, num_windows) in enumerate(
+                    zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
+                )
             },
             "stages": [
                 {
@@ -142,6 +187,8 @@ class BoundPlan:
             ],
             "num_steps": sampler.num_steps,
             "dtype": self.dtype.name,
+            "fills_ends": self.plan.rows.fills_ends,
+            "indices": "windows" if sampler.rows.is_window else "pieces",
             "shards": [{"corpus": name, **shard.describe()} for name, shard in self.shards],
         }
 

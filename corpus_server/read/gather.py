@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.corpus.shards import Shard
-from corpus_server.plan.rows import Pieces
 from corpus_server.read.readahead import read_ahead
 
 # bytes; NumPy's limit. Maps lie within 2^47 bytes, so only windows of more than 65,536 tokens get
@@ -77,6 +76,7 @@ class Gatherer:
     Attributes:
         shards, spans: the shards, and the address ranges that they lie in.
         span_of_shard: `(num_shards,)`, the number of each shard's span.
+        last_token: `(num_shards,)`, the end of each shard, in tokens from the lowest map of its span.
         cold: a copy waited for the disk, and the windows since were not found in the page cache.
         num_faults: how often a copy waited for the disk, for a page that nobody had asked for.
     """
@@ -107,6 +107,7 @@ class Gatherer:
             ],
             dtype=np.int64,
         )
+        self.last_token = self._first_token + self._num_tokens
 
     def select(self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]) -> Selection:
         """Return windows that can be read as a whole or in parts, after `Selection.check_unchanged`.
@@ -116,21 +117,12 @@ class Gatherer:
             length: tokens of a window.
             dtype: type of the result; must hold the tokens of the shards.
         """
-        return Selection(self, self._checked(locations, length), length, dtype)
+        return Selection(self, self.places(locations, length), length, dtype)
 
-    def select_pieces(self, pieces: Pieces, dtype: np.dtype[np.integer]) -> PieceSelection:
-        """Return rows of several pieces each, as `select` returns windows; the shards are local files.
-
-        Args:
-            pieces: shard number, start token and tokens of each piece, and the first piece of each row; all
-                rows have the same number of tokens.
-        """
-        return PieceSelection(self, self._checked(pieces[0], pieces[0][:, 2]), pieces, dtype)
-
-    def _checked(
+    def places(
         self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int
     ) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
-        """Return shard numbers and numbers in their spans of what lies inside its shard."""
+        """Return shard numbers and numbers in their spans of what lies inside its shard; refuse the rest."""
         shard_numbers, starts = locations[:, 0], locations[:, 1]
         # Reading trusts its indices. Without this check a wrong one would read any memory of the process.
         if (starts < 0).any() or (starts + lengths > self._num_tokens[shard_numbers]).any():
@@ -188,7 +180,7 @@ class Selection:
     Args:
         places: `(k,)` each: the windows' shards, and their numbers in the shards' spans. They take 9 to 12
             bytes a window, because a reader that stalls keeps its selection.
-        lengths: tokens of a window.
+        lengths: tokens of a window, or what copying each piece touches.
     """
 
     def __init__(
@@ -236,25 +228,38 @@ class Selection:
         """Raise `CorpusChanged` or `ReadFailed` if a shard of these rows is not what was opened."""
         self._gatherer.check_unchanged(self._shard_numbers[self._own(part)])
 
+    def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
+        """Return the shard in which each of some rows begins, `(k,)`."""
+        return self._shard_numbers[part]
+
     def _own(self, part: slice) -> slice:
         """Return which of the arrays' elements some rows consist of."""
         return part
 
     def _copy(self, part: slice) -> NDArray[np.integer]:
-        numbers, spans = self._numbers[part], self._gatherer.spans
+        assert isinstance(self._lengths, int)
+        return self._windows(self._shard_numbers[part], self._numbers[part], self._lengths)
+
+    def _windows(
+        self, shard_numbers: NDArray[np.unsignedinteger], numbers: NDArray[np.int64], length: int
+    ) -> NDArray[np.integer]:
+        """Return windows, `(k, length)`; every one of them must lie inside its shard.
+
+        A selection always asks for the same length.
+        """
+        spans = self._gatherer.spans
         if len(spans) == 1 and spans[0].dtype == self._dtype:
-            return self._copy_span(0, numbers)
-        of_span = self._gatherer.span_of_shard[self._shard_numbers[part]]
-        tokens = np.empty((len(numbers), self._lengths), dtype=self._dtype)
+            return self._copy_span(0, numbers, length)
+        of_span = self._gatherer.span_of_shard[shard_numbers]
+        tokens = np.empty((len(numbers), length), dtype=self._dtype)
         for span in np.unique(of_span).tolist():
             rows = np.flatnonzero(of_span == span)
-            tokens[rows] = self._copy_span(span, numbers[rows])
+            tokens[rows] = self._copy_span(span, numbers[rows], length)
         return tokens
 
-    def _copy_span(self, number: int, numbers: NDArray[np.int64]) -> NDArray[np.integer]:
-        """Return windows of one span, `(k, length)`; every one of them must lie inside a map."""
-        span, length = self._gatherer.spans[number], self._lengths
-        assert isinstance(length, int)
+    def _copy_span(self, number: int, numbers: NDArray[np.int64], length: int) -> NDArray[np.integer]:
+        """Return windows of one span, `(k, length)`."""
+        span = self._gatherer.spans[number]
         if (span.end - span.lowest) * length >= _MAX_VIEW_BYTES:
             window_bytes = length * span.dtype.itemsize
             starts = span.addresses(numbers).tolist()
@@ -274,36 +279,6 @@ class Selection:
             gatherer.cold = False
         else:
             gatherer.read_ahead(rest, lengths if isinstance(lengths, int) else lengths[first:])
-
-
-class PieceSelection(Selection):
-    """Rows of several pieces each. The arrays have an element for each piece.
-
-    The pieces are copied one by one. A single fancy index for all of them would need an index of 8 bytes for
-    each token, and is slower from 200 tokens a piece on.
-    """
-
-    def __init__(
-        self,
-        gatherer: Gatherer,
-        places: tuple[NDArray[np.unsignedinteger], NDArray[np.int64]],
-        pieces: Pieces,
-        dtype: np.dtype[np.integer],
-    ) -> None:
-        super().__init__(gatherer, places, pieces[0][:, 2], dtype)
-        self._pieces, self._borders = pieces
-
-    def _own(self, part: slice) -> slice:
-        start, stop, _ = part.indices(len(self._borders) - 1)
-        return slice(int(self._borders[start]), int(self._borders[stop]))
-
-    def _copy(self, part: slice) -> NDArray[np.integer]:
-        pieces, at = self._pieces[self._own(part)], 0
-        tokens = np.empty(int(pieces[:, 2].sum()), dtype=self._dtype)
-        for number, start, count in pieces.tolist():
-            tokens[at : at + count] = self._gatherer.shards[number].tokens[start : start + count]
-            at += count
-        return tokens.reshape(len(range(*part.indices(len(self._borders) - 1))), -1)
 
 
 class _Span:

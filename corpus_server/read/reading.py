@@ -11,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -19,9 +18,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.formats.masks import MASK_DTYPE
 from corpus_server.errors import InvalidParameter
+from corpus_server.plan.rows import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import OF_THREAD, Gatherer, Selection
+from corpus_server.read.pieces import PieceSelection
 
 MAX_LOCATED_ROWS = 4096
 """Rows located at once: 1.4 times the throughput at 64 x 1,025 of 256 rows, since NumPy's calls cost much
@@ -40,6 +42,9 @@ PIECE_BYTES = 896 * 1024
 """Bytes gathered, hashed and sent at once: together with what else a thread touches they stay in 1 MiB of L2
 cache between the three. 1.23 times the throughput of 256 KiB; of 1 MiB 1.08 to 1.13 times at 64 x 1,025, and
 about the same at 512 x 2,049."""
+
+ALIGNMENT = 8
+"""Where a body holds several arrays, each begins at a multiple of so many bytes, behind zeros."""
 
 
 class Reading(Protocol):
@@ -72,60 +77,68 @@ class Reading(Protocol):
 class WindowReading:
     """A rank's rows of consecutive steps; for one thread at a time.
 
-    `rows` is the number of rows of a step that belong to a rank, from `Sampler.check_part`.
+    `rows` is the number of rows of a step that belong to a rank, from `Sampler.check_part`. With `masks`, the
+    loss masks are read in place of the tokens: uint8, 0 where a token is no target of training, else 1; ones
+    for a shard without a mask.
     """
 
-    def __init__(self, bound: BoundPlan, *, step: int, count: int, rank: int, rows: int) -> None:
-        self._bound = bound
+    def __init__(
+        self, bound: BoundPlan, *, step: int, count: int, rank: int, rows: int, masks: bool = False
+    ) -> None:
+        self.bound = bound
+        self._masks = masks
         self._step = step
         self._first_row = rank * rows
         self.unit_tokens = bound.sampler.seq_len(step) + 1
         self.shape: tuple[int, ...] = (count, rows, self.unit_tokens)
         self.num_units = count * rows
-        self.dtype = bound.dtype
-        # The rows located last, the selection that holds them, and the number of the first one there.
+        self.dtype = np.dtype(np.uint8) if masks else bound.dtype
         self._most_rows = MAX_LOCATED_ROWS
         if not bound.sampler.rows.is_window:
             self._most_rows = max(1, min(MAX_LOCATED_ROWS, _LOCATED_TOKENS // self.unit_tokens))
+        # The rows located last, the selection that holds them, and the number of the first one there.
         self._located: tuple[range, Selection, int] | None = None
-        self._last = slice(0)  # rows of the selection that were read last
+        self._last: tuple[Selection, slice] | None = None  # the rows whose tokens were read last
+
+    def masks(self) -> WindowReading:
+        """Return a reading of the loss masks of the same rows, of the same shape."""
+        count, rows, _ = self.shape
+        rank = self._first_row // rows
+        return WindowReading(self.bound, step=self._step, count=count, rank=rank, rows=rows, masks=True)
 
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return rows from `first` on, `(k, unit_tokens)`: at most those that are located together."""
+        self._last = selection, part = self.selected(first, num_units)
+        return selection.read(part).view(self.dtype)  # masks are read as bool
+
+    def selected(self, first: int, num_units: int) -> tuple[Selection, slice]:
+        """Return a selection that holds the rows from `first` on, and which of its rows they are.
+
+        They are at most `num_units`, and at most those that are located together.
+        """
         if self._located is None or first not in self._located[0]:
             group, step, rows, count = self._group(first)
             began = time.monotonic()
-            selection, number = select(self._bound, step, rows, count)
+            selection, number = select(self.bound, step, rows, count, masks=self._masks)
             OF_THREAD.locate_seconds += time.monotonic() - began
             selection.check_unchanged(slice(number, number + len(group)))
             self._located = group, selection, number
         group, selection, number = self._located
         begin = number + first - group.start
-        self._last = slice(begin, begin + min(num_units, group.stop - first))
-        return selection.read(self._last)
+        return selection, slice(begin, begin + min(num_units, group.stop - first))
 
     def check_unchanged(self) -> None:
         """Raise `CorpusChanged` if a shard of the rows that were read last is not what was opened."""
-        if self._located is not None:
-            self._located[1].check_unchanged(self._last)
+        if self._last is not None:
+            selection, part = self._last
+            selection.check_unchanged(part)
 
-    def locations(self) -> Iterator[NDArray[np.int64]]:
-        """Yield where the rows lie, a group at a time: `(k, 2) int64`, shard number and start token."""
-        for step, rows, count in self._groups():
-            yield self._bound.sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
-
-    def pieces(self) -> Iterator[list[list[int]]]:
-        """Yield what each row is made of: shard number, start token and tokens of each piece, in order."""
-        for step, rows, count in self._groups():
-            pieces, borders = self._bound.sampler.pieces(step, rows, count=count)
-            for start, stop in pairwise(borders.tolist()):
-                yield pieces[start:stop].tolist()
-
-    def _groups(self) -> Iterator[tuple[int, range, int]]:
+    def pieces(self) -> Iterator[Pieces]:
+        """Yield what the rows are made of, a group of rows at a time; windows are one piece each."""
         first = 0
         while first < self.num_units:
             numbers, step, rows, count = self._group(first)
-            yield step, rows, count
+            yield self.bound.pieces(step, rows, count=count)
             first = numbers.stop
 
     def _group(self, row: int) -> tuple[range, int, range, int]:
@@ -148,7 +161,9 @@ _blocks: OrderedDict[tuple[object, ...], Selection | None] = OrderedDict()
 _lock = threading.Lock()
 
 
-def select(bound: BoundPlan, step: int, rows: range, count: int) -> tuple[Selection, int]:
+def select(
+    bound: BoundPlan, step: int, rows: range, count: int, *, masks: bool = False
+) -> tuple[Selection, int]:
     """Return a selection that holds rows of the global batch of steps, and the number of the first one in it.
 
     NumPy's calls cost much the same for 64 rows as for 512, and for a response of 64 x 1,025 they are half of
@@ -158,15 +173,15 @@ def select(bound: BoundPlan, step: int, rows: range, count: int) -> tuple[Select
         asked for     5                6                           7, 8 ... 15
         located       5    (a first)   0 to 15  (a second one)     nothing
 
-    `Sampler.check_part` must have allowed `step` and `count`.
+    `Sampler.check_part` must have allowed `step` and `count`. `masks`: see `select_alone`.
     """
     size = BLOCK_ROWS // (len(rows) * count) * count
     # Rows of pieces are located alone: those of a block would take more memory than they save time.
     if size <= count or not bound.sampler.rows.is_window:
-        return select_alone(bound, step, rows, count), 0
+        return select_alone(bound, step, rows, count, masks=masks), 0
     first = step - step % size
     # By the plan's key and not by the plan, which may be large and must not be kept alive.
-    key = (bound.key, first, size, rows.start, rows.stop)
+    key = (bound.key, masks, first, size, rows.start, rows.stop)
     with _lock:
         was_asked, block = key in _blocks, _blocks.get(key)
         _blocks[key] = block
@@ -177,22 +192,24 @@ def select(bound: BoundPlan, step: int, rows: range, count: int) -> tuple[Select
         try:
             bound.sampler.check_part(first, count=size)
         except InvalidParameter:  # a stage ends within the block, or the steps end
-            return select_alone(bound, step, rows, count), 0
-        block = select_alone(bound, first, rows, size)
+            return select_alone(bound, step, rows, count, masks=masks), 0
+        block = select_alone(bound, first, rows, size, masks=masks)
         with _lock:
             _blocks[key] = block
     if block is None or step + count > first + size:
-        return select_alone(bound, step, rows, count), 0
+        return select_alone(bound, step, rows, count, masks=masks), 0
     return block, (step - first) * len(rows)
 
 
-def select_alone(bound: BoundPlan, step: int, rows: range, count: int) -> Selection:
-    """Return a selection of rows of the global batch of steps, and of no others."""
+def select_alone(bound: BoundPlan, step: int, rows: range, count: int, *, masks: bool = False) -> Selection:
+    """Return a selection of rows of the global batch of steps, and of no others: tokens, or loss masks."""
     sampler = bound.sampler
+    gatherer, dtype = (bound.masks, MASK_DTYPE) if masks else (bound.gatherer, bound.dtype)
     if not sampler.rows.is_window:
-        return bound.gatherer.select_pieces(sampler.pieces(step, rows, count=count), bound.dtype)
+        pieces, borders = bound.pieces(step, rows, count=count)
+        return PieceSelection(gatherer, (bound.masks.places_of(pieces) if masks else pieces, borders), dtype)
     located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
-    return bound.gatherer.select(located, sampler.seq_len(step) + 1, bound.dtype)
+    return gatherer.select(located, sampler.seq_len(step) + 1, dtype)
 
 
 class RangeReading:
@@ -223,9 +240,12 @@ class RangeReading:
             self._corpus.shards[shard].file.check_unchanged()
 
 
-def num_bytes(reading: Reading) -> int:
-    """Return the bytes of the whole array."""
-    return reading.num_units * reading.unit_tokens * reading.dtype.itemsize
+def num_bytes(*readings: Reading) -> int:
+    """Return the bytes of the whole array, or of a body of several."""
+    size = 0
+    for reading in readings:
+        size += -size % ALIGNMENT + reading.num_units * reading.unit_tokens * reading.dtype.itemsize
+    return size
 
 
 def read_arrays(reading: Reading) -> Iterator[NDArray[np.integer]]:
@@ -242,19 +262,22 @@ def read_arrays(reading: Reading) -> Iterator[NDArray[np.integer]]:
         del array
 
 
-def read_pieces(reading: Reading) -> Iterator[memoryview]:
-    """Yield the bytes of the array, little-endian, as `read_arrays` yields its tokens."""
-    arrays = read_arrays(reading)
-    while (array := next(arrays, None)) is not None:
-        piece = array.reshape(-1).view(np.uint8).data
-        del array
-        yield piece
-        del piece
+def read_pieces(*readings: Reading) -> Iterator[memoryview]:
+    """Yield the bytes of the array or of a body of several, little-endian, as `read_arrays` yields tokens."""
+    for number, reading in enumerate(readings):
+        if number and (padding := -num_bytes(*readings[:number]) % ALIGNMENT):
+            yield memoryview(bytes(padding))
+        arrays = read_arrays(reading)
+        while (array := next(arrays, None)) is not None:
+            piece = array.reshape(-1).view(np.uint8).data
+            del array
+            yield piece
+            del piece
 
 
-def hash_slices(reading: Reading, digest: xxhash.xxh3_64) -> Iterator[None]:
-    """Add the whole array to a digest; yield after each piece, so that the caller may stop there."""
-    for piece in read_pieces(reading):
+def hash_slices(reading: Reading, digest: xxhash.xxh3_64, *beside: Reading) -> Iterator[None]:
+    """Add a whole body to a digest; yield after each piece, so that the caller may stop there."""
+    for piece in read_pieces(reading, *beside):
         digest.update(piece)
         del piece  # before the next one is read: a response costs the memory of one
         yield

@@ -1,9 +1,10 @@
-"""The tables of plans whose order has one: built once, kept in a folder beside the plans, and mapped.
+"""The tables of plans whose rows follow from some: built once, kept in a folder beside the plans, and mapped.
 
-    STATE_DIR/megatron/KEY/begins.npy ...    KEY: digest of what decides the table
+    STATE_DIR/tables/KEY/table.json         what decides the table, and the types and sizes of its arrays
+                         begins.npy ...     KEY: digest of what decides it
 
-Losing the folder loses nothing but time. Any process may remove a table that another one has mapped: the
-files stay until the last map is gone.
+Plans share a table that the same things decide. Losing the folder loses nothing but time. Any process may
+remove a table that another one has mapped: the files stay until the last map is gone.
 """
 
 from __future__ import annotations
@@ -14,52 +15,77 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.errors import FingerprintMismatch, Overloaded
 from corpus_server.plan import Plan
-from corpus_server.plan.orders.order import Table, Tabled
 from corpus_server.plan.streams import Sequences
+from corpus_server.plan.tabled import Job, Table
 from corpus_server.read.apart import run_apart
+from corpus_server.read.ends import check_ends
 
 MAX_BYTES: Final = 16 * 2**30
 """Of all tables in a folder; those that were not used for the longest time make room."""
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Of the arrays; another one gets other keys, so that no process reads what it does not know."""
 
-_MOST_SHUFFLED: Final = 1 << 18
-"""Elements. NumPy shuffles without letting another thread run, 10^7 elements for some seconds; the start of a
-process takes as long as shuffling a million."""
+_MANIFEST: Final = "table.json"
+
+_MOST_IN_PROCESS: Final = 1 << 18
+"""Documents and rows. NumPy shuffles without letting another thread run, 10^7 elements for some seconds; the
+start of a process takes as long as shuffling a million, or packing so many documents."""
 
 _IS_BUILT: Final = "the table of a plan is being built"
 
 _log = logging.getLogger(__name__)
 
 
-class _Job(NamedTuple):
-    """What decides a table."""
+class Documents:
+    """The documents of an open corpus; can be pickled, and then holds what it has read.
 
-    order: Tabled
-    sequences: Mapping[str, Sequences]
-    seq_len: int
-    seed: int
-    is_large: bool
+    Attributes:
+        digest: of their places and lengths.
+        content, shard_ends, num_tokens: see `Lengths`.
+    """
 
-    def build(self) -> Table:
-        return self.order.build(self.sequences, seq_len=self.seq_len, seed=self.seed)
+    def __init__(self, corpus: Corpus) -> None:
+        self.shard_ends: Sequence[int] = corpus.starts[1:]
+        self.num_tokens = corpus.num_tokens
+        self.content = f"{corpus.fingerprint} {corpus.eot}"
+        self.num_documents = corpus.num_documents or 0
+        self._read: Callable[[], Sequences] = partial(
+            _sequences, ref(corpus)
+        )  # who keeps this keeps no corpus
+        self.digest = f"xxh3-{_digest(*self._read())}"
+
+    def sequences(self) -> Sequences:
+        """Read first token, corpus-wide, and length of each document."""
+        return self._read()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs, which has no open corpus."""
+        return {**self.__dict__, "_read": partial(Sequences, *self._read())}
+
+
+def _sequences(corpus: ref[Corpus]) -> Sequences:
+    found = corpus()
+    assert found is not None  # whoever binds a plan has it open
+    return Sequences(*found.sequences())
 
 
 class Tables:
-    """Tables by plan; safe to use from several threads and processes.
+    """Tables of plans; safe to use from several threads and processes.
 
     Args:
         folder: where tables are kept, made at need; None: nowhere, each is built in memory.
@@ -70,9 +96,11 @@ class Tables:
         self._folder = folder
         self._max_bytes = max_bytes
         self._building = threading.Lock()
+        self._digesting = threading.Lock()  # 10^8 documents take a second, and 2 GB meanwhile
+        self._documents: WeakKeyDictionary[Corpus, Documents] = WeakKeyDictionary()
 
-    def bind(self, plan: Plan, corpora: Mapping[str, Corpus]) -> tuple[Plan, Table | None]:
-        """Return the plan with the digests of its documents, and its table; None if its order has none.
+    def bind(self, plan: Plan, corpora: Mapping[str, Corpus]) -> tuple[Plan, list[Table]]:
+        """Return the plan with the digests of its documents, and the tables that its rows follow from.
 
         Args:
             plan: with its fingerprints.
@@ -82,57 +110,59 @@ class Tables:
             InvalidPlan, UnknownDocument, InvalidParameter: the corpora have no such table.
             Overloaded: a table is being built; ask again.
         """
-        order = plan.order.tabled
-        if order is None:
-            return plan, None
-        first, sequences, digests = 0, {}, {}
-        for name in plan.sources:
-            starts, lengths = corpora[name].sequences()
-            digests[name] = f"xxh3-{_digest(starts, lengths)}"
-            sequences[name] = Sequences(first + starts, lengths)
-            first += corpora[name].num_tokens
-        if order.documents and order.documents != digests:
+        if (tabled := plan.tabled) is None:
+            return plan, []
+        found = {name: self._documents_of(corpora[name]) for name in plan.sources}
+        digests = {name: documents.digest for name, documents in found.items()}
+        if tabled.digests and tabled.digests != digests:
             raise FingerprintMismatch(
                 "the documents of the plan's corpora are others than those that it was made for: "
-                f"the plan says {dict(order.documents)}, this server {digests}",
-                parameter=f"order.{plan.order.name}.documents",
+                f"the plan says {dict(tabled.digests)}, this server {digests}",
+                parameter=tabled.digests_field,
                 remedy="serve the document indices that the plan was made for",
             )
-        plan = replace(plan, order=order.with_documents(digests))
-        is_large = order.check_size(sequences, seq_len=plan.seq_len) > _MOST_SHUFFLED
-        return plan, self._table(_Job(order, sequences, plan.seq_len, plan.seed, is_large), _key(plan))
+        plan = plan.with_digests(digests)
+        decides = {**plan.arithmetic, "sources": plan.sources, "tokens": dict(plan.fingerprints)}
+        jobs = tabled.jobs(found, seq_len=plan.seq_len, seed=plan.seed, decides=decides)
+        return plan, [self._table(job, corpora) for job in jobs]
 
-    def _table(self, job: _Job, key: str) -> Table:
+    def _documents_of(self, corpus: Corpus) -> Documents:
+        with self._digesting:
+            if (found := self._documents.get(corpus)) is None:
+                found = self._documents[corpus] = Documents(corpus)
+            return found
+
+    def _table(self, job: Job, corpora: Mapping[str, Corpus]) -> Table:
         if self._folder is None:
-            return job.build()
-        path = self._folder / key
-        if (table := _mapped(path, job.order)) is not None:
+            return _checked(job, corpora).build()
+        path = self._folder / _key(job)
+        if (table := _mapped(path, job)) is not None:
             return table
         # A second request for a table of minutes should not take a second thread and twice the memory.
         if not self._building.acquire(blocking=False):
             raise Overloaded(_IS_BUILT)
         try:
-            return self._built(path, job)
+            return self._built(path, _checked(job, corpora))
         finally:
             self._building.release()
 
-    def _built(self, path: Path, job: _Job) -> Table:
+    def _built(self, path: Path, job: Job) -> Table:
         """Build a table and publish it; return it from memory if it cannot be kept."""
         table = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with publishing_folder(path) as folder:
-                if job.is_large:
+                if job.size > _MOST_IN_PROCESS:
                     run_apart("the table of a plan could not be built", _build_here, folder, job)
                 else:
                     table = job.build()
-                    _write(folder, job.order, table)
+                    _write(folder, job, table)
             self._make_room(path)
         except BlockingIOError as error:
             raise Overloaded(_IS_BUILT) from error  # by another process
         except OSError as error:  # a full disk, or another process was faster
             _log.warning("the table %s of a plan was not kept: %s", path.name, error)
-        return _mapped(path, job.order) or table or job.build()
+        return _mapped(path, job) or table or job.build()
 
     def _make_room(self, newest: Path) -> None:
         """Remove the tables that were not used for the longest time."""
@@ -145,40 +175,65 @@ class Tables:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _build_here(folder: Path, job: _Job) -> None:
-    _write(folder, job.order, job.build())
+def _checked(job: Job, corpora: Mapping[str, Corpus]) -> Job:
+    """Return the job, whose corpora have documents that end as they must.
+
+    Raises:
+        InvalidPlan: naming the first document that does not.
+    """
+    for name in job.ends:
+        check_ends(corpora[name])
+    return job
 
 
-def _write(folder: Path, order: Tabled, table: Table) -> None:
-    for name, array in zip(order.table._fields, table, strict=True):
+def _build_here(folder: Path, job: Job) -> None:
+    _write(folder, job, job.build())
+
+
+def _write(folder: Path, job: Job, table: Table) -> None:
+    for name, array in zip(job.table._fields, table, strict=True):
         with (folder / f"{name}.npy").open("wb") as file:
             np.save(file, array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
+    with (folder / _MANIFEST).open("w") as file:
+        file.write(_described(job, table))
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def _mapped(path: Path, order: Tabled) -> Table | None:
-    """Map the table in a folder and note its use; None if it is not there or damaged."""
+def _mapped(path: Path, job: Job) -> Table | None:
+    """Map the table in a folder and note its use; None if it is not there, damaged or another one."""
     try:
-        files = [path / f"{name}.npy" for name in order.table._fields]
+        files = [path / f"{name}.npy" for name in job.table._fields]
         arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
+        if (path / _MANIFEST).read_text() != _described(job, arrays):
+            raise ValueError(f"{_MANIFEST} says that it is another table")
         os.utime(path)
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, EOFError) as error:
+        if isinstance(error, FileNotFoundError) and not path.exists():
+            return None
         _log.warning("a damaged table is built again: %s: %s", path, error)
         shutil.rmtree(path, ignore_errors=True)
         return None
     # Plain arrays: those of class memmap cost more at each use.
-    table: Table = order.table(*(array.view(np.ndarray) for array in arrays))
+    table: Table = job.table(*(array.view(np.ndarray) for array in arrays))
     return table
 
 
-def _key(plan: Plan) -> str:
-    """Return the digest of what decides the table: stages and skips do not."""
-    decides = {**plan.arithmetic, "sources": plan.sources, "tokens": dict(plan.fingerprints)}
-    text = json.dumps({"format": _FORMAT, **decides}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _described(job: Job, arrays: Iterable[NDArray[Any]]) -> str:
+    """Return what decides a table and what it is, so that a table of another corpus is not taken for it."""
+    described = [[each.dtype.str, *each.shape] for each in arrays]
+    return json.dumps({**_decides(job), "arrays": described}, sort_keys=True)
+
+
+def _decides(job: Job) -> dict[str, Any]:
+    return {"format": _FORMAT, "table": job.table.__qualname__, **job.decides}
+
+
+def _key(job: Job) -> str:
+    """Return the digest of what decides the table."""
+    return hashlib.sha256(json.dumps(_decides(job), sort_keys=True).encode()).hexdigest()
 
 
 def _digest(*arrays: np.ndarray) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.shards import contents
 from corpus_server.read.bound_plan import BoundPlan
 
 # Tokens of one turn, 4 MiB of uint16: large enough for a disk's sequential rate, and read in some ms, so that
@@ -93,14 +94,14 @@ class Groups:
         """
         plan, sampler = self.bound.plan, self.bound.sampler
         assert sampler.groups is not None
-        assert plan.stride is not None
         total = 0
-        for source, (name, num_windows) in enumerate(
+        for source, (name, num_rows) in enumerate(
             zip(plan.sources, sampler.num_windows.tolist(), strict=True)
         ):
-            tokens = min(3 * sampler.groups.largest(source), num_windows) * plan.stride + plan.seq_len
+            tokens = sampler.rows.reach(source, min(3 * sampler.groups.largest(source), num_rows))
             corpus = self.bound.corpora[name]
-            total += min(tokens * corpus.dtype.itemsize, sum(shard.data_bytes for shard in corpus.shards))
+            token_bytes = corpus.dtype.itemsize + bool(corpus.num_masks)
+            total += min(tokens * token_bytes, sum(each.data_bytes for each in contents(corpus.shards)))
         return total
 
     def note(self, step: int, now: float) -> bool:
@@ -173,7 +174,7 @@ class Groups:
                     ):
                         continue
                     ranges = _places(block.shard, start, stop, _RANGE_BYTES // itemsize)
-                    gatherer.read_ahead(ranges, np.diff(ranges[:, 1], append=stop))
+                    self.bound.read_ahead(ranges, np.diff(ranges[:, 1], append=stop))
                     block.read.append((start, stop))
                     return (stop - start) * itemsize
         return 0

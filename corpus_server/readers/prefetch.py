@@ -87,13 +87,8 @@ class Prefetcher:
                     _JOIN_SECONDS,
                 )
 
-    def begin(self, bound: BoundPlan, rank: int, world_size: int, steps: range) -> Windows | None:
-        """Prefetch for a new reader.
-
-        Rows of pieces are not prefetched: a response asks for all of its own at once.
-        """
-        if not bound.sampler.rows.is_window:
-            return None
+    def begin(self, bound: BoundPlan, rank: int, world_size: int, steps: range) -> Windows:
+        """Prefetch for a new reader."""
         work = Windows(bound, rank, world_size, steps)
         with self._changed:
             self._num_readers += 1
@@ -180,9 +175,9 @@ class Prefetcher:
         for begin in range(0, len(turn.windows), _CALL_WINDOWS):
             if self._closed or work.steps.start >= turn.stop:
                 break
-            windows = turn.windows[begin : begin + _CALL_WINDOWS]
-            gatherer.read_ahead(windows, turn.length)
-            self._on_asked(len(windows) * turn.length * work.bound.dtype.itemsize)
+            here = slice(begin, begin + _CALL_WINDOWS)
+            work.bound.read_ahead(turn.windows[here], turn.lengths[here])
+            self._on_asked(int(turn.lengths[here].sum()) * work.bound.token_bytes)
         return True
 
     def _others(self, groups: Groups) -> list[Corpus]:

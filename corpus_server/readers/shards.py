@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.errors import CacheTooSmall
 from corpus_server.plan import BoundedShuffle
@@ -77,12 +78,13 @@ class RankShards(Ahead):
         start = self.part["rank"] * rows
         for low in range(start, start + rows, _MAX_LOCATED):  # one range, unless a step is larger
             chunk = range(low, min(low + _MAX_LOCATED, start + rows))
-            numbers = sampler.locate_rows(self.next, chunk, count=count)[..., 0].reshape(-1)
+            pieces, borders = sampler.pieces(self.next, chunk, count=count)
+            numbers = pieces[borders[:-1], 0]  # all pieces of a row lie in one shard
             _, first_places = np.unique(numbers, return_index=True)
             _, last_places = np.unique(numbers[::-1], return_index=True)
             last_steps = self.next + (numbers.size - 1 - last_places) // len(chunk)
             for place in np.argsort(first_places).tolist():
-                if (file := self.bound.staged[numbers[first_places[place]]]) is not None:
+                for file in self.bound.staged[numbers[first_places[place]]]:
                     uses[file] = max(uses.get(file, 0), int(last_steps[place]) + 1)
         return LocatedSteps(count, rows, uses)
 
@@ -208,21 +210,26 @@ def check_working_set(bound: BoundPlan, cache_bytes: int) -> None:
 
 def _sizes(bound: BoundPlan, name: str) -> ShardSizes:
     numbers = [number for number, (its, _) in enumerate(bound.shards) if its == name]
-    files = [bound.staged[number] for number in numbers]
-    num_bytes = np.array([0 if file is None else file.size_bytes for file in files], dtype=np.int64)
-    first_window = bound.sampler.windows.shard_window.astype(np.int64)
-    return ShardSizes(num_bytes, first_window[np.array(numbers) + 1] - first_window[numbers[0]])
+    sizes = [sum(file.size_bytes for file in bound.staged[number]) for number in numbers]
+    num_bytes = np.array(sizes, dtype=np.int64)
+    first_row = _first_rows(bound)
+    return ShardSizes(num_bytes, first_row[np.array(numbers) + 1] - first_row[numbers[0]])
+
+
+def _first_rows(bound: BoundPlan) -> NDArray[np.int64]:
+    assert bound.sampler.rows.shard_row is not None  # a plan of others is not bound to staged corpora
+    return bound.sampler.rows.shard_row.astype(np.int64)
 
 
 def _random_access(bound: BoundPlan, cache_bytes: int) -> tuple[str, str]:
     """Return what an order costs that reads windows of shards anywhere, and an order that does not."""
-    sizes = [file.size_bytes for file in bound.staged if file is not None]
+    sizes = [sum(file.size_bytes for file in files) for files in bound.staged if files]
     total, num_shards, rows = sum(sizes), len(sizes), bound.plan.stages[0].global_batch_size
     touched = min(num_shards, rows)
     new = touched * (1 - cache_bytes / total)
-    windows = np.diff(bound.sampler.windows.shard_window.astype(np.int64))
+    rows_of_shards = np.diff(_first_rows(bound))
     better = BoundedShuffle(
-        block_windows=max(1, int(np.median(windows))),
+        block_windows=max(1, int(np.median(rows_of_shards))),
         group_blocks=max(1, cache_bytes // (4 * max(sizes))),  # each block may lie across two shards
     )
     return (

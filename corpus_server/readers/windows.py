@@ -25,13 +25,14 @@ _ALL: Final = range(2**63)
 
 
 class Turn(NamedTuple):
-    """Windows of consecutive steps, to be prefetched while the reader has not asked for the step `stop`.
+    """Windows or pieces of consecutive steps, to be prefetched until the reader asks for the step `stop`.
 
-    `samples` says whether to look first if they are resident.
+    `(k, 2)` shard number and start token, and `(k,)` tokens of each. `samples` says whether to look first if
+    they are resident.
     """
 
     windows: NDArray[np.int64]
-    length: int
+    lengths: NDArray[np.int64]
     stop: int
     samples: bool
 
@@ -63,11 +64,12 @@ class Windows(Ahead):
         if not count:
             self._samples = True
             return None
-        windows = sampler.locate(self.next, count=count, **self.part).reshape(-1, 2)
-        length = sampler.seq_len(self.next) + 1
+        rows = sampler.check_part(self.next, count=count, **self.part)
+        first = self.part["rank"] * rows
+        pieces, _ = sampler.pieces(self.next, range(first, first + rows), count=count)
         self.add(count, step_bytes)
         samples, self._samples = self._samples, False
-        return Turn(windows, length, self.next, samples)
+        return Turn(pieces[:, :2], pieces[:, 2], self.next, samples)
 
     def _next(self, steps: range, share_bytes: int) -> tuple[range, int, int]:
         """Return which requests are quiet, and the number and the cost of the steps to prefetch next."""
@@ -76,7 +78,7 @@ class Windows(Ahead):
             return range(steps.start, self.next), 0, 0
         # A window may begin anywhere in a page.
         tokens = self.bound.sampler.seq_len(self.next) + 1
-        step_bytes = rows * (tokens * self.bound.dtype.itemsize + mmap.PAGESIZE)
+        step_bytes = rows * (tokens * self.bound.token_bytes + mmap.PAGESIZE)
         if step_bytes > share_bytes:
             return range(steps.start, max(self.next, steps.start + _TOO_LARGE_STEPS)), 0, 0
         room = max(0, share_bytes - self.cost_from(steps.stop)) // step_bytes

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import socket
 import ssl
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from corpus_server.errors import InvalidParameter
 from corpus_server.settings import Settings
-from corpus_server.user_files import open_fd
+from corpus_server.user_files import locked_folder, open_fd
 
 BACKLOG = 2048
 
@@ -136,15 +135,11 @@ def _bind_tcp(stack: ExitStack, host: str, port: int) -> list[socket.socket]:
 def _unix_socket(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX)  # one server at a time checks and replaces sockets there
+            with locked_folder(path.parent):  # one server at a time checks and replaces sockets there
                 _remove_stale(path)
                 listener.bind(str(path))
                 # Under the lock: a socket that is bound but not listening looks like that of a dead server.
                 listener.listen(BACKLOG)
-            finally:
-                os.close(folder)
             path.chmod(0o666)  # for every user, as a loopback port is; its folder can restrict that
             ours = path.stat()
         except OSError as error:

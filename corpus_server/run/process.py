@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from corpus_server import metrics
+from corpus_server.metrics import shared
 from corpus_server.settings import Settings
 
 BEAT = b"\0"
@@ -47,7 +47,7 @@ class WorkerProcess:
     def __init__(self, sockets: list[socket.socket], settings: Settings, metrics_folder: Path) -> None:
         environment = {
             **os.environ,
-            metrics.FOLDER_VARIABLE: str(metrics_folder),
+            shared.FOLDER_VARIABLE: str(metrics_folder),
             # One heap for all threads. With one each, as glibc gives them, a worker takes 83 MiB, not 72,
             # after an hour of mixed load, and goes on growing while pieces reach ever more of these heaps.
             "MALLOC_ARENA_MAX": "1",

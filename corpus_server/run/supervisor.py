@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpus_server import metrics
 from corpus_server.daemon_thread import in_daemon_thread
 from corpus_server.errors import CorpusServerError, InvalidParameter
+from corpus_server.metrics import shared
 from corpus_server.run.listening import listening, server_context, url
 from corpus_server.run.logs import log_to_stderr
 from corpus_server.run.process import BEAT, BEAT_SECONDS, RETIRE, TERMINATE, WorkerProcess, name_of_end
@@ -261,7 +261,7 @@ class _Supervisor:
     def _add_metrics(self, pid: int) -> None:
         """Add what a worker counted to the past: else its requests under way would be counted for ever."""
         try:
-            metrics.add_ended(self._metrics_folder, pid)
+            shared.add_ended(self._metrics_folder, pid)
         except FileNotFoundError:
             pass  # the server ends, or its folder was deleted
         except Exception as error:  # noqa: BLE001 - of a full disk, or of a worker of another release

@@ -28,11 +28,12 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from corpus_server import live, metrics
+from corpus_server import live
 from corpus_server.answers.service import Service
 from corpus_server.answers.tracing import start_tracing, stop_tracing
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.connection import Connection, Shared
+from corpus_server.metrics import shared
 from corpus_server.run.listening import BACKLOG, server_context, take_no_more
 from corpus_server.run.logs import log_to_stderr
 from corpus_server.run.process import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
@@ -89,7 +90,7 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
         publish = partial(service.run_probe, live.publish)
         background = [
             loop.create_task(_repeat(BEAT_SECONDS, "the beat", partial(_beat, channel))),
-            loop.create_task(_repeat(metrics.PUBLISH_SECONDS, "sharing counts with other workers", publish)),
+            loop.create_task(_repeat(shared.PUBLISH_SECONDS, "sharing counts with other workers", publish)),
         ]
         command = await loop.sock_recv(channel, 1)
         service.admission.closing = True
@@ -119,7 +120,7 @@ async def _serve(settings: Settings, channel: socket.socket, listeners: list[soc
         for task in background:
             task.cancel()
     with contextlib.suppress(OSError):
-        await asyncio.to_thread(metrics.publish)
+        await asyncio.to_thread(shared.publish)
     await asyncio.to_thread(stop_tracing)
 
 

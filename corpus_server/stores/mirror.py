@@ -1,6 +1,6 @@
-"""A corpus in an object store as a folder on this machine: small files whole, token files as empty names.
+"""A corpus in an object store as a folder on this machine: small files whole, others as empty names.
 
-    CACHE/corpora/KEY/00000.bin         empty; opened as a `StagedFile`
+    CACHE/corpora/KEY/00000.bin         empty; opened as a `StagedFile`, as loss masks are
     CACHE/corpora/KEY/00000.idx         the whole file
     CACHE/corpora/KEY/tokenizer.json    the whole file
 
@@ -25,8 +25,9 @@ from typing import Final
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.corpus.fingerprints import load_sidecar
-from corpus_server.corpus.formats.registry import is_side_file
+from corpus_server.corpus.formats.registry import is_mask, is_side_file, mask_names
 from corpus_server.corpus.publish import publishing_folder
+from corpus_server.corpus.shards import contents
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, StoreFailed, UnreadableCorpus
@@ -90,11 +91,11 @@ class Mirror(Closing):
             ) from error
 
     def open(self, path: Path) -> OpenFile:
-        """Open a token file of the folder."""
+        """Open a token file or a loss mask of the folder."""
         return self._files.pop(path, None) or self._staged(path)
 
     def prepare(self, paths: Sequence[Path]) -> None:
-        """Read what it takes to open these token files, all in parallel."""
+        """Read what it takes to open these files, all in parallel."""
         self._files = {path: self._staged(path) for path in paths}
         with ThreadPoolExecutor(_THREADS, "open") as threads:
             for _ in threads.map(StagedFile.read_ends, self._files.values()):
@@ -111,8 +112,9 @@ class Mirror(Closing):
             detail, remedy = (text and text.replace(local, url) for text in (error.detail, error.remedy))
             raise UnreadableCorpus(detail or "", received=self._url, remedy=remedy) from error
         hashes = load_sidecar(spec)
-        recorded = (None,) * len(corpus.shards) if hashes is None else hashes.shards
-        for shard, its in zip(corpus.shards, recorded, strict=True):
+        content = contents(corpus.shards)
+        recorded = (None,) * len(content) if hashes is None else hashes.shards
+        for shard, its in zip(content, recorded, strict=True):
             if is_staged(shard.file):
                 shard.file.forget_ends()
                 if its is not None:  # checked when the file is staged
@@ -139,11 +141,13 @@ class Mirror(Closing):
         if found := self._store.list(path, recursive=True):
             return path, "", found
         folder, _, name = path.rpartition("/")
-        stem = PurePosixPath(name).stem
+        stem, masks = PurePosixPath(name).stem, mask_names(name)
         beside = [
             each
             for each in self._store.list(folder, recursive=False)
-            if (its := PurePosixPath(each.path)).name.startswith(stem) or any(map(its.match, FILE_NAMES))
+            if (its := PurePosixPath(each.path)).name.startswith(stem)
+            or its.name in masks
+            or any(map(its.match, FILE_NAMES))
         ]
         return folder, name, beside if any(name in each.path for each in beside) else []
 
@@ -154,7 +158,7 @@ class Mirror(Closing):
         if patterns or not name:
             raise InvalidParameter.expected("path", "the URL of one file: a web server lists none", url)
         stem = PurePosixPath(name).stem
-        names = [name, *(each.format(name, stem) for each in _BESIDE)]
+        names = [name, *(each.format(name, stem) for each in _BESIDE), *mask_names(name)]
         with ThreadPoolExecutor(_THREADS, "open") as threads:
             heads = list(threads.map(self._store.head, (f"{folder}/{each}".lstrip("/") for each in names)))
         return folder, name, [each for each in heads if each is not None] if heads[0] else []
@@ -183,7 +187,7 @@ class Mirror(Closing):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            if is_side_file(path) and path.suffix not in _UNREAD:
+            if is_side_file(path) and path.suffix not in _UNREAD and not is_mask(path):
                 for start in range(0, what.size_bytes, RANGE_BYTES):
                     file.write(self._store.read(what, start, min(start + RANGE_BYTES, what.size_bytes)))
 

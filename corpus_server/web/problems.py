@@ -22,24 +22,25 @@ _SLUGS = {404: "not-found", 405: "method-not-allowed"}
 _MAX_ECHO = 200
 
 
-async def _core_error(request: Request, error: CorpusServerError) -> AsgiResponse:
-    log_error(error)
-    return refused(request.scope, error)
-
-
-async def _validation_error(request: Request, error: RequestValidationError) -> AsgiResponse:
-    return refused(request.scope, invalid_parameter(error.errors()))
-
-
-async def _http_error(request: Request, error: HTTPException) -> AsgiResponse:
-    asked = f"{request.method[:_MAX_ECHO]} {request.url.path[:_MAX_ECHO]}"
-    refusal = CorpusServerError(f"{error.detail}: {asked}", remedy="GET /docs lists the routes")
-    refusal.status = error.status_code
-    refusal.slug = _SLUGS.get(error.status_code, "http-error")
-    headers = dict(error.headers or {})
-    if error.status_code == 405 and (methods := _methods(request)):
-        headers["Allow"] = ", ".join(sorted(methods))
-    return refused(request.scope, refusal, headers)
+async def _answer(request: Request, error: Exception) -> AsgiResponse:
+    headers: dict[str, str] = {}
+    match error:
+        case ClientDisconnect() | ClientLeft():
+            return AsgiResponse(status_code=CLIENT_LEFT)
+        case RequestValidationError():
+            error = invalid_parameter(error.errors())
+        case HTTPException():
+            headers.update(error.headers or {})
+            if error.status_code == 405 and (methods := _methods(request)):
+                headers["Allow"] = ", ".join(sorted(methods))
+            asked = f"{request.method[:_MAX_ECHO]} {request.url.path[:_MAX_ECHO]}"
+            refusal = CorpusServerError(f"{error.detail}: {asked}", remedy="GET /docs lists the routes")
+            refusal.status, refusal.slug = error.status_code, _SLUGS.get(error.status_code, "http-error")
+            error = refusal
+        case CorpusServerError():
+            log_error(error)
+        # Any other is logged by the server that runs the application: it is raised again.
+    return refused(request.scope, error, headers)
 
 
 def _methods(request: Request) -> set[str]:
@@ -49,21 +50,9 @@ def _methods(request: Request) -> set[str]:
     return {method for route in matching if isinstance(route, Route) for method in route.methods or ()}
 
 
-async def _client_left(request: Request, error: Exception) -> AsgiResponse:
-    return AsgiResponse(status_code=CLIENT_LEFT)
+_KINDS = (CorpusServerError, RequestValidationError, HTTPException, ClientDisconnect, ClientLeft, Exception)
 
-
-async def _unexpected(request: Request, error: Exception) -> AsgiResponse:
-    # The server that runs the application logs the error, which is raised again.
-    return refused(request.scope, error)
-
-
-HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Awaitable[AsgiResponse]]] = {
-    CorpusServerError: _core_error,
-    RequestValidationError: _validation_error,
-    HTTPException: _http_error,
-    ClientDisconnect: _client_left,
-    ClientLeft: _client_left,
-    Exception: _unexpected,
-}
-"""For the application: a handler of every kind of error. Plain functions would be called in a thread."""
+HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Awaitable[AsgiResponse]]] = dict.fromkeys(
+    _KINDS, _answer
+)
+"""For the application: of every kind of error. A plain function would be called in a thread."""

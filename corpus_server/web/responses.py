@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import orjson
@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from corpus_server import live
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.response import Buffer, ClientLeft, Response, Slices, problem
+from corpus_server.answers.response import NO_STORE, Buffer, ClientLeft, Response, Slices, problem
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.bridge import LINE
@@ -51,80 +51,75 @@ def sent(response: Response) -> AsgiResponse:
     return AsgiResponse(content, response.status, response.headers)
 
 
-class Made(AsgiResponse):
-    """Drives the exchange of a costly response, under any ASGI server."""
+class Driven(AsgiResponse):
+    """A response that a coroutine function sends itself; it gets the scope and `send`."""
 
-    def __init__(self, service: Service, request: Request, head: RequestHead, work: Slices[Response]) -> None:
+    def __init__(self, drive: Callable[[Scope, Send], Awaitable[None]]) -> None:
         super().__init__()
-        self._service = service
-        self._request = request
-        self._head = head
-        self._work = work
+        self._drive = drive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Make the response and send it.
+        """Send it."""
+        await self._drive(scope, send)
 
-        Raises:
-            ClientLeft: the client has left.
-            CorpusServerError: before anything was sent, or in the middle of the body, where only the server
-                can cut the connection.
-        """
-        exchange = Exchange(self._service, self._head, self._work, scope.get("state", {}).get(LINE))
+
+def made(service: Service, request: Request, head: RequestHead, work: Slices[Response]) -> AsgiResponse:
+    """Return a response that drives the exchange of a costly one, under any ASGI server.
+
+    It raises ClientLeft; and CorpusServerError before anything was sent, or in the middle of the body, where
+    only the server can cut the connection.
+    """
+
+    async def drive(scope: Scope, send: Send) -> None:
+        exchange = Exchange(service, head, work, scope.get("state", {}).get(LINE))
         is_begun = False
 
         async def send_body(parts: Sequence[Buffer], *, more: bool = True) -> None:
             nonlocal is_begun
-            if await self._request.is_disconnected():
+            if await request.is_disconnected():
                 raise ClientLeft("the client left before its response was sent")
-            if exchange.response is not None and not is_begun:
+            if (response := exchange.response) is not None and not is_begun:
                 is_begun = True
-                await send(_start(exchange.response))
+                await send(_start(response.status, response.headers))
             await send({"type": "http.response.body", "body": b"".join(parts), "more_body": more})
 
         await exchange.run(send_body)
         await send_body((), more=False)
 
-
-def _start(response: Response) -> Message:
-    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in response.headers.items()]
-    return {"type": "http.response.start", "status": response.status, "headers": headers}
+    return Driven(drive)
 
 
-class Events(AsgiResponse):
-    """Sends `/v1/live` again and again, as server-sent events: first the whole hour, then what is new.
+def events(service: Service, request: Request, head: RequestHead) -> AsgiResponse:
+    """Return `/v1/live` again and again, as server-sent events: first the whole hour, then what is new.
 
-    Ends when the server drains or the token is no longer valid; whoever watches asks again.
+    Ends when the server drains or the token is no longer valid; whoever watches asks again. Raises Overloaded
+    before anything was sent.
     """
 
-    def __init__(self, service: Service, request: Request, head: RequestHead) -> None:
-        super().__init__()
-        self._service = service
-        self._request = request
-        self._head = head
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until there is a reason to end.
-
-        Raises:
-            Overloaded: before anything was sent.
-        """
-        gate = self._service.admission
-        # nginx would keep events back until its buffer is full.
-        headers = {"content-type": EVENTS_TYPE, "cache-control": "no-store", "x-accel-buffering": "no"}
+    async def drive(scope: Scope, send: Send) -> None:
+        gate = service.admission
         with gate.following():
-            named = [(name.encode(), value.encode()) for name, value in headers.items()]
-            await send({"type": "http.response.start", "status": 200, "headers": named})
+            # nginx would keep events back until its buffer is full.
+            about = {"Content-Type": EVENTS_TYPE, **NO_STORE, "X-Accel-Buffering": "no"}
+            await send(_start(200, about))
             sent_until = 0.0
             with contextlib.suppress(CorpusServerError):
                 while scope["method"] != "HEAD" and not gate.closing:
-                    gate.check(self._head)
-                    newest = await self._service.run_probe(live.answer)
+                    gate.check(head)
+                    newest = await service.run_probe(live.answer)
                     if newest["unix_seconds"] > sent_until:
                         event = orjson.dumps(live.after(newest, sent_until))
                         sent_until = newest["unix_seconds"]
                         body = b"data: %b\n\n" % event
                         await send({"type": "http.response.body", "body": body, "more_body": True})
                     await asyncio.sleep(LOOK_SECONDS)
-                    if await self._request.is_disconnected():
+                    if await request.is_disconnected():
                         return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return Driven(drive)
+
+
+def _start(status: int, headers: Mapping[str, str]) -> Message:
+    named = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": named}

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from corpus_server.answers.response import FORMATS, MEDIA_TYPES
 from corpus_server.answers.tokens import Integer, QueryParameters
 
 
@@ -31,6 +30,14 @@ class LiveQuery(QueryParameters):
     """`true`: stay, and send what is new as server-sent events."""
 
 
+class MaskAnswer(BaseModel):
+    """The loss mask of a shard: one byte a token, 0 where the token is no target."""
+
+    file: Annotated[str, Field(description="The file, below the corpus's folder.")]
+    data_offset: Annotated[int, Field(description="Bytes before that of the first token.")]
+    size_bytes: Annotated[int, Field(description="Bytes of the file.")]
+
+
 class ShardAnswer(BaseModel):
     """One shard of a corpus."""
 
@@ -41,6 +48,7 @@ class ShardAnswer(BaseModel):
     dtype: str
     data_offset: Annotated[int, Field(description="Bytes before the first token.")]
     size_bytes: Annotated[int, Field(description="Bytes of the file.")]
+    loss_mask: Annotated[MaskAnswer | None, Field(description="Missing if the shard has none.")] = None
 
 
 class CorpusAnswer(BaseModel):
@@ -58,6 +66,7 @@ class CorpusAnswer(BaseModel):
     fingerprints: dict[str, str]
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
     tokenizer: Annotated[str | None, Field(description="`bytes` or the name of its file.")]
+    num_masks: Annotated[int, Field(description="Shards with a loss mask; the others count as all ones.")]
     shards: list[ShardAnswer]
 
 
@@ -70,7 +79,8 @@ class CorporaAnswer(BaseModel):
 class SourceAnswer(BaseModel):
     """One source of a plan."""
 
-    num_windows: int
+    num_windows: Annotated[int, Field(description="Rows of an epoch.")]
+    num_masks: Annotated[int, Field(description="Shards with a loss mask; the others count as all ones.")]
     steps_per_epoch: Annotated[
         float | None, Field(description="In the last stage that uses it; null if the order has no epochs.")
     ]
@@ -78,6 +88,12 @@ class SourceAnswer(BaseModel):
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
     vocab_size: Annotated[int | None, Field(description="Of the corpus's tokenizer; null if it has none.")]
     largest_id: Annotated[int | None, Field(description="Largest token id of a sample of the corpus.")]
+    num_pieces: Annotated[
+        int | None, Field(description="Pieces of documents in the rows of an epoch; of rows documents only.")
+    ] = None
+    fill: Annotated[
+        float | None, Field(description="Used tokens of those rows to all; of rows documents only.")
+    ] = None
 
 
 class StageAnswer(BaseModel):
@@ -91,7 +107,9 @@ class StageAnswer(BaseModel):
     positions: Annotated[
         dict[str, int], Field(description="Windows that each source gives before this stage.")
     ]
-    excluded_windows: dict[str, int]
+    excluded_windows: Annotated[
+        dict[str, int], Field(description="Windows, with rows documents pieces, that have substitutes.")
+    ]
 
 
 class PlanShardAnswer(ShardAnswer):
@@ -109,6 +127,13 @@ class PlanAnswer(BaseModel):
     stages: list[StageAnswer]
     num_steps: Annotated[int | None, Field(description="Training steps; null if the plan has no end.")]
     dtype: str
+    fills_ends: Annotated[
+        bool, Field(description="Whether rows may end with end-of-text tokens that belong to no document.")
+    ]
+    indices: Annotated[
+        Literal["windows", "pieces"],
+        Field(description="What `/v1/indices` says of a row: its window, or the pieces that it joins."),
+    ]
     shards: list[PlanShardAnswer]
 
 
@@ -143,11 +168,6 @@ class Problem(BaseModel):
 
 PROBLEM_TYPE = "application/problem+json"
 
-NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "What `If-None-Match` names still holds."}
-}
-"""For routes whose responses have an `ETag`."""
-
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
@@ -159,24 +179,3 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     }
 }
 """For the route that can be followed."""
-
-_ARRAY = {"type": "string", "contentMediaType": "application/octet-stream"}
-TOKENS: dict[int | str, dict[str, Any]] = NOT_MODIFIED | {
-    200: {
-        "description": "Raw little-endian integers in C order, the same as .npy, JSON, or text.",
-        "content": {
-            MEDIA_TYPES[each]: {"schema": _ARRAY if each in ("raw", "npy") else {}} for each in FORMATS
-        },
-    }
-}
-"""For routes that answer tokens."""
-
-INDICES: dict[int | str, dict[str, Any]] = NOT_MODIFIED | {
-    200: {
-        "description": "Pairs of shard and start token: raw little-endian int64, the same as .npy, or JSON.",
-        "content": {
-            kind: each for kind, each in TOKENS[200]["content"].items() if kind != MEDIA_TYPES["text"]
-        },
-    }
-}
-"""For the route that answers where tokens lie."""

@@ -61,12 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(rendering.to_json(run))
     else:
         width = None if sys.stdout.isatty() else FILE_COLUMNS
-        Console(width=width).print(Markdown(rendering.to_markdown(run, images={})))
-    if chosen.plots:
-        for report in reports.values():
-            rendering.write_plots(report, chosen.plots)
+        Console(width=width).print(Markdown(rendering.to_markdown(run)))
     if chosen.save:
-        for path in save(run, RESULTS, whole=names == list(known)):
+        for path in save(run, RESULTS):
             print(f"saved {path.relative_to(ROOT)}", file=sys.stderr)
     return 1 if failures else 0
 
@@ -90,32 +87,15 @@ def measure_all(chosen: Mapping[str, Any], options: Options) -> tuple[dict[str, 
     return reports, failures
 
 
-def save(run: rendering.Run, folder: Path, *, whole: bool) -> list[Path]:
-    """Write the run's pages and plots, in place of those of earlier days; return the pages.
-
-    Args:
-        whole: every axis was chosen: write one page `DATE-bench.md`, else `DATE-bench-AXIS.md` for each.
-    """
-    prefix = f"{run.date}-"
+def save(run: rendering.Run, folder: Path) -> list[Path]:
+    """Write a page for each axis, in place of those of earlier days; return the pages."""
     folder.mkdir(parents=True, exist_ok=True)
-    images = {
-        name: [path.relative_to(folder) for path in rendering.write_plots(report, folder, prefix=prefix)]
-        for name, report in run.reports.items()
-    }
-    pages = {"bench": run}
-    if not whole:
-        pages = {
-            f"bench-{name}": replace(run, reports={name: it}, failures={}) for name, it in run.reports.items()
-        }
     paths = []
-    for name, part in pages.items():
-        path = folder / f"{prefix}{name}.md"
-        path.write_text(rendering.to_markdown(part, images))
-        paths.append(path)
-    for path in (*paths, *(folder / image for its in images.values() for image in its)):
-        for older in folder.glob(f"????-??-??-{path.name.removeprefix(prefix)}"):
-            if older != path:
-                older.unlink()
+    for name, report in run.reports.items():
+        for older in folder.glob(f"????-??-??-bench-{name}.md"):
+            older.unlink()
+        paths.append(folder / f"{run.date}-bench-{name}.md")
+        paths[-1].write_text(rendering.to_markdown(replace(run, reports={name: report}, failures={})))
     return paths
 
 
@@ -137,22 +117,19 @@ def _parser(known: Mapping[str, Any]) -> argparse.ArgumentParser:
         help="of a contender's turn in a round; default %(default)s",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.add_argument(
-        "--save", action="store_true", help="write scripts/results/DATE-bench-AXIS.md and plots"
-    )
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write the plots there, as NAME.png")
+    parser.add_argument("--save", action="store_true", help="write scripts/results/DATE-bench-AXIS.md")
     parser.add_argument(
         "--before",
         metavar="COMMIT",
         help="measure that commit's server beside this tree's, by the same client: throughput, latency, "
-        "tls, paced, cold",
+        "tls, paced, cold; of `waits` it is the client's",
     )
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="NAME",
-        help="of `tricks`: this one only; may be given several times",
+        help="of `tricks` and `waits`: this one only; may be given several times",
     )
     parser.add_argument(
         "--quick",

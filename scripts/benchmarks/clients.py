@@ -91,7 +91,7 @@ def connect(job: Job) -> Contender:
     shape, path = Shape(rows=job.rows, length=job.length), Path(job.path)
     contender: Contender
     if job.kind == "ours":
-        server = Server(url=job.at, port=0, pids=[], state_dir=ROOT, ready_seconds=0.0)
+        server = Server(url=job.at, port=0, pids=[], state_dir=ROOT)
         contender = Ours("ours", server, shape, path)
     else:
         contender = Bare(

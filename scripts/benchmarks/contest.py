@@ -1,4 +1,4 @@
-"""Measure contenders at several shapes; make the tables and plots that such axes share."""
+"""Measure contenders at several shapes; make the tables that such axes share."""
 
 from __future__ import annotations
 

@@ -40,7 +40,6 @@ class Load:
         warm: start the clock when every connection has had an answer, and stop it when each has had another,
             so that no connection's wait is left out; otherwise start at once and stop in time.
         pause_seconds: between an answer and the next request of its connection.
-        retry_seconds: after a refusal, until its connection asks again.
         answers: of each connection, instead of `seconds`.
         pids: processes whose CPU time is counted.
     """
@@ -51,7 +50,6 @@ class Load:
     seconds: float = 1.0
     warm: bool = True
     pause_seconds: float = 0.0
-    retry_seconds: float = _TURN_SECONDS
     answers: int | None = None
     pids: list[int] = field(default_factory=list)
 
@@ -65,7 +63,6 @@ class Driven:
         num_answers: complete answers of status 200, from the beginning.
         num_refused: answers of status 503; their requests are repeated.
         p50_ms, p99_ms: of complete answers while the clock ran.
-        refused_p99_ms: of refusals, from the beginning; nan if there were none.
         digests: (step, hash of the body) of every connection's first answer.
     """
 
@@ -76,7 +73,6 @@ class Driven:
     num_refused: int
     p50_ms: float
     p99_ms: float
-    refused_p99_ms: float
     digests: list[tuple[int, str]]
 
 
@@ -154,7 +150,6 @@ class _Client:
         self._numbers = itertools.count()
         self._digests: list[tuple[int, str]] = []
         self._seconds: list[float] = []
-        self._refused_seconds: list[float] = []
         self._num_bytes = self._num_answers = self._num_refused = 0
         self._busy = load.connections
 
@@ -184,7 +179,6 @@ class _Client:
             num_refused=self._num_refused,
             p50_ms=p50 * 1e3,
             p99_ms=p99 * 1e3,
-            refused_p99_ms=float(np.percentile(self._refused_seconds or [float("nan")], 99)) * 1e3,
             digests=self._digests,
         )
 
@@ -199,8 +193,7 @@ class _Client:
                 self._answered(each, seconds)
             elif status == 503:
                 self._num_refused += 1
-                self._refused_seconds.append(seconds)
-                self._ask_later(each, self._load.retry_seconds)
+                self._ask_later(each, _TURN_SECONDS)
         while self._waiting and self._waiting[0][0] <= time.perf_counter():
             heapq.heappop(self._waiting)[2].ask()
 

@@ -89,7 +89,6 @@ class OneAtATime:
 
     Args:
         same_step: ask for step 0 again and again, which a cache can answer.
-        network: options of the client.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class OneAtATime:
         *,
         verify: bool = True,
         same_step: bool = False,
-        network: Network | None = None,
     ) -> None:
         self.name = name
         self.pids = server.pids
@@ -110,9 +108,9 @@ class OneAtATime:
         self._stride = 0 if same_step else 1
         self._shape = (1, shape.rows, shape.length)
         self._expected = Expected(path, shape)
-        with Replicas([server.url], network) as replicas:
+        with Replicas([server.url]) as replicas:
             self._plan = replicas.bind(document_of(shape))
-        self._connection = Connection(Endpoint.parse(server.url), network)
+        self._connection = Connection(Endpoint.parse(server.url))
         self._batch = torch.empty((shape.rows, shape.length), dtype=torch.uint16)
         self._view = self._batch.numpy().data.cast("B")
         self._step = 0

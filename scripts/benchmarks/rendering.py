@@ -1,18 +1,13 @@
-"""Write reports for people and programs: as Markdown, as JSON, as PNG files."""
+"""Write reports for people and programs: as Markdown, as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-from matplotlib.figure import Figure
 
 from scripts.benchmarks.report import Report, Table, Target
-
-DOTS_PER_INCH = 150
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,12 +42,8 @@ def to_json(run: Run) -> str:
     return json.dumps({**result, "failures": run.failures}, indent=2)
 
 
-def to_markdown(run: Run, images: Mapping[str, Sequence[Path]]) -> str:
-    """Return the run as a Markdown page.
-
-    Args:
-        images: of each axis, relative to the page.
-    """
+def to_markdown(run: Run) -> str:
+    """Return the run as a Markdown page."""
     lines = [f"# scripts/bench, {run.date}", "", f"    {run.command}", ""]
     lines += [f"- {name}: {value}" for name, value in run.machine.items()]
     for name, report in run.reports.items():
@@ -61,24 +52,9 @@ def to_markdown(run: Run, images: Mapping[str, Sequence[Path]]) -> str:
             lines += ["", note]
         for table in _tables_of(report):
             lines += ["", f"### {table.title}", "", *_markdown_rows(table)]
-        for image in images.get(name, ()):
-            lines += ["", f"![{name}: {image.stem}]({image})"]
     for name, failure in run.failures.items():
         lines += ["", f"## {name}", "", f"It failed: {failure}"]
     return "\n".join(lines) + "\n"
-
-
-def write_plots(report: Report, folder: Path, *, prefix: str = "") -> list[Path]:
-    """Draw a report's plots into `folder/PREFIXNAME.png`; return the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, draw in report.plots.items():
-        figure = Figure(figsize=(10, 5), layout="constrained")
-        draw(figure)
-        path = folder / f"{prefix}{name}.png"
-        figure.savefig(path, dpi=DOTS_PER_INCH)
-        paths.append(path)
-    return paths
 
 
 def _tables_of(report: Report) -> list[Table]:

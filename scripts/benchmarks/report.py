@@ -1,18 +1,14 @@
 """Define what an axis receives and what it returns.
 
-An axis is a module in `axes/` with `HELP`, one line, and `measure(options) -> Report`. Tables, targets and
-plots are views of the report's `data`, which `--json` prints unchanged.
+An axis is a module in `axes/` with `HELP`, one line, and `measure(options) -> Report`. Tables and
+targets are views of the report's `data`, which `--json` prints unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure  # scripts/gpu runs axes where matplotlib is missing
+from typing import Any, Literal
 
 QUICK_SECONDS = 0.02
 Bound = Literal["at least", "at most"]
@@ -81,12 +77,10 @@ class Report:
 
     Args:
         data: everything that was measured, fit for JSON.
-        plots: what draws on an empty figure, by the stem of the file, without the date.
         notes: what a reader of the tables must know, one or two sentences each.
     """
 
     data: dict[str, Any]
     tables: list[Table]
     targets: list[Target] = field(default_factory=list)
-    plots: dict[str, Callable[[Figure], None]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -42,33 +40,23 @@ class Server:
         port: on loopback; 0 on a Unix-domain socket.
         pids: its processes: the one that was started, which may be a supervisor, then its workers.
         state_dir: where it keeps plans.
-        ready_seconds: from starting the process to `/readyz` answering 200.
     """
 
     url: str
     port: int
     pids: list[int]
     state_dir: Path
-    ready_seconds: float
 
     @property
     def pid(self) -> int:
         """The process that answers, if there is only one."""
         return self.pids[-1]
 
-    def connect(self) -> http.client.HTTPConnection:
-        """Open a connection, which the caller closes."""
-        return processes.connect(self.url)
-
     def post_plan(self, document: Mapping[str, object]) -> str:
         """Post a plan; return the id that this server gives it. Commits may differ in it."""
-        return str(json.loads(self.answer_to_plan(json.dumps(document).encode()))["id"])
-
-    def answer_to_plan(self, document: bytes) -> bytes:
-        """Post a plan; return the body of the answer."""
-        with closing(self.connect()) as connection:
-            connection.request("POST", "/v1/plans", document)
-            return read(connection)
+        with closing(processes.connect(self.url)) as connection:
+            connection.request("POST", "/v1/plans", json.dumps(document).encode())
+            return str(json.loads(read(connection))["id"])
 
 
 @contextmanager
@@ -77,7 +65,6 @@ def serving(
     *,
     uds: Path | None = None,
     arguments: Sequence[str] = (),
-    dtype: str | None = "uint16",
     tree: Path = ROOT,
     without: str | None = None,
     settings: Mapping[str, int] | None = None,
@@ -89,7 +76,6 @@ def serving(
         corpora: path by name.
         uds: listen on this Unix-domain socket instead of a port.
         arguments: more of the command line.
-        dtype: of files without a header; None where the format says it.
         tree: the checkout whose server runs.
         without: name of a trick that is patched away; see `without.TRICKS`.
         settings: keys of `[server]` in a configuration file.
@@ -100,9 +86,7 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="bench-state-") as state_dir:
         program = ["-P", str(LAUNCHER), without] if without else ["-m", "corpus_server"]
         command = [sys.executable, *program, "serve"]
-        # The default need not be said, and servers of other commits may spell it differently.
-        options = "" if dtype in (None, "uint16") else f",dtype={dtype}"
-        command += [f"{name}={path}{options}" for name, path in corpora.items()]
+        command += [f"{name}={path}" for name, path in corpora.items()]
         command += ["--uds", str(uds)] if uds else ["--port", str(port)]
         command += ["--state-dir", state_dir, "--log-level", "warning"]
         if tree == ROOT:  # a server of another commit may not know it
@@ -114,9 +98,7 @@ def serving(
             config = Path(state_dir) / "corpus.toml"
             config.write_text("[server]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
             command += ["--config", str(config)]
-        began = time.perf_counter()
         with running(command, ready=partial(is_ready, url), tree=tree) as process:
-            ready_seconds = time.perf_counter() - began
             workers = psutil.Process(process.pid).children(recursive=True)
             if without and not all(LAUNCHER.stem in " ".join(worker.cmdline()) for worker in workers):
                 raise RuntimeError(f"{without} must be patched away in workers too; see main in {LAUNCHER}")
@@ -125,7 +107,6 @@ def serving(
                 port=port,
                 pids=[process.pid, *(worker.pid for worker in workers)],
                 state_dir=Path(state_dir),
-                ready_seconds=ready_seconds,
             )
 
 

@@ -97,19 +97,13 @@ TRICKS = (
     *(Trick(name=f"4 threads, not {number}", settings={"gather_threads": number}) for number in (1, 2)),
 )
 
-REFUSALS_FIRST = Trick(
-    name="refusals first",
-    patch=replace("corpus_server.answers.service:Service.refusing", lambda service: None),
-)
-"""What only a crowd sees: the axis `overload` measures it."""
-
 
 def main() -> None:
     """Take the named trick away and run the rest of the command line, or a worker of the supervisor."""
     is_worker = VARIABLE in os.environ
     if not is_worker:
         os.environ[VARIABLE] = sys.argv.pop(1)
-    patches = {trick.name: trick.patch for trick in (*TRICKS, REFUSALS_FIRST) if trick.patch}
+    patches = {trick.name: trick.patch for trick in TRICKS if trick.patch}
     patches[os.environ[VARIABLE]]()
     if is_worker:
         importlib.import_module("corpus_server.run.worker").main()

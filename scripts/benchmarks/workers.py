@@ -23,6 +23,7 @@ import torch
 
 from corpus_client import CorpusLoader, Placement, Staging
 from corpus_client.network.replicas import Exchange, Replicas
+from corpus_client.network.transport import Buffer
 from corpus_client.network.wire import ArrayRequest
 from corpus_client.plan import state
 from scripts.benchmarks.corpus import NAME
@@ -66,7 +67,7 @@ class TimedReplicas(Replicas):
         self._sent[id(exchange)] = sent
         return exchange
 
-    def finish(self, exchange: Exchange, buffer: memoryview) -> None:
+    def finish(self, exchange: Exchange, buffer: Buffer) -> None:
         super().finish(exchange, buffer)
         sent = self._sent.pop(id(exchange))
         self._into.append((sent, time.monotonic() - sent))

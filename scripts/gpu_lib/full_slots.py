@@ -58,7 +58,7 @@ def full_slots(
     with closing(target), closing(Pipeline(_NothingToFetch(), slots, target, steps)) as pipeline:
 
         def take() -> Pair:
-            inputs, targets = pipeline.take(make)[1]
+            inputs, targets, *_ = pipeline.take(make)[1]
             return inputs, targets
 
         yield take

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
-import httpx
 import numpy as np
 
 from corpus_client import errors
@@ -32,13 +33,13 @@ OPTIONS: dict[str, Any] = {
 def right_tokens(url: str, corpus: str = "web", token: str | None = None) -> np.ndarray:
     """Return what the loaders must get: `(NUM_STEPS, NUM_ROWS, seq_len + 1)`."""
     parts = []
-    headers = None if token is None else {"Authorization": f"Bearer {token}"}
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     query = {**PLAN, "corpus": corpus, "batch_size": NUM_ROWS}
     for step in range(0, NUM_STEPS, 20):
-        answer = httpx.get(f"{url}/v1/batches", headers=headers, params={**query, "step": step, "count": 20})
-        assert answer.status_code == 200, answer.text
-        shape = [int(each) for each in answer.headers["Corpus-Shape"].split(",")]
-        parts.append(np.frombuffer(answer.content, answer.headers["Corpus-Dtype"]).reshape(shape))
+        target = f"{url}/v1/batches?{urlencode({**query, 'step': step, 'count': 20})}"
+        with urlopen(Request(target, headers=headers), timeout=60) as answer:
+            shape = [int(each) for each in answer.headers["Corpus-Shape"].split(",")]
+            parts.append(np.frombuffer(answer.read(), answer.headers["Corpus-Dtype"]).reshape(shape))
     return np.concatenate(parts)
 
 

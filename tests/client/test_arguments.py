@@ -35,6 +35,8 @@ MakeLoader = Callable[..., CorpusLoader]
         ({"ignore_index": -100, "eot_id": 5, "dtype": None}, "ignore_index needs dtype="),
         ({"ignore_index": 1.5, "eot_id": 5}, "ignore_index must be an integer"),
         ({"trace_steps": -1}, "trace_steps must be"),
+        ({"prefetch_bytes": 1e6}, "prefetch_bytes must be an integer"),
+        ({"local_root": 5}, "local_root must be a folder, or a mapping of corpora to folders, got 5"),
         ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 1\], got 2"),
         ({"world_size": 5}, "divides over 1, 2, 3, 4, 6, 12"),
         ({"prefetch_bytes": 100}, "prefetch_bytes must hold two slots of 4,096 bytes"),
@@ -111,6 +113,7 @@ def test_torch_distributed_goes_before_the_environment(
         ({"urls": Path("data")}, "url must be http://host:port.*Path"),
         ({"urls": b"http://data"}, "url must be http://host:port.*, got b'http://data'"),
         ({"urls": ""}, "url must be http://host:port.*, got ''"),
+        ({"urls": (each for each in "ab")}, "url must be http://host:port.*, got <generator"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -11,7 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from corpus_client import ArrayLoader, CorpusLoader, RemoteCorpus, errors, get_batch
+from corpus_client import (
+    ArrayLoader,
+    CorpusIterableDataset,
+    CorpusLoader,
+    Network,
+    RemoteCorpus,
+    errors,
+    get_batch,
+)
 from corpus_client.staging.pipeline import Pipeline
 from tests.client.conftest import make_corpus
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
@@ -192,6 +201,25 @@ def test_a_loader_prints_its_plan_step_rank_and_device(make_loader: MakeLoader) 
     assert repr(loader) == (
         f"CorpusLoader(plan {loader.plan_id[:12]} of web, step 1 of 9, rank 1 of 2, device cpu)"
     )
+
+
+def test_what_goes_to_another_process_works_there_or_says_what_does(server: ReferenceServer) -> None:
+    """As an argument of a spawned process does, and whatever a spawned worker of a DataLoader needs."""
+    plan: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
+    with CorpusLoader(server.url, device="cpu", **plan) as loader, ArrayLoader(server.url, **plan) as arrays:
+        for each in (loader, arrays):
+            with pytest.raises(TypeError, match=f"cannot pickle a {type(each).__name__}: .* make it in the"):
+                pickle.dumps(each)
+            assert each, "an object is true, whether or not it has a length"
+        assert repr(next(arrays)) == "ArrayBatch(step=0, (12, 17) uint16)"
+        dataset = pickle.loads(pickle.dumps(CorpusIterableDataset(server.url, **plan)))
+        told = f"CorpusIterableDataset(plan {loader.plan_id[:12]}, step 0, rank 0 of 1)"
+        assert repr(dataset) == told
+    corpus = RemoteCorpus(server.url, "web", network=Network(auth="secret"))
+    copy = pickle.loads(pickle.dumps(corpus))
+    assert repr(copy) == repr(corpus) == f"RemoteCorpus({server.url!r}, 'web', 9,834 uint16 tokens)"
+    copy.close()
+    corpus.close()
 
 
 def test_epochs_are_no_passes(make_loader: MakeLoader) -> None:

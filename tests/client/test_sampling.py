@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +20,7 @@ from hypothesis import strategies as st
 from corpus_client import RemoteCorpus, errors, get_batch
 from tests.client.conftest import make_corpus
 from tests.client.reference_plan import ReferenceCorpus
-from tests.client.reference_server import ReferenceServer
+from tests.client.reference_server import Fault, ReferenceServer
 
 
 def familiar_get_batch(data: np.ndarray, batch_size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,3 +166,20 @@ def test_too_short_remote_corpus() -> None:
         pytest.raises(errors.InvalidArgument, match="got 8"),
     ):
         get_batch(remote, 4, 8)
+
+
+def test_an_interrupted_draw_leaves_no_answer_behind(
+    server: ReferenceServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its answer may come after all; a proxy may have stripped the tag that tells it from the next one."""
+    faults = [Fault("slow", 1.0)]
+    interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
+    with closing(RemoteCorpus(server.url, "web")) as corpus:
+        get_batch(corpus, 2, 16)
+        server.next_fault = lambda: faults.pop() if faults else None
+        threading.Timer(0.2, interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            get_batch(corpus, 2, 16)
+        for _ in range(5):
+            get_batch(corpus, 2, 16)
+    assert caplog.records == []

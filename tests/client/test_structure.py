@@ -13,16 +13,23 @@ from hypothesis import strategies as st
 
 from corpus_client import Batch, errors
 from corpus_client.batch import Origin, borders
-from corpus_client.staging.stager import STORED_DTYPES, shifted
+from corpus_client.plan.world import WHOLE, Context
+from corpus_client.staging.stager import STORED_DTYPES, joined, shifted
 
 DTYPES = list(STORED_DTYPES.values())
 
 
-def by_hand(rows: list[list[int]], eot_id: int, context: tuple[int, int] = (0, 1)) -> dict[str, Any]:
-    """The structure of whole windows, one token after another."""
-    rank, size = context
-    width = (len(rows[0]) - 1) // size
-    mine = range(rank * width, (rank + 1) * width)
+def by_hand(
+    rows: list[list[int]], eot_id: int, context: Context = WHOLE, *, fills_ends: bool = False
+) -> dict[str, Any]:
+    """The structure of whole windows, one token after another.
+
+    fills_ends: what follows the last end of text of a row, if that is end of text alone, is one document.
+    """
+    rank, size, zigzag = context
+    chunks = [rank, 2 * size - 1 - rank] if zigzag else [rank]
+    width = (len(rows[0]) - 1) // (2 * size if zigzag else size)
+    mine = [chunk * width + column for chunk in chunks for column in range(width)]
     found: dict[str, Any] = {
         name: [] for name in ("inputs", "targets", "position_ids", "document_ids", "loss_mask")
     }
@@ -30,9 +37,12 @@ def by_hand(rows: list[list[int]], eot_id: int, context: tuple[int, int] = (0, 1
     for row in rows:
         lines: dict[str, list[Any]] = {name: [] for name in found}
         position = document = 0
+        num_ends = len(list(itertools.takewhile(lambda token: token == eot_id, reversed(row[:-1]))))
+        last = len(row) - 1 - num_ends  # the first of the ends of text that a row ends with
+        filled = (last + 1 if last else 0) if fills_ends else len(row)
         for column, token in enumerate(row[:-1]):
             if column in mine:
-                if num_tokens > borders[-1] and (position == 0 or column == mine.start):
+                if num_tokens > borders[-1] and (position == 0 or column % width == 0):
                     borders.append(num_tokens)
                 num_tokens += 1
                 lines["inputs"].append(token)
@@ -41,7 +51,7 @@ def by_hand(rows: list[list[int]], eot_id: int, context: tuple[int, int] = (0, 1
                 lines["document_ids"].append(document)
                 lines["loss_mask"].append(token != eot_id)
             position += 1
-            if token == eot_id:
+            if token == eot_id and column < filled:
                 position, document = 0, document + 1
         for name, line in lines.items():
             found[name].append(line)
@@ -58,13 +68,18 @@ def structure_of(batch: Batch) -> dict[str, Any]:
     return {**found, "max_seqlen": batch.max_seqlen}
 
 
-def make_batch(stored: torch.Tensor, eot_id: int | None, context: tuple[int, int] = (0, 1)) -> Batch:
+def make_batch(
+    stored: torch.Tensor, eot_id: int | None, context: Context = WHOLE, *, fills_ends: bool = False
+) -> Batch:
     (views,) = shifted(stored[None], context)
-    return Batch(views, 3, Origin(eot_id=eot_id, context=context))
+    origin = Origin(eot_id=eot_id, context=context, fills_ends=fills_ends)
+    return Batch(views.changed(lambda _, view: joined(view)), 3, origin)
 
 
-def check(tokens: np.ndarray, eot_id: int, context: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+def check(tokens: np.ndarray, eot_id: int, context: Context, dtype: torch.dtype, device: str) -> None:
     stored = torch.from_numpy(tokens).to(dtype).to(device)
+    batch = make_batch(stored, eot_id, context, fills_ends=True)
+    assert structure_of(batch) == by_hand(tokens.tolist(), eot_id, context, fills_ends=True)
     batch = make_batch(stored, eot_id, context)
     assert structure_of(batch) == by_hand(tokens.tolist(), eot_id, context)
     assert batch.position_ids.dtype == torch.int64
@@ -76,28 +91,38 @@ def check(tokens: np.ndarray, eot_id: int, context: tuple[int, int], dtype: torc
 
 
 @st.composite
-def windows(draw: st.DrawFn) -> tuple[np.ndarray, int, tuple[int, int], torch.dtype]:
+def windows(draw: st.DrawFn) -> tuple[np.ndarray, int, Context, torch.dtype]:
     """Rows in which ends of text are common, also as neighbours and at the edges."""
     dtype = draw(st.sampled_from(DTYPES))
     high = torch.iinfo(dtype).max if dtype != torch.int64 else 2**32 - 1
     eot_id = draw(st.sampled_from([0, 1, high // 2, high // 2 + 1, high - 1, high]))
     size = draw(st.sampled_from([1, 1, 2, 3]))
-    rows, seq_len = draw(st.integers(1, 4)), size * draw(st.integers(1, 9))
+    context = Context(draw(st.integers(0, size - 1)), size, size > 1 and draw(st.booleans()))
+    rows, seq_len = draw(st.integers(1, 4)), context.num_chunks * draw(st.integers(1, 9))
     others = [token for token in (0, 2, high // 2, high) if token != eot_id]
     cells = st.sampled_from([eot_id, *others])
     row = st.lists(cells, min_size=seq_len + 1, max_size=seq_len + 1)
     tokens = np.array(draw(st.lists(row, min_size=rows, max_size=rows)), np.int64)
-    return tokens, eot_id, (draw(st.integers(0, size - 1)), size), dtype
+    return tokens, eot_id, context, dtype
 
 
 @given(windows())
-@example((np.array([[5, 6, 9, 7, 8, 9, 4, 1]]), 9, (0, 1), torch.int64))
-@example((np.full((2, 4), 9), 9, (0, 3), torch.uint16))
-@example((np.array([[9, 1]]), 9, (0, 1), torch.uint8))
-def test_structure_is_what_a_plain_loop_finds(
-    case: tuple[np.ndarray, int, tuple[int, int], torch.dtype],
-) -> None:
+@example((np.array([[5, 6, 9, 7, 8, 9, 4, 1]]), 9, WHOLE, torch.int64))
+@example((np.full((2, 4), 9), 9, Context(0, 3), torch.uint16))
+@example((np.array([[9, 1]]), 9, WHOLE, torch.uint8))
+def test_structure_is_what_a_plain_loop_finds(case: tuple[np.ndarray, int, Context, torch.dtype]) -> None:
     check(*case, "cpu")
+
+
+def test_the_unused_end_of_a_row_of_documents_is_one_document() -> None:
+    batch = make_batch(torch.tensor([[5, 6, 9, 9, 9, 9], [9] * 6, [4, 9, 8, 7, 9, 9]]), 9, fills_ends=True)
+    assert batch.cu_seqlens.tolist() == [0, 3, 5, 10, 12, 15]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4], [0, 1, 0, 1, 2]]
+    assert batch.loss_mask.tolist() == [
+        [True, True, *[False] * 3],
+        [False] * 5,
+        [True, False, True, True, False],
+    ]
 
 
 def test_the_example_of_the_documentation() -> None:
@@ -112,10 +137,21 @@ def test_the_example_of_the_documentation() -> None:
 def test_the_slices_of_all_context_ranks_are_the_sequence() -> None:
     tokens = torch.randint(0, 4, (3, 13))
     whole = make_batch(tokens, 0)
-    parts = [make_batch(tokens, 0, (rank, 4)) for rank in range(4)]
+    parts = [make_batch(tokens, 0, Context(rank, 4)) for rank in range(4)]
     for name in ("inputs", "targets", "position_ids", "document_ids", "loss_mask"):
         joined = torch.cat([getattr(part, name) for part in parts], dim=1)
         assert torch.equal(joined, getattr(whole, name)), name
+
+
+def test_two_ranks_in_zigzag_order_have_the_outer_and_the_inner_chunks() -> None:
+    """The example of `Context`, as ring attention wants it."""
+    tokens = torch.arange(17).view(1, 17)
+    outer, inner = (make_batch(tokens, 99, Context(rank, 2, zigzag=True)) for rank in range(2))
+    assert outer.inputs.tolist() == [[0, 1, 2, 3, 12, 13, 14, 15]]
+    assert outer.targets.tolist() == [[1, 2, 3, 4, 13, 14, 15, 16]]
+    assert outer.position_ids.tolist() == [[0, 1, 2, 3, 12, 13, 14, 15]]
+    assert outer.cu_seqlens.tolist() == [0, 4, 8]
+    assert inner.position_ids.tolist() == [[4, 5, 6, 7, 8, 9, 10, 11]]
 
 
 @pytest.mark.parametrize("name", ["position_ids", "document_ids", "cu_seqlens", "max_seqlen", "loss_mask"])

@@ -72,7 +72,7 @@ def test_all_is_well(server: RunningServer, path: Path) -> None:
     assert "2 replicas agree on it" in checks["plan"][0]["found"]
     for check in checks["latency"]:
         figures = check["measured"]
-        for name in ("healthz_seconds", "row_seconds"):
+        for name in ("token_seconds", "row_seconds"):
             assert 0 < figures[name]["median"] <= figures[name]["p99"]
     (bandwidth,), (bottleneck,) = checks["bandwidth"], checks["bottleneck"]
     assert bandwidth["measured"]["bytes_per_second"] == pytest.approx(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,10 @@ import pytest
 import xxhash
 
 from corpus_client import ArrayLoader, CorpusLoader
-from corpus_client.errors import InvalidArgument, StateMismatch
-from scripts.megatron_rows import digest
+from corpus_client.errors import StateMismatch
 from tests.contract.conftest import make_loader, take
 from tests.megatron import CASES, THREE, document, names, specs
+from tests.megatron_rows import digest
 from tests.serving import RunningServer, check_problem
 
 PLAN = document(THREE, 8)
@@ -21,8 +23,13 @@ NUM_STEPS = THREE.num_samples // 8
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    found = specs(THREE, tmp_path_factory.mktemp("corpora"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("corpora")
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    found = specs(THREE, folder)
     with RunningServer({each.name: each.path for each in found}, tmp_path_factory.mktemp("server")) as server:
         yield server
 
@@ -97,10 +104,41 @@ def test_questions_are_answered(running: RunningServer, plan_id: str, rows: np.n
     assert [token for span in shown[0]["spans"] for token in span["tokens"]] == rows[30].tolist()
 
 
-def test_what_needs_one_place_of_each_row_is_refused_by_name(running: RunningServer, plan_id: str) -> None:
-    found = running.get(f"/v1/indices?plan={plan_id}&step=0")
-    assert "joins pieces of several documents" in check_problem(found, 422, "invalid-parameter")["detail"]
+@pytest.mark.parametrize(("count", "rank", "world_size"), [(1, 0, 1), (5, 1, 4)])
+def test_indices_name_the_pieces_of_each_row(
+    running: RunningServer, plan_id: str, rows: np.ndarray, count: int, rank: int, world_size: int
+) -> None:
+    """The same numbers in every format; a loop over them makes the rows."""
+    asked = f"/v1/indices?plan={plan_id}&step=3&count={count}&rank={rank}&world_size={world_size}"
+    said = running.get(asked).json()
+    raw, npy = (running.get(f"{asked}&format={name}") for name in ("raw", "npy"))
+    assert raw.headers["corpus-shape"] == f"{len(said['indices'])},4"
+    assert raw.array().tolist() == said["indices"]
+    assert np.load(io.BytesIO(npy.body)).tolist() == said["indices"]
+    tokens = {name: THREE.tokens(number) for number, name in enumerate(names(THREE))}
+    share = 8 // world_size
+    found: list[list[int]] = [[] for _ in range(count * share)]
+    for row, shard, start, size in said["indices"]:
+        found[row] += tokens[said["shards"][shard]["corpus"]][start : start + size].tolist()
+    expected = rows[24 : 24 + 8 * count].reshape(count, 8, -1)[:, rank * share : (rank + 1) * share]
+    assert found == expected.reshape(count * share, -1).tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_a_local_copy_gives_the_same_rows(
+    running: RunningServer, rows: np.ndarray, folder: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the end of the run, in answers of some rows each, and only indices travel."""
+    monkeypatch.setattr("corpus_client.staging.local.REQUEST_ROWS", 20)
+    share, roots = 8 // world_size, dict.fromkeys(names(THREE), folder)
+    for rank in range(0, world_size, 3):
+        options = {"rank": rank, "world_size": world_size, "prefetch_bytes": 1 << 14, "local_root": roots}
+        with of_plan(running, **options) as loader:
+            taken = take(loader, NUM_STEPS + 1)
+        own = rows[: NUM_STEPS * 8].reshape(NUM_STEPS, 8, -1)[:, rank * share : (rank + 1) * share]
+        np.testing.assert_array_equal(np.stack([tokens for _, tokens in taken]), own)
+
+
+def test_what_a_plan_cannot_give_is_refused_by_name(running: RunningServer, plan_id: str) -> None:
     found = running.get(f"/v1/batches?plan={plan_id}&step={NUM_STEPS - 1}&count=2")
     assert f"make {NUM_STEPS} steps" in check_problem(found, 422, "invalid-parameter")["detail"]
-    with pytest.raises(InvalidArgument, match="local_root must be left out for a plan of order megatron"):
-        of_plan(running, local_root="/nowhere")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from corpus_client.network import layout
 from corpus_client.network import wire as client
 from corpus_server import errors as server_errors
 from corpus_server.answers import response as server
 from corpus_server.corpus.formats.layout import TOKEN_DTYPES
+from corpus_server.read.beside import BESIDE
+from corpus_server.read.reading import ALIGNMENT
 
 
 def _subclasses(kind: type) -> list[type]:
@@ -15,7 +18,14 @@ def _subclasses(kind: type) -> list[type]:
 
 
 def test_header_names_are_the_same() -> None:
-    for name in ("SHAPE_HEADER", "DTYPE_HEADER", "PLAN_HEADER", "CHECKSUM_HEADER", "TIMING_HEADER"):
+    for name in (
+        "SHAPE_HEADER",
+        "DTYPE_HEADER",
+        "ARRAYS_HEADER",
+        "PLAN_HEADER",
+        "CHECKSUM_HEADER",
+        "TIMING_HEADER",
+    ):
         assert getattr(server, name).lower() == getattr(client, name)
     assert (server.TAIL, server.TAIL_BYTES) == (client.CHECKSUM_TAIL, client.TAIL_BYTES)
 
@@ -33,5 +43,10 @@ def test_errors_that_the_client_treats_apart_are_named_as_the_server_names_them(
 
 
 def test_the_client_knows_every_dtype_of_the_server() -> None:
-    assert set(TOKEN_DTYPES) <= set(client.ITEM_BYTES)
-    assert all(np.dtype(name).itemsize == size for name, size in client.ITEM_BYTES.items())
+    assert set(TOKEN_DTYPES) <= set(layout.ITEM_BYTES)
+    assert all(np.dtype(name).itemsize == size for name, size in layout.ITEM_BYTES.items())
+
+
+def test_the_client_knows_every_array_beside_the_tokens() -> None:
+    assert set(layout.BESIDE) == set(BESIDE)
+    assert layout.ALIGNMENT == ALIGNMENT

@@ -45,6 +45,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("/d/x,token_range=0,10", "x", {"path": "/d/x", "token_range": (0, 10)}),
     ("/d/x,tokenizer=bytes", "x", {"path": "/d/x", "tokenizer": "bytes"}),
     ("/d/x,tokenizer=none", "x", {"path": "/d/x", "tokenizer": "none"}),
+    ("/d/x,mask=no,eot=5", "x", {"path": "/d/x", "mask": False, "eot": 5}),
+    ("/d/x,mask=yes", "x", {"path": "/d/x"}),
     (r"/d/a\,b.bin", "a-b", {"path": "/d/a,b.bin"}),
     (r"a\=b", "a-b", {"path": "a=b"}),
     (r"web=a=b", "web", {"path": "a=b"}),
@@ -117,7 +119,7 @@ MISTAKES = [
     ("a b=/data", "corpus name 'a b'"),
     (
         "/d/x,dtpye=uint8",
-        "unknown dtpye; known are dtype, earlier, eot, exclude, include, path, token_range, tokenizer",
+        "unknown dtpye; known are dtype, earlier, eot, exclude, include, mask, path, token_range, tokenizer",
     ),
     ("/d/x,dtype=uint8,dtype=uint8", "dtype is given twice"),
     ("/d/x,eot=end", "eot must be an id, 0 or more, got 'end'"),
@@ -125,6 +127,7 @@ MISTAKES = [
     ("/d/x,token_range=5", "token_range must be start and stop, two numbers with 0 <= start < stop"),
     ("/d/x,token_range=5,5", "0 <= start < stop"),
     ("/d/x,dtype=", "dtype must be a string"),
+    ("/d/x,mask=maybe", "mask must be yes or no, got 'maybe'"),
     ("/d/*.bin,include=a*", r"include is given, but the path holds patterns: /d/\*\.bin"),
     ("web=", "path must be a path, .* got ''"),
     ("w=/d/a*.bin,", "path must be a path, .* got '/d/a.*,'"),
@@ -148,15 +151,15 @@ def test_a_table_says_what_the_command_line_says(tmp_path: Path) -> None:
         dtype = "uint32"
         eot = 50256
         tokenizer = "tok.json"
+        mask = "no"
         exclude = ["b*", "c"]
         token_range = [0, 10]
         earlier = ["x", "y"]
     """
     spec = CorpusSpec.from_table("web", tomllib.loads(table), folder=tmp_path)
-    options = (
-        f"dtype=uint32,eot=50256,tokenizer={tmp_path}/tok.json,exclude=b*,c,token_range=0,10,earlier=x,y"
-    )
-    assert spec == CorpusSpec.parse(f"web={tmp_path}/data/*.bin#train,{options}")
+    options = f"tokenizer={tmp_path}/tok.json,mask=no,exclude=b*,c,token_range=0,10,earlier=x,y"
+    text = f"web={tmp_path}/data/*.bin#train,dtype=uint32,eot=50256,{options}"
+    assert spec == CorpusSpec.parse(text)
 
 
 @pytest.mark.parametrize(

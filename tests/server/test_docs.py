@@ -1,4 +1,4 @@
-"""docs/architecture.md and docs/operations.md say what the code does."""
+"""The docs say what the code does."""
 
 from __future__ import annotations
 
@@ -8,34 +8,26 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.http.connection import Connection
-from corpus_server.metrics.declared import METRICS
 from corpus_server.settings import Settings
 from tests.corpora import write_raw
 from tests.layers import chapter, entered_files
 from tests.server.test_imports import LEVELS, PACKAGE
 from tests.serving import ROOT
+from tests.tables import TABLES, renewed
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
 
-def metrics_table() -> str:
-    """Return the rows of the metrics' table, made from their declarations."""
-    rows = []
-    for name, metric in METRICS.items():
-        shown = f"{name}_total" if metric.kind == "counter" else name
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{shown}` | {metric.kind} | {labels + ' ' if labels else ''}| {metric.meaning} |\n")
-    return "".join(rows)
-
-
-def test_the_metrics_are_those_of_the_code() -> None:
-    rows = re.findall(r"^\| `corpus_.*\n", chapter(OPERATIONS, "Metrics"), re.MULTILINE)
-    assert "".join(rows) == metrics_table()
+@pytest.mark.parametrize("page", TABLES)
+def test_the_tables_of_a_page_are_those_of_the_code(page: str) -> None:
+    """`python -m tests.tables` renews them."""
+    text = (ROOT / "docs" / page).read_text()
+    assert renewed(page, text) == text
 
 
 def test_the_layers_are_drawn_in_the_order_of_the_imports() -> None:

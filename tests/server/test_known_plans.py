@@ -61,12 +61,6 @@ def test_a_posted_plan_is_in_memory_and_on_disk(
     assert later.in_memory(bound.plan.id) is not None
 
 
-def test_an_unknown_id_names_the_remedy(known: KnownPlans) -> None:
-    with pytest.raises(UnknownPlan, match="has not seen plan ab") as caught:
-        known.by_id("ab")
-    assert "POST" in str(caught.value.remedy)
-
-
 def test_what_is_no_plan_is_refused_and_not_kept(known: KnownPlans, store: PlanStore) -> None:
     for body, error in (
         (b"{}", InvalidPlan),
@@ -213,18 +207,3 @@ def test_a_large_plan_is_bound_once_and_one_at_a_time(
     assert most == 1
     assert sorted(bound_plans) == sorted([*ids, small.plan.id])
     assert answers[0] is answers[2] is answers[4]
-
-
-def test_threads_may_share_it(catalog: Catalog, store: PlanStore) -> None:
-    known = KnownPlans(catalog, store, max_plans=4)
-
-    def work(number: int) -> None:
-        for seed in range(40):
-            bound = known.spelled({**ONE, "seed": (seed * number) % 7})
-            assert bound.plan.seed == (seed * number) % 7
-            kept = known.keep_document(document(100 + seed % 5))
-            assert known.by_id(kept.plan.id).plan == kept.plan
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(work, range(1, 5))) == [None] * 4
-    assert store.count() == 5

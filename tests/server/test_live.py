@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from corpus_server import live
-from corpus_server.metrics.declared import BOUNDS, METRICS, SHARED, CorpusColumn
+from corpus_server.metrics.kinds import BOUNDS, METRICS, SHARED, CorpusColumn
 from corpus_server.metrics.shared import Numbers, add_up
 
 PLAN = "a" * 64

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
-import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -30,12 +27,13 @@ from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.usage import usage_slices
 from corpus_server.read import tables
+from corpus_server.read.beside import RowSources
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import WindowReading, read_arrays
 from corpus_server.read.tables import Tables
-from scripts.megatron_rows import Case, digest, megatron_rows, some_case
 from tests.corpora import spec, write_megatron, write_raw
 from tests.megatron import CASES, THREE, document, names, specs
+from tests.megatron_rows import Case, digest, megatron_rows, some_case
 
 
 def catalog(case: Case, folder: Path, **options: Any) -> Catalog:
@@ -94,6 +92,21 @@ def rows(opened: Catalog) -> NDArray[np.integer]:
 
 def bound_to(opened: Catalog, changes: Mapping[str, Any] = MappingProxyType({}), size: int = 5) -> BoundPlan:
     return opened.bind(Plan.from_json({**document(THREE, size), **changes}))
+
+
+def test_the_source_of_a_row_is_that_of_its_pieces(opened: Catalog) -> None:
+    bound = bound_to(opened)
+    count = bound.sampler.num_steps
+    assert count is not None
+    reading = WindowReading(bound, step=0, count=count, rank=0, rows=5)
+    sources = np.concatenate(list(read_arrays(RowSources(reading))))
+    first = 0
+    for pieces, borders in reading.pieces():
+        own = sources[first : first + len(borders) - 1]
+        names = [bound.plan.sources[number] for number in own.repeat(np.diff(borders)).tolist()]
+        assert names == [bound.shards[shard][0] for shard in pieces[:, 0].tolist()]
+        first += len(own)
+    assert set(sources.tolist()) == set(range(len(bound.plan.sources)))
 
 
 def step_rows(bound: BoundPlan, step: int, **part: int) -> NDArray[np.integer]:
@@ -192,37 +205,10 @@ def test_a_table_is_built_once_kept_and_bounded(
         assert len(list(kept.iterdir())) == 1
 
 
-def test_the_tables_that_were_not_used_for_the_longest_time_make_room(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Another process may remove the same one at the same time."""
-    with catalog(THREE, folder, tables=Tables(tmp_path)) as opened:
-        plans = [opened.bind(Plan.from_json({**document(THREE), "seed": n})).plan for n in range(3)]
-        by_seed = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        for age, path in zip((20, 30, 10), by_seed, strict=True):
-            os.utime(path, (time.time() - age,) * 2)
-        opened.bind(plans[1])  # used again: now the first is the oldest
-    table_bytes = sum(file.stat().st_size for file in by_seed[0].iterdir())
-    rmtree, removed = shutil.rmtree, []
-
-    def removed_by_another_process(path: Path, **options: bool) -> None:
-        removed.append(path)
-        rmtree(path)
-        rmtree(path, **options)
-
-    monkeypatch.setattr(tables.shutil, "rmtree", removed_by_another_process)
-    with catalog(THREE, folder, tables=Tables(tmp_path, max_bytes=2 * table_bytes)) as opened:
-        opened.bind(Plan.from_json({**document(THREE), "seed": 3}))
-    assert removed == [by_seed[2], by_seed[0]]
-    assert len(list(tmp_path.iterdir())) == 2
-    assert by_seed[1].exists()
-    assert caplog.text == ""
-
-
 def test_a_large_table_is_built_by_another_process(
     folder: Path, rows: NDArray[np.integer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_MOST_SHUFFLED", 0)
+    monkeypatch.setattr(tables, "_MOST_IN_PROCESS", 0)
     plan = Plan.from_json(document(THREE))
     with catalog(THREE, folder, tables=Tables(tmp_path)) as opened:
         np.testing.assert_array_equal(all_rows(opened.bind(plan)), rows)
@@ -251,21 +237,6 @@ def test_other_documents_of_the_same_tokens_are_another_plan(folder: Path, tmp_p
         pytest.raises(FingerprintMismatch, match="the documents of the plan's corpora are others"),
     ):
         opened.bind(plan)
-
-
-@pytest.mark.parametrize(
-    ("order", "message"),
-    [
-        ({"part": "valid"}, "has no documents in its part valid of split [1.0, 0.0, 0.0]"),
-        ({"num_samples": 2**30}, "a plan may have at most 4294967296"),
-    ],
-)
-def test_what_has_no_table_is_refused(opened: Catalog, order: dict[str, Any], message: str) -> None:
-    plan = document(THREE)
-    plan["order"] = {"megatron": {**plan["order"]["megatron"], **order}}
-    with pytest.raises(InvalidPlan) as caught:
-        opened.bind(Plan.from_json(plan))
-    assert message in caught.value.detail
 
 
 def test_corpora_without_whole_documents_are_refused(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from corpus_server import metrics
-from corpus_server.metrics.declared import METRICS, CorpusColumn, Counter
+from corpus_server.metrics import shared
+from corpus_server.metrics.kinds import METRICS, CorpusColumn, Counter
 from tests.conftest import ServedCorpus
 from tests.server.http.test_requests import ask
 from tests.serving import RunningServer
@@ -129,7 +129,7 @@ def test_a_file_that_no_worker_of_this_release_wrote_hides_no_counts(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Left by a worker that was killed: it is passed over, here and when it is added to the past."""
-    monkeypatch.setenv(metrics.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(shared.FOLDER_VARIABLE, str(tmp_path))
     (tmp_path / "99999999.json").write_text('{"corpus_plan_tokens": [[["abc"], [7.0]]]}')
     for name in ("99999998.json", "past.json"):
         if content is None:
@@ -137,16 +137,16 @@ def test_a_file_that_no_worker_of_this_release_wrote_hides_no_counts(
         else:
             (tmp_path / name).write_bytes(content)
     counted = b'corpus_plan_tokens_total{plan="abc"} 7.0'
-    assert counted in metrics.render()
-    metrics.add_ended(tmp_path, 99999999)
+    assert counted in shared.render()
+    shared.add_ended(tmp_path, 99999999)
     assert {path.name for path in tmp_path.glob("*.json")} == {"past.json", f"{os.getpid()}.json"}
-    assert counted in metrics.render()
+    assert counted in shared.render()
 
 
 def test_what_a_worker_of_a_later_release_counts_is_kept_for_its_successor(tmp_path: Path) -> None:
     for pid in (99999998, 99999999):
         (tmp_path / f"{pid}.json").write_text('{"corpus_of_tomorrow": [[["web"], [1.0, 2.0]]]}')
-        metrics.add_ended(tmp_path, pid)
+        shared.add_ended(tmp_path, pid)
     past = json.loads((tmp_path / "past.json").read_text())
     assert past["corpus_of_tomorrow"] == [[["web"], [2.0, 4.0]]]
 

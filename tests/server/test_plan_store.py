@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,19 +111,6 @@ def test_a_list_of_large_plans_is_cut_but_never_empty(tmp_path: Path) -> None:
         size = len(bound(0).canonical_json)
         assert seeds(store.listed(3, max_bytes=2 * size)) == [2, 1]
         assert seeds(store.listed(3, max_bytes=1)) == [2]
-
-
-def test_threads_may_share_it(tmp_path: Path) -> None:
-    with PlanStore(tmp_path) as store:
-
-        def work(first: int) -> None:
-            for seed in range(first, first + 20):
-                store.add(bound(seed))
-                assert store.document(bound(seed).id) is not None
-
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(work, range(0, 40, 10)))
-        assert store.count() == 50
 
 
 OPEN_AND_ADD = """

@@ -12,7 +12,6 @@ from corpus_server.cli import app
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
 from corpus_server.settings import EXPOSED, Settings, all_settings, default_state_dir
-from tests.serving import ROOT
 
 WEB = CorpusSpec(name="web", path=Path("/data/web"))
 
@@ -78,23 +77,14 @@ FILE_MISTAKES: list[tuple[str, bytes | str, str]] = [
     ("unknown-key", CORPUS + "[server]\nprot = 1", r"\[server\]: unknown prot; known are .*port"),
     ("unknown-corpus-key", CORPUS + 'dtpye = "uint8"', r"\[corpora\.web\]: unknown dtpye"),
     ("no-path", '[corpora.web]\ndtype = "uint8"', "path is missing"),
-    ("bad-name", '[corpora."a b"]\npath = "/data"', "corpus name 'a b'"),
-    ("port-text", CORPUS + '[server]\nport = "80"', "port must be in"),
-    ("workers-range", CORPUS + "[server]\nworkers = 1000", "workers must be in"),
     ("server-no-table", "server = 3\n" + CORPUS, r"server.* must be a table"),
     ("corpora-no-table", "corpora = 3", r"corpora.* must be a table"),
-    ("corpora-array", '[[corpora]]\npath = "/data"', r"corpora.* must be a table"),
     ("corpus-no-table", '[corpora]\nweb = "/data"', r"corpora\.web.* must be a table"),
     ("path-nul", '[corpora.web]\npath = "a\\u0000"', r"path must be a string, got 'a\\x00'"),
     ("path-number", "[corpora.web]\npath = 3", r"path must be a string, got 3"),
-    ("dtype-number", CORPUS + "dtype = 16", r"dtype must be a string, got 16"),
-    ("tokenizer-list", CORPUS + "tokenizer = []", r"tokenizer must be a string, got \[\]"),
     ("eot-text", CORPUS + 'eot = "x"', r"\[corpora\.web\]: eot must be an id, 0 or more, got 'x'"),
-    ("include-number", CORPUS + "include = [3]", r"include must be a string, got 3"),
     ("exclude-text", CORPUS + 'exclude = ""', r"exclude must be"),
     ("token-range", CORPUS + "token_range = [3, 2]", r"token_range must be start and stop, .* got \[3, 2\]"),
-    ("host-number", CORPUS + "[server]\nhost = 127", r"host must be a string, got 127"),
-    ("state-dir-number", CORPUS + "[server]\nstate_dir = 1", r"state_dir must be a path, got 1"),
     ("state-dir-nul", CORPUS + '[server]\nstate_dir = "a\\u0000"', r"state_dir must be a path, got .*a\\x00"),
     ("uds-nul", CORPUS + '[server]\nuds = "a\\u0000"', r"uds must be a path, got .*a\\x00"),
     ("nothing", "", "no corpus to serve"),
@@ -121,26 +111,11 @@ def test_the_state_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert default_state_dir() == Path("/h/.local/state/corpus-server")
 
 
-def settings_table() -> str:
-    """Return a Markdown table for the docs: the option of `serve`, its key under `[server]`, and so on."""
-    lines = ["| option | default | with `--exposed` | accepted | |", "|---|---|---|---|---|"]
-    for each in all_settings():
-        accepted = each.expected.removeprefix("in ")
-        option = each.name.replace("_", "-")
-        strict = EXPOSED.get(each.name, "")
-        lines.append(
-            f"| `--{option}`, `{each.name}` | {each.default} | {strict} | {accepted} | {each.help} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def test_every_setting_is_an_option_and_stands_in_the_docs() -> None:
-    """Both are derived from the fields; after a change of one, `settings_table()` gives the new table."""
+def test_every_setting_is_an_option() -> None:
     options = {each for command in get_command(app).commands["serve"].params for each in command.opts}  # type: ignore[attr-defined]
     for setting in all_settings():
         assert f"--{setting.name.replace('_', '-')}" in options
         assert setting.help.endswith(".")
-    assert settings_table() in (ROOT / "docs" / "operations.md").read_text()
 
 
 def test_an_exposed_server_has_strict_defaults(tmp_path: Path) -> None:

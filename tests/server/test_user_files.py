@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 
-from corpus_server.cli import main
 from tests.corpora import write_npy, write_raw
+from tests.serving import run_here
 
 DEEP = "[" * 10_000 + "]" * 10_000
 DIGITS = "9" * 5_000
 
 
-def run(*arguments: str | Path) -> tuple[int, str]:
-    """Run the command line; return the exit code and what it said on standard error."""
-    with (
-        mock.patch.object(sys, "argv", ["corpus-server", *map(str, arguments)]),
-        contextlib.redirect_stdout(io.StringIO()) as said,
-        contextlib.redirect_stderr(said),
-        pytest.raises(SystemExit) as caught,
-    ):
-        main()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, said.getvalue()
-
-
 def refused(*arguments: str | Path) -> str:
     """Run a command that must end with exit code 2 and one line; return the line."""
-    code, said = run(*arguments)
-    assert (code, said.count("\n")) == (2, 1), said
-    return said
+    ended = run_here(*arguments)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended
+    return ended.stderr
 
 
 def mds(folder: Path, config: str) -> Path:
@@ -89,8 +72,9 @@ def test_a_damaged_text_is_one_line(
     tmp_path: Path, write: Callable[[Path, str], Path], text: str, command: str
 ) -> None:
     path = write(tmp_path, text)
-    code, said = run(command, path)
-    assert code == 2 or (code, command) == (1, "verify"), said
+    ended = run_here(command, path)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == 2 or (ended.returncode, command) == (1, "verify"), said
     assert "MDS" in said or "litData" in said or "hashes" in said
 
 

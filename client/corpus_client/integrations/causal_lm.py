@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from corpus_client.batch import Batch
+from corpus_client.integrations.feed import masked_targets
 
 IGNORED = -100
 """Labels that the losses of transformers leave out."""
@@ -23,9 +24,10 @@ def causal_lm(batch: Batch) -> dict[str, torch.Tensor]:
         input_ids  5 6 9 7         the last position's prediction is compared with nothing
         labels     . 6 9 7         the first label is never compared, so it is ignored: . is -100
 
-    A model of 1,024 positions takes `seq_len=1023`. A target that is masked (`ignore_index`) stays masked.
+    A model of 1,024 positions takes `seq_len=1023`. A target that is masked (by `ignore_index`, or by its
+    corpus) is -100 among the labels.
     """
-    inputs, targets = batch
+    inputs, targets = batch.inputs, masked_targets(batch, IGNORED)
     rows, seq_len = inputs.shape
     input_ids, labels = (inputs.new_empty(rows, seq_len + 1) for _ in range(2))
     ids, shifted, first, second = map(_writable, (input_ids, labels, inputs, targets))

@@ -12,6 +12,8 @@ from corpus_client.plan.document import integer
 from corpus_client.plan.world import Placement
 
 if TYPE_CHECKING:
+    import torch
+
     from corpus_client.arrays import ArrayLoader
     from corpus_client.batch import Batch
     from corpus_client.loader import CorpusLoader
@@ -150,6 +152,15 @@ def open_at(
 
     placement = Placement(rank=place[0], world_size=place[1])
     return CorpusLoader(urls, **{"device": device, "placement": placement, **options})
+
+
+def masked_targets(batch: Batch, ignored: int) -> torch.Tensor:
+    """Return a batch's targets, for a framework that takes no mask: what corpora mask is `ignored` there.
+
+    ignored: what the framework's loss leaves out.
+    """
+    mask = batch.corpus_mask
+    return batch.targets if mask is None else batch.targets.masked_fill(~mask, ignored)
 
 
 def check_place(found: tuple[int, int], expected: tuple[int, int], framework: str) -> None:

@@ -31,12 +31,16 @@ class DeviceBatch:
     """A step's global batch. It unpacks into `inputs, targets`.
 
     inputs, targets: `(global_batch_size, seq_len)`, with the sharding asked for; targets one token further.
+    sources: `(global_batch_size,) uint16`; None where the loader was not asked for them.
+    loss_mask: `(global_batch_size, seq_len) bool`, see `ArrayBatch`. Both have the sharding of the rows.
     """
 
     step: int
     inputs: jax.Array
     targets: jax.Array
     source: ArrayBatch = field(repr=False)
+    sources: jax.Array | None = None
+    loss_mask: jax.Array | None = None
 
     def state_after(self) -> dict[str, Any]:
         """Return the state to save once this batch was trained on; the batches put ahead do not count."""
@@ -97,9 +101,15 @@ def device_batches(
         tokens = batch.tokens
         if tokens.dtype.itemsize > 4:
             tokens = tokens.astype(np.int32)  # JAX has 8-byte integers only where jax_enable_x64 is set
-        shape = (len(tokens) * place["world_size"], tokens.shape[1])
-        inputs, targets = split(jax.make_array_from_process_local_data(rows, tokens, shape))
-        return DeviceBatch(step=batch.step, inputs=inputs, targets=targets, source=batch)
+
+        def whole(part: Any) -> jax.Array:
+            shape = (len(part) * place["world_size"], *part.shape[1:])
+            return jax.make_array_from_process_local_data(rows, part, shape)
+
+        inputs, targets = split(whole(tokens))
+        beside = {"sources": batch.sources, "loss_mask": batch.loss_mask}
+        on_devices = {name: whole(array) for name, array in beside.items() if array is not None}
+        return DeviceBatch(step=batch.step, inputs=inputs, targets=targets, source=batch, **on_devices)
 
     ahead: deque[DeviceBatch] = deque()
     try:

@@ -20,7 +20,11 @@ from litgpt.data import DataModule
 from torch.utils.data import DataLoader, IterableDataset
 
 from corpus_client.batch import Batch
+from corpus_client.integrations.feed import masked_targets
 from corpus_client.loader import CorpusLoader
+
+IGNORED = -100
+"""Targets that litgpt's loss leaves out."""
 
 
 @dataclass
@@ -82,7 +86,7 @@ class _MicroBatch:
         if key == (slice(None), slice(0, seq_len)):
             return self._batch.inputs
         if key == (slice(None), slice(1, seq_len + 1)):
-            return self._batch.targets
+            return masked_targets(self._batch, IGNORED)
         return self._batch.tokens[key]
 
     def to(self, device: torch.device, **_: Any) -> _MicroBatch:

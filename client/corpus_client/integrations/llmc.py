@@ -11,8 +11,12 @@ from urllib.parse import unquote
 
 from corpus_client import errors
 from corpus_client.batch import Batch
+from corpus_client.integrations.feed import masked_targets
 from corpus_client.loader import CorpusLoader
 from corpus_client.plan.world import Placement
+
+IGNORED = -1
+"""Targets that llm.c's loss leaves out."""
 
 
 class DistributedDataLoader(CorpusLoader):
@@ -58,7 +62,10 @@ class DistributedDataLoader(CorpusLoader):
 
     def next_batch(self) -> Batch:
         """Return the next step's batch: `x, y = loader.next_batch()`, `(B, T) int64` each."""
-        return next(self)
+        batch = next(self)
+        if batch.corpus_mask is not None:
+            batch[1] = masked_targets(batch, IGNORED)
+        return batch
 
     def reset(self) -> None:
         """Begin again with the first step."""

@@ -62,11 +62,11 @@ class MegatronLoader:
         position_ids = (
             part.position_ids if self._args.reset_position_ids else torch.arange(shape[1], device=device)
         )
-        mask = part.loss_mask.float() if self._args.eod_mask_loss else torch.ones(shape, device=device)
+        mask = part.loss_mask if self._args.eod_mask_loss else part.corpus_mask
         return {
             "tokens": part.inputs,
             "labels": part.targets,
-            "loss_mask": mask,
+            "loss_mask": torch.ones(shape, device=device) if mask is None else mask.float(),
             "position_ids": position_ids.expand(shape).contiguous(),
         }
 

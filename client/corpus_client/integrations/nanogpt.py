@@ -12,8 +12,12 @@ from typing import Any, Self
 
 import torch
 
+from corpus_client.integrations.feed import masked_targets
 from corpus_client.loader import CorpusLoader
 from corpus_client.plan.world import Placement
+
+IGNORED = -1
+"""Targets that nanoGPT's loss leaves out."""
 
 
 class GetBatch:
@@ -79,7 +83,7 @@ class GetBatch:
                     loader.seek(0)
             self._evaluating = True
             batch = next(self._evaluated[split])
-        return batch.inputs, batch.targets
+        return batch.inputs, masked_targets(batch, IGNORED)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a run whose next batch is the one that the loop holds."""

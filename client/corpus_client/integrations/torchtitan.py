@@ -19,7 +19,10 @@ import tyro
 from torchtitan.components.dataloader import BaseDataLoader
 
 from corpus_client import errors
-from corpus_client.integrations.feed import MicroBatches, open_at
+from corpus_client.integrations.feed import MicroBatches, masked_targets, open_at
+
+IGNORED = -100
+"""Labels that torchtitan's losses leave out."""
 
 
 class CorpusDataLoader(BaseDataLoader):  # type: ignore[misc]
@@ -74,7 +77,7 @@ class CorpusDataLoader(BaseDataLoader):  # type: ignore[misc]
             inputs = {"input": part.inputs}
             if self._has_eot:
                 inputs["positions"] = part.position_ids
-            yield inputs, part.targets
+            yield inputs, masked_targets(part, IGNORED)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state, as one text: DCP would want the same fields in another plan's state."""

@@ -1,23 +1,17 @@
-"""The control plane: descriptions and plans, as JSON over httpx."""
+"""Questions to a server beside those for batches: descriptions and plans; no I/O."""
 
 from __future__ import annotations
 
 import json
-import secrets
-import socket
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
-
-import httpcore  # noqa: F401 - httpx does so when a client is made: 20 ms of the wait for a first batch
-import httpx
 
 from corpus_client import errors
 from corpus_client.network import wire
-from corpus_client.network.endpoint import Endpoint
-from corpus_client.network.options import Network
-from corpus_client.network.transport import KEEP_ALIVE, is_certificate_error
-from corpus_client.observe.telemetry import SentRequest
+from corpus_client.network.layout import ITEM_BYTES
+from corpus_client.network.wire import Question
 
 T = TypeVar("T")
 
@@ -56,51 +50,29 @@ class BoundPlan:
     eot_id: int | None  # that the server knows of every source; None if it does not, or they differ
     num_steps: int | None = None  # training steps of the plan; None: it has no end
     vocab_size: int | None = None  # of the largest tokenizer among the sources; None: the server knows none
+    indices: str = "windows"  # what `/v1/indices` says of rows: their windows, or the pieces that they join
     largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
+    sources: tuple[str, ...] = ()  # names of the corpora, as a batch's sources number them
+    is_masked: bool = False  # whether shards of a source have loss masks
+    fills_ends: bool = False  # whether rows may end with end-of-text tokens of no document
 
 
-class ControlPlane:
-    """Sends JSON requests to one server, from any thread.
+def get(path: str) -> Question[dict[str, Any]]:
+    """Ask for the JSON object at a path of the server."""
+    return Question(path, partial(_object, path))
 
-    Proxies of the environment are not used: batches do not go through them either.
-    """
 
-    def __init__(self, endpoint: Endpoint, network: Network | None = None) -> None:
-        network = network if network is not None else Network()
-        self.endpoint = endpoint
-        self._credentials = network.credentials
-        self._timeout_seconds = network.connect_seconds
-        # Plain HTTP has nothing to verify (redirects are not followed); reading certificates costs 25 ms.
-        verify = endpoint.tls if endpoint.tls is not None else False
-        options = KEEP_ALIVE if endpoint.socket_path is None else None
-        self._http = httpx.Client(
-            base_url=endpoint.http_url,
-            headers=httpx.Headers(
-                {"Accept-Encoding": "identity", **network.headers, "Host": endpoint.authority}, "latin-1"
-            ),
-            auth=self._authorize,
-            timeout=self._timeout_seconds,
-            trust_env=False,
-            transport=httpx.HTTPTransport(verify=verify, uds=endpoint.socket_path, socket_options=options),
-        )
+def post_plan(plan: Mapping[str, Any]) -> Question[BoundPlan]:
+    """Make the plan known; idempotent, since a plan's id is its content."""
+    try:
+        body = json.dumps(plan, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidArgument(
+            f"plan must hold JSON values alone (NumPy numbers: .item()), got one that does not: {error}"
+        ) from error
 
-    def close(self) -> None:
-        """Close the pool of connections."""
-        self._http.close()
-
-    def get(self, path: str) -> dict[str, Any]:
-        """Ask for the JSON object at a path of the server."""
-        return self._json("GET", path)
-
-    def post_plan(self, plan: Mapping[str, Any]) -> BoundPlan:
-        """Make the plan known there; idempotent, since a plan's id is its content."""
-        try:
-            json.dumps(plan, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise errors.InvalidArgument(
-                f"plan must hold JSON values alone (NumPy numbers: .item()), got one that does not: {error}"
-            ) from error
-        answer = self._json("POST", "/v1/plans", body=plan)
+    def parse(headers: wire.Headers, content: bytes) -> BoundPlan:
+        answer = _object("/v1/plans", headers, content)
         try:
             sources = answer["sources"].values()
             eot_ids = {source.get("eot") for source in sources}
@@ -112,108 +84,80 @@ class ControlPlane:
                 stages=_described(StageDescription, answer["stages"]),
                 eot_id=eot_ids.pop() if len(eot_ids) == 1 else None,
                 num_steps=answer["num_steps"],
+                indices=str(answer.get("indices", "windows")),
                 vocab_size=_largest(source.get("vocab_size") for source in sources),
                 largest_id=_largest(source.get("largest_id") for source in sources),
+                sources=tuple(answer["sources"]),
+                is_masked=any(source.get("num_masks") for source in sources),
+                fills_ends=answer.get("fills_ends") is True,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise errors.AnswerCorrupt(
-                f"{self.endpoint.name}: not the description of a plan: {answer}"
-            ) from error
+            raise errors.AnswerCorrupt(f"not the description of a plan: {answer}") from error
 
-    def plan_step(self, plan_id: str, step: int) -> int:
-        """Ask for the plan step of a training step: the same, but for skipped ones before it."""
-        found = self.get(f"/v1/plans/{plan_id}/usage?step={step}").get("plan_step")
+    return Question("/v1/plans", parse, body)
+
+
+def plan_step(plan_id: str, step: int) -> Question[int]:
+    """Ask for the plan step of a training step: the same, but for skipped ones before it."""
+    path = f"/v1/plans/{plan_id}/usage?step={step}"
+
+    def parse(headers: wire.Headers, content: bytes) -> int:
+        found = _object(path, headers, content).get("plan_step")
         if not isinstance(found, int) or found < step:
-            raise errors.AnswerCorrupt(
-                f"{self.endpoint.name}: plan_step must be {step} or more, got {found!r}"
-            )
+            raise errors.AnswerCorrupt(f"plan_step must be {step} or more, got {found!r}")
         return found
 
-    def receipt(self, plan_id: str, step: int) -> str:
-        """Ask for the checksum of a training step's whole global batch, `xxh3-64=<16 hex>`."""
-        answer = self.get(f"/v1/plans/{plan_id}/receipt?step={step}")
-        digest = answer.get("digest")
-        if (answer.get("plan"), answer.get("step")) != (plan_id, step) or not (
-            isinstance(digest, str) and wire.DIGEST.fullmatch(digest)
-        ):
-            raise errors.AnswerCorrupt(
-                f"{self.endpoint.name}: not the receipt of step {step} of plan {plan_id}: {answer}"
-            )
+    return Question(path, parse)
+
+
+def receipt(plan_id: str, step: int) -> Question[str]:
+    """Ask for the checksum of a training step's whole global batch, `xxh3-64=<16 hex>`."""
+    path = f"/v1/plans/{plan_id}/receipt?step={step}"
+
+    def parse(headers: wire.Headers, content: bytes) -> str:
+        answer = _object(path, headers, content)
+        digest, named = answer.get("digest"), (answer.get("plan"), answer.get("step"))
+        if named != (plan_id, step) or not isinstance(digest, str) or not wire.DIGEST.fullmatch(digest):
+            raise errors.AnswerCorrupt(f"not the receipt of step {step} of plan {plan_id}: {answer}")
         return digest
 
-    def places(self, plan_id: str, step: int) -> bytes:
-        """Ask where the rows of a training step lie: raw `(rows, 2) int64`, shard number and start token."""
-        request = wire.steps_request("/v1/indices", (1, 0, 2), "int64", step=step, verify=True, plan=plan_id)
-        response = self._request("GET", request.path)
-        wire.check_tag(response.headers, str(request.identity))
-        return wire.checked_array(response.content)
+    return Question(path, parse)
 
-    def tokens(self, corpus: str, start: int, count: int) -> tuple[str, bytes]:
-        """Ask for a range of the corpus; return (numpy name of the dtype, little-endian bytes)."""
-        path = wire.array_path(f"{wire.corpus_path(corpus)}/tokens", verify=True, start=start, count=count)
-        response = self._request("GET", path)
-        request = wire.ArrayRequest(
-            path=path, shape=(count,), dtype=response.headers.get(wire.DTYPE_HEADER, ""), plan_id=None
-        )
-        if request.dtype not in wire.ITEM_BYTES:
-            raise errors.AnswerCorrupt(f"{self.endpoint.name}: unknown {wire.DTYPE_HEADER} {request.dtype!r}")
-        wire.check_headers(response.headers, request)
-        return request.dtype, wire.checked_array(response.content)
 
-    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        response = self._request(method, path, body)
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise errors.AnswerCorrupt(
-                f"{self.endpoint.name}{path}: must be a JSON object, got {response.text[:200]!r}"
-            )
-        return answer
+def places(plan_id: str, step: int) -> Question[bytes]:
+    """Ask where the rows of a training step lie: the bytes that `/v1/indices` answers."""
+    request = wire.steps_request("/v1/indices", (1, 0, 2), "int64", step=step, verify=True, plan=plan_id)
 
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
-        name, host = self.endpoint.name, self.endpoint.host
-        with SentRequest(name, method, path, secrets.token_hex(8)) as sent:
-            try:
-                self._check_unix_socket()
-                # The URL may hold an address, but the certificate is for the name.
-                response = self._http.request(
-                    method, path, json=body, headers=sent.headers(), extensions={"sni_hostname": host}
-                )
-            except (httpx.TimeoutException, TimeoutError) as error:
-                raise errors.NoProgress(
-                    f"{name}: no answer in {self._timeout_seconds:g} s; request {sent.id}"
-                ) from error
-            except httpx.DecodingError as error:
-                raise errors.AnswerCorrupt(f"{name}: DecodingError: {error}; request {sent.id}") from error
-            except (httpx.TransportError, OSError) as error:
-                for cause in _causes(error):
-                    if is_certificate_error(cause):
-                        raise errors.CertificateRefused(f"{name}: {cause}") from error
-                    if isinstance(cause, socket.gaierror):
-                        raise self.endpoint.lookup_failed(cause) from error
-                detail = f"{name}: {type(error).__name__}: {error}; request {sent.id}"
-                raise errors.ConnectionFailed(detail) from error
-            if not response.is_success:
-                raise wire.error_from_answer(response.status_code, response.headers, response.content)
-        return response
+    def parse(headers: wire.Headers, content: bytes) -> bytes:
+        wire.check_tag(headers, str(request.identity))
+        return wire.checked_array(content)
 
-    def _check_unix_socket(self) -> None:
-        """Raise `OSError` unless somebody listens on the Unix socket, if the server has one.
+    return Question(request.path, parse)
 
-        httpcore leaves a socket that cannot be connected to the garbage collector, which complains once for
-        each attempt while a server is away. Finding out first takes microseconds.
-        """
-        if self.endpoint.socket_path is not None:
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(self._timeout_seconds)
-                probe.connect(self.endpoint.socket_path)
 
-    def _authorize(self, request: httpx.Request) -> httpx.Request:
-        if (authorization := self._credentials.header()) is not None:
-            request.headers["Authorization"] = authorization
-        return request
+def tokens(corpus: str, start: int, count: int) -> Question[tuple[str, bytes]]:
+    """Ask for a range of the corpus; the answer is (numpy name of the dtype, little-endian bytes)."""
+    request = wire.tokens_request(corpus, start, count, "")
+
+    def parse(headers: wire.Headers, content: bytes) -> tuple[str, bytes]:
+        dtype = headers.get(wire.DTYPE_HEADER, "")
+        if dtype not in ITEM_BYTES:
+            raise errors.AnswerCorrupt(f"unknown {wire.DTYPE_HEADER} {dtype!r}")
+        wire.check_headers(headers, replace(request, dtype=dtype))
+        return dtype, wire.checked_array(content)
+
+    return Question(request.path, parse)
+
+
+def _object(path: str, _: wire.Headers, content: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        shown = content.decode("utf-8", "replace")[:200]
+        raise errors.AnswerCorrupt(f"{path} must be a JSON object, got {shown!r}")
+    return answer
 
 
 def _described(kind: type[T], found: list[dict[str, Any]]) -> tuple[T, ...]:
@@ -227,10 +171,3 @@ def _described(kind: type[T], found: list[dict[str, Any]]) -> tuple[T, ...]:
 
 def _largest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and what it was raised from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -98,16 +98,6 @@ class Endpoint:
         return f"{self.url} ({self.address[1][0]})"
 
     @property
-    def http_url(self) -> str:
-        """The base URL that httpx connects to; with a Unix socket it leads nowhere by itself."""
-        if self.socket_path is not None:
-            return "http://localhost"
-        if self.address is None:
-            return self.url
-        scheme, address = "http" if self.tls is None else "https", self.address[1]
-        return f"{scheme}://{_bracketed(str(address[0]))}:{address[1]}{self.prefix}"
-
-    @property
     def authority(self) -> str:
         """What a request's `Host` says."""
         host = _bracketed(self.host)
@@ -124,17 +114,15 @@ class Endpoint:
             _last_found[key] = [(family, address) for family, _, _, _, address in found]
         except (socket.gaierror, UnicodeError) as error:
             if key not in _last_found:
-                raise self.lookup_failed(error) from error
+                if isinstance(error, UnicodeError) or error.errno in UNKNOWN_NAME:
+                    raise errors.HostNotFound(
+                        f"{self.url}: no host is named {self.host!r} ({error}); is the URL right, and does "
+                        "this machine's name service know the host?"
+                    ) from error
+                raise errors.ConnectionFailed(
+                    f"{self.url}: the name {self.host!r} cannot be looked up: {error}"
+                ) from error
         return [replace(self, address=address) for address in _last_found[key]]
-
-    def lookup_failed(self, error: socket.gaierror | UnicodeError) -> errors.CorpusClientError:
-        """Tell a name that does not exist from a name service that does not answer."""
-        if isinstance(error, UnicodeError) or error.errno in UNKNOWN_NAME:
-            return errors.HostNotFound(
-                f"{self.url}: no host is named {self.host!r} ({error}); is the URL right, and does this "
-                "machine's name service know the host?"
-            )
-        return errors.ConnectionFailed(f"{self.url}: the name {self.host!r} cannot be looked up: {error}")
 
 
 def _numeric_address(host: str, port: int) -> Address | None:

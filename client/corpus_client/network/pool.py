@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from corpus_client import errors
-from corpus_client.network.control import BoundPlan, ControlPlane
+from corpus_client.network import control
+from corpus_client.network.control import BoundPlan
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
 from corpus_client.network.replica import Replica, may_pass
-from corpus_client.network.transport import Connection
+from corpus_client.network.transport import Connection, ask_once
 from corpus_client.observe.recorder import Recorder
 
 LOOKUP_SECONDS = 30.0
@@ -67,8 +68,7 @@ class Pool:
         self._recorder = recorder
         self._names: list[_Name] = []
         self._replicas: list[Replica] = []
-        self._controls: list[ControlPlane] = []
-        self._stopped = self._closed = False
+        self._stopped = False
         self._num_background = 0
         self._last_error: Exception | None = None
         self._last_failure = "nothing came in time"
@@ -77,7 +77,7 @@ class Pool:
             if endpoint.address is None:
                 self._names.append(_Name(endpoint))
             else:
-                self._add(endpoint)
+                self._replicas.append(Replica(endpoint))
         if plan is not None:
             # Else all clients of a service would begin with the same server. Where the plan is still to be
             # agreed on, the first server decides which corpus is meant.
@@ -101,6 +101,11 @@ class Pool:
     def looked_up(self) -> bool:
         """Return whether every name's first look-up has ended, well or not."""
         return all(name.found or name.num_failures for name in self._names)
+
+    def settled(self) -> bool:
+        """Connect to the servers; return whether the first can be asked, or not for now."""
+        self.ready(idle=True)
+        return self.looked_up() and not (self._replicas and self._replicas[0].opening)
 
     def refusal(self) -> Exception | None:
         """Return why servers are not used any more, as one error; None: all are in use."""
@@ -143,10 +148,17 @@ class Pool:
             while (found := self.ready(idle=idle)) is None and time.monotonic() < deadline:
                 if since is None and not self._num_background:
                     break
-                self.wait(deadline, self.tell_waiting(since, deadline) if since is not None else 0.0)
+                now, told_at = time.monotonic(), 0.0 if since is None else self._tell_waiting(since, deadline)
+                retries, look_ups = (
+                    (each.retry_at for each in self._replicas),
+                    (each.due for each in self._names),
+                )
+                # A deadline that has passed since it was looked at counts; the other times are over then.
+                times = [deadline, *(each for each in (told_at, *retries, *look_ups) if each > now)]
+                self.changed.wait(max(0.0, min(times) - now))
             return found
 
-    def tell_waiting(self, since: float, deadline: float) -> float:
+    def _tell_waiting(self, since: float, deadline: float) -> float:
         """Let the log say now and then that a request waits, and for how long at most; return when next."""
         now = time.monotonic()
         due = self._told_at + TELL_SECONDS if self._told_at > since else since + TELL_FIRST_SECONDS
@@ -158,13 +170,6 @@ class Pool:
             *(now - since, deadline - since, self._last_failure),
         )
         return now + TELL_SECONDS
-
-    def wait(self, deadline: float, next_at: float = 0.0) -> None:
-        """Wait for a change, the end of a back-off or one of these times; the lock is held."""
-        now = time.monotonic()
-        times = [next_at, *(each.retry_at for each in self._replicas), *(each.due for each in self._names)]
-        # A deadline that has passed since the caller looked counts; the other times are over then.
-        self.changed.wait(max(0.0, min([deadline, *(each for each in times if each > now)]) - now))
 
     def deadline_exceeded(self, seconds: float) -> errors.DeadlineExceeded:
         """Return what to raise after so many seconds, with the last failure as its cause."""
@@ -191,7 +196,7 @@ class Pool:
         if self.plan is None:
             return
         try:
-            there = replica.control.post_plan(self.plan.document)
+            there = ask_once(replica.endpoint, self.network, control.post_plan(self.plan.document))
         except errors.ServerError as error:
             if error.passing or isinstance(error, errors.AccessDenied):
                 raise
@@ -205,7 +210,7 @@ class Pool:
             )
         replica.plan_in_doubt = False
 
-    def failed(self, replica: Replica, error: Exception, *, level: int = logging.WARNING) -> None:
+    def failed(self, replica: Replica, error: Exception) -> None:
         """Leave a replica alone: for a while, or for good if asking again cannot help."""
         with self.changed:
             if self._stopped:
@@ -214,8 +219,10 @@ class Pool:
             for connection in list(replica.connections):
                 if not connection.num_in_flight:
                     self.discard(replica, connection)  # the same restart broke it, in all likelihood
-            if isinstance(error, errors.UnknownPlan | errors.AnswerCorrupt):
-                replica.plan_in_doubt = True  # a wrong plan header: posting the plan tells chance from error
+            if isinstance(error, errors.UnknownPlan | errors.AnswerCorrupt | errors.NoProgress):
+                # After a wrong plan header posting the plan tells chance from error. A silent server must
+                # answer that, in the background, before the loop waits for it again.
+                replica.plan_in_doubt = True
             if not may_pass(error):
                 replica.refused = error
                 log.error("%s; this server is not used any more", named(replica, error))
@@ -230,7 +237,7 @@ class Pool:
                 )
                 if replica.num_failures & (replica.num_failures - 1) == 0:
                     log.log(
-                        logging.INFO if no_news else level,
+                        logging.INFO if no_news else logging.WARNING,
                         "%s; failure %d in a row, left alone for %.2f s",
                         *(named(replica, error), replica.num_failures, delay),
                     )
@@ -254,7 +261,6 @@ class Pool:
                 with self.changed:
                     self._num_background -= 1
                     self.changed.notify_all()
-                    self._close_controls()
 
         with self.changed:
             self._num_background += 1
@@ -273,22 +279,9 @@ class Pool:
         """Close every connection; idempotent."""
         self.stop()
         with self.changed:
-            self._closed = True
             for replica in self._replicas:
                 for connection in list(replica.connections):
                     self.discard(replica, connection)
-            self._close_controls()
-
-    def _close_controls(self) -> None:
-        # A background thread may be in a request; the last one to end closes what it used.
-        if self._closed and not self._num_background:
-            for control in self._controls:
-                control.close()
-
-    def _add(self, endpoint: Endpoint) -> None:
-        control = ControlPlane(endpoint, self.network)
-        self._controls.append(control)
-        self._replicas.append(Replica(endpoint, control))
 
     def _look_up(self, name: _Name) -> None:
         """Compare a name's addresses with the replicas."""
@@ -309,16 +302,13 @@ class Pool:
             known = {each.endpoint.address for each in mine}
             for endpoint in random.sample(found, len(found)):
                 if endpoint.address not in known:
-                    self._add(endpoint)
+                    self._replicas.append(Replica(endpoint))
             for replica in mine:
                 replica.gone = replica.endpoint.address not in {each.address for each in found}
                 if replica.gone and not replica.num_in_flight and not replica.opening:
                     self._replicas.remove(replica)
                     for connection in list(replica.connections):
                         self.discard(replica, connection)
-                    if self._num_background <= 1:  # this look-up: no other thread can be in a request
-                        self._controls.remove(replica.control)
-                        replica.control.close()
 
     def _open(self, replica: Replica, connection: Connection) -> None:
         """Open one more connection; `stop` aborts it meanwhile."""

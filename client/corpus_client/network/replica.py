@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from corpus_client import errors
-from corpus_client.network.control import ControlPlane
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.transport import Connection
 
@@ -52,7 +51,6 @@ class Replica:
     """One server at one address; guarded by the pool's lock."""
 
     endpoint: Endpoint
-    control: ControlPlane
     latency: Latency = field(default_factory=Latency)
     # Open ones: `begin` sends on the last, an older one is closed behind its last answer.
     connections: list[Connection] = field(default_factory=list)

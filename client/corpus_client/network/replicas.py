@@ -7,29 +7,29 @@ to the caller's buffer.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from corpus_client import errors
-from corpus_client.network.control import BoundPlan, ControlPlane
+from corpus_client.network import control, wire
+from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
 from corpus_client.network.pool import Pool
 from corpus_client.network.replica import Replica, may_pass
-from corpus_client.network.transport import Connection
-from corpus_client.network.wire import ArrayRequest
+from corpus_client.network.transport import Buffer, Connection
+from corpus_client.network.wire import ArrayRequest, Question
 from corpus_client.observe.recorder import Recorder
 
 STALL_SECONDS = 1.0
 """Longest silence of a replica while another one works."""
 
-ASK_SECONDS = 0.5
-"""Until a question of the control plane is asked elsewhere, too; an answer takes milliseconds."""
+FIRST_SECONDS = 0.5
+"""For the first replica to be reached, before another one is asked to bind the plan."""
 
 BIND_SECONDS = 1.0
 """For all replicas to accept the plan, once one has; a slower one is told when it is used."""
@@ -60,7 +60,7 @@ class Exchange:
 class Replicas(AbstractContextManager["Replicas"]):
     """The servers behind one loader: base URLs, of whose host names each address is a replica.
 
-    `stop` and `ask` may be called from any thread; everything else belongs to one thread at a time.
+    `stop` may be called from any thread; everything else belongs to one thread at a time.
 
     Args:
         plan: what `bind` returned for the same URLs; posted to a replica that does not know it.
@@ -75,7 +75,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         plan: BoundPlan | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        urls = urls if isinstance(urls, Iterable) and not isinstance(urls, str | bytes) else (urls,)
+        urls = urls if isinstance(urls, Collection) and not isinstance(urls, str | bytes) else (urls,)
         if not urls:
             raise errors.InvalidArgument("urls must name at least one server, got none")
         self.recorder = recorder or Recorder()
@@ -93,13 +93,15 @@ class Replicas(AbstractContextManager["Replicas"]):
             ReplicaRefused: a replica has another corpus under that name, or makes another plan of it.
             HostNotFound, CertificateRefused, AccessDenied: a replica cannot be used at all.
         """
-        pool = self._pool
-        first, bound = self._ask(lambda control: control.post_plan(plan), self.network.deadline_seconds)
-        pool.plan = bound
+        pool, question = self._pool, control.post_plan(plan)
+        with pool.changed:
+            # If it can be reached, the first server decides which corpus is meant.
+            pool.changed.wait_for(pool.settled, FIRST_SECONDS)
+        pool.plan = bound = self.ask(question)
         with pool.changed:
             # A name that does not exist is an error now, not a warning in the middle of a run.
             pool.changed.wait_for(pool.looked_up, self.network.connect_seconds)
-        waiting = [replica for replica in pool.live() if replica is not first]
+        _, *waiting = sorted(pool.live(), key=lambda each: -each.last_used)  # who answered was asked last
 
         def introduce(replica: Replica) -> None:
             try:
@@ -119,9 +121,11 @@ class Replicas(AbstractContextManager["Replicas"]):
                 raise refusal
         return bound
 
-    def ask(self, question: Callable[[ControlPlane], T], *, deadline_seconds: float | None = None) -> T:
-        """Return the answer of whichever replica gives one first; one that does not know the plan is told."""
-        return self._ask(question, deadline_seconds or self.network.deadline_seconds)[1]
+    def ask(self, question: Question[T], *, deadline_seconds: float | None = None) -> T:
+        """Return the answer of whichever replica gives one; one that does not know the plan is told."""
+        receive = partial(Connection.receive, question=question)
+        seconds = deadline_seconds or self.network.deadline_seconds
+        return self._answered(question.path, question.body, receive, seconds)
 
     def begin(self, request: ArrayRequest) -> Exchange:
         """Send the request if a replica can be reached now; else `finish` sends it."""
@@ -130,10 +134,10 @@ class Replicas(AbstractContextManager["Replicas"]):
         deadline = time.monotonic() + self.network.connect_seconds
         found = self._pool.acquire(deadline, idle=False)
         if found is not None:
-            exchange.attempt = self._send(request, *found)
+            exchange.attempt = self._send(request.path, None, *found)
         return exchange
 
-    def finish(self, exchange: Exchange, buffer: memoryview) -> None:
+    def finish(self, exchange: Exchange, buffer: Buffer) -> None:
         """Receive the right answer at the start of `buffer`, from whichever replica gives it.
 
         Raises:
@@ -142,44 +146,63 @@ class Replicas(AbstractContextManager["Replicas"]):
         """
         request, attempt = exchange.request, exchange.attempt
         exchange.attempt = None
+        receive = partial(Connection.receive_into, buffer=buffer, request=request)
+        headers = self._answered(request.path, None, receive, self.network.deadline_seconds, attempt)
+        self.recorder.received_bytes += wire.array_bytes(headers, request)
+
+    def _answered(
+        self,
+        path: str,
+        body: bytes | None,
+        receive: Callable[..., T],
+        seconds: float,
+        attempt: _Attempt | None = None,
+    ) -> T:
+        """Send a request until it has a right answer; return what `receive` makes of that.
+
+        attempt: the request is on the wire already.
+        """
         started = time.monotonic()
-        deadline = started + self.network.deadline_seconds
-        again = False
+        deadline = started + seconds
+        failed = again = False
         if attempt is not None:
             attempt.started = started
             if not attempt.connection.usable:
                 self._end(attempt)  # what was asked before it on that connection has failed
                 attempt, again = None, True
-        for tries in itertools.count():
+        while True:
             while attempt is None:
-                self.recorder.enter("retry" if tries else "send")
+                self.recorder.enter("retry" if failed else "send")
                 found = self._pool.acquire(deadline, idle=True, since=started)
                 if found is None:
-                    raise self._pool.deadline_exceeded(self.network.deadline_seconds)
-                attempt = self._send(request, *found)
+                    raise self._pool.deadline_exceeded(seconds)
+                attempt = self._send(path, body, *found)
                 self.recorder.num_retries += again
                 again = False
             try:
-                waited = self._await_answer(attempt, deadline)
-                attempt.connection.receive_into(
-                    buffer,
-                    request,
+                waited = not attempt.connection.arrived()
+                answer = receive(
+                    attempt.connection,
                     deadline=min(deadline, attempt.started + self.network.attempt_seconds),
-                    progress_seconds=self._patience(attempt),
+                    patience=partial(self._patience, attempt),
                 )
             except errors.CorpusClientError as error:
                 self._end(attempt)
                 if not may_pass(error) and not isinstance(error, errors.ReplicaUnusable):
                     raise
                 self._pool.failed(attempt.replica, error)
-                attempt, again = None, True
+                attempt, failed, again = None, True, True
                 continue
+            except BaseException:
+                # An interrupt (Ctrl-C): the answer may still come, and must not be the next request's.
+                attempt.connection.close()
+                self._end(attempt)
+                raise
             now = time.monotonic()
             attempt.replica.latency.add(now - attempt.sent_at, now, waited=waited)
             attempt.replica.succeeded()
             self._end(attempt)
-            self.recorder.received_bytes += request.num_bytes
-            return
+            return answer
 
     def stop(self) -> None:
         """Wake whoever waits here with `Stopped`, for good."""
@@ -189,7 +212,9 @@ class Replicas(AbstractContextManager["Replicas"]):
         """Close every connection; by the thread that used them, or after it ended."""
         self._pool.close()
 
-    def _send(self, request: ArrayRequest, replica: Replica, connection: Connection) -> _Attempt | None:
+    def _send(
+        self, path: str, body: bytes | None, replica: Replica, connection: Connection
+    ) -> _Attempt | None:
         """Put the request on the wire; return its attempt, or None if that failed."""
         now = time.monotonic()
         attempt = _Attempt(replica, connection, now, now)
@@ -200,32 +225,12 @@ class Replicas(AbstractContextManager["Replicas"]):
             replica.num_in_flight += 1
             connection.num_in_flight += 1
         try:
-            connection.send(request.path, deadline=now + self.network.attempt_seconds)
+            connection.send(path, body=body, deadline=now + self.network.attempt_seconds)
         except (errors.TransportError, errors.ReplicaUnusable) as error:
             self._end(attempt)
             self._pool.failed(replica, error)
             return None
         return attempt
-
-    def _await_answer(self, attempt: _Attempt, deadline: float) -> bool:
-        """Wait until the answer begins; return whether there was anything to wait for.
-
-        Raises `NoProgress` if it takes too long.
-        How long is too long changes meanwhile: another replica may begin to work, or stop.
-        """
-        if len(self._pool.live()) == 1:
-            return True
-        self.recorder.enter("answer")
-        wait = 0.0  # a look first: an answer that is there already tells little about its replica
-        while not attempt.connection.begins_within(wait):
-            now = time.monotonic()
-            end = min(deadline, attempt.started + self._patience(attempt))
-            if now >= end:
-                attempt.connection.close()
-                seconds = now - attempt.started
-                raise errors.NoProgress(f"{attempt.replica.endpoint.name}: no answer in {seconds:.2f} s")
-            wait = min(end, now + STALL_SECONDS) - now
-        return wait > 0
 
     def _patience(self, attempt: _Attempt) -> float:
         """Return the longest silence to accept from this replica."""
@@ -241,48 +246,3 @@ class Replicas(AbstractContextManager["Replicas"]):
             superseded = not connection.num_in_flight and connection not in replica.connections[-1:]
             if superseded or not connection.usable:
                 self._pool.discard(replica, connection)
-
-    def _ask(self, question: Callable[[ControlPlane], T], seconds: float) -> tuple[Replica, T]:
-        """Ask one replica after another in the background, the next after a failure or half a second."""
-        pool = self._pool
-        started = time.monotonic()
-        deadline = started + seconds
-        asked: set[Replica] = set()
-        answers: deque[tuple[Replica, T | Exception]] = deque()
-
-        def put(replica: Replica) -> None:
-            answer: T | Exception
-            try:
-                try:
-                    answer = question(replica.control)
-                except errors.UnknownPlan:
-                    pool.introduce(replica)
-                    answer = question(replica.control)
-            except Exception as error:  # noqa: BLE001 - raised again by whoever asked
-                answer = error
-            answers.append((replica, answer))
-
-        with pool.changed:
-            next_at = 0.0
-            while True:
-                while answers:
-                    replica, answer = answers.popleft()
-                    asked.discard(replica)
-                    if not isinstance(answer, Exception):
-                        replica.succeeded()
-                        return replica, answer
-                    if not may_pass(answer) and not isinstance(answer, errors.ReplicaUnusable):
-                        raise answer
-                    pool.failed(replica, answer)
-                    next_at = 0.0
-                now = time.monotonic()
-                rested = [each for each in pool.live() if each not in asked and each.retry_at <= now]
-                if rested and now >= next_at:
-                    best = min(rested, key=lambda each: each.cost(now))
-                    asked.add(best)
-                    pool.run(put, best)
-                    next_at = now + min(ASK_SECONDS, seconds / 4)
-                if now >= deadline:
-                    raise pool.deadline_exceeded(seconds)
-                next_told = pool.tell_waiting(started, deadline)
-                pool.wait(deadline, min(next_at, next_told) if next_at > now else next_told)

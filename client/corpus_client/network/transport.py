@@ -15,6 +15,8 @@ import ssl
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
 
 import xxhash
 
@@ -25,13 +27,21 @@ from corpus_client.network.options import Network
 from corpus_client.observe.recorder import Recorder
 from corpus_client.observe.telemetry import SentRequest
 
+T = TypeVar("T")
+
 MAX_ERROR_BYTES = 65_536
+SUCCESS = (200, 201)
 
 HEAD_PIECE_BYTES = 2048
 """Most heads fit; what comes with them of the body is copied once more."""
 
+LINE_END = b"\r\n"
+
 PIECE_BYTES = 512 * 1024
 """What is received at once stays in the processor's cache until it is hashed."""
+
+LOOK_SECONDS = 1.0
+"""After which a silent answer makes `Connection` ask how much longer to wait."""
 
 KEEP_ALIVE_SECONDS = 15
 """Idle time before TCP probes the peer; firewalls forget a silent connection after a few minutes."""
@@ -43,6 +53,10 @@ if hasattr(socket, "TCP_KEEPIDLE"):
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_SECONDS),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     ]
+
+
+Buffer = memoryview | Callable[[int], memoryview]
+"""Where an array is received: memory, or what gives so many bytes of it."""
 
 
 class Connection:
@@ -62,12 +76,14 @@ class Connection:
         self._recorder = recorder or Recorder()
         headers = {"Host": endpoint.authority, "Accept-Encoding": "identity", **self._network.headers}
         self._header_lines = wire.header_lines(headers)  # of every request
-        self._progress_seconds = self._network.progress_seconds
+        self._look_seconds = min(LOOK_SECONDS, self._network.progress_seconds)
+        self._patience: Callable[[], float]  # returns the longest wait for the next byte
         self._fills_whole = endpoint.tls is None  # by the kernel in one call, which also limits its waits
         self._wait_seconds = 0.0
+        self._silent = True  # nothing came yet of the answer that is being received
         self._socket: socket.socket | None = None
         self._num_answers = 0
-        self._received = bytearray()  # of the next answer: it came with the one before, or with `peek`
+        self._received = bytearray()  # of the next answer: it came with the one before
         self.usable = True  # opened by the first request
         self.num_in_flight = 0
         self._id_prefix, self._num_named = secrets.token_hex(6), 0
@@ -88,109 +104,79 @@ class Connection:
             if family != socket.AF_UNIX:
                 for option in (*KEEP_ALIVE, (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)):
                     sock.setsockopt(*option)
-            if endpoint.tls is not None:
+            if self._fills_whole:
+                sock.settimeout(None)
+                limit = _timeval(self._network.connect_seconds)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            elif endpoint.tls is not None:
                 self._socket = endpoint.tls.wrap_socket(sock, server_hostname=endpoint.host)
         except OSError as error:
             raise self._failed(error) from error
 
-    def send(self, path: str, *, deadline: float) -> None:
-        """Put a GET for `path` on the wire; `deadline` is in `time.monotonic` seconds."""
-        head = wire.request_line(self.endpoint.prefix + path) + self._header_lines
+    def send(self, path: str, *, deadline: float, body: bytes | None = None) -> None:
+        """Put a GET for `path` on the wire, with a body a POST; `deadline` is in `time.monotonic` seconds."""
+        method, headers = "GET" if body is None else "POST", dict[str, str]()
+        head = wire.request_line(method, self.endpoint.prefix + path) + self._header_lines
         if (authorization := self._network.credentials.header()) is not None:
-            head += wire.header_lines({"Authorization": authorization})
+            headers["Authorization"] = authorization
+        if body is not None:
+            headers |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
         try:
             if self._socket is None:
                 self.open(deadline)
             self._limit_wait(deadline)
             self._num_named += 1
-            sent = SentRequest(self.endpoint.name, "GET", path, f"{self._id_prefix}-{self._num_named}")
+            sent = SentRequest(self.endpoint.name, method, path, f"{self._id_prefix}-{self._num_named}")
             self._sent.append(sent)
-            self._open_socket.sendall(head + wire.header_lines(sent.headers()) + b"\r\n")
+            head += wire.header_lines({**headers, **sent.headers()}) + b"\r\n"
+            self._open_socket.sendall(head + (body or b""))
         except OSError as error:
             raise self._failed(error, stale=self._num_answers > 0) from error
 
-    def peek(self) -> bool:
-        """Return whether something of the next answer came, or the connection ended; never block."""
-        if self._received:
-            return True
-        part = bytearray(HEAD_PIECE_BYTES)
-        try:
-            if isinstance(self._open_socket, ssl.SSLSocket):
-                # A readable socket may hold records of TLS alone; only reading tells.
-                self._wait_seconds = 0.0
-                self._open_socket.settimeout(0)
-                num_bytes = self._open_socket.recv_into(part)
-            else:
-                num_bytes = self._open_socket.recv_into(part, 0, socket.MSG_DONTWAIT)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return False
-        except OSError:
-            return True  # `receive_into` meets it again and reports it
-        self._received += part[:num_bytes]
-        return True
-
-    def begins_within(self, seconds: float) -> bool:
-        """Wait for the first byte of the next answer, or for the connection's end; False if neither comes."""
-        end = time.monotonic() + seconds
-        # A closed one counts as one that came: `receive_into` reports what happened to it.
-        while self.usable and not self.peek():
-            if (left := end - time.monotonic()) <= 0:
-                return False
-            poll = select.poll()
-            poll.register(self, select.POLLIN)
-            poll.poll(left * 1e3)
-        return True
+    def arrived(self) -> bool:
+        """Return whether something came: of the next answer, or the connection's end; never block."""
+        poll = select.poll()
+        poll.register(self._open_socket, select.POLLIN)
+        return bool(self._received or poll.poll(0))
 
     def receive_into(
         self,
-        buffer: memoryview,
+        buffer: Buffer,
         request: wire.ArrayRequest,
         *,
         deadline: float,
-        progress_seconds: float | None = None,
+        patience: Callable[[], float] | None = None,
     ) -> wire.Headers:
         """Receive the answer to the oldest request that has none, and check it; return its headers.
 
         Args:
             buffer: at least `request.num_bytes` writable bytes; the array lies at its start afterwards.
-                After an error its content is undefined.
+                After an error its content is undefined. A request that is not exact needs a function.
             deadline: `time.monotonic` seconds; no wait goes beyond it.
-            progress_seconds: longest wait for the next byte, instead of the network's.
+            patience: returns the longest wait for the next byte, instead of the network's; asked again
+                every second, as it may change meanwhile.
         """
-        self._recorder.enter("answer")
-        sent = self._sent.popleft()
-        self._progress_seconds = progress_seconds or self._network.progress_seconds
-        silent = True
-        try:
-            with sent:
-                head = self._receive_head(deadline)
-                silent = False
-                while head.startswith(wire.INFORMATIONAL):
-                    head = self._receive_head(deadline)
-                status, headers = wire.read_head(head)
-                if status != 200:
-                    raise self._error_answer(status, headers, deadline)
-                self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
-                wire.check_headers(headers, request)
-                digest = xxhash.xxh3_64() if request.verify else None
-                self._fill(buffer[: request.num_bytes], deadline, digest)
-                if digest is not None:
-                    tail = bytearray(wire.TAIL_BYTES)
-                    self._fill(memoryview(tail), deadline)
-                    wire.check_tail(digest, bytes(tail))
-                if self._received and not self._sent:
-                    raise errors.AnswerCorrupt("the body must end where the headers say, more came")
-                self._recorder.enter("host")
-        except errors.AnswerCorrupt as error:
-            self.close()
-            raise errors.AnswerCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error
-        except OSError as error:
-            # stale: nothing came, and it had served before; the server closed it while idle.
-            stale = silent and self._num_answers > 0
-            raise self._failed(error, stale=stale, request_id=sent.id) from error
-        self._num_answers += 1
-        self._close_if_asked(headers)
-        return headers
+
+        def fill(headers: wire.Headers) -> wire.Headers:
+            wire.check_headers(headers, request)
+            digest = xxhash.xxh3_64() if request.verify else None
+            num_bytes = wire.array_bytes(headers, request)
+            self._fill(buffer(num_bytes) if callable(buffer) else buffer[:num_bytes], deadline, digest)
+            if digest is not None:
+                tail = bytearray(wire.TAIL_BYTES)
+                self._fill(memoryview(tail), deadline)
+                wire.check_tail(digest, bytes(tail))
+            return headers
+
+        return self._receive_answer(fill, deadline, patience)
+
+    def receive(
+        self, question: wire.Question[T], *, deadline: float, patience: Callable[[], float] | None = None
+    ) -> T:
+        """Receive the answer to the oldest request, which asked this question; as `receive_into` does."""
+        return self._receive_answer(
+            lambda headers: question.parse(headers, self._rest(headers, deadline)), deadline, patience
+        )
 
     def abort(self) -> None:
         """Wake the thread that uses the connection; from any thread, for good."""
@@ -209,9 +195,34 @@ class Connection:
         while self._sent:  # their answers will not be read
             self._sent.popleft().end(ConnectionAbortedError())
 
-    def fileno(self) -> int:
-        """Return the descriptor, for `poll`."""
-        return self._open_socket.fileno()
+    def _receive_answer(
+        self, take: Callable[[wire.Headers], T], deadline: float, patience: Callable[[], float] | None
+    ) -> T:
+        """Receive a head, and what `take` makes of the headers and the body; errors name the request."""
+        self._recorder.enter("answer")
+        self._patience = patience or (lambda: self._network.progress_seconds)
+        sent = self._sent.popleft()
+        self._silent = True
+        try:
+            with sent:
+                status, headers = self._receive_head(deadline)
+                if status not in SUCCESS:
+                    raise self._error_answer(status, headers, deadline)
+                self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
+                taken = take(headers)
+                if self._received and not self._sent:
+                    raise errors.AnswerCorrupt("the body must end where the headers say, more came")
+                self._recorder.enter("host")
+        except errors.AnswerCorrupt as error:
+            self.close()
+            raise errors.AnswerCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error
+        except OSError as error:
+            # stale: nothing came, and it had served before; the server closed it while idle.
+            stale = self._silent and self._num_answers > 0
+            raise self._failed(error, stale=stale, request_id=sent.id) from error
+        self._num_answers += 1
+        self._close_if_asked(headers)
+        return taken
 
     def _close_if_asked(self, headers: wire.Headers) -> None:
         if "close" in headers.get("connection", "").lower():
@@ -224,35 +235,34 @@ class Connection:
         return self._socket
 
     def _limit_wait(self, deadline: float) -> None:
-        """Let no single wait pass the progress timeout or the deadline."""
+        """Let no single wait pass the deadline, or the time after which `_receive` looks around."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the time for this attempt is over")
-        seconds = min(left, self._progress_seconds)
-        if 0.9 * seconds <= self._wait_seconds <= 1.05 * seconds:
-            return  # near enough; setting it anew costs as much as receiving
+        seconds = min(left, self._look_seconds)
+        if seconds == self._wait_seconds:
+            return
         self._wait_seconds = seconds
         if self._fills_whole:
-            whole, part = divmod(seconds, 1.0)
-            limit = struct.pack("ll", int(whole), max(int(part * 1e6), 1))  # a zero would mean for ever
-            self._open_socket.settimeout(None)
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._open_socket.setsockopt(socket.SOL_SOCKET, option, limit)
+            self._open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
         else:
             self._open_socket.settimeout(seconds)
 
     def _receive(self, part: memoryview, deadline: float, flags: int = 0) -> int:
         """Receive something at the start of `part`; return the number of bytes, 0 at the end."""
-        self._limit_wait(deadline)
-        try:
-            return self._open_socket.recv_into(part, 0, flags)
-        except BlockingIOError:
-            raise TimeoutError("timed out") from None
+        since = time.monotonic()
+        while True:
+            self._limit_wait(deadline)
+            try:
+                return self._open_socket.recv_into(part, 0, flags)
+            except (BlockingIOError, TimeoutError):
+                if time.monotonic() - since >= self._patience():
+                    raise TimeoutError("timed out") from None
 
-    def _receive_head(self, deadline: float) -> bytes:
-        """Receive the head of an answer; what came with it of the body stays in `_received`."""
+    def _receive_until(self, end: bytes, deadline: float) -> bytes:
+        """Receive up to `end`, which the head or a line of it ends with; what came with it stays."""
         part = memoryview(bytearray(HEAD_PIECE_BYTES))
-        while (end := self._received.find(wire.HEAD_END)) < 0:
+        while (found := self._received.find(end)) < 0:
             if len(self._received) > wire.MAX_HEAD_BYTES:
                 raise errors.AnswerCorrupt(f"the head must have at most {wire.MAX_HEAD_BYTES} bytes")
             num_bytes = self._receive(part, deadline)
@@ -261,7 +271,43 @@ class Connection:
                     f"closed connection after {len(self._received)} bytes of the answer's head"
                 )
             self._received += part[:num_bytes]
-        return self._take(end + len(wire.HEAD_END))
+        return self._take(found + len(end))
+
+    def _receive_head(self, deadline: float) -> tuple[int, dict[str, str]]:
+        """Receive the head of an answer, after informational ones; return status and headers."""
+        while (head := self._receive_until(wire.HEAD_END, deadline)).startswith(wire.INFORMATIONAL):
+            self._silent = False
+        self._silent = False
+        return wire.read_head(head)
+
+    def _rest(self, headers: wire.Headers, deadline: float) -> bytes:
+        """Receive a body of the length that its headers name, or in chunks, or up to the connection's end."""
+        body = bytearray()
+
+        def more(length: str, base: int) -> int:
+            length = length.strip()
+            try:
+                part = bytearray(int(length, base))
+            except (ValueError, MemoryError, OverflowError) as error:
+                raise errors.AnswerCorrupt(f"the body must have a length, got {length[:40]!r}") from error
+            self._fill(memoryview(part), deadline)
+            body.extend(part)
+            return len(part)
+
+        if "chunked" in headers.get("transfer-encoding", "").lower():
+            while more(self._receive_until(LINE_END, deadline).split(b";")[0].decode("latin-1"), 16):
+                self._receive_until(LINE_END, deadline)
+            while self._receive_until(LINE_END, deadline) != LINE_END:
+                pass  # a trailer
+        elif (length := headers.get("content-length")) is not None:
+            more(length, 10)
+        else:
+            part = memoryview(bytearray(HEAD_PIECE_BYTES))
+            body.extend(self._take(len(self._received)))
+            while num_bytes := self._receive(part, deadline):
+                body.extend(part[:num_bytes])
+            self.close()
+        return bytes(body)
 
     def _take(self, max_bytes: int) -> bytes:
         """Remove and return up to `max_bytes` bytes of what was received already."""
@@ -294,12 +340,11 @@ class Connection:
         that failed may have answered the next request out of turn.
         """
         length = headers.get("content-length", "")
-        is_plain = length.isascii() and length.isdigit()
-        num_bytes = int(length) if is_plain else 0
-        body = memoryview(bytearray(min(num_bytes, MAX_ERROR_BYTES)))
+        num_bytes = int(length) if length.isascii() and length.isdigit() else -1
+        body = memoryview(bytearray(min(max(num_bytes, 0), MAX_ERROR_BYTES)))
         self._fill(body, deadline)
         self._close_if_asked(headers)
-        if not is_plain or num_bytes > len(body) or self._sent:
+        if num_bytes != len(body) or self._sent:
             self.close()
         return wire.error_from_answer(status, headers, bytes(body))
 
@@ -308,16 +353,28 @@ class Connection:
     ) -> errors.CorpusClientError:
         self.close()
         named = f"; request {request_id}" if request_id else ""
-        if is_certificate_error(error):
+        reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
+        if "CERT" in reason or "UNKNOWN_CA" in reason:
             return errors.CertificateRefused(f"{self.endpoint.name}: {error}")
+        if reason == "WRONG_VERSION_NUMBER":
+            return errors.ReplicaUnusable(
+                f"{self.endpoint.name}: the server does not speak TLS; does its URL begin with http://?"
+            )
         if isinstance(error, TimeoutError):
             return errors.NoProgress(f"{self.endpoint.name}: nothing came in time ({error}){named}")
         detail = f"{self.endpoint.name}: {type(error).__name__}: {error}{named}"
         return errors.ConnectionFailed(detail, stale=stale)
 
 
-def is_certificate_error(error: BaseException | None) -> bool:
-    """Return whether one side refused the other's certificate: asking again gets the same answer."""
-    if not isinstance(error, ssl.SSLError):
-        return False
-    return any(word in (error.reason or "") for word in ("CERT", "UNKNOWN_CA"))
+def ask_once(endpoint: Endpoint, network: Network, question: wire.Question[T]) -> T:
+    """Return the answer of one server to a question, over a connection of its own."""
+    deadline = time.monotonic() + network.attempt_seconds
+    with contextlib.closing(Connection(endpoint, network)) as connection:
+        connection.send(question.path, deadline=deadline, body=question.body)
+        return connection.receive(question, deadline=deadline, patience=lambda: network.connect_seconds)
+
+
+def _timeval(seconds: float) -> bytes:
+    """Return the time as socket options have it, where zero would mean for ever."""
+    whole, part = divmod(seconds, 1.0)
+    return struct.pack("ll", int(whole), max(int(part * 1e6), 1))

@@ -5,6 +5,7 @@ An array answer is the little-endian C-order body alone; what it is stands in it
     Corpus-Shape: 4,64,1025          Corpus-Dtype: uint16
     Corpus-Plan: <64 hex>            Corpus-Checksum: xxh3-64=tail
     Content-Length: exact, never chunked
+    Corpus-Arrays: what follows the array, see `layout.py`
     ETag: "<64 hex>.batches.STEP.COUNT.RANK.WORLD_SIZE.raw+tail"
 
 `tail` says that 8 bytes follow the array, its checksum: so the server sends each piece as it reads it.
@@ -15,18 +16,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 from urllib.parse import quote, quote_plus
 
 import xxhash
 
 from corpus_client import errors
+from corpus_client.network.layout import ITEM_BYTES, Array, arrays_of, starts
 from corpus_client.observe.telemetry import REQUEST_ID_HEADER
 
 SHAPE_HEADER = "corpus-shape"
 DTYPE_HEADER = "corpus-dtype"
+ARRAYS_HEADER = "corpus-arrays"
 PLAN_HEADER = "corpus-plan"
 TAG_HEADER = "etag"
 CHECKSUM_HEADER = "corpus-checksum"
@@ -41,21 +45,24 @@ DIGEST = re.compile(r"xxh3-64=[0-9a-f]{16}")
 SERVER_SECONDS = re.compile(r"\banswer;dur=(\d+(?:\.\d+)?)")
 """In `Server-Timing` (W3C): milliseconds from the request's arrival to the answer's first byte."""
 
-ITEM_BYTES: dict[str, int] = {"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
-"""Bytes of one item, by the name in `Corpus-Dtype`."""
-
 ERRORS = {"unknown-corpus": errors.UnknownCorpus, "unknown-plan": errors.UnknownPlan}
 """The `type` of a problem document -> the error that it becomes, where that is a class of its own."""
 
 ACCESS_REMEDY = "auth= gives the token: as text, the path of a file or a function"
+
+PIECE_ITEMS = 4
+"""Of a piece of a row that joins several: row, shard number, start token, tokens."""
 
 MAX_HEAD_BYTES = 65_536
 HEAD_END = b"\r\n\r\n"
 INFORMATIONAL = b"HTTP/1.1 1"
 """Begins a head that comes before the answer's; a proxy may send some unasked (RFC 9110, 15.2)."""
 
+_LENGTH = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _UNFIT_TARGET = re.compile(r"[^!-~]")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5]\d\d)(?: [^\r\n]*)?\r\n")
+
+T = TypeVar("T")
 
 Headers = Mapping[str, str]
 """Of an answer: a dict with names in lower case, or any mapping that ignores case."""
@@ -72,11 +79,31 @@ class ArrayRequest:
     verify: bool = True  # whether a checksum is asked for and checked
     # What the `ETag` must say behind the plan's id: the checksum of another step's answer is valid, too.
     identity: str | None = None
+    beside: tuple[Array, ...] = ()  # behind the array
+    is_exact: bool = True  # False: the first size of the shape is the most that an answer may have
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All arrays of the body."""
+        return Array(name="", dtype=self.dtype, shape=self.shape), *self.beside
 
     @property
     def num_bytes(self) -> int:
-        """Exact length of the array in the body."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        """Length of the body without its checksum; the most of one that is not exact."""
+        return starts(0, self.arrays)[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[T]):
+    """A request whose answer has any length.
+
+    parse: makes something of the answer's headers and body, or raises `AnswerCorrupt`.
+    body: what is posted, as JSON; None: it is a GET.
+    """
+
+    path: str
+    parse: Callable[[Headers, bytes], T]
+    body: bytes | None = None
 
 
 def header_lines(headers: Headers) -> bytes:
@@ -84,11 +111,11 @@ def header_lines(headers: Headers) -> bytes:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
 
 
-def request_line(target: str) -> bytes:
-    """Return the first line of a GET; refuse a target with what a URL spells with percent signs."""
+def request_line(method: str, target: str) -> bytes:
+    """Return the first line of a request; refuse a target with what a URL spells with percent signs."""
     if _UNFIT_TARGET.search(target):
         raise errors.InvalidArgument(f"url must be percent-encoded ASCII, got {target!r}")
-    return f"GET {target} HTTP/1.1\r\n".encode()
+    return f"{method} {target} HTTP/1.1\r\n".encode()
 
 
 def read_head(head: bytes) -> tuple[int, dict[str, str]]:
@@ -124,6 +151,9 @@ def steps_request(
     rank: int = 0,
     world_size: int = 1,
     verify: bool,
+    are_pieces: bool = False,
+    beside: Sequence[str] = (),
+    row_tokens: int = 0,
     **plan: int | str,
 ) -> ArrayRequest:
     """Return the request for consecutive steps of one rank.
@@ -131,17 +161,24 @@ def steps_request(
     Args:
         shape: of the answer: steps, rows, items of a row.
         step: the first of the steps.
+        are_pieces: the answer has a line of `PIECE_ITEMS` for each piece of the rows, at most one an item.
+        beside: names of the arrays to send behind that.
+        row_tokens: tokens of a row, where the answer has other items.
         plan: `plan=ID`, or the parameters that spell a plan in the URL.
     """
     steps = {"step": step, "count": shape[0], "rank": rank, "world_size": world_size}
-    identity = (route.rpartition("/")[2], *map(str, steps.values()), "raw+tail" if verify else "raw")
+    form = "+".join(("raw+tail" if verify else "raw", *beside))
+    identity = (route.rpartition("/")[2], *map(str, steps.values()), form)
+    named = {"with": ",".join(beside)} if beside else {}
     return ArrayRequest(
-        path=array_path(route, verify=verify, **plan, **steps),
-        shape=shape,
+        path=array_path(route, verify=verify, **plan, **steps, **named),
+        shape=(math.prod(shape), PIECE_ITEMS) if are_pieces else shape,
         dtype=dtype,
+        is_exact=not are_pieces,
         plan_id=str(plan["plan"]) if "plan" in plan else None,
         verify=verify,
         identity=".".join(identity),
+        beside=arrays_of(beside, shape[0], (shape[1], row_tokens or shape[2])),
     )
 
 
@@ -150,15 +187,29 @@ def corpus_path(name: str) -> str:
     return f"/v1/corpora/{quote(name, safe='')}"
 
 
+def tokens_request(corpus: str, start: int, count: int, dtype: str) -> ArrayRequest:
+    """Return the request for a range of the corpus's tokens."""
+    path = array_path(f"{corpus_path(corpus)}/tokens", verify=True, start=start, count=count)
+    return ArrayRequest(path=path, shape=(count,), dtype=dtype, plan_id=None)
+
+
 def check_headers(headers: Headers, request: ArrayRequest) -> None:
     """Raise `AnswerCorrupt` unless the headers announce exactly the array that was asked for."""
+    shape = request.shape
+    if not request.is_exact:
+        found = (headers.get(SHAPE_HEADER) or "").partition(",")[0]
+        if _LENGTH.fullmatch(found) and int(found) <= shape[0]:
+            shape = (int(found), *shape[1:])
+    num_bytes = starts(math.prod(shape) * ITEM_BYTES[request.dtype], request.beside)[-1]
     expected = {
-        "content-length": str(request.num_bytes + (TAIL_BYTES if request.verify else 0)),
-        SHAPE_HEADER: ",".join(map(str, request.shape)),
+        "content-length": str(num_bytes + (TAIL_BYTES if request.verify else 0)),
+        SHAPE_HEADER: ",".join(map(str, shape)),
         DTYPE_HEADER: request.dtype,
     }
     if request.plan_id is not None:
         expected[PLAN_HEADER] = request.plan_id
+    if request.beside:
+        expected[ARRAYS_HEADER] = "; ".join(map(str, request.beside))
     if request.verify:
         expected[CHECKSUM_HEADER] = CHECKSUM_TAIL
     for name, value in expected.items():
@@ -166,6 +217,11 @@ def check_headers(headers: Headers, request: ArrayRequest) -> None:
             raise errors.AnswerCorrupt(f"{name} must be {value!r}, got {headers.get(name)!r}")
     if request.identity is not None:
         check_tag(headers, request.identity)
+
+
+def array_bytes(headers: Headers, request: ArrayRequest) -> int:
+    """Return the length of the body without its checksum, of an answer with right headers."""
+    return int(headers["content-length"]) - (TAIL_BYTES if request.verify else 0)
 
 
 def check_tag(headers: Headers, identity: str) -> None:

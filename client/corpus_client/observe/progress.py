@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from corpus_client.observe.attribution import LoaderStats
 
@@ -14,8 +14,6 @@ EVERY_SECONDS = 1.0
 PLAIN_EVERY_SECONDS = 10.0  # between lines that are not overwritten but follow one another, as in a job's log
 
 T = TypeVar("T")
-
-Show = Callable[[int, str], None]  # shows a line; the number is of all steps so far
 
 
 def line(stats: LoaderStats) -> str:
@@ -28,38 +26,32 @@ def line(stats: LoaderStats) -> str:
     )
 
 
-@contextmanager
-def tqdm_or_text(total: int | None) -> Iterator[tuple[float, Show]]:
-    """Open tqdm's bar, or stderr: seconds between lines, and what shows one."""
-    try:
-        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        yield PLAIN_EVERY_SECONDS, lambda steps, text: print(f"{steps:,} steps: {text}", file=sys.stderr)  # noqa: T201
-        return
-    with tqdm(total=total, unit="step", dynamic_ncols=True) as bar:
-
-        def show(steps: int, text: str) -> None:
-            bar.set_postfix_str(text, refresh=False)
-            bar.update(steps - bar.n)
-
-        yield EVERY_SECONDS, show
-
-
-def shown(
-    batches: Iterator[T],
-    stats: Callable[[], LoaderStats],
-    total: int | None,
-    display: Callable[[int | None], AbstractContextManager[tuple[float, Show]]] = tqdm_or_text,
-) -> Iterator[T]:
+def shown(batches: Iterator[T], stats: Callable[[], LoaderStats], total: int | None) -> Iterator[T]:
     """Yield the batches, unchanged, and show a line now and then; `total` of them, if that is known."""
-    with display(total) as (every_seconds, show):
-        before, shown_at, steps = stats(), time.monotonic(), 0
+    bar: Any = None
+    every_seconds = PLAIN_EVERY_SECONDS
+    with suppress(ImportError):
+        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+
+        bar, every_seconds = tqdm(total=total, unit="step", dynamic_ncols=True), EVERY_SECONDS
+
+    def show(steps: int, since: LoaderStats) -> LoaderStats:
+        now = stats()
+        if bar is None:
+            print(f"{steps:,} steps: {line(now.since(since))}", file=sys.stderr)  # noqa: T201
+        else:
+            bar.set_postfix_str(line(now.since(since)), refresh=False)
+            bar.update(steps - bar.n)
+        return now
+
+    before, shown_at, steps = stats(), time.monotonic(), 0
+    try:
         for steps, batch in enumerate(batches, 1):
-            now = time.monotonic()
-            if now - shown_at >= every_seconds:
-                after = stats()
-                show(steps, line(after.since(before)))
-                before, shown_at = after, now
+            if time.monotonic() - shown_at >= every_seconds:
+                before, shown_at = show(steps, before), time.monotonic()
             yield batch
         if steps:
-            show(steps, line(stats().since(before)))
+            show(steps, before)
+    finally:
+        if bar is not None:
+            bar.close()

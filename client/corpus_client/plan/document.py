@@ -15,7 +15,7 @@ from corpus_client import errors
 MAX_STEP = 2**40
 STAGE_FIELDS = ("mixture", "global_batch_size", "seq_len", "exclude")
 
-DEFAULTS: dict[str, Any] = {"seed": 0, "order": "shuffle"}
+DEFAULTS: dict[str, Any] = {"seed": 0, "order": "shuffle", "rows": "windows"}
 """Of `make_plan`; a loader cannot tell an argument that was left out from one that says the same."""
 
 OrderArgument = str | Mapping[str, Mapping[str, Any]]
@@ -53,6 +53,7 @@ def make_plan(
     global_batch_size: int | None = None,
     seed: int = 0,
     order: OrderArgument = "shuffle",
+    rows: OrderArgument = "windows",
     stride: int | None = None,
 ) -> dict[str, Any]:
     """Return the plan document of one corpus, as `plan=` of a loader takes it.
@@ -64,6 +65,8 @@ def make_plan(
         order: the name of an order, such as `shuffle`, or one with parameters as a plan document spells it:
             `{"shuffle": {"block_windows": 16384, "group_blocks": 64}}` or
             `{"megatron": {"num_samples": 1000000}}`.
+        rows: `windows`, or rows that join whole documents: `documents`, or with a parameter
+            `{"documents": {"block_documents": 65536}}`.
         stride: tokens from the start of a window to the next one's; default: `seq_len`.
 
     Raises:
@@ -82,6 +85,8 @@ def make_plan(
         "order": order,  # the server knows which there are
         "stages": [stage],
     }
+    if rows != DEFAULTS["rows"]:
+        plan["rows"] = rows
     if stride is not None:
         plan["stride"] = integer("stride", stride, 1, 2**63 - 1)
     return plan

@@ -7,6 +7,7 @@ from functools import partial
 from hashlib import sha256
 
 from corpus_client import errors
+from corpus_client.network import control
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.replicas import Replicas
 
@@ -16,18 +17,12 @@ RECEIPT_SECONDS = 2.0
 log = logging.getLogger("corpus_client")
 
 
-def receipt(replicas: Replicas, plan: BoundPlan, step: int, *, deadline_seconds: float | None = None) -> str:
-    """The receipt of a training step, by replicas that were told the plan."""
-    return replicas.ask(
-        lambda control: control.receipt(plan.plan_id, step), deadline_seconds=deadline_seconds
-    )
-
-
 def receipt_soon(connect: partial[Replicas], plan: BoundPlan, step: int) -> str | None:
     """The receipt, or None and a warning: a checkpoint neither fails nor waits for want of one."""
     try:
         with connect(plan=plan) as replicas:
-            return receipt(replicas, plan, step, deadline_seconds=RECEIPT_SECONDS)
+            question = control.receipt(plan.plan_id, step)
+            return replicas.ask(question, deadline_seconds=RECEIPT_SECONDS)
     except errors.CorpusClientError as error:
         log.warning("the state of step %d has no receipt (no next_batch): %s", step, error)
         return None
@@ -35,7 +30,7 @@ def receipt_soon(connect: partial[Replicas], plan: BoundPlan, step: int) -> str 
 
 def check_next(replicas: Replicas, plan: BoundPlan, step: int, expected: str) -> None:
     """Raise `StateMismatch` unless the step's batch is still the one of the state."""
-    found = receipt(replicas, plan, step)
+    found = replicas.ask(control.receipt(plan.plan_id, step))
     if found != expected:
         raise errors.StateMismatch(
             f"next_batch: the state has {expected}, the server {found} for step {step}; plan and "
@@ -61,10 +56,10 @@ def _evidence(replicas: Replicas, plan: BoundPlan, step: int, other: BoundPlan) 
     A receipt is of the bytes that are sent, and a wider source of the new stage widens those of all steps.
     """
     if plan.dtype == other.dtype:
-        return receipt(replicas, plan, step)
+        return replicas.ask(control.receipt(plan.plan_id, step))
     shared = min(len(plan.shards), len(other.shards))
     digest = sha256(repr(plan.shards[:shared]).encode())
-    digest.update(replicas.ask(lambda control: control.places(plan.plan_id, step)))
+    digest.update(replicas.ask(control.places(plan.plan_id, step)))
     return f"sha256={digest.hexdigest()} of the rows' places"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from corpus_client.network import wire
 from corpus_client.network.control import BoundPlan
@@ -14,37 +14,50 @@ from corpus_client.plan.schedule import Piece
 class StepRequests:
     """Receives the tokens of a plan's steps, `(steps, rows, seq_len + 1)` as stored, or where they lie.
 
-    places: receive `(steps, rows, 2) int64`, shard number and start token of each row, instead of tokens.
+    places: receive `(steps, rows, 2) int64`, shard number and start token of each row, instead of tokens; of
+        rows that join pieces `(pieces, 4) int64`, see `wire.PIECE_ITEMS`.
+    beside: names of the arrays to receive behind that.
     """
 
     def __init__(
-        self, replicas: Replicas, plan: BoundPlan, *, rank: int = 0, world_size: int = 1, places: bool = False
+        self,
+        replicas: Replicas,
+        plan: BoundPlan,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        places: bool = False,
+        beside: Sequence[str] = (),
     ) -> None:
         self._plan, self._rank, self._world_size, self._places = plan, rank, world_size, places
+        self._beside = beside
         self._replicas = replicas
         self.finish, self.stop, self.close = replicas.finish, replicas.stop, replicas.close
 
     def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> Exchange:
         """Send the request for these steps; shape: of each batch, rows and tokens of a row."""
+        are_pieces = self._places and self._plan.indices == "pieces"
         return self._replicas.begin(
             wire.steps_request(
                 "/v1/indices" if self._places else "/v1/batches",
-                (num_steps, shape[0], 2 if self._places else shape[1]),
+                (num_steps, shape[0], 2 if self._places and not are_pieces else shape[1]),
                 "int64" if self._places else self._plan.dtype,
                 step=start_step,
                 rank=self._rank,
                 world_size=self._world_size,
                 verify=self._replicas.network.verify,
+                are_pieces=are_pieces,
+                beside=self._beside,
+                row_tokens=shape[1],
                 plan=self._plan.plan_id,
             )
         )
 
-    def receive_step(self, step: int, shape: tuple[int, int]) -> bytearray:
-        """Ask for one step and receive it."""
-        exchange = self.begin(step, 1, shape)
-        received = bytearray(exchange.request.num_bytes)
-        self.finish(exchange, memoryview(received))
-        return received
+
+def names_beside(plan: BoundPlan, *, sources: bool, loss_mask: bool | None) -> tuple[str, ...]:
+    """Return the names of the arrays to ask for; None: the loss mask where the plan's corpora have any."""
+    wanted = {"sources": sources, "loss_mask": plan.is_masked if loss_mask is None else loss_mask}
+    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
 class AheadRequests:

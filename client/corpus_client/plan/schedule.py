@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from corpus_client import errors
@@ -25,11 +25,6 @@ class StepRange:
     start_step: int
     stop_step: int | None
     shape: tuple[int, int]
-
-    @property
-    def batch_tokens(self) -> int:
-        """Tokens of a batch."""
-        return self.shape[0] * self.shape[1]
 
 
 def rank_shapes(
@@ -81,7 +76,8 @@ def pieces(
     start_step: int,
     end_step: int | None,
     *,
-    max_tokens: int,
+    max_bytes: int,
+    batch_bytes: Callable[[tuple[int, int]], int],
     step_stride: int = 1,
 ) -> Iterator[Piece]:
     """Yield what is asked for at a time.
@@ -91,12 +87,13 @@ def pieces(
 
     Args:
         end_step: where to stop; None: never.
-        max_tokens: of a piece of several steps.
+        max_bytes: of a piece of several steps.
+        batch_bytes: returns the bytes of a batch of a shape.
         step_stride: every how many steps one is asked for; above 1 each is a piece of its own.
     """
     step, count = start_step, 1
     for step_range in step_ranges:
-        max_steps = min(max_tokens // step_range.batch_tokens, MAX_STEPS_PER_REQUEST)
+        max_steps = min(max_bytes // batch_bytes(step_range.shape), MAX_STEPS_PER_REQUEST)
         if step_stride > 1 or max_steps == 0:
             max_steps = 1
         stops = [stop for stop in (step_range.stop_step, end_step) if stop is not None]

@@ -14,13 +14,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
-from corpus_client.network.wire import DIGEST
+from corpus_client.network.wire import DIGEST, ArrayRequest
 from corpus_client.plan import receipts
 from corpus_client.plan.document import MAX_STEP, integer
 from corpus_client.plan.requests import StepRequests
@@ -63,18 +63,6 @@ def check_state(state: Mapping[str, Any], plan: BoundPlan) -> tuple[int, str | N
         return integer("next_step", state["next_step"], 0, MAX_STEP), receipt
     except errors.InvalidArgument as error:
         raise errors.StateMismatch(f"the state's {error}") from error
-
-
-def check_step(next_step: int, trained_steps: int | None) -> None:
-    """Raise `StateMismatch` if a state goes on at another step than the trainer, whose count may be None."""
-    if trained_steps is None or next_step == trained_steps:
-        return
-    kind = "skip" if next_step > trained_steps else "repeat"
-    raise errors.StateMismatch(
-        f"the state goes on at step {next_step}, but the trainer has trained {trained_steps} steps: the run "
-        f"would {kind} {abs(next_step - trained_steps)}; save batch.state_after() of the batch trained on "
-        f"last, or state_at({trained_steps})"
-    )
 
 
 def _differences(path: str, theirs: object, ours: object) -> list[str]:
@@ -149,6 +137,15 @@ class PlanLoader(Generic[B]):
     def __next__(self) -> B:
         raise NotImplementedError
 
+    def __bool__(self) -> bool:
+        return True  # Python would ask for the length, which a run without an end has not
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"cannot pickle a {type(self).__name__}: its connections stay in this process; make it in the "
+            "process that iterates over it, or give a DataLoader a CorpusIterableDataset"
+        )
+
     def __len__(self) -> int:
         """Return `num_steps`, the steps of the whole run, whatever was yielded already."""
         if self._end_step is None:
@@ -169,6 +166,16 @@ class PlanLoader(Generic[B]):
     def plan_id(self) -> str:
         """64 hex digits that stand for plan and corpora."""
         return self._bound.plan_id
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the plan's corpora; `batch.sources` has their numbers here."""
+        return self._bound.sources
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether corpora of the plan have loss masks."""
+        return self._bound.is_masked
 
     @property
     def vocab_size(self) -> int | None:
@@ -249,7 +256,13 @@ class PlanLoader(Generic[B]):
                 goes on at another step than the trainer; or the server has other tokens for its next batch.
         """
         step, next_batch = check_state(saved, self._bound)
-        check_step(step, trained_steps)
+        if trained_steps is not None and trained_steps != step:
+            kind = "skip" if step > trained_steps else "repeat"
+            raise errors.StateMismatch(
+                f"the state goes on at step {step}, but the trainer has trained {trained_steps} steps: "
+                f"the run would {kind} {abs(step - trained_steps)}; save batch.state_after() of the batch "
+                f"trained on last, or state_at({trained_steps})"
+            )
         if next_batch is not None:
             with self._connect(plan=self._bound) as replicas:
                 receipts.check_next(replicas, self._bound, step, next_batch)
@@ -263,17 +276,22 @@ class PlanLoader(Generic[B]):
         """Drop what was fetched ahead; the next batch starts fetching again."""
         raise NotImplementedError
 
-    def _step_requests(self) -> StepRequests:
+    def _step_requests(self, beside: Sequence[str]) -> StepRequests:
         rank, world_size = self.place
-        return StepRequests(self._connect(plan=self._bound), self._bound, rank=rank, world_size=world_size)
+        replicas = self._connect(plan=self._bound)
+        return StepRequests(replicas, self._bound, rank=rank, world_size=world_size, beside=beside)
 
-    def _receive_step(self, step: int, step_ranges: Sequence[StepRange]) -> tuple[bytearray, tuple[int, int]]:
-        """Receive the tokens of any step over a connection of its own; return them and their shape."""
+    def _receive_step(
+        self, step: int, step_ranges: Sequence[StepRange], beside: Sequence[str]
+    ) -> tuple[ArrayRequest, bytearray]:
+        """Receive any step over a connection of its own; return the request, and the body it describes."""
         self._check_process()
         step = integer("step", step, 0, MAX_STEP)
-        shape = shape_of(step_ranges, step)
-        with closing(self._step_requests()) as requests:
-            return requests.receive_step(step, shape), shape
+        with closing(self._step_requests(beside)) as requests:
+            exchange = requests.begin(step, 1, shape_of(step_ranges, step))
+            received = bytearray(exchange.request.num_bytes)
+            requests.finish(exchange, memoryview(received))
+        return exchange.request, received
 
     def _check_thread(self) -> None:
         """Make the calling thread the one that iterates; refuse a second one by name.

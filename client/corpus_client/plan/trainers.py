@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from operator import length_hint
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -80,7 +81,7 @@ def check_held_ahead(loader: Any) -> None:
         for package in ("lightning.pytorch", "pytorch_lightning")
         if (module := sys.modules.get(f"{package}.utilities.combined_loader")) is not None
     ]
-    if not combined or _has_length(loader):
+    if not combined or length_hint(loader, -1) >= 0:
         return
     # No registry names the trainers of a process. A checkpoint takes longer than this look at all objects.
     for each in gc.get_objects():
@@ -91,11 +92,3 @@ def check_held_ahead(loader: Any) -> None:
                 "datamodule=corpus_client.integrations.lightning.CorpusDataModule(...) to fit, or give the "
                 "loader a length by num_steps=, with which Lightning holds none"
             )
-
-
-def _has_length(loader: Any) -> bool:
-    try:
-        len(loader)
-    except TypeError:
-        return False
-    return True

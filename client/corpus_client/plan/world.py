@@ -6,20 +6,42 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from corpus_client import errors
 from corpus_client.plan.document import MAX_STEP, integer
 
-WHOLE = (0, 1)
+ContextOrder = Literal["contiguous", "zigzag"]
+
+
+class Context(NamedTuple):
+    """A part of each sequence: with `zigzag` two chunks, one from either half, else one.
+
+    Of 16 inputs over two ranks, rank 0 has these:
+
+        contiguous    0 1 2 3 4 5 6 7
+        zigzag        0 1 2 3 12 13 14 15     chunks 0 and 3 of 4; rank 1 has chunks 1 and 2
+    """
+
+    rank: int = 0
+    size: int = 1
+    zigzag: bool = False
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of equal length into which a sequence is cut for all ranks."""
+        return self.size * (2 if self.zigzag else 1)
+
+
+WHOLE = Context()
 
 
 class RankPart(NamedTuple):
-    """A process's part: rows of the global batch by its rank; context: (rank, size) of a slice of columns."""
+    """A process's part: rows of the global batch by its rank; context: its part of each of them."""
 
     rank: int
     world_size: int
-    context: tuple[int, int] = WHOLE
+    context: Context = WHOLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +56,11 @@ class Placement:
         mesh: a named `DeviceMesh` instead of these. Processes that differ only in other dimensions than
             `data_dims` get the same batch, by the same requests.
         data_dims: dimensions of the mesh over which rows are divided, the first one slowest.
-        context_parallel: (rank, size): yield this contiguous slice of each sequence.
+        context_parallel: (rank, size): yield this part of each sequence.
         context_dim: dimension of the mesh that says so instead.
+        context_order: `contiguous`: part r is the r-th slice. `zigzag`: part r is chunk r and then chunk
+            2 * size - 1 - r of 2 * size, so that under a causal mask every rank of a ring attention has as
+            much to compute.
         step_stride: yield every so many steps one, for processes that take turns in feeding a rank (as
             `CorpusIterableDataset` does); above 1 each step is a request of its own.
     """
@@ -46,6 +71,7 @@ class Placement:
     data_dims: str | Sequence[str] | None = None
     context_parallel: tuple[int, int] | None = None
     context_dim: str | None = None
+    context_order: ContextOrder = "contiguous"
     step_stride: int = 1
 
     def __post_init__(self) -> None:
@@ -55,6 +81,10 @@ class Placement:
             raise errors.InvalidArgument("context_parallel and context_dim say the same; give one")
         if self.mesh is None and (self.data_dims is not None or self.context_dim is not None):
             raise errors.InvalidArgument("data_dims and context_dim need mesh=, got none")
+        if self.context_order not in get_args(ContextOrder):
+            raise errors.InvalidArgument(
+                f"context_order must be contiguous or zigzag, got {self.context_order!r}"
+            )
         if self.mesh is not None and (self.rank, self.world_size) != (None, None):
             raise errors.InvalidArgument("mesh and rank say the same; give one")
 
@@ -69,18 +99,20 @@ class Placement:
             )
         else:
             rank, world_size = mesh_rank(self.mesh, dims)
-        context = WHOLE
+        part = WHOLE[:2]
         if self.context_dim is not None:
             if self.context_dim in (dims or ()):
                 raise errors.InvalidArgument(
                     f"context_dim must not be a data dimension, got {self.context_dim!r}"
                 )
-            context = mesh_rank(self.mesh, (self.context_dim,))
+            part = mesh_rank(self.mesh, (self.context_dim,))
         elif (given := self.context_parallel) is not None:
             if not isinstance(given, Sequence) or len(given) != 2:
                 raise errors.InvalidArgument(f"context_parallel must be (rank, world size), got {given!r}")
-            context = _checked(*given, "context_parallel's ")
-        return RankPart(rank, world_size, context)
+            part = _checked(*given, "context_parallel's ")
+        # One rank has all of the sequence, in order, either way.
+        zigzag = self.context_order == "zigzag" and part[1] > 1
+        return RankPart(rank, world_size, Context(*part, zigzag))
 
     def check(self, found: RankPart) -> None:
         """Raise `WrongRows` if torch.distributed was set up after `found` was found, and says otherwise."""
@@ -121,7 +153,7 @@ def mesh_rank(mesh: Any, dims: Sequence[str]) -> tuple[int, int]:
         raise errors.InvalidArgument("mesh must contain this process, got one that does not")
     if len(set(dims)) != len(dims):
         raise errors.InvalidArgument(f"data_dims must name each dimension once, got {list(dims)}")
-    rank, size = WHOLE
+    rank, size = 0, 1
     for name in dims:
         if name not in names:
             raise errors.InvalidArgument(f"the mesh's dimensions are {names}, got {name!r}")

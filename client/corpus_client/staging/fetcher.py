@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from corpus_client import errors
+from corpus_client.network.layout import batch_bytes
 from corpus_client.network.pool import Stopped
 from corpus_client.observe.recorder import Recorder
 from corpus_client.plan.schedule import Piece, StepRange, pieces
@@ -39,7 +40,7 @@ class Source(Protocol):
         """
 
     def finish(self, ticket: Any, view: memoryview) -> None:
-        """Put the tokens of the steps at the start of `view`."""
+        """Put the tokens of the steps at the start of `view`, and what is beside them behind that."""
 
     def stop(self) -> None:
         """Wake whoever waits in `begin` or `finish` with `Stopped`."""
@@ -58,17 +59,28 @@ class FetchRange:
     step_stride: int = 1  # every how many steps one is fetched; above 1 each is a request of its own
     start_step: int = 0
     end_step: int | None = None
-    slot_bytes: int = 0  # of tokens that a slot takes; one batch is taken whatever its size
+    slot_bytes: int = 0  # that a slot takes; one batch is taken whatever its size
+    beside: tuple[str, ...] = ()  # names of the arrays that come with the tokens
 
     @property
     def batch_bytes(self) -> int:
         """Bytes of the largest batch, as stored."""
-        return max(each.batch_tokens for each in self.step_ranges) * self.dtype.itemsize
+        return max(self.bytes_of(each.shape) for each in self.step_ranges)
+
+    def bytes_of(self, shape: tuple[int, int]) -> int:
+        """Return the bytes of a batch, as stored, with what is beside its tokens."""
+        return batch_bytes(self.beside, shape, self.dtype.itemsize)
 
     def pieces(self, max_bytes: int) -> Iterator[Piece]:
         """Return what is fetched at a time, as `schedule.pieces` does."""
-        tokens, steps = max_bytes // self.dtype.itemsize, (self.start_step, self.end_step)
-        return pieces(self.step_ranges, *steps, max_tokens=tokens, step_stride=self.step_stride)
+        return pieces(
+            self.step_ranges,
+            self.start_step,
+            self.end_step,
+            max_bytes=max_bytes,
+            batch_bytes=self.bytes_of,
+            step_stride=self.step_stride,
+        )
 
 
 @dataclass(slots=True)

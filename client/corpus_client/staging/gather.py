@@ -1,4 +1,4 @@
-"""Copy windows of local shards straight into the memory that the device reads.
+"""Copy rows of local shards straight into the memory that the device reads.
 
 All maps lie in one address space, so windows of any number of shards of one type are rows of one strided
 view. Torch copies rows to where they belong; NumPy's fancy index would make an array of its own first, and
@@ -25,9 +25,19 @@ from corpus_client import errors
 from corpus_client.network.control import ShardDescription
 
 Tokens = npt.NDArray[np.integer]
+Indices = npt.NDArray[np.int64]
+
+NO_SHARD = -1
+"""Stands for a shard's number at the end of a row that a token id fills."""
 
 PIECE_BYTES = 256 << 10
 """Where shards are of several types: NumPy's temporary copy of a piece stays in the cache."""
+
+CHUNK_TOKENS = 256
+"""Of pieces of rows: half or twice as many take a tenth longer for documents of some hundred tokens."""
+
+CHUNKS_AT_ONCE = 512
+"""Of pieces of rows; they stay in the cache until they are at their places."""
 
 _SIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16), 4: np.dtype(np.int32)}
 """By itemsize: torch cannot index every unsigned type, and a copy does not look at the sign."""
@@ -78,12 +88,20 @@ class LocalShard:
 
 
 class Gatherer:
-    """Gathers windows of a fixed list of open shards, which column 0 of indices counts; for one thread."""
+    """Gathers rows from a fixed list of open shards, which indices count; for one thread.
 
-    def __init__(self, shards: Sequence[LocalShard], window: int) -> None:
+    Here each row is a window, and `PieceGatherer` joins several pieces.
+
+    Args:
+        row_tokens: tokens of a row.
+        window: tokens of a window that is copied as a whole.
+    """
+
+    def __init__(self, shards: Sequence[LocalShard], row_tokens: int, *, window: int | None = None) -> None:
         self._shards = shards
-        self._window = window
-        self._last_start = np.array([len(shard.tokens) - window for shard in shards], np.int64)
+        self._row_tokens = row_tokens
+        self._window = row_tokens if window is None else window
+        self._num_tokens = np.array([len(shard.tokens) for shard in shards], np.int64)
         self._numbers = self._starts = np.empty(0, np.int64)
         self._first_token = np.zeros(len(shards), np.int64)  # of each shard in the view of all
         self._all_windows = self._view_of_all()
@@ -97,46 +115,62 @@ class Gatherer:
         # OpenMP counts its threads for each thread that calls it: nobody else is limited.
         self._openmp = ThreadpoolController().select(user_api="openmp")
 
-    def select(self, indices: npt.NDArray[np.int64]) -> int:
-        """Choose the windows that `gather` copies; return their number.
+    def select(self, indices: Indices) -> int:
+        """Choose the rows that `gather` copies; return their number.
 
         indices: `(rows, 2) int64`: shard number, start token in that shard; at least one row.
         """
-        self._numbers, self._starts = np.ascontiguousarray(indices.T)
-        for number in (self._numbers.min(), self._numbers.max()):
-            if not 0 <= number < len(self._shards):
-                raise errors.AnswerCorrupt(f"shard numbers must be in [0, {len(self._shards)}), got {number}")
-        outside = (self._starts < 0) | (self._starts > self._last_start[self._numbers])
-        if outside.any():
-            number, start = indices[outside][0].tolist()
-            raise errors.AnswerCorrupt(f"a start lies outside {self._shards[number].path}: {start}")
+        numbers, starts = np.ascontiguousarray(indices.T)
+        self._choose(numbers, starts, self._row_tokens)
         return len(indices)
 
     def gather(self, first: int, out: Tokens) -> None:
-        """Copy selected windows from number `first` on; refuse shards that changed.
+        """Copy selected rows from number `first` on; refuse shards that changed.
 
-        out: `(rows, window)`, C order; any integer dtype that holds the shards' tokens.
+        out: `(rows, row_tokens)`, C order; any integer dtype that holds the shards' tokens.
         """
-        numbers, starts = self._numbers[first : first + len(out)], self._starts[first : first + len(out)]
-        touched = np.flatnonzero(np.bincount(numbers)).tolist()
+        part = self._part(first, len(out))
+        touched = np.flatnonzero(np.bincount(self._numbers[part])).tolist()
         for number in touched:
             self._shards[number].check_unchanged()
-        if self._all_windows is not None and self._shards[0].tokens.dtype == out.dtype:
-            rows = torch.from_numpy(self._first_token[numbers] + starts)
-            into = torch.from_numpy(out.view(_SIGNED[out.itemsize]))
-            with self._openmp.limit(limits=1):
-                torch.index_select(self._all_windows, 0, rows, out=into)
-        else:
-            rows_at_once = max(1, PIECE_BYTES // (self._window * out.itemsize))
-            for number in touched:
-                windows = np.lib.stride_tricks.sliding_window_view(self._shards[number].tokens, self._window)
-                (places,) = np.nonzero(numbers == number)
-                for at in range(0, len(places), rows_at_once):
-                    piece = places[at : at + rows_at_once]
-                    out[piece] = windows[starts[piece]]
+        with self._openmp.limit(limits=1):
+            self._fill(part, first, out)
         for number in touched:
             # After the copy: a file that was truncated under it reads zeros, not an error.
             self._shards[number].check_unchanged()
+
+    def _choose(self, numbers: Indices, starts: Indices, lengths: Indices | int) -> None:
+        """Keep what is copied, so many tokens each, once it is known to lie in the shards."""
+        for number in (numbers.min(initial=0), numbers.max(initial=0)):
+            if not 0 <= number < len(self._shards):
+                raise errors.AnswerCorrupt(f"shard numbers must be in [0, {len(self._shards)}), got {number}")
+        outside = (starts < 0) | (starts > self._num_tokens[numbers] - lengths)
+        if outside.any():
+            number, start = int(numbers[outside][0]), int(starts[outside][0])
+            raise errors.AnswerCorrupt(f"a start lies outside {self._shards[number].path}: {start}")
+        self._numbers, self._starts = numbers, starts
+
+    def _part(self, first: int, num_rows: int) -> slice:
+        """Return which of the selected windows or pieces these rows consist of."""
+        return slice(first, first + num_rows)
+
+    def _fill(self, part: slice, first: int, out: Tokens) -> None:
+        self._copy(self._numbers[part], self._starts[part], out)
+
+    def _copy(self, numbers: Indices, starts: Indices, out: Tokens) -> None:
+        """Copy windows, `(k, window)`."""
+        if self._all_windows is not None and self._shards[0].tokens.dtype == out.dtype:
+            rows = torch.from_numpy(self._first_token[numbers] + starts)
+            into = torch.from_numpy(out.view(_SIGNED[out.itemsize]))
+            torch.index_select(self._all_windows, 0, rows, out=into)
+            return
+        rows_at_once = max(1, PIECE_BYTES // (self._window * out.itemsize))
+        for number in np.unique(numbers).tolist():
+            windows = np.lib.stride_tricks.sliding_window_view(self._shards[number].tokens, self._window)
+            (places,) = np.nonzero(numbers == number)
+            for at in range(0, len(places), rows_at_once):
+                piece = places[at : at + rows_at_once]
+                out[piece] = windows[starts[piece]]
 
     def _view_of_all(self) -> torch.Tensor | None:
         """Return the addresses that hold all shards, as rows of windows.
@@ -157,3 +191,72 @@ class Gatherer:
         memory = memoryview((ctypes.c_char * num_bytes).from_address(lowest))
         tokens = torch.from_numpy(np.frombuffer(memory, _SIGNED[dtype.itemsize]))
         return tokens.as_strided((num_tokens - self._window + 1, self._window), (1, 1))
+
+
+class PieceGatherer(Gatherer):
+    """Gathers rows that join pieces.
+
+    Pieces are copied in chunks of one length, each a window, and then to their places. The last chunk of a
+    piece reaches beyond its end; chunks are written in order, so the next piece overwrites what was too much.
+    Where it would lead out of the shard or of the rows, a slice is copied instead.
+    """
+
+    def __init__(self, shards: Sequence[LocalShard], row_tokens: int) -> None:
+        super().__init__(shards, row_tokens, window=CHUNK_TOKENS)
+        self._counts = self._begins = np.empty(0, np.int64)  # begins: in all rows laid end to end
+        self._ends = np.empty((0, 3), np.int64)  # of rows: begin, stop, token id
+
+    def select(self, indices: Indices) -> int:
+        """Choose the rows that `gather` copies; return their number.
+
+        indices: `(pieces, 4) int64`: row, shard number, start token, tokens; of shard `NO_SHARD` are the ends
+            of rows, which have a token id in place of a start.
+        """
+        rows, numbers, starts, counts = np.ascontiguousarray(indices.T)
+        stops = np.minimum(np.maximum(counts, 0), self._row_tokens).cumsum()
+        begins = stops - counts
+        num_rows, rest = divmod(int(stops[-1]), self._row_tokens) if len(stops) else (0, 0)
+        right = (
+            (counts > 0) & (begins // self._row_tokens == rows) & ((stops - 1) // self._row_tokens == rows)
+        )
+        if rest or not right.all():
+            raise errors.AnswerCorrupt(
+                f"pieces must make rows of {self._row_tokens} tokens, one after another"
+            )
+        is_own = numbers != NO_SHARD
+        self._choose(numbers[is_own], starts[is_own], counts[is_own])
+        self._counts, self._begins = counts[is_own], begins[is_own]
+        self._ends = np.stack((begins, stops, starts), axis=1)[~is_own]
+        return num_rows
+
+    def _part(self, first: int, num_rows: int) -> slice:
+        bounds = first * self._row_tokens, (first + num_rows) * self._row_tokens
+        return slice(*self._begins.searchsorted(bounds).tolist())
+
+    def _fill(self, part: slice, first: int, out: Tokens) -> None:
+        flat, before = out.reshape(-1), first * self._row_tokens
+        numbers, starts, counts = self._numbers[part], self._starts[part], self._counts[part]
+        begins = self._begins[part] - before
+        reach = -(-counts // CHUNK_TOKENS) * CHUNK_TOKENS
+        leads_out = (starts + reach > self._num_tokens[numbers]) | (begins + reach > flat.size)
+        reach -= leads_out * CHUNK_TOKENS
+        num_chunks, skipped = reach // CHUNK_TOKENS, reach.cumsum() - reach
+        steps = np.arange(0, reach.sum(), CHUNK_TOKENS)
+        chunks, into = (np.repeat(each - skipped, num_chunks) + steps for each in (starts, begins))
+        of_shard = np.repeat(numbers, num_chunks)
+        shape = (max(0, flat.size - CHUNK_TOKENS + 1), CHUNK_TOKENS)
+        places = np.lib.stride_tricks.as_strided(flat, shape, flat.strides * 2)
+        copied = np.empty((min(len(chunks), CHUNKS_AT_ONCE), CHUNK_TOKENS), out.dtype)
+        for at in range(0, len(chunks), CHUNKS_AT_ONCE):
+            some = slice(at, at + CHUNKS_AT_ONCE)
+            target = copied[: len(chunks[some])]
+            self._copy(of_shard[some], chunks[some], target)
+            places[into[some]] = target
+        for each in np.flatnonzero(leads_out).tolist():
+            done, count = int(reach[each]), int(counts[each])
+            begin, start = int(begins[each]), int(starts[each])
+            tokens = self._shards[int(numbers[each])].tokens
+            flat[begin + done : begin + count] = tokens[start + done : start + count]
+        low, high = self._ends[:, 0].searchsorted((before, before + flat.size)).tolist()
+        for begin, stop, token in self._ends[low:high].tolist():
+            flat[begin - before : stop - before] = token

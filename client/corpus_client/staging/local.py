@@ -1,20 +1,24 @@
-"""`local_root=`: the server says which windows, the tokens come from a local copy of the shards."""
+"""`local_root=`: the server says which windows or pieces, the tokens come from a local copy of the shards."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from corpus_client import errors
-from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
+from corpus_client.network import control
+from corpus_client.network.control import BoundPlan, ShardDescription
+from corpus_client.network.layout import arrays_of, starts, views
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.requests import AheadRequests
-from corpus_client.staging.gather import Gatherer, LocalShard
+from corpus_client.staging.gather import Gatherer, LocalShard, PieceGatherer
 from corpus_client.staging.options import LocalRoot
 
 PROBE_TOKENS = 2048
@@ -26,11 +30,6 @@ REQUEST_ROWS = 16_384
 
 def open_shards(plan: BoundPlan, local_root: LocalRoot) -> list[LocalShard]:
     """Map every shard of the plan, in the order that indices count them."""
-    if isinstance(order := plan.document.get("order"), Mapping) and "megatron" in order:
-        raise errors.InvalidArgument(
-            "local_root must be left out for a plan of order megatron: its rows join pieces of several "
-            "documents, and only the server knows which"
-        )
     with ExitStack() as on_error:
         paths = ((_local_path(local_root, described), described) for described in plan.shards)
         shards = [on_error.enter_context(closing(LocalShard(*each))) for each in paths]
@@ -51,9 +50,7 @@ def _check_shard(replicas: Replicas, corpus: str, start: int, shard: LocalShard)
     num_tokens = shard.described.num_tokens
     count = min(PROBE_TOKENS, num_tokens)
     for first in sorted({0, num_tokens - count} if count else ()):
-        dtype, body = replicas.ask(
-            partial(ControlPlane.tokens, corpus=corpus, start=start + first, count=count)
-        )
+        dtype, body = replicas.ask(control.tokens(corpus, start + first, count))
         served = np.frombuffer(body, np.dtype(dtype).newbyteorder("<"))
         if not np.array_equal(served, shard.tokens[first : first + count]):
             raise errors.LocalCopyMismatch(
@@ -85,10 +82,14 @@ class LocalSource:
     The answers wait in the kernel's buffers while no slot is free.
     """
 
-    def __init__(self, ahead: AheadRequests, plan: BoundPlan, shards: list[LocalShard]) -> None:
+    def __init__(
+        self, ahead: AheadRequests, plan: BoundPlan, shards: list[LocalShard], beside: Sequence[str] = ()
+    ) -> None:
         self._ahead, self._requests = ahead, ahead.requests
         self._dtype = plan.dtype
         self._shards = shards
+        self._names = beside
+        self._beside: list[npt.NDArray[Any]] = []  # of the answer received last: `(rows, ...)` each
         self._gatherers: dict[int, Gatherer] = {}  # by tokens of a row
         self._num_selected = self._num_gathered = 0  # rows of the answer received last
         self.stop = self._requests.stop
@@ -101,13 +102,19 @@ class LocalSource:
     def finish(self, ticket: tuple[int, int], view: memoryview) -> None:
         """Gather the steps' tokens: `(num_steps, rows, seq_len + 1)`, C order, as the server sends them."""
         out = np.frombuffer(view, self._dtype, count=ticket[0] * ticket[1]).reshape(ticket)
+        beside = [
+            np.asarray(whole)[0] for whole in views(view, arrays_of(self._names, 1, ticket), out.nbytes)
+        ]
         while len(out):
             if self._num_gathered == self._num_selected:
                 self._receive()
-            count = min(self._num_selected - self._num_gathered, len(out))
-            self._gatherers[ticket[1]].gather(self._num_gathered, out[:count])
+            first = self._num_gathered
+            count = min(self._num_selected - first, len(out))
+            self._gatherers[ticket[1]].gather(first, out[:count])
+            for array, received in zip(beside, self._beside, strict=True):
+                array[:count] = received[first : first + count]
             self._num_gathered += count
-            out = out[count:]
+            out, beside = out[count:], [array[count:] for array in beside]
 
     def close(self) -> None:
         """Close connections and files."""
@@ -116,10 +123,25 @@ class LocalSource:
             shard.close()
 
     def _receive(self) -> None:
-        """Select the windows that the next answer names; those before them are gathered."""
-        exchange, window = self._ahead.next()
-        indices = np.empty(exchange.request.shape, "<i8")
-        self._requests.finish(exchange, indices.data.cast("B"))
-        if window not in self._gatherers:
-            self._gatherers[window] = Gatherer(self._shards, window)
-        self._num_selected, self._num_gathered = self._gatherers[window].select(indices.reshape(-1, 2)), 0
+        """Select the rows that the next answer names; those before them are gathered."""
+        exchange, row_tokens = self._ahead.next()
+        request, body = exchange.request, np.empty(0, np.uint8)
+
+        def memory(num_bytes: int) -> memoryview:
+            nonlocal body
+            body = np.empty(num_bytes, np.uint8)
+            return body.data
+
+        self._requests.finish(exchange, memory)
+        if row_tokens not in self._gatherers:
+            kind = Gatherer if request.is_exact else PieceGatherer
+            self._gatherers[row_tokens] = kind(self._shards, row_tokens)
+        # Places are of 8 bytes each, so nothing lies between them and what is beside them.
+        place_bytes = len(body) - starts(0, request.beside)[-1]
+        beside = map(np.asarray, views(body.data, request.beside, place_bytes))
+        self._beside = [array.reshape(-1, *array.shape[2:]) for array in beside]
+        indices = body[:place_bytes].view("<i8").reshape(-1, request.shape[-1])
+        self._num_selected, self._num_gathered = self._gatherers[row_tokens].select(indices), 0
+        num_rows = math.prod(request.shape[:-1]) // (1 if request.is_exact else row_tokens)
+        if self._num_selected != num_rows:
+            raise errors.AnswerCorrupt(f"indices must be of {num_rows} rows, got {self._num_selected}")

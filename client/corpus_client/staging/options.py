@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from corpus_client import errors
 from corpus_client.plan.document import integer
 
 LocalRoot = Mapping[str, str | os.PathLike[str]] | str | os.PathLike[str]
@@ -39,4 +40,9 @@ class Staging:
     nvtx: bool = False
 
     def __post_init__(self) -> None:
+        integer("prefetch_bytes", self.prefetch_bytes, 0, 2**63 - 1)
+        if not isinstance(self.local_root, Mapping | str | os.PathLike | None):
+            raise errors.InvalidArgument(
+                f"local_root must be a folder, or a mapping of corpora to folders, got {self.local_root!r}"
+            )
         integer("trace_steps", self.trace_steps, 0, MAX_TRACE_STEPS)

@@ -8,7 +8,6 @@ The device is the training loop's: only its thread uploads, reads, and asks whet
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import weakref
@@ -123,11 +122,12 @@ class Pipeline:
 
     def _upload(self, filled: FilledSlot) -> None:
         first = filled.num_uploaded
-        batch_bytes = math.prod(filled.shape) * self._steps.dtype.itemsize
-        count = min(filled.num_steps - first, max(1, self._stager.group_bytes // batch_bytes))
-        stored = filled.slot.batches(first, count, filled.shape, self._steps.dtype)
+        shape, steps = filled.shape, self._steps
+        count = min(filled.num_steps - first, max(1, self._stager.group_bytes // steps.bytes_of(shape)))
+        stored = filled.slot.batches(first, count, shape, steps.dtype)
+        beside = filled.slot.beside(steps.beside, first, count, filled.num_steps, shape, steps.dtype)
         with self._recorder.uploading():
-            group = self._stager.upload(stored)
+            group = self._stager.upload(stored, beside)
         group.next_step = filled.start_step + first
         self._recorder.uploaded(group.next_step, count, group)
         self._uploaded.append(group)

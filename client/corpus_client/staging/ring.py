@@ -28,14 +28,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from corpus_client import errors
-from corpus_client.plan.world import WHOLE
+from corpus_client.network.layout import ALIGNMENT
+from corpus_client.plan.world import WHOLE, Context
 from corpus_client.staging import pinning
-from corpus_client.staging.stager import Group, Stager, T, Views
+from corpus_client.staging.stager import BESIDE_DTYPES, Group, Stager, T, Views, joined
 
 NUM_BUFFERS = 3
 """One is read, the next is full, the one after it is being filled."""
@@ -68,7 +70,7 @@ class DeviceRing(Stager):
         device: torch.device,
         runtime: Any,
         *,
-        context: tuple[int, int] = WHOLE,
+        context: Context = WHOLE,
         timed: bool = False,
         group_bytes: int = GROUP_BYTES,
     ) -> None:
@@ -111,16 +113,26 @@ class DeviceRing(Stager):
         self._release = weakref.finalize(self, _release, self.stream, self._buffers)
         self._release.atexit = False  # the process's end frees the memory too
 
-    def upload(self, stored: torch.Tensor) -> _Copy:
-        """Queue one copy; return before it has run."""
+    def upload(
+        self, stored: torch.Tensor, beside: Mapping[str, torch.Tensor] = MappingProxyType({})
+    ) -> _Copy:
+        """Queue one copy, and one for each array beside the tokens; return before they have run."""
         buffer = self._buffers[self._num_uploads % NUM_BUFFERS]
         self._num_uploads += 1
         staged = buffer.memory[: stored.nbytes].view(stored.dtype).view(stored.shape)
+        staged_beside, end = {}, stored.nbytes
+        for name, array in beside.items():
+            end += -end % ALIGNMENT
+            staged_beside[name] = buffer.memory[end : end + array.nbytes].view(array.dtype).view(array.shape)
+            end += array.nbytes
         with self._on_transfer_stream():
             self.stream.wait_event(buffer.consumed)
             begun = self.event(self.stream) if self.timed else None
             staged.copy_(stored, non_blocking=True)
-            self._latest = copy = _Copy(self, buffer, staged, begun, self.event(self.stream))
+            for name, array in beside.items():
+                staged_beside[name].copy_(array, non_blocking=True)
+            copied = self.event(self.stream)
+            self._latest = copy = _Copy(self, buffer, (staged, staged_beside), begun, copied)
         if self.timed:
             self._measure()
             self._unmeasured.append(copy)
@@ -128,14 +140,27 @@ class DeviceRing(Stager):
 
     def make(self, dtype: torch.dtype | None, views: Views) -> Views:
         """Queue the widening of a batch into tensors of its own, on the consumer's stream."""
-        inputs, _, *rows = views
+        inputs = views.inputs
         # One overlapping view of both, so that one kernel writes inputs and targets.
         both = inputs.as_strided((2, *inputs.shape), (1, *inputs.stride()))
-        copies = []
-        for view in (both, *rows):
-            copies.append(torch.empty(view.shape, dtype=dtype or view.dtype, device=self.location))
-            self.copy(view, copies[-1])
-        return *copies[0], *copies[1:]
+        pair = dict(
+            zip(("inputs", "targets"), map(joined, self.copied(both, dtype or both.dtype)), strict=True)
+        )
+
+        def made(name: str, view: torch.Tensor) -> torch.Tensor:
+            if name in pair:
+                return pair[name]
+            return joined(self.copied(view, BESIDE_DTYPES.get(name, dtype or view.dtype)))
+
+        return views.changed(made)
+
+    def copied(
+        self, source: torch.Tensor, dtype: torch.dtype, empty: Callable[..., torch.Tensor] = torch.empty
+    ) -> torch.Tensor:
+        """Queue a copy into a new tensor of another type, on the consumer's stream."""
+        copy = empty(source.shape, dtype=dtype, device=self.location)
+        self.copy(source, copy)
+        return copy
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
         """Queue a widening copy within the device, on the consumer's stream."""
@@ -211,9 +236,14 @@ class _Copy(Group):
     """A group of batches in a buffer. begun: event before the copy, if timed; copied: behind it."""
 
     def __init__(
-        self, ring: DeviceRing, buffer: _Buffer, staged: torch.Tensor, begun: Any, copied: Any
+        self,
+        ring: DeviceRing,
+        buffer: _Buffer,
+        staged: tuple[torch.Tensor, Mapping[str, torch.Tensor]],
+        begun: Any,
+        copied: Any,
     ) -> None:
-        super().__init__(ring, staged)
+        super().__init__(ring, *staged)
         self.copied = copied
         self._ring = ring
         self._buffer = buffer
@@ -260,7 +290,7 @@ class _Copy(Group):
 
 
 def open_stager(
-    device: str | torch.device | None, *, context: tuple[int, int] = WHOLE, timed: bool = False
+    device: str | torch.device | None, *, context: Context = WHOLE, timed: bool = False
 ) -> Stager:
     """Return what brings batches to the device; the arguments are those of `Stager`."""
     device = find_device(device)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,9 @@ from pathlib import Path
 import torch
 
 from corpus_client import errors
+from corpus_client.network.layout import arrays_of, starts
 from corpus_client.plan.schedule import MAX_STEPS_PER_REQUEST
+from corpus_client.staging.stager import STORED_DTYPES
 
 REQUEST_BYTES = 16 << 20
 """Bytes; the fixed cost of a request hardly counts (requests half as large cost a tenth more CPU)."""
@@ -35,6 +38,25 @@ class Slot:
         num_bytes = shape[0] * shape[1] * dtype.itemsize
         part = self.storage[first * num_bytes : (first + count) * num_bytes]
         return part.view(dtype).view(count, *shape)
+
+    def beside(
+        self,
+        names: Iterable[str],
+        first: int,
+        count: int,
+        num_steps: int,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+    ) -> dict[str, torch.Tensor]:
+        """Return what is beside the tokens of these of `num_steps` batches: `(count, ...)` by name; views."""
+        found = {}
+        arrays = arrays_of(names, num_steps, shape)
+        for array, start in zip(
+            arrays, starts(num_steps * math.prod(shape) * dtype.itemsize, arrays), strict=False
+        ):
+            whole = self.storage[start : start + array.num_bytes].view(STORED_DTYPES[array.dtype])
+            found[array.name] = whole.view(array.shape)[first : first + count]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

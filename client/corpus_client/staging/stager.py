@@ -13,24 +13,23 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from corpus_client import errors
-from corpus_client.plan.world import WHOLE
+from corpus_client.plan.world import WHOLE, Context
 from corpus_client.staging import pinning
 
 T = TypeVar("T")
 
 _FREE_BLOCKS = 4
 """Kept for the next batches: inputs and targets of two."""
-
-Views = tuple[torch.Tensor, ...]
-"""Inputs and targets, `(rows, seq_len)` each; of a context rank also the whole rows they are a slice of."""
 
 STORED_DTYPES: dict[str, torch.dtype] = {
     "uint8": torch.uint8,
@@ -41,6 +40,31 @@ STORED_DTYPES: dict[str, torch.dtype] = {
 }
 """Tensor types of stored tokens, by NumPy name; int64 is sent where shards are uint32 and int32."""
 
+BESIDE_DTYPES: Mapping[str, torch.dtype] = {"sources": torch.int64, "loss_mask": torch.bool}
+"""Of what is beside the tokens in batches."""
+
+
+class Views(NamedTuple):
+    """The tensors of a batch; before they are copied, views of what is stored.
+
+    A context rank's part of two chunks is `(rows, 2, seq_len / 2)` until it is copied.
+
+    inputs, targets: `(rows, seq_len)` each.
+    rows: of a context rank, the whole rows of which they are a part.
+    sources: `(rows,)`; loss_mask: `(rows, seq_len)`, of the targets. None where they were not asked for.
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    rows: torch.Tensor | None = None
+    sources: torch.Tensor | None = None
+    loss_mask: torch.Tensor | None = None
+
+    def changed(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Views:
+        """Return what `change` makes of the name and the tensor of each that is there."""
+        pairs = zip(self._fields, self, strict=True)
+        return Views(*[None if each is None else change(name, each) for name, each in pairs])  # type: ignore[arg-type]
+
 
 def holds(dtype: torch.dtype, value: int) -> bool:
     """Return whether a type is one of integers (bool is not), and has this value."""
@@ -50,19 +74,43 @@ def holds(dtype: torch.dtype, value: int) -> bool:
     return span.min <= value <= span.max
 
 
-def shifted(stored: torch.Tensor, context: tuple[int, int] = WHOLE) -> list[Views]:
-    """Return inputs and targets of each batch of a group, as views of its tokens.
+def shifted(
+    stored: torch.Tensor, context: Context = WHOLE, beside: Mapping[str, torch.Tensor] = MappingProxyType({})
+) -> list[Views]:
+    """Return the batches of a group, as views of it.
 
     All at once, because `unbind` makes a view in 0.4 microseconds and slicing in 2.
-    stored: `(batches, rows, whole seq_len + 1)`; context: (rank, size) of the slice of each sequence.
+    stored: `(batches, rows, whole seq_len + 1)`; beside: `(batches, ...)` by name.
     """
-    rank, size = context
-    width = (stored.shape[-1] - 1) // size
-    start, stop = rank * width, (rank + 1) * width
-    parts = [stored[..., start:stop], stored[..., start + 1 : stop + 1]]
-    if size > 1:  # where documents begin shows in whole rows only
-        parts.append(stored)
-    return list(zip(*(part.unbind() for part in parts), strict=True))
+    mask = beside.get("loss_mask")
+    parts = Views(
+        inputs=own(stored[..., :-1], context),
+        targets=own(stored[..., 1:], context),
+        rows=stored if context.size > 1 else None,  # where documents begin shows in whole rows only
+        sources=beside.get("sources"),
+        loss_mask=None if mask is None else own(mask[..., 1:], context),
+    )
+    columns: list[Any] = [repeat(None) if part is None else part.unbind() for part in parts]
+    return list(map(Views, *columns))
+
+
+def own(whole: torch.Tensor, context: Context) -> torch.Tensor:
+    """Return a context rank's part of sequences `(..., whole seq_len)`, a view: `(..., seq_len)`.
+
+    Of two chunks, `(..., 2, seq_len / 2)`.
+    """
+    rank, size, zigzag = context
+    if not zigzag:
+        width = whole.shape[-1] // size
+        return whole[..., rank * width : (rank + 1) * width]
+    last = 2 * size - 1 - rank
+    chunks = whole.view(*whole.shape[:-1], 2 * size, -1)
+    return chunks[..., rank : last + 1 : last - rank, :]
+
+
+def joined(part: torch.Tensor) -> torch.Tensor:
+    """Return the chunks of rows as one; a view where memory allows."""
+    return part.flatten(-2) if part.ndim > 2 else part
 
 
 def widened(
@@ -111,11 +159,13 @@ class Group:
     unread: views of the batches that were not read yet.
     """
 
-    def __init__(self, stager: Stager, stored: torch.Tensor) -> None:
+    def __init__(
+        self, stager: Stager, stored: torch.Tensor, beside: Mapping[str, torch.Tensor] = MappingProxyType({})
+    ) -> None:
         self.next_step = -1
         self._stager = stager
         self._timed = stager.timed
-        self.unread = deque(shifted(stored, stager.context))
+        self.unread = deque(shifted(stored, stager.context, beside))
         self._interval: tuple[float, float] | None = None
 
     def read_next(self, use: Callable[[Views], T]) -> T:
@@ -147,7 +197,7 @@ class Stager:
 
     Args:
         location: where batches are made.
-        context: (rank, size) of the slice of each sequence that inputs and targets are.
+        context: the part of each sequence that inputs and targets are.
         timed: measure copies, and stalls of the consumer's stream.
     """
 
@@ -155,9 +205,7 @@ class Stager:
     num_bytes = 0  # of the staging buffers
     copies_on_host = True  # whether this CPU copies, rather than ask a device to
 
-    def __init__(
-        self, location: torch.device, *, context: tuple[int, int] = WHOLE, timed: bool = False
-    ) -> None:
+    def __init__(self, location: torch.device, *, context: Context = WHOLE, timed: bool = False) -> None:
         self.location = location
         self.context = context
         self.timed = timed
@@ -176,22 +224,40 @@ class Stager:
     def prepare(self, batch_bytes: int) -> None:
         """Allocate staging buffers for batches of at most this size, as stored."""
 
-    def upload(self, stored: torch.Tensor) -> Group:
-        """Put batches on their way. stored: `(batches, rows, seq_len + 1)`, a view of slot memory."""
-        return Group(self, stored)
+    def upload(
+        self, stored: torch.Tensor, beside: Mapping[str, torch.Tensor] = MappingProxyType({})
+    ) -> Group:
+        """Put batches on their way.
+
+        stored: `(batches, rows, seq_len + 1)`, a view of slot memory; beside: `(batches, ...)` by name, too.
+        """
+        return Group(self, stored, beside)
 
     def make(self, dtype: torch.dtype | None, views: Views) -> Views:
         """Copy a batch into tensors of its own.
 
-        As stored on the CPU nothing is copied: the tensors are then views of slot memory, valid until the
-        next batch is asked for.
+        As stored on the CPU no tokens are copied, except to join two chunks: the tensors are then views of
+        slot memory, valid until the next batch is asked for.
 
-        dtype: of the copy; None: as stored.
+        dtype: of the copied tokens; None: as stored.
         """
-        if dtype is None and self.location.type == "cpu":
-            return views
-        copies = tuple(widened(view, dtype or view.dtype, self._memory.empty) for view in views)
-        return copies if self.location.type == "cpu" else tuple(each.to(self.location) for each in copies)
+        as_it_is = dtype is None and self.location.type == "cpu"
+
+        def made(name: str, view: torch.Tensor) -> torch.Tensor:
+            if name in BESIDE_DTYPES:
+                view = self.copied(view, BESIDE_DTYPES[name])
+            elif not as_it_is:
+                view = self.copied(view, dtype or view.dtype, self._memory.empty)
+            return joined(view)
+
+        return views.changed(made)
+
+    def copied(
+        self, source: torch.Tensor, dtype: torch.dtype, empty: Callable[..., torch.Tensor] = torch.empty
+    ) -> torch.Tensor:
+        """Copy what is staged into a new tensor of another type, whose memory is the host's `empty`."""
+        copy = widened(source, dtype, empty)
+        return copy if self.location.type == "cpu" else copy.to(self.location)
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
         """Copy staged tokens of any strides into a tensor of another type."""
@@ -202,19 +268,25 @@ class Stager:
 
     def fill(self, inputs: torch.Tensor, targets: torch.Tensor, views: Views) -> Views:
         """Copy a batch into the caller's tensors, of any strides, whose type holds every token."""
-        into = {"inputs": inputs, "targets": targets}
-        for (name, tensor), view in zip(into.items(), views[:2], strict=True):
+        pairs = {"inputs": (inputs, views.inputs), "targets": (targets, views.targets)}
+        for name, (tensor, view) in pairs.items():
             stored = torch.iinfo(view.dtype)
+            shape = len(view), view[0].numel()
             fits = holds(tensor.dtype, stored.min) and holds(tensor.dtype, stored.max)
-            if tensor.shape != view.shape or tensor.device != self.location or not fits:
+            if tensor.shape != shape or tensor.device != self.location or not fits:
                 raise errors.InvalidArgument(
-                    f"{name} must be an integer tensor of shape {tuple(view.shape)} on {self.location} that "
+                    f"{name} must be an integer tensor of shape {shape} on {self.location} that "
                     f"holds every {view.dtype}, got {tensor.dtype} of shape {tuple(tensor.shape)} on "
                     f"{tensor.device}"
                 )
-        self.copy(views[0], inputs)
-        self.copy(views[1], targets)
-        return inputs, targets
+        for tensor, view in pairs.values():
+            self.copy(view, tensor.view(view.shape))
+        made = views._replace(inputs=inputs, targets=targets, rows=None)
+        return made.changed(
+            lambda name, each: (
+                joined(self.copied(each, BESIDE_DTYPES[name])) if name in BESIDE_DTYPES else each
+            )
+        )
 
     def seconds(self) -> tuple[float, float]:
         """Return seconds (of copies, of the consumer's stream standing still for them), where measured."""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from corpus_client import __version__, errors
-from corpus_client.network.control import BoundPlan, ControlPlane
+from corpus_client.network import control, wire
+from corpus_client.network.control import BoundPlan
 from corpus_client.network.endpoint import LOOPBACK, Endpoint
+from corpus_client.network.options import Network
+from corpus_client.network.transport import Connection, ask_once
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.staging.ring import open_stager
 from corpus_client.tools.bench import BenchResult
 from corpus_client.tools.machine import Gpu, links
-from corpus_client.tools.timing import Clock, seconds_name, size_name
+from corpus_client.tools.timing import Clock, Spread, seconds_name, size_name
 from corpus_client.tools.transfer import KINDS, to_device
+
+T = TypeVar("T")
 
 CORES_PER_LOADER = 2  # a training process and its loader's thread; the server, if it is here, needs one more
 TRANSFER_BYTES = 16 << 20  # of one copy, as of a loader's slot
@@ -132,35 +139,59 @@ def check_gpu(driver: Sequence[Gpu]) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answered: its URL as given on the command line, its descriptions of corpora by name."""
+    """A server that answered: one of its addresses, its version, its descriptions of corpora by name."""
 
-    url: str
-    control: ControlPlane
-    version: str
-    corpora: Mapping[str, Mapping[str, Any]]
+    endpoint: Endpoint
+    network: Network
+    version: str = ""
+    corpora: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """Its URL as given on the command line."""
+        return self.endpoint.url
+
+    def ask(self, question: wire.Question[T]) -> T:
+        """Return its answer."""
+        return ask_once(self.endpoint, self.network, question)
 
 
-def look_at(control: ControlPlane) -> tuple[Check, Server]:
+def look_at(endpoint: Endpoint, network: Network) -> tuple[Check, Server]:
     """Find out whether a server is there and ready; `Failed` if it cannot be asked for anything."""
-    url = control.endpoint.url
+    url = endpoint.url
     try:
-        if control.get("/healthz").get("status") != "alive":
-            raise errors.AnswerCorrupt(f"{url}/healthz: not the answer of a corpus-server")
-    except errors.TransportError as error:
-        raise Failed("server", f"not reachable: {error}", _where(control.endpoint)) from error
+        server = _reached([endpoint] if endpoint.address else endpoint.resolve(), network)
+    except (errors.TransportError, errors.ReplicaUnusable) as error:
+        raise Failed("server", f"not reachable: {error}", _where(endpoint)) from error
     except errors.ServerError as error:
         advice = "check that the URL is that of a corpus-server, and of its route prefix if it has one"
         raise Failed("server", f"{url}: something else answers: {error}", advice) from error
     try:
-        control.get("/readyz")
-        corpora = {str(corpus["name"]): corpus for corpus in control.get("/v1/corpora")["corpora"]}
-        there = str(control.get("/openapi.json").get("info", {}).get("version", "unknown"))
+        server.ask(control.get("/readyz"))
+        listed = server.ask(control.get("/v1/corpora"))["corpora"]
+        corpora = {str(corpus["name"]): corpus for corpus in listed}
+        there = str(server.ask(control.get("/openapi.json")).get("info", {}).get("version", "unknown"))
     except errors.CorpusClientError as error:
         advice = "mend what it says on the server, or leave it out; its log tells more"
         raise Failed("server", f"{url}: not ready: {error}", advice) from error
     found = f"{url}: ready, version {there}, corpora: {', '.join(corpora)}"
     measured = {"url": url, "version": there, "corpora": list(corpora)}
-    return Check("server", "ok", found, measured=measured), Server(url, control, there, corpora)
+    return Check("server", "ok", found, measured=measured), replace(server, version=there, corpora=corpora)
+
+
+def _reached(endpoints: Sequence[Endpoint], network: Network) -> Server:
+    """Return the first address of a server at which one is alive."""
+    for number, endpoint in enumerate(endpoints, 1):
+        server = Server(endpoint, network)
+        try:
+            if server.ask(control.get("/healthz")).get("status") != "alive":
+                raise errors.AnswerCorrupt(f"{endpoint.url}/healthz: not the answer of a corpus-server")
+        except errors.ConnectionFailed:
+            if number == len(endpoints):
+                raise
+        else:
+            return server
+    raise errors.HostNotFound(f"{endpoints} has no address")
 
 
 def compare_versions(servers: Sequence[Server]) -> Check:
@@ -198,8 +229,8 @@ def compare_plans(servers: Sequence[Server], plan: Mapping[str, Any]) -> tuple[C
     seen = {}
     for server in servers:
         try:
-            bound = server.control.post_plan(plan)
-            receipts = [server.control.receipt(bound.plan_id, step) for step in RECEIPT_STEPS]
+            bound = server.ask(control.post_plan(plan))
+            receipts = [server.ask(control.receipt(bound.plan_id, step)) for step in RECEIPT_STEPS]
         except errors.CorpusClientError as error:
             advice = "change what it names: --seq-len, --batch-size, --world-size or the corpus"
             raise Failed("plan", f"{server.url}: {error}", advice) from error
@@ -221,20 +252,29 @@ def _where(endpoint: Endpoint) -> str:
     return "is the server running, with --host 0.0.0.0, and does a firewall let this port through?"
 
 
-def latency(control: ControlPlane, corpus: str, num_tokens: int) -> Check:
-    """Measure round trips, unloaded: of nothing, and of one row of tokens.
+def latency(server: Server, corpus: str, num_tokens: int) -> Check:
+    """Measure round trips on one connection, unloaded: of a token, and of a row of tokens."""
+    clock, dtype = Clock(torch.device("cpu")), str(server.corpora[corpus]["dtype"])
+    with closing(Connection(server.endpoint, server.network)) as connection:
 
-    They go over the control plane's connection, whose HTTP library costs some tenths of a millisecond.
-    """
-    clock = Clock(torch.device("cpu"))
-    alive, _ = clock.time(lambda: control.get("/healthz"), repeats=REQUESTS)
-    row, _ = clock.time(lambda: control.tokens(corpus, 0, num_tokens), repeats=REQUESTS)
-    url, far = control.endpoint.url, alive.median > FAR_SECONDS
-    shown = [seconds_name(each) for each in (alive.median, alive.p99, row.median, row.p99)]
-    found = f"{url}: /healthz {shown[0]}, {shown[1]}; {num_tokens} tokens {shown[2]}, {shown[3]} (p50, p99)"
+        def seconds(count: int) -> Spread:
+            request = wire.tokens_request(corpus, 0, count, dtype)
+            buffer = memoryview(bytearray(request.num_bytes))
+
+            def ask() -> None:
+                deadline = time.monotonic() + server.network.attempt_seconds
+                connection.send(request.path, deadline=deadline)
+                connection.receive_into(buffer, request, deadline=deadline)
+
+            return clock.time(ask, repeats=REQUESTS)[0]
+
+        token, row = seconds(1), seconds(num_tokens)
+    far = token.median > FAR_SECONDS
+    shown = [seconds_name(each) for each in (token.median, token.p99, row.median, row.p99)]
+    times = f"a token {shown[0]}, {shown[1]}; {num_tokens} tokens {shown[2]}, {shown[3]} (p50, p99)"
     advice = "the server is far away: keep more requests on the wire with in_flight=" if far else ""
-    measured = {"url": url, "healthz_seconds": asdict(alive), "row_seconds": asdict(row)}
-    return Check("latency", "warn" if far else "ok", found, advice, measured)
+    measured = {"url": server.url, "token_seconds": asdict(token), "row_seconds": asdict(row)}
+    return Check("latency", "warn" if far else "ok", f"{server.url}: {times}", advice, measured)
 
 
 def bandwidth(found: BenchResult) -> Check:

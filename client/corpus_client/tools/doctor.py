@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -13,7 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from corpus_client import errors
-from corpus_client.network.control import ControlPlane
 from corpus_client.network.endpoint import LOOPBACK, Endpoint
 from corpus_client.network.options import Network
 from corpus_client.plan.document import make_plan
@@ -46,43 +44,12 @@ def doctor(
     Exit code 1 if a check fails.
     """
 
-    def examine() -> report.Report:
-        if batch_size % world_size:
-            raise errors.InvalidArgument(
-                f"world_size must divide batch_size, got {world_size} and {batch_size}"
-            )
-        if step_seconds is not None and not step_seconds > 0:
-            raise errors.InvalidArgument(f"step_seconds must be above 0, got {step_seconds}")
-        endpoints, place = [Endpoint.parse(url) for url in urls], find_device(device)
-        network = replace(report.read_network(header, token_file), deadline_seconds=report.ANSWER_SECONDS)
-        shape = {"seq_len": seq_len, "global_batch_size": batch_size}
-        rank = {"world_size": world_size, "device": place}
-        found = _servers(endpoints, network, corpus, shape, rank, step_seconds, seconds)
-        return _report_of([*found, *_this_machine(endpoints, place)])
-
-    if report.run(examine, as_json=as_json).data["status"] == "fail":
-        raise typer.Exit(1)
-
-
-def _servers(
-    endpoints: Sequence[Endpoint],
-    network: Network,
-    corpus: str | None,
-    shape: Mapping[str, Any],
-    rank: Mapping[str, Any],
-    step_seconds: float | None,
-    seconds: float,
-) -> Iterator[Check]:
-    """Yield a check of each server; and of those that answered, whether they agree and what they deliver.
-
-    shape, rank: further arguments of the plan, and of the loader.
-    """
-    reached: list[Server] = []
-    with ExitStack() as stack:
+    def servers(endpoints: Sequence[Endpoint], network: Network, place: torch.device) -> Iterator[Check]:
+        """Look at each server; and at those that answered: whether they agree, and what they deliver."""
+        reached: list[Server] = []
         for endpoint in endpoints:
-            control = stack.enter_context(closing(ControlPlane(endpoint, network)))
             try:
-                check, server = checks.look_at(control)
+                check, server = checks.look_at(endpoint, network)
                 reached.append(server)
             except Failed as failed:
                 check = failed.check
@@ -93,35 +60,55 @@ def _servers(
             yield checks.compare_versions(reached)
             check, name = checks.choose_corpus(reached, corpus)
             yield check
-            check, bound = checks.compare_plans(reached, make_plan(corpus=name, **shape))
+            plan = make_plan(corpus=name, seq_len=seq_len, global_batch_size=batch_size)
+            check, bound = checks.compare_plans(reached, plan)
             yield check
             for server in reached:
-                yield checks.latency(server.control, name, shape["seq_len"] + 1)
-            urls = [server.url for server in reached]
-            with report.open_loader(urls, plan=bound.document, network=network, **rank) as loader:
+                yield checks.latency(server, name, seq_len + 1)
+            with report.open_loader(
+                [server.url for server in reached],
+                plan=bound.document,
+                network=network,
+                world_size=world_size,
+                device=place,
+            ) as loader:
                 delivered = measure(loader, seconds)
             yield checks.bandwidth(delivered)
-            rank_tokens = shape["global_batch_size"] * shape["seq_len"] / rank["world_size"]
-            yield checks.bottleneck(delivered.stats, rank_tokens, step_seconds)
+            yield checks.bottleneck(delivered.stats, batch_size * seq_len / world_size, step_seconds)
         except Failed as failed:
             yield failed.check
         except (errors.TransportError, errors.ServerError, errors.DeadlineExceeded) as error:
             advice = "run it again; if it fails again, the server's log tells why"
             yield Check("speed", "fail", f"cannot be measured: {error}", advice)
 
+    def examine() -> report.Report:
+        if batch_size % world_size:
+            raise errors.InvalidArgument(
+                f"world_size must divide batch_size, got {world_size} and {batch_size}"
+            )
+        if step_seconds is not None and not step_seconds > 0:
+            raise errors.InvalidArgument(f"step_seconds must be above 0, got {step_seconds}")
+        endpoints, place = [Endpoint.parse(url) for url in urls], find_device(device)
+        network = replace(report.read_network(header, token_file), deadline_seconds=report.ANSWER_SECONDS)
+        made = [*servers(endpoints, network, place)]
+        here = any(each.socket_path or each.host in LOOPBACK for each in endpoints)
+        num_loaders = ranks_on_host(otherwise=max(1, torch.cuda.device_count()))
+        made.append(checks.check_cores(num_cores(), num_loaders, server_here=here))
+        made.append(checks.check_pinning(PREFETCH_BYTES, place))
+        if runtime_of(place) is not None:
+            made.append(checks.check_transfers(place))
+        made.append(checks.check_gpu(list_gpus()))
+        worst = max((check.status for check in made), key=list(STATUSES).index)
+        return report.Report(
+            data={"status": worst, "checks": [asdict(check) for check in made]}, shown=[_table(made)]
+        )
 
-def _this_machine(endpoints: Sequence[Endpoint], device: torch.device) -> Iterator[Check]:
-    here = any(each.socket_path or each.host in LOOPBACK for each in endpoints)
-    num_loaders = ranks_on_host(otherwise=max(1, torch.cuda.device_count()))
-    yield checks.check_cores(num_cores(), num_loaders, server_here=here)
-    yield checks.check_pinning(PREFETCH_BYTES, device)
-    if runtime_of(device) is not None:
-        yield checks.check_transfers(device)
-    yield checks.check_gpu(list_gpus())
+    if report.run(examine, as_json=as_json).data["status"] == "fail":
+        raise typer.Exit(1)
 
 
-def _report_of(made: Sequence[Check]) -> report.Report:
-    """Return the checks with the worst status, and a table: a row for each check, and one for each advice."""
+def _table(made: Sequence[Check]) -> Table:
+    """Return a table: a row for each check, and one for each advice."""
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -131,5 +118,4 @@ def _report_of(made: Sequence[Check]) -> report.Report:
         table.add_row(f"[{style}]{check.status}[/]", escape(check.name), escape(check.found))
         if check.advice:
             table.add_row("", "", f"[{style}]->[/] {escape(check.advice)}")
-    worst = max((check.status for check in made), key=list(STATUSES).index)
-    return report.Report(data={"status": worst, "checks": [asdict(check) for check in made]}, shown=[table])
+    return table

@@ -49,6 +49,10 @@ def export(
                 f"export needs a new file and 0 <= start < stop, got {out}{exists}, {start}, {stop}"
             )
         with ArrayLoader(urls, plan=plan, rank=0, world_size=1, num_steps=stop, network=network) as loader:
+            if loader.is_masked:
+                raise errors.InvalidArgument(
+                    "an export holds no loss masks, and corpora of the plan have some; serve with mask=no"
+                )
             loader.seek(start)
             # A sibling, so that the rename stays on one file system.
             with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".export-") as folder:

@@ -5,7 +5,7 @@ Layout (datatrove `pipeline/tokens/tokenizer.py`), little-endian:
     X.ds            tokens, <u2 or <u4
     X.ds.index      <u8 ends[num_documents], cumulative, in tokens
     X.ds.metadata   text: `tokenizer|token size`, then the number of tokens, then the same for people
-    X.ds.loss       one byte per token, 0 where training ignores it; not served
+    X.ds.loss       a loss mask: one byte per token, 0 where training ignores it
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ FORMAT: Final = Format(
     side_files={
         "*.ds.index": "a datatrove index",
         "*.ds.metadata": "datatrove metadata",
-        "*.ds.loss": "a datatrove loss mask",
     },
+    loss_masks={"*.ds.loss": "a datatrove loss mask"},
+    mask_names=lambda name: [f"{name}.loss"] if name.endswith(".ds") else [],
 )

@@ -95,6 +95,8 @@ class Format:
             of headerless tokens, if the user named one, and whether the file was found in a folder.
         side_files: files that accompany shards: glob pattern of the name -> what it is. In a folder they
             are left out; named directly, they are refused.
+        loss_masks: those of them that are loss masks.
+        mask_names: the names, one or several, that the loss mask of a token file of a name may have.
         find_data: returns the data file that a path stands for (Megatron: X or X.idx for X.bin), or None
             if the path is none of this format's.
         check_folder: given all files of a folder and whether the user named a dtype, raises if a file
@@ -103,6 +105,8 @@ class Format:
 
     read: Callable[[OpenFile, TokenDtype | None, bool], ShardLayout | None]
     side_files: Mapping[str, str] = field(default_factory=dict)
+    loss_masks: Mapping[str, str] = field(default_factory=dict)
+    mask_names: Callable[[str], Collection[str]] = lambda name: ()
     find_data: Callable[[Path], Path | None] = lambda path: None
     check_folder: Callable[[Collection[Path], bool], None] = lambda paths, dtype_given: None
 

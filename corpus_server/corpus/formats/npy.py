@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import tokenize
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -34,19 +35,28 @@ _READERS: Final = {
 
 
 def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
+    return read_array(file, TOKEN_DTYPES, f"tokens must be little-endian {ACCEPTED_DTYPES}", cast_to="uint32")
+
+
+def read_array(
+    file: OpenFile, dtypes: Mapping[str, TokenDtype], expected: str, *, cast_to: str
+) -> ShardLayout | None:
+    """Return where the items of an NPY file lie, None for any other file.
+
+    `expected` is what an error says of an array that is of none of `dtypes`, which the user may cast.
+    """
     head = file.head(12 + _MAX_HEADER_BYTES)
     if not head.startswith(_MAGIC):
         return None  # OLMo's headerless dumps are called .npy, too: see `olmo`
     shape, fortran_order, found, data_offset = _parse_header(file, head)
-    if TOKEN_DTYPES.get(found.name) != found:
+    if dtypes.get(found.name) != found:
         raise file.unreadable(
-            f"tokens must be little-endian {ACCEPTED_DTYPES}, its header says "
-            f"{np.lib.format.dtype_to_descr(found)!r}",
-            "save it again: numpy.save(path, array.astype('uint32'))",
+            f"{expected}, its header says {np.lib.format.dtype_to_descr(found)!r}",
+            f"save it again: numpy.save(path, array.astype('{cast_to}'))",
         )
     if len(shape) != 1 or type(shape[0]) is not int or shape[0] < 0:
         raise file.unreadable(
-            f"expected a 1-D array of tokens, got shape {shape!r}",
+            f"expected a 1-D array, got shape {shape!r}",
             "save it flat: numpy.save(path, array.reshape(-1))",
         )
     if fortran_order:
@@ -54,9 +64,9 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
             "expected C order, the header says Fortran order",
             "save it again: numpy.save(path, numpy.ascontiguousarray(array))",
         )
-    tokens = TOKEN_DTYPES[found.name]
-    runs = counted_run(file, tokens, data_offset=data_offset, num_tokens=shape[0])
-    return ShardLayout(format="npy", reason=r"begins with \x93NUMPY", dtype=tokens, runs=runs)
+    dtype = dtypes[found.name]
+    runs = counted_run(file, dtype, data_offset=data_offset, num_tokens=shape[0])
+    return ShardLayout(format="npy", reason=r"begins with \x93NUMPY", dtype=dtype, runs=runs)
 
 
 def _parse_header(file: OpenFile, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:

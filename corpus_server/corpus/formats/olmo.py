@@ -3,6 +3,12 @@
 Beside it lies `part-*.csv.gz` with one row `start,end,id,source,place` per document, in tokens (Dolma
 `tokenizer/memmap_writer.py`). It must be decompressed whole, so `corpus-server index` copies its ends
 to the sidecar, once; opening does not read it.
+
+A loss mask is a dump of one byte a token, too, 1 where training counts the token. OLMo-core takes lists of
+both; those that write them name them alike:
+
+    token_ids_part_0000.npy    labels_mask_part_0000.npy    open-instruct `convert_sft_data_for_olmocore.py`
+    input_ids.npy              label_mask.npy               OLMo `prepare_tulu_data.py`
 """
 
 from __future__ import annotations
@@ -24,6 +30,9 @@ from corpus_server.corpus.formats.documents import CHUNK_ENDS
 from corpus_server.corpus.formats.layout import COPY_AGAIN, Ends, Format, ShardLayout, TokenDtype
 from corpus_server.corpus.formats.raw import headerless_layout
 from corpus_server.user_files import open_regular
+
+_IDS: Final = ("token_ids", "input_ids")  # words in the names of token files ...
+_MASKS: Final = ("labels_mask", "label_mask")  # ... and those in their place in the names of loss masks
 
 
 def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
@@ -54,11 +63,17 @@ def _read_ends(path: Path, num_tokens: int) -> Iterator[Ends]:
         raise unreadable(path, f"its rows 'start,end,...' cannot be used: {error}", COPY_AGAIN) from error
 
 
+def _mask_names(name: str) -> list[str]:
+    if not name.endswith(".npy"):
+        return []
+    return [name.replace(ids, mask) for ids in _IDS if ids in name for mask in _MASKS]
+
+
 FORMAT: Final = Format(
     read=_read,
     side_files={
         "*.csv.gz": "a table of document boundaries (OLMo), or another compressed CSV file",
-        "*label_mask*.npy": "a loss mask of OLMo",
-        "*labels_mask*.npy": "a loss mask of OLMo",
     },
+    loss_masks=dict.fromkeys((f"*{mask}*.npy" for mask in _MASKS), "a loss mask of OLMo"),
+    mask_names=_mask_names,
 )

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import OpenFile, unreadable
 from corpus_server.corpus.formats import (
     arrow,
     datatrove,
@@ -19,6 +19,7 @@ from corpus_server.corpus.formats import (
     foreign,
     litdata,
     llmc,
+    masks,
     mds,
     megatron,
     npy,
@@ -36,6 +37,7 @@ FORMATS: Final[tuple[Format, ...]] = (
     litdata.FORMAT,
     arrow.FORMAT,
     documents.FORMAT,
+    masks.FORMAT,
     foreign.FORMAT,
     npy.FORMAT,
     llmc.FORMAT,
@@ -44,7 +46,8 @@ FORMATS: Final[tuple[Format, ...]] = (
 )
 # Files that are found beside shards: glob patterns of names. Every other file in a folder is a shard or an
 # error.
-_SIDE_FILES: Final = {pattern: what for each in FORMATS for pattern, what in each.side_files.items()}
+_MASKS: Final = {pattern: what for each in FORMATS for pattern, what in each.loss_masks.items()}
+_SIDE_FILES: Final = {pattern: what for each in FORMATS for pattern, what in each.side_files.items()} | _MASKS
 _OTHER_SIDE_FILES: Final = (
     *("*.json", "*.yaml", "*.yml", "*.toml", "*.md", "*.rst", "*.txt", "*.log", "*.py", "*.sh", "*.csv"),
     *("*.pkl", "*.model", "*.vocab", "*.tiktoken", "*.sha256", "*.sha1", "*.md5"),
@@ -83,6 +86,43 @@ def data_path(path: Path) -> Path:
 def is_side_file(path: Path) -> bool:
     """Tell whether a file of a folder accompanies shards and is none."""
     return _LEFT_OUT.match(path.name) is not None
+
+
+def mask_names(name: str) -> list[str]:
+    """Return the names that the loss mask of a token file may have; it lies in the same folder."""
+    return [mask for each in FORMATS for mask in each.mask_names(name)]
+
+
+def is_mask(path: Path) -> bool:
+    """Tell whether a file's name says that it is a loss mask."""
+    return any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _MASKS)
+
+
+def find_mask(path: Path) -> Path | None:
+    """Return the loss mask of a token file, None if it has none; refuse two."""
+    found = [mask for name in mask_names(path.name) if (mask := path.with_name(name)).exists()]
+    if len(found) > 1:
+        what = f"has {len(found)} loss masks: {', '.join(mask.name for mask in found)}"
+        raise unreadable(path, what, "move all but one of them out of the folder")
+    return found[0] if found else None
+
+
+def check_masks(paths: Collection[Path]) -> None:
+    """Raise UnreadableCorpus if a loss mask, among all files of a folder, is that of no token file there.
+
+    Training on tokens that a mask was to leave out would fail in silence.
+    """
+    if not (masks := {path for path in paths if is_mask(path)}):
+        return
+    used = {
+        path.with_name(mask) for path in paths if not is_side_file(path) for mask in mask_names(path.name)
+    }
+    if left := sorted(masks - used):
+        raise unreadable(
+            left[0],
+            "is named like a loss mask, but is that of no token file beside it",
+            "name it after its token file (FILE.mask.npy), or leave all masks of the corpus out (mask=no)",
+        )
 
 
 def check_folder(paths: Collection[Path], *, dtype_given: bool) -> None:

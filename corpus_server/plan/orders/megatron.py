@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, NamedTuple
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +24,13 @@ from numpy.typing import NDArray
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan.blend import Blend, BlendTable, choose
 from corpus_server.plan.declared import Declared, choice, declared, integer, names, shares, texts
+from corpus_server.plan.exclusion import Exclusion, Pools
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
 from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, check_number
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.streams import Sequences, draw, extent, join, part_of
+from corpus_server.plan.tabled import Job, Lengths
 
 MAX_NUM_SAMPLES: Final = 2**31
 MAX_BLENDED: Final = 1024
@@ -61,13 +65,15 @@ class Samples(Rows, Arrangement):
     The samples of all epochs of a source are permuted together, so each comes once in a run.
     """
 
-    is_window = False
+    name, unit, is_window = "order megatron", "sample", False
+    shard_row = None
 
     def __init__(self, table: Table, windows: Windows) -> None:
         self._table, self._windows = table, windows
         self._first_sample, self._first_token, epoch_samples = table.firsts
         self.first_row = self._first_sample.astype(np.uint64)
         self.num_rows = np.diff(self.first_row)
+        self.pools = Pools.of_sources(self.first_row)
         self.epoch_rows = np.maximum(1, epoch_samples[:-1]).astype(np.uint64)
 
     def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
@@ -83,7 +89,9 @@ class Samples(Rows, Arrangement):
         found: UInt64Array = (table[first + numbers.astype(np.int64)] - first).astype(np.uint64)
         return found
 
-    def pieces(self, sources: Source, rows: UInt64Array, epochs: UInt64Array) -> Pieces:
+    def pieces(
+        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+    ) -> Pieces:
         """See `Rows.pieces`."""
         seq_len, bounds = self._windows.seq_len, self._table.bounds
         samples = rows.astype(np.int64) - self._first_sample[sources]
@@ -134,6 +142,10 @@ class Samples(Rows, Arrangement):
         pieces, _ = self.pieces(sources, rows, np.zeros_like(rows))
         return [(shard, begin, begin + count) for shard, begin, count in pieces.tolist()]
 
+    def reach(self, source: int, num_rows: int) -> int:
+        """See `Rows.reach`: all of it, because neighbouring samples are of documents anywhere."""
+        return int(self._windows.first_token[source + 1] - self._windows.first_token[source])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronOrder(Order):
@@ -144,7 +156,6 @@ class MegatronOrder(Order):
     is_inline = False
     working_set = all_shards
     arrangement = Samples
-    table: ClassVar[type[Any]] = Table
     prefix = "order.megatron."
 
     num_samples: int = declared(
@@ -207,13 +218,14 @@ class MegatronOrder(Order):
         return order, seq_len
 
     def lay_out(
-        self, windows: Windows, sources: tuple[str, ...], keys: Keys, table: Table
+        self, rows: Rows, windows: Windows, sources: tuple[str, ...], keys: Keys, tables: Sequence[Table]
     ) -> tuple[Rows, Arrangement, Blend | None]:
         """See `Order.lay_out`.
 
         Raises:
             InvalidPlan: the blend takes more samples of a source than there are; Megatron refuses it, too.
         """
+        (table,) = tables
         blend = Blend(sources, BlendTable(table.sources, table.positions, table.counts))
         drawn, used = np.diff(table.firsts[0]), blend.num_used.astype(np.int64)
         for source in np.flatnonzero(used > drawn).tolist():
@@ -230,9 +242,31 @@ class MegatronOrder(Order):
         """See `Order.tabled`."""
         return self
 
-    def with_documents(self, digests: Mapping[str, str]) -> MegatronOrder:
-        """Return the order with digests of its documents."""
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """See `Tabled.digests`."""
+        return self.documents
+
+    @property
+    def digests_field(self) -> str:
+        """See `Tabled.digests_field`."""
+        return f"{self.prefix}documents"
+
+    def with_digests(self, digests: Mapping[str, str]) -> MegatronOrder:
+        """See `Tabled.with_digests`."""
         return replace(self, documents=digests)
+
+    def jobs(
+        self, lengths: Mapping[str, Lengths], *, seq_len: int, seed: int, decides: Mapping[str, Any]
+    ) -> list[Job]:
+        """See `Tabled.jobs`: one table of all sources."""
+        firsts = accumulate((its.num_tokens for its in lengths.values()), initial=0)
+        sequences = {}
+        for first, (name, its) in zip(firsts, lengths.items(), strict=False):
+            starts, counts = its.sequences()
+            sequences[name] = Sequences(first + starts, counts)
+        size = self.check_size(sequences, seq_len=seq_len)
+        return [Job(Table, decides, size, partial(self.build, sequences, seq_len=seq_len, seed=seed))]
 
     def build(self, sequences: Mapping[str, Sequences], *, seq_len: int, seed: int) -> Table:
         """Build the table of a plan.

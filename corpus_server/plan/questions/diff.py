@@ -8,7 +8,7 @@ only exclusions differ, at the steps that hold excluded windows.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import field
 from itertools import accumulate, zip_longest
 from typing import Any, Final
@@ -20,6 +20,7 @@ from corpus_server.described import described
 from corpus_server.plan.document import Plan
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
 from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.rows import Pieces
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_STEP
 
@@ -105,9 +106,8 @@ def count_equal_steps(a: Plan, b: Plan) -> int | None:
 
 
 def compare_slices(
-    a: Plan,
-    b: Plan,
-    shard_tokens: Mapping[str, Sequence[int]],
+    a: Sampler,
+    b: Sampler,
     *,
     num_steps: int = 10,
     max_rows: int = MAX_ROWS,
@@ -115,36 +115,36 @@ def compare_slices(
     """Find the first `num_steps` steps whose rows differ, and which rows, in slices.
 
     Args:
-        a, b: plans bound to the same corpora.
-        shard_tokens: of every source of both, the tokens of its shards.
+        a, b: of plans bound to the same corpora.
         max_rows: stop after about this many rows of each plan, if more than exclusions differ.
     """
-    equal = count_equal_steps(a, b)
+    plans = a.plan, b.plan
+    equal = count_equal_steps(*plans)
     if equal is None:
         return RowComparison(equal_steps=None, compared_until=None, steps=())
-    if a.order.tabled is not None or b.order.tabled is not None:
-        return RowComparison(equal_steps=equal, compared_until=equal, steps=())  # its rows have no one place
-    pair = _Located(a, shard_tokens), _Located(b, shard_tokens)
-    largest = max(stage.global_batch_size for plan in (a, b) for stage in plan.stages)
-    borders = sorted(p.skip_steps.outside_before(stage.from_step) for p in (a, b) for stage in p.stages)
+    pair = _Compared(a, b), _Compared(b, a)
+    # A plan may end; of the steps behind its last none is compared.
+    end = min(sampler.num_steps if sampler.num_steps is not None else _NEVER for sampler in (a, b))
+    largest = max(stage.global_batch_size for plan in plans for stage in plan.stages)
+    borders = sorted(p.skip_steps.outside_before(stage.from_step) for p in plans for stage in p.stages)
     found: list[StepChange] = []
-    since = pair[0].sampler.timeline.plan_step(equal)
-    if a.order.has_epochs and only_exclusions_differ(a, b):
+    since = a.timeline.plan_step(equal)
+    if a.plan.order.has_epochs and only_exclusions_differ(*plans):
         until = equal
-        for plan_step, steps in suspects(pair[0].sampler, pair[1].sampler, since):
+        for plan_step, steps in suspects(a, b, since):
             yield
             for step in steps:
                 found += _step_changes(pair, step, 1)
                 if len(found) == num_steps:
                     return RowComparison(equal_steps=equal, compared_until=step + 1, steps=tuple(found))
-            until = a.skip_steps.outside_before(plan_step)
+            until = a.plan.skip_steps.outside_before(plan_step)
         if until > equal:  # else too much is excluded to be looked up, and the first steps will differ
             return RowComparison(equal_steps=equal, compared_until=until, steps=tuple(found))
     step, count, left = equal, num_steps, max_rows
-    while left > 0 and step <= MAX_STEP and len(found) < num_steps:
+    while left > 0 and step < end and len(found) < num_steps:
         # Within a piece no stage begins, so that its batches have one shape in each plan.
         border = borders[at] if (at := bisect_right(borders, step)) < len(borders) else _NEVER
-        piece = min(count, border - step, max(1, left // largest))
+        piece = min(count, border - step, end - step, max(1, left // largest))
         found += _step_changes(pair, step, piece)
         yield
         step, left = step + piece, left - piece * largest
@@ -154,22 +154,27 @@ def compare_slices(
     return RowComparison(equal_steps=equal, compared_until=step, steps=tuple(found[:num_steps]))
 
 
-class _Located:
-    """A plan's windows, with shard numbers that mean the same in both plans."""
+class _Compared:
+    """A plan's rows, with shard numbers that mean the same in both plans."""
 
-    def __init__(self, plan: Plan, shard_tokens: Mapping[str, Sequence[int]]) -> None:
-        self.sampler = Sampler(plan, shard_tokens)
+    def __init__(self, sampler: Sampler, other: Sampler) -> None:
+        self.sampler = sampler
+        sizes = {
+            name: int(size)
+            for each in (sampler, other)
+            for name, size in zip(each.plan.sources, np.diff(each.windows.first_shard), strict=True)
+        }
         # For each shard of the plan's list, its number in a list that does not depend on the plan.
-        names = sorted(shard_tokens)
-        first = dict(zip(names, accumulate((len(shard_tokens[n]) for n in names), initial=0), strict=False))
-        its = [first[name] + np.arange(len(shard_tokens[name])) for name in plan.sources]
-        self._common = np.concatenate(its)
+        names = sorted(sizes)
+        first = dict(zip(names, accumulate((sizes[name] for name in names), initial=0), strict=False))
+        self._common = np.concatenate([first[name] + np.arange(sizes[name]) for name in sampler.plan.sources])
 
-    def windows(self, step: int, count: int) -> NDArray[np.int64]:
-        """Return `(count, rows, 2) int64`: common shard number, start token."""
-        windows = self.sampler.locate(step, count=count)
-        windows[..., 0] = self._common[windows[..., 0]]
-        return windows
+    def rows(self, step: int, count: int) -> tuple[Pieces, int]:
+        """Return what the rows of steps are made of, with common shard numbers, and the rows of a step."""
+        num_rows = self.sampler.check_part(step, count=count)
+        pieces, borders = self.sampler.pieces(step, range(num_rows), count=count)
+        pieces[:, 0] = self._common[pieces[:, 0]]
+        return (pieces, borders), num_rows
 
 
 def _changes(
@@ -206,14 +211,14 @@ def _first_skip_change(a: Ranges, b: Ranges) -> int:
     return int(differ[0]) if differ.size else _NEVER
 
 
-def _step_changes(pair: tuple[_Located, _Located], step: int, count: int) -> list[StepChange]:
+def _step_changes(pair: tuple[_Compared, _Compared], step: int, count: int) -> list[StepChange]:
     """Compare consecutive steps, of one stage in each plan, and return those that differ."""
-    a, b = (located.windows(step, count) for located in pair)
-    shared, rows = min(a.shape[1], b.shape[1]), max(a.shape[1], b.shape[1])
-    differs = np.ones((count, rows), dtype=bool)
-    if pair[0].sampler.seq_len(step) == pair[1].sampler.seq_len(step):
-        differs[:, :shared] = (a[:, :shared] != b[:, :shared]).any(axis=2)
-    changes, timelines = [], [located.sampler.timeline for located in pair]
+    (a, in_a), (b, in_b) = (compared.rows(step, count) for compared in pair)
+    shared = min(in_a, in_b)
+    differs = np.ones((count, max(in_a, in_b)), dtype=bool)
+    which = [(np.arange(count)[:, None] * rows + np.arange(shared)).reshape(-1) for rows in (in_a, in_b)]
+    differs[:, :shared] = _differ(a, b, *which).reshape(count, shared)
+    changes, timelines = [], [compared.sampler.timeline for compared in pair]
     for k in np.flatnonzero(differs.any(axis=1)).tolist():
         edges = np.flatnonzero(np.diff(differs[k], prepend=False, append=False)).reshape(-1, 2)
         changes.append(
@@ -225,3 +230,20 @@ def _step_changes(pair: tuple[_Located, _Located], step: int, count: int) -> lis
             )
         )
     return changes
+
+
+def _differ(a: Pieces, b: Pieces, in_a: NDArray[np.intp], in_b: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return which of some rows of `a` are made of other pieces than those of `b`."""
+    (pieces, borders), (others, other_borders) = a, b
+    counts, its_counts = (np.diff(each)[which] for each, which in ((borders, in_a), (other_borders, in_b)))
+    differs: NDArray[np.bool_] = counts != its_counts
+    same = np.flatnonzero(~differs)
+    counts = counts[same]
+    within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    ours, theirs = (
+        np.repeat(each[which[same]], counts) + within
+        for each, which in ((borders, in_a), (other_borders, in_b))
+    )
+    unlike = (pieces[ours] != others[theirs]).any(axis=1)
+    differs[np.repeat(same, counts)[unlike]] = True
+    return differs

@@ -1,9 +1,9 @@
 """Look-ups: which rows of a run hold a token, found backwards over stages, skips and substitutes.
 
-A position of a source says when a window comes: ascending positions are ascending plan steps and rows. So a
-look-up first finds all positions that hold the token, then keeps the earliest, and only for those does it
-work out the steps and rows, which needs a mixture's blocks. Where a stage reads windows in parts, only the
-parts that hold a token of the range count; they are neighbours.
+A position of a source says when a row comes: ascending positions are ascending plan steps and rows. So a
+look-up first finds all positions whose units (windows, or pieces of documents) hold the token, then keeps
+the earliest, and only for those does it work out the steps and rows, which needs a mixture's blocks. Where a
+stage reads windows in parts, only the parts that hold a token of the range count; they are neighbours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,12 @@ from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import grouped
-from corpus_server.plan.rows import UInt64Array
+from corpus_server.plan.rows import Pieces, UInt64Array
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 
 MAX_PAIRS: Final = 1 << 20
-"""Windows times epochs, those of the excluded windows for which they stand in included: about 0.5 s."""
+"""Units times epochs, those of the excluded units for which they stand in included: about 0.5 s."""
 MAX_BLOCKS: Final = 4096
 """Blocks of mixtures that the rows may lie in, 0.4 ms each: under 2 s."""
 
@@ -51,8 +51,10 @@ class Sighting:
     """Number in the plan's shard list."""
     start: int
     """First token of the row in its shard."""
+    offset: int
+    """Place in the row of the first token that was looked for."""
     substitute: bool
-    """Whether the window stands in for an excluded one."""
+    """Whether the window, or a piece that was looked for, stands in for an excluded one."""
 
 
 class Sightings(NamedTuple):
@@ -63,13 +65,13 @@ class Sightings(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """Windows to look for in some epochs, at positions below `stop`.
+    """Units to look for in some epochs, at positions below `stop`.
 
-    Without an exclusion: rows that hold the windows by the order. With one: rows that hold an excluded window
-    by the order, at positions [start, stop), so that one of `windows` stands in for it.
+    Without an exclusion: rows that hold the units if nothing is excluded. With one: rows that would hold an
+    excluded unit, at positions [start, stop), so that one of `units` stands in for it.
     """
 
-    windows: UInt64Array
+    units: UInt64Array
     epochs: range
     exclusion: Exclusion | None = None
     start: int = 0
@@ -78,7 +80,7 @@ class _Search(NamedTuple):
 
     @property
     def num_pairs(self) -> int:
-        return self.windows.size * len(self.epochs) * self.num_laps
+        return self.units.size * len(self.epochs) * self.num_laps
 
 
 def look_up_slices(
@@ -93,21 +95,21 @@ def look_up_slices(
     """
     source = sampler.plan.sources.index(corpus)
     epochs = min(epochs, _MAX_POSITION // int(sampler.num_windows[source]) + 1)
-    windows = yield from sampler.rows.touching(source, start, stop, most=MAX_PAIRS)
+    units = yield from sampler.rows.touching(source, start, stop, most=MAX_PAIRS)
     too_many = InvalidParameter(
-        f"the range touches {windows.size} rows; times {epochs} epochs, and with the excluded windows that "
+        f"the range touches {units.size} rows; times {epochs} epochs, and with the excluded windows that "
         f"each stands in for, a look-up goes through at most {MAX_PAIRS}; ask for fewer epochs or tokens",
         parameter="epochs" if epochs > 1 else "stop",
         received=epochs if epochs > 1 else stop,
     )
     end = sampler.num_positions(source, epochs)
     passes = -(-end // int(sampler.rows.num_rows[source]))
-    if (num_pairs := windows.size * passes) > MAX_PAIRS:
+    if (num_pairs := units.size * passes) > MAX_PAIRS:
         raise too_many
-    searches = [_Search(windows, range(passes), stop=end)]
-    for search in _substitute_searches(sampler, source, windows, epochs):
+    searches = [_Search(units, range(passes), stop=end)]
+    for search in _substitute_searches(sampler, source, units, epochs):
         yield
-        num_pairs += windows.size + search.num_pairs  # making the search went through all windows, too
+        num_pairs += units.size + search.num_pairs  # making the search went through all units, too
         if num_pairs > MAX_PAIRS:
             raise too_many
         searches.append(search)
@@ -116,12 +118,15 @@ def look_up_slices(
         for first in range(0, search.num_pairs, _PAIRS_PER_SLICE):
             indices = np.arange(first, min(first + _PAIRS_PER_SLICE, search.num_pairs), dtype=np.uint64)
             found = _positions(sampler, source, search, indices)
-            parts.append((*found, *_parts_touched(sampler, source, start, stop, *found[:2])))
+            parts.append((*found[:2], *_parts_touched(sampler, source, start, stop, found[0], found[2])))
             yield
     if not parts:
         return Sightings(num_found=0, rows=[])
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     del parts  # as large as the columns: 30 MB for a million pairs
+    if sampler.rows.holds_several:
+        columns = _each_row_once(columns)
+        yield
     positions, num_parts = columns[0], columns[-1]
     num_found = int(num_parts.sum())
     earliest = np.arange(positions.size)
@@ -138,14 +143,20 @@ def look_up_slices(
     for here in _row_slices(sampler, source, positions):
         yield
         left = None if limit is None else limit - len(rows)
-        rows += _rows(sampler, source, positions[here], *(column[here] for column in rest), limit=left)
+        its = (column[here] for column in rest)
+        rows += _rows(sampler, source, (start, stop), positions[here], *its, limit=left)
     return Sightings(num_found=num_found, rows=rows)
 
 
-def _substitute_searches(
-    sampler: Sampler, source: int, windows: UInt64Array, epochs: int
-) -> Iterator[_Search]:
-    """Yield for each stage what to look for where windows stand in for excluded ones."""
+def _each_row_once(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Join the columns of units that lie in one row: it is a substitute's if one of them is a substitute."""
+    order = np.lexsort((~columns[1], columns[0]))
+    first = np.diff(columns[0][order], prepend=np.uint64(2**64 - 1)) != 0
+    return [column[order[first]] for column in columns]
+
+
+def _substitute_searches(sampler: Sampler, source: int, units: UInt64Array, epochs: int) -> Iterator[_Search]:
+    """Yield for each stage what to look for where units stand in for excluded ones."""
     size = int(sampler.num_windows[source])
     begins = [*sampler.timeline.begins(source).tolist(), epochs * size]
     for number, exclusion in enumerate(sampler.exclusions):
@@ -153,31 +164,26 @@ def _substitute_searches(
         used = sampler.timeline.stages[number].member(source) is not None
         if exclusion is None or start >= stop or not used:
             continue
-        yield _Search(
-            windows[~exclusion.windows.contains(windows)],
-            range(start // size, -(-stop // size)),
-            exclusion,
-            start,
-            stop,
-            exclusion.num_laps(source),
-        )
+        left = units[~exclusion.units.contains(units)]
+        its = range(start // size, -(-stop // size))
+        yield _Search(left, its, exclusion, start, stop, exclusion.num_laps(left))
 
 
 def _positions(
     sampler: Sampler, source: int, search: _Search, indices: UInt64Array
-) -> tuple[UInt64Array, UInt64Array, NDArray[np.bool_]]:
+) -> tuple[UInt64Array, NDArray[np.bool_], UInt64Array]:
     """Return for some pairs of a search, numbered from 0 to `num_pairs`, the positions that they are at.
 
-    `(m,)` each: position, window that its row shows, whether that window is a substitute.
+    `(m,)` each: position, whether its row holds the unit as a substitute, the unit.
     """
-    rest, which = np.divmod(indices, np.uint64(search.windows.size))
+    rest, which = np.divmod(indices, np.uint64(search.units.size))
     laps, epochs = np.divmod(rest, np.uint64(len(search.epochs)))
-    shown, epochs = search.windows[which], epochs + np.uint64(search.epochs.start)
+    shown, epochs = search.units[which], epochs + np.uint64(search.epochs.start)
     if search.exclusion is not None:
-        held, which = search.exclusion.stood_in_for(source, shown, epochs, laps)
+        held, which = search.exclusion.stood_in_for(shown, epochs, laps)
         positions = sampler.positions_of(source, held, epochs[which])
         kept = (positions >= np.uint64(search.start)) & (positions < np.uint64(search.stop))
-        return positions[kept], shown[which][kept], np.ones(np.count_nonzero(kept), dtype=bool)
+        return positions[kept], np.ones(np.count_nonzero(kept), dtype=bool), shown[which][kept]
     positions = sampler.positions_of(source, shown, epochs)
     kept = positions < np.uint64(search.stop)
     for number, here in grouped(sampler.timeline.stage_numbers(source, positions)):
@@ -185,8 +191,8 @@ def _positions(
         if sampler.timeline.stages[number].member(source) is None:
             kept[here] = False
         elif exclusion is not None:
-            kept[here] &= ~exclusion.windows.contains(shown[here])
-    return positions[kept], shown[kept], np.zeros(np.count_nonzero(kept), dtype=bool)
+            kept[here] &= ~exclusion.units.contains(shown[here])
+    return positions[kept], np.zeros(np.count_nonzero(kept), dtype=bool), shown[kept]
 
 
 def _row_slices(sampler: Sampler, source: int, positions: UInt64Array) -> Iterator[slice]:
@@ -211,14 +217,13 @@ def _parts_touched(
 
     `(m,)` each; part k of a window holds its tokens k * seq_len to (k + 1) * seq_len, both included.
     """
-    if not sampler.rows.is_window:
-        return np.zeros(positions.shape, dtype=np.int64), np.ones(positions.shape, dtype=np.int64)
     stages = sampler.timeline.stages
-    seq_lens = np.array([placed.seq_len for placed in stages])[
-        sampler.timeline.stage_numbers(source, positions)
-    ]
-    shards, starts = sampler.places(shown).T
+    if all(placed.num_parts == 1 for placed in stages):
+        return np.zeros(positions.shape, dtype=np.int64), np.ones(positions.shape, dtype=np.int64)
+    numbers = sampler.timeline.stage_numbers(source, positions)
+    seq_lens = np.array([placed.seq_len for placed in stages])[numbers]
     windows = sampler.windows
+    shards, starts = windows.locate(shown).T
     begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64) + starts
     first = np.maximum(0, -((begins + seq_lens - start) // seq_lens))
     last = np.minimum(sampler.plan.seq_len // seq_lens - 1, (stop - 1 - begins) // seq_lens)
@@ -228,8 +233,8 @@ def _parts_touched(
 def _rows(
     sampler: Sampler,
     source: int,
+    tokens: tuple[int, int],
     positions: UInt64Array,
-    shown: UInt64Array,
     substitute: NDArray[np.bool_],
     first_part: NDArray[np.int64],
     num_parts: NDArray[np.int64],
@@ -242,15 +247,29 @@ def _rows(
     plan_steps, first_rows, _ = timeline.rows_of(source, positions)
     skipped = timeline.skips.contains(plan_steps)[of].tolist()
     steps = timeline.skips.num_outside_below(plan_steps)[of].tolist()
-    seq_lens = [placed.seq_len for placed in timeline.stages]
-    located = sampler.places(shown)[of]
-    located[:, 1] += parts * np.array(seq_lens)[timeline.stage_numbers(source, positions)][of]
+    seq_lens = np.array([placed.seq_len for placed in timeline.stages])
+    pieces, borders = sampler.pieces_at(source, positions)
+    if len(borders) - 1 == len(pieces):  # whole windows, of which rows may be parts
+        pieces, borders = pieces[of], np.arange(of.size + 1)
+        pieces[:, 1] += parts * seq_lens[timeline.stage_numbers(source, positions)][of]
     columns = (
         (positions // sampler.num_windows[source])[of].tolist(),
         [None if is_skipped else step for is_skipped, step in zip(skipped, steps, strict=True)],
         plan_steps[of].tolist(),
         (first_rows[of].astype(np.int64) + parts).tolist(),
-        *located.T.tolist(),
+        *pieces[borders[:-1], :2].T.tolist(),
+        _offsets(sampler, source, tokens, (pieces, borders)).tolist(),
         substitute[of].tolist(),
     )
     return [Sighting(*fields) for fields in zip(*columns, strict=True)]
+
+
+def _offsets(sampler: Sampler, source: int, tokens: tuple[int, int], rows: Pieces) -> NDArray[np.int64]:
+    """Return where in each row the first piece begins to hold a token of [start, stop)."""
+    (start, stop), (pieces, borders), windows = tokens, rows, sampler.windows
+    shards, within, counts = pieces.T
+    begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64) + within
+    before = counts.cumsum() - counts
+    places = before - np.repeat(before[borders[:-1]], np.diff(borders)) + np.maximum(0, start - begins)
+    places[(begins >= stop) | (begins + counts <= start)] = np.iinfo(np.int64).max
+    return np.minimum.reduceat(places, borders[:-1]) if places.size else places

@@ -1,8 +1,8 @@
 """Find the steps at which two plans can differ if only their exclusions differ.
 
-Then a row can differ only if one of the plans excludes the window at its position. The inverse of the order
-gives the steps that hold such windows. So a document excluded from a run over 10^13 tokens is found without
-looking at every step before it.
+Then a row can differ only if one of the plans excludes the window, or a piece, at its position. The inverse
+of the order gives the steps that hold such units. So a document excluded from a run over 10^13 tokens is
+found without looking at every step before it.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def _placements(plan: Plan) -> list[tuple[int, object]]:
 
 
 def _excluded(sampler: Sampler) -> list[NDArray[np.uint64]]:
-    """Return for each source the windows that any stage excludes: those of the last, as exclusions add up."""
+    """Return for each source the units that any stage excludes: those of the last, as exclusions add up."""
     if (last := sampler.exclusions[-1]) is None:
         return []
-    inside = last.windows.num_inside_below(sampler.rows.first_row)
-    windows = last.windows.nth_inside(np.arange(last.windows.total, dtype=np.uint64))
-    return np.split(windows, inside[1:-1].astype(np.intp))
+    inside = last.units.num_inside_below(sampler.rows.pools.first_unit)
+    units = last.units.nth_inside(np.arange(last.units.total, dtype=np.uint64))
+    return np.split(units, inside[1:-1].astype(np.intp))
 
 
 def _steps_between(

@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from corpus_server import __version__
 from corpus_server.plan import ORDERS
+from corpus_server.plan.layouts import LAYOUTS
 
 VIEWS: Final = {
     "/": ("corpora", "Corpora"),
@@ -52,6 +53,7 @@ def add_page(app: FastAPI) -> None:
         loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     templates.globals["orders"] = [each for each in ORDERS if not fields(each)]
+    templates.globals["layouts"] = LAYOUTS.kinds
     for path, (name, title) in VIEWS.items():
         template = templates.get_template(f"{name}.html")
         app.add_api_route(

@@ -1,7 +1,7 @@
-"""The routes: parse, call the core, answer. A file for each kind of thing that is asked about."""
+"""The routes: what is asked in `answers`, and the short ones of corpora, plans and operation."""
 
-from corpus_server.web.routes import corpora, operation, plans, steps
+from corpus_server.web.routes import asked, corpora, operation, plans
 
 __all__ = ["ROUTERS"]
 
-ROUTERS = (operation.router, corpora.router, plans.router, steps.router)
+ROUTERS = (asked.router, corpora.router, plans.router, operation.router)

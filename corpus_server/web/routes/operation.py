@@ -10,12 +10,13 @@ from fastapi import APIRouter, Query
 from starlette.responses import PlainTextResponse
 from starlette.responses import Response as AsgiResponse
 
-from corpus_server import live, metrics
+from corpus_server import live
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.response import NO_STORE, json_response
 from corpus_server.answers.tokens import parameters
 from corpus_server.errors import CorpusServerError, Forbidden, NotReady, Unauthorized
-from corpus_server.web.responses import Events, refused, sent
+from corpus_server.metrics import shared
+from corpus_server.web.responses import events, refused, sent
 from corpus_server.web.routes.shared import CallHere, read_route
 from corpus_server.web.schemas import EVENTS, LiveQuery
 
@@ -88,7 +89,7 @@ def _named(asked: RequestHead) -> tuple[list[str], list[str]]:
 @read_route(router, "/metrics", response_class=PlainTextResponse)
 async def prometheus(call: CallHere) -> AsgiResponse:
     """Return Prometheus text over all worker processes."""
-    content = await call.service.run_probe(metrics.render)
+    content = await call.service.run_probe(shared.render)
     return AsgiResponse(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -96,6 +97,6 @@ async def prometheus(call: CallHere) -> AsgiResponse:
 async def last_hour(call: CallHere, query: Annotated[LiveQuery, Query()]) -> AsgiResponse:
     """Return what all worker processes counted in the last hour, and how each rank is doing."""
     if query.follow == "true":
-        return Events(call.service, call.request, call.head)
+        return events(call.service, call.request, call.head)
     answer = await call.service.run_probe(live.answer)
     return sent(json_response(answer, NO_STORE))

@@ -1,4 +1,4 @@
-"""The routes of plans: keep, describe, what was used, where a token is, proof of a step."""
+"""The routes of plans as documents: keep, list, describe."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from fastapi import APIRouter, Query, Request
 from orjson import Fragment
 from starlette.responses import Response as AsgiResponse
 
-from corpus_server.answers import inspection, questions
-from corpus_server.answers.inspection import DiffQuery, RowsQuery
-from corpus_server.answers.questions import LookupQuery, ShardsQuery, StepQuery, UsageQuery
+from corpus_server.answers.question import PlanId
 from corpus_server.answers.response import Response, json_response
 from corpus_server.errors import RequestTimeout
 from corpus_server.plan import Plan
 from corpus_server.web.responses import sent
-from corpus_server.web.routes.shared import CallHere, Nothing, PlanId, read_route
-from corpus_server.web.schemas import NOT_MODIFIED, PlanAnswer, PlansAnswer, PlansQuery, PostQuery
+from corpus_server.web.routes.shared import CallHere, Nothing, read_route
+from corpus_server.web.schemas import PlanAnswer, PlansAnswer, PlansQuery, PostQuery
 
 MAX_LIST_BYTES = 8 * 2**20
 """Bytes of plan documents in one list."""
@@ -65,42 +63,6 @@ async def plan(call: CallHere, plan_id: PlanId, query: Nothing) -> AsgiResponse:
     """Describe a plan: its document, its sources, its shard list."""
     described = await call.run(lambda: call.service.plan(plan_id, call.head.caller).to_json())
     return AsgiResponse(described, media_type="application/json")
-
-
-@read_route(router, "/v1/plans/{plan_id}/usage", response_model=questions.Used, responses=NOT_MODIFIED)
-async def usage(call: CallHere, plan_id: PlanId, query: Annotated[UsageQuery, Query()]) -> AsgiResponse:
-    """Return what training saw of each source before a step, or between two, and what it skipped."""
-    return call.made(questions.usage(call.service, plan_id, query, call.head))
-
-
-@read_route(router, "/v1/plans/{plan_id}/shards", response_model=questions.Shards)
-async def shards(call: CallHere, plan_id: PlanId, query: Annotated[ShardsQuery, Query()]) -> AsgiResponse:
-    """Return the shards that the next steps read, and which of them are on the server's machine."""
-    return call.made(questions.shards(call.service, plan_id, query, call.head))
-
-
-@read_route(router, "/v1/plans/{plan_id}/receipt", response_model=questions.Receipt, responses=NOT_MODIFIED)
-async def receipt(call: CallHere, plan_id: PlanId, query: Annotated[StepQuery, Query()]) -> AsgiResponse:
-    """Return the checksum of a step's whole global batch: what a resumed run must see next."""
-    return call.made(questions.receipt(call.service, plan_id, query, call.head))
-
-
-@read_route(router, "/v1/plans/{plan_id}/rows", response_model=inspection.Rows)
-async def rows(call: CallHere, plan_id: PlanId, query: Annotated[RowsQuery, Query()]) -> AsgiResponse:
-    """Show rows of a step's global batch as text, cut at the borders of documents."""
-    return call.made(inspection.rows(call.service, plan_id, query, call.head))
-
-
-@read_route(router, "/v1/plans/{plan_id}/diff", response_model=inspection.Diff, responses=NOT_MODIFIED)
-async def diff(call: CallHere, plan_id: PlanId, query: Annotated[DiffQuery, Query()]) -> AsgiResponse:
-    """Say in which fields another plan differs from this one, and from which step on which rows."""
-    return call.made(inspection.diff(call.service, plan_id, query, call.head))
-
-
-@read_route(router, "/v1/lookup", response_model=questions.Found, responses=NOT_MODIFIED)
-async def lookup(call: CallHere, query: Annotated[LookupQuery, Query()]) -> AsgiResponse:
-    """Return every row of the first epochs that holds a token, a range of tokens or a document."""
-    return call.made(questions.lookup(call.service, query, call.head))
 
 
 async def _receive(request: Request, body: bytearray, count: Callable[[int], None], seconds: float) -> None:

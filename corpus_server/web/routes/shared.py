@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response as AsgiResponse
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.response import Response, Slices
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import QueryParameters
-from corpus_server.web.responses import HEAD, Made
+from corpus_server.web.responses import HEAD, made
 
 T = TypeVar("T")
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
@@ -43,9 +44,9 @@ class Call(NamedTuple):
         """Run short blocking work off the event loop; see `Service.run`."""
         return await self.service.run(work, self.head.caller, size_bytes=size_bytes)
 
-    def made(self, work: Slices[Response]) -> Made:
+    def made(self, work: Slices[Response]) -> AsgiResponse:
         """Return the costly response that `work` makes, in the gather threads."""
-        return Made(self.service, self.request, self.head, work)
+        return made(self.service, self.request, self.head, work)
 
 
 async def _call(request: Request) -> Call:
@@ -54,6 +55,4 @@ async def _call(request: Request) -> Call:
 
 
 CallHere = Annotated[Call, Depends(_call)]
-CorpusName = Annotated[str, Path(max_length=128)]
-PlanId = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 Nothing = Annotated[QueryParameters, Query()]  # not for routes of probes, which add parameters

@@ -4,11 +4,8 @@ The memory of the server is limited to a quarter of the corpus, page cache inclu
 sequential read of the same file in the same round, with as little memory: a reader of unlimited memory gets
 pages that were just freed, and where the machine is virtual, others must come back from its host first. The
 same order of a corpus in memory shows what the cores allow. A local disk may be faster than these: so all
-is measured again with the disk held to the rate of a usual network volume.
-
-Then requests for resident data are measured beside a reader of the cold corpus: reading ahead by groups must
-not keep others waiting. What any busy reader costs them is shown by the same reader of a corpus in memory,
-and what the machine's cores alone cost by one of another server.
+is measured again with the disk held to the rate of a usual network volume. What a bounded shuffle costs
+requests for resident data is part of the axis `cold`.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,37 +21,35 @@ from pathlib import Path
 import numpy as np
 
 from scripts.benchmarks import corpus, disk
-from scripts.benchmarks.axes.cold import OTHER, cold_reader
 from scripts.benchmarks.contender import Shape, check
 from scripts.benchmarks.corpus import NAME
 from scripts.benchmarks.expected import Order
 from scripts.benchmarks.limited import limited
-from scripts.benchmarks.measure import P50, P99, Rounds, measure_once
-from scripts.benchmarks.ours import OneAtATime, Ours
+from scripts.benchmarks.measure import Rounds
+from scripts.benchmarks.ours import Ours
 from scripts.benchmarks.report import Options, Report
 from scripts.benchmarks.servers import serving
 
 HELP = "a corpus of four times the page cache: bounded shuffle, full shuffle, the disk's sequential rate"
 
-NUM_TOKENS, NUM_WARM_TOKENS, QUICK_TOKENS = 2 * 10**9, 10**8, 16 * 10**6
+NUM_TOKENS, QUICK_TOKENS = 2 * 10**9, 16 * 10**6
 SHAPE = Shape(rows=64, length=1025)
 PIECE_BYTES, DEPTH = 4 << 20, 2
 LEAST_MEMORY = 256 << 20  # of a server: in a quick run a quarter of the corpus would not hold its own memory
 SEQUENTIAL, BOUNDED, FULL = "sequential reads", "bounded shuffle", "full shuffle"
 RESIDENT = "bounded shuffle in memory"
 VOLUME_RATE = 500_000_000  # bytes/s
-OF_DISK, OF_FULL, OF_ALONE = 0.7, 4.0, 2.0
+OF_DISK, OF_FULL = 0.7, 4.0
 RATE, FROM_DISK = "bytes_per_second", "disk_bytes_per_byte"
 Limits = Callable[[Sequence[int]], AbstractContextManager[bool]]
 COLUMNS = {RATE: ("useful bytes/s", ",.0f"), FROM_DISK: ("disk bytes / byte", ".2f")}
 
 
 def measure(options: Options) -> Report:
-    """Measure rates in turn, then resident requests beside a bounded shuffle."""
+    """Measure rates in turn."""
     if options.quick:
         options = replace(options, rounds=1, seconds=0.2)
     path = corpus.make(options.cache, QUICK_TOKENS if options.quick else NUM_TOKENS)
-    warm = corpus.make(options.cache, QUICK_TOKENS // 2 if options.quick else NUM_WARM_TOKENS)
     quarter = f"{SHAPE} uint16, memory for a quarter of the corpus"
     rates = {
         None: Rounds(quarter, COLUMNS),
@@ -73,30 +68,21 @@ def measure(options: Options) -> Report:
         corpus.warm(path)
         figures, _ = _stream(RESIDENT, path, bounded_order(path), _unlimited, options.seconds)
         rates[None].add(RESIDENT, figures)
-    beside = _measure_beside(path, warm, options)
-    alone = f"{BOUNDED}: alone"
     report = Report(
         data={
             "rates": [rounds.summary() for rounds in rates.values()],
             "limited": is_limited,
-            "beside": beside.summary(),
         },
         tables=[
             rates[None].table(),
             rates[None].ratio_table([(BOUNDED, SEQUENTIAL), (BOUNDED, FULL), (BOUNDED, RESIDENT)]),
             rates[VOLUME_RATE].table(),
             rates[VOLUME_RATE].ratio_table([(BOUNDED, SEQUENTIAL), (BOUNDED, FULL)]),
-            beside.table(),
-            beside.ratio_table(
-                [(name, f"{name}: alone") for name in (BOUNDED, RESIDENT, OTHER)]
-                + [(BOUNDED, RESIDENT), (BOUNDED, OTHER)]
-            ),
         ],
     )
     for rounds in rates.values():
         report.targets.append(rounds.target(BOUNDED, RATE, "at least", OF_DISK, to=SEQUENTIAL))
         report.targets.append(rounds.target(BOUNDED, RATE, "at least", OF_FULL, to=FULL))
-    report.targets.append(beside.target(BOUNDED, P99, "at most", OF_ALONE, to=alone))
     return report
 
 
@@ -106,7 +92,8 @@ def bounded_order(path: Path) -> Order:
     return {"shuffle": {"block_windows": max(1, num_windows // 480), "group_blocks": 16}}
 
 
-def _read_ahead(path: Path) -> tuple[str, str]:
+def read_ahead(path: Path) -> tuple[str, str]:
+    """Return options of a server that reads an eighth of the corpus ahead."""
     return "--read-ahead-bytes", str(path.stat().st_size // 8)
 
 
@@ -136,7 +123,7 @@ def _stream(
 ) -> tuple[dict[str, float], bool]:
     """Take batches from a new, limited server; return figures, and whether it was limited."""
     with (
-        serving({NAME: path}, arguments=_read_ahead(path)) as server,
+        serving({NAME: path}, arguments=read_ahead(path)) as server,
         limits(server.pids) as was_limited,
         closing(Ours(name, server, SHAPE, path, order=order)) as ours,
     ):
@@ -152,24 +139,3 @@ def _stream(
         share = (disk.bytes_read(server.pids) - before) / num_bytes
         check(ours, path, SHAPE, first=steps, num_steps=1)
     return {RATE: rate, FROM_DISK: share}, was_limited
-
-
-def _measure_beside(path: Path, warm: Path, options: Options) -> Rounds:
-    """Measure resident requests alone and beside a reader of the cold corpus, round by round."""
-    percentiles = {P50: ("p50 ms", ".2f"), P99: ("p99 ms", ".2f")}
-    rounds = Rounds(f"resident requests of {SHAPE}, one at a time", percentiles)
-    for _ in range(options.rounds):
-        for name in (BOUNDED, RESIDENT, OTHER):
-            corpus.warm(path) if name == RESIDENT else disk.drop(path)
-            corpus.warm(warm)
-            with (
-                serving({NAME: warm, "cold": path}, arguments=_read_ahead(path)) as server,
-                serving({"cold": path}, arguments=_read_ahead(path))
-                if name == OTHER
-                else nullcontext(server) as asked,
-                closing(OneAtATime(name, server, SHAPE, warm)) as requests,
-            ):
-                rounds.add(f"{name}: alone", measure_once(requests, SHAPE, options.seconds))
-                with cold_reader(asked.url, SHAPE, order=bounded_order(path)):
-                    rounds.add(name, measure_once(requests, SHAPE, options.seconds))
-    return rounds

@@ -1,9 +1,9 @@
 """Measure data from disk: ours with and without reading ahead, beside parallel reads of the same windows.
 
 Before every turn the file is taken out of the page cache; afterwards the axis checks that what was delivered
-came from the disk. Then it measures small requests for resident data beside a reader of cold data: reading
-ahead must not keep others waiting. What the machine's cores alone cost the resident requests is shown by the
-same load on another server process.
+came from the disk. Then it measures small requests for resident data beside a reader of cold data, in full
+and in bounded shuffle: reading ahead must not keep others waiting. What the machine's cores alone cost the
+resident requests is shown by the same load on another server process.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scripts.benchmarks import corpus, disk
+from scripts.benchmarks.axes.bounded import BOUNDED, bounded_order, read_ahead
 from scripts.benchmarks.checkout import checked_out
 from scripts.benchmarks.contender import Shape, check
 from scripts.benchmarks.contest import BEFORE, NOW, SHAPES
@@ -160,7 +161,8 @@ def _measure_beside(path: Path, warm: Path, options: Options) -> Rounds:
     rounds = Rounds(f"resident requests of {SHAPES[0]}, one at a time", percentiles)
     modes = {NOW: MODES[NOW]} if options.quick else MODES
     for _ in range(options.rounds):
-        for name, arguments in {**modes, OTHER: ()}.items():
+        for name, arguments in {**modes, BOUNDED: read_ahead(path), OTHER: ()}.items():
+            plan = {"order": bounded_order(path)} if name == BOUNDED else {}
             disk.drop(path)
             corpus.warm(warm)
             with (
@@ -169,7 +171,7 @@ def _measure_beside(path: Path, warm: Path, options: Options) -> Rounds:
                 closing(OneAtATime(name, server, SHAPES[0], warm)) as requests,
             ):
                 rounds.add(f"{name}: alone", measure_once(requests, SHAPES[0], options.seconds))
-                with cold_reader(asked.url, SHAPES[0]):
+                with cold_reader(asked.url, SHAPES[0], **plan):
                     rounds.add(name, measure_once(requests, SHAPES[0], options.seconds))
     return rounds
 

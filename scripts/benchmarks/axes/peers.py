@@ -18,7 +18,6 @@ from scripts.benchmarks.peers import bare
 from scripts.benchmarks.peers.flight import Flight
 from scripts.benchmarks.peers.grpc_stream import GrpcStream
 from scripts.benchmarks.peers.local import Gather, NanoGpt
-from scripts.benchmarks.plotting import draw_rounds
 from scripts.benchmarks.report import Options, Report
 from scripts.benchmarks.servers import serving, spawn_peer
 
@@ -37,7 +36,6 @@ def measure(options: Options) -> Report:
     options = options.in_force()
     path = resident_corpus(options)
     report = Report(data={}, tables=[])
-    shapes: dict[str, Rounds] = {}
     with ExitStack() as stack:
         enter = stack.enter_context
         folder = Path(enter(tempfile.TemporaryDirectory()))
@@ -64,6 +62,4 @@ def measure(options: Options) -> Report:
                 rounds.target(of, SPEED, "at least", least, to=to) for of, to, least in WANTED
             )
             report.data[str(shape)] = rounds.summary()
-            shapes[str(shape)] = rounds
-    report.plots["peers"] = partial(draw_rounds, shapes, SPEED)
     return report

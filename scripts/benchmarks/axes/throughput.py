@@ -7,8 +7,6 @@ strongest bare TCP server of each round; see `peers/bare.py`.
 
 from __future__ import annotations
 
-from functools import partial
-
 from scripts.benchmarks.contest import (
     BEFORE,
     NOW,
@@ -22,7 +20,6 @@ from scripts.benchmarks.contest import (
 from scripts.benchmarks.measure import CPU, DELIVERY, SPEED, Rounds
 from scripts.benchmarks.ours import IN_FLIGHT, Ours, steps_per_request
 from scripts.benchmarks.peers import bare
-from scripts.benchmarks.plotting import draw_rounds
 from scripts.benchmarks.report import Options, Report
 from scripts.benchmarks.servers import spawn_peer
 
@@ -37,7 +34,6 @@ def measure(options: Options) -> Report:
     """Measure all contenders at both shapes."""
     options = options.in_force()
     path = resident_corpus(options)
-    shapes: dict[str, Rounds] = {}
     report = Report(data={}, tables=[])
     with now_and_before(options, path) as servers, spawn_peer("bare", path, "tcp") as peer:
         for shape, of_limit in zip(shapes_of(options), OF_LIMIT, strict=True):
@@ -53,9 +49,6 @@ def measure(options: Options) -> Report:
             report.data[str(shape)] = {"contenders": rounds.summary(), "limit": winners}
             report.targets.append(rounds.target(NOW, SPEED, "at least", of_limit, to=LIMIT))
             _add_ratios(report, rounds)
-            shapes[str(shape)] = rounds
-    report.plots["throughput"] = partial(draw_rounds, shapes, SPEED)
-    report.plots["cpu"] = partial(draw_rounds, shapes, CPU)
     return report
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from corpus_client import Batch, CorpusLoader, get_batch
+from corpus_client.plan.world import Context
 from corpus_client.staging.ring import open_stager
 from corpus_client.staging.stager import STORED_DTYPES
 from tests.client.conftest import make_corpus
@@ -87,7 +88,7 @@ def test_get_batch_on_the_device(accelerator: Accelerator) -> None:
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=windows())
 def test_structure_on_the_device_is_what_a_plain_loop_finds(
-    accelerator: Accelerator, case: tuple[np.ndarray, int, tuple[int, int], torch.dtype]
+    accelerator: Accelerator, case: tuple[np.ndarray, int, Context, torch.dtype]
 ) -> None:
     check(*case, accelerator.name)
 

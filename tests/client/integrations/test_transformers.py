@@ -141,6 +141,14 @@ def test_evaluation_is_of_the_plans_batches(server: ReferenceServer, tmp_path: P
     with CorpusLoader(server.url, **held_out, **QUICK, device="cpu") as loader, torch.no_grad():
         losses = [llama(**causal_lm(batch)).loss.item() for batch in loader]
     assert found == pytest.approx([sum(losses) / 3] * 2, rel=1e-5)
+    sets = {
+        name: CorpusIterableDataset(server.url, **{**held_out, "seed": seed}, **QUICK)
+        for name, seed in (("a", 8), ("b", 9))
+    }
+    trainer = train_from(Trainer(llama, arguments, eval_dataset=sets), server.url, **PLAN, **QUICK)
+    several = trainer.evaluate()
+    assert several["eval_a_loss"] == pytest.approx(found[0], rel=1e-5)
+    assert several["eval_b_loss"] != several["eval_a_loss"]
     trainer.args.gradient_accumulation_steps = 2
     with pytest.raises(errors.InvalidArgument, match="num_steps, the steps of an epoch, must be divisible"):
         train_from(trainer, server.url, **PLAN, num_steps=3)

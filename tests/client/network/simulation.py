@@ -192,7 +192,6 @@ class Socket:
     """A TCP socket of the client, as far as the client uses it."""
 
     world: World  # set by `simulated`
-    by_number: dict[int, Socket]
 
     def __init__(self, *_: object) -> None:
         self._timeout: float = inf
@@ -203,8 +202,6 @@ class Socket:
         self._ends_at, self._reset = inf, False
         self._shut = self._closed = False
         self._user: _Task | None = None
-        self._number = self.world.num_sockets
-        self.by_number[self._number] = self
         self.world.num_sockets += 1
         self.world.num_open += 1
         self.world.most_open = max(self.world.most_open, self.world.num_open)
@@ -216,9 +213,6 @@ class Socket:
         if (level, name) == (socket.SOL_SOCKET, socket.SO_RCVTIMEO):
             whole, micro = struct.unpack("ll", value)
             self._wait = whole + micro / 1e6
-
-    def fileno(self) -> int:
-        return self._number
 
     def connect(self, address: tuple[str, int]) -> None:
         world = self.world
@@ -291,7 +285,6 @@ class Socket:
         if not self._closed:
             self._closed = self._shut = True
             self.world.num_open -= 1
-            del self.by_number[self._number]
 
     def _sleep(self, until: float) -> None:
         self._user = self.world.running
@@ -305,18 +298,17 @@ class Poll:
     def __init__(self) -> None:
         self._sockets: list[Socket] = []
 
-    def register(self, connection: Any, _: int) -> None:
-        self._sockets.append(Socket.by_number[connection.fileno()])
+    def register(self, connection: Socket, _: int) -> None:
+        self._sockets.append(connection)
 
-    def poll(self, milliseconds: float) -> None:
-        world = Socket.world
-        world.wait_until(min(world.now + milliseconds / 1e3, *(each.changes_at() for each in self._sockets)))
+    def poll(self, _: int) -> list[Socket]:
+        return [each for each in self._sockets if each.changes_at() <= Socket.world.now]
 
 
 @contextmanager
 def simulated(world: World, control_plane: Callable[..., Any]) -> Iterator[None]:
     """Put the world's clock, threads and sockets where the client's network half looks for the real ones."""
-    Socket.world, Socket.by_number = world, {}
+    Socket.world = world
     clock = SimpleNamespace(monotonic=world.monotonic)
     names = {name: getattr(socket, name) for name in dir(socket) if name.isupper() or "_" in name}
     sockets = SimpleNamespace(**{**names, "socket": Socket})
@@ -335,7 +327,7 @@ def simulated(world: World, control_plane: Callable[..., Any]) -> Iterator[None]
             patch.setattr(transport, name, value)
         patch.setattr(pool, "threading", threads)
         patch.setattr(fetcher, "threading", threads)
-        patch.setattr(pool, "ControlPlane", control_plane)
+        patch.setattr(pool, "ask_once", lambda *asked: control_plane(*asked).post_plan())
         patch.setattr(pool, "LOOKUP_SECONDS", BETWEEN_LOOK_UPS_SECONDS)
         patch.setattr(
             Endpoint, "resolve", lambda name: [replace(name, address=each) for each in world.look_up()]

@@ -8,17 +8,17 @@ import os
 import pickle
 import re
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from corpus_client import errors
-from corpus_client.network.control import ControlPlane
+from corpus_client.network import control
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Credentials, Network
 from corpus_client.network.replicas import Replicas
+from corpus_client.network.transport import ask_once
 from corpus_client.plan.document import make_plan
 from corpus_client.plan.requests import StepRequests
 from tests.client.reference_server import ReferenceServer
@@ -218,9 +218,8 @@ def test_every_request_carries_the_token_and_the_headers(
         with Replicas([server.url], network, plan=plan) as replicas:
             filler = StepRequests(replicas, plan)
             filler.finish(filler.begin(3, 2, (12, 17)), memoryview(bytearray(2 * 12 * 17 * 2)))
-            replicas.ask(lambda control: control.receipt(plan.plan_id, 3))
-        with closing(ControlPlane(Endpoint.parse(server.url, network), network)) as control:
-            control.get("/v1/corpora")
+            replicas.ask(control.receipt(plan.plan_id, 3))
+        ask_once(Endpoint.parse(server.url, network), network, control.get("/v1/corpora"))
     assert len(server.headers) >= 6
     assert {each["Authorization"] for each in server.headers} == {f"Bearer {SECRET}"}
     assert {each["X-Run"] for each in server.headers} == {"7"}
@@ -246,18 +245,3 @@ def test_a_token_that_is_not_accepted_fails_at_once(
             filler.finish(filler.begin(0, 1, (12, 17)), memoryview(bytearray(12 * 17 * 2)))
         assert replicas.recorder.num_retries == 0
     assert "wr0ng" not in str(caught.value) + caplog.text
-
-
-def test_a_token_that_changes_in_its_file_goes_on(server: ReferenceServer, tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("first")
-    server.token = "first"
-    with Replicas([server.url], Network(auth=path)) as replicas:
-        plan = replicas.bind(PLAN)
-        filler = StepRequests(replicas, plan)
-        buffer = memoryview(bytearray(12 * 17 * 2))
-        filler.finish(filler.begin(0, 1, (12, 17)), buffer)
-        path.write_text("second-one")
-        server.token = "second-one"
-        filler.finish(filler.begin(1, 1, (12, 17)), buffer)
-        assert replicas.recorder.num_retries == 0

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from corpus_client import errors
-from corpus_client.network.control import ControlPlane
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.replica import FORGET_SECONDS, Latency, Replica, may_pass
 
@@ -55,8 +54,7 @@ def test_usual_is_the_median_of_the_last_five(seconds: list[float], usual: float
 
 
 def replica() -> Replica:
-    endpoint = Endpoint.parse("http://127.0.0.1:1")
-    return Replica(endpoint, ControlPlane(endpoint))
+    return Replica(Endpoint.parse("http://127.0.0.1:1"))
 
 
 def test_the_earliest_answer_is_cheapest_and_a_failing_replica_last() -> None:

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from corpus_client import CorpusLoader, Network, errors
-from corpus_client.network.endpoint import Endpoint
+from corpus_client.network import control
 from corpus_client.network.replicas import Replicas
-from corpus_client.network.transport import Connection
-from corpus_client.network.wire import ArrayRequest
 from tests.client.network.test_replicas import assert_exact
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import Fault, ReferenceServer
@@ -78,13 +76,20 @@ def test_a_certificate_for_another_name_is_refused(
         assert time.monotonic() - started < 10
 
 
+def test_a_server_without_tls_is_no_server_of_https(
+    server: ReferenceServer, make_loader: MakeLoader, tls: ssl.SSLContext
+) -> None:
+    with pytest.raises(errors.ReplicaUnusable, match="does not speak TLS; does its URL begin with http://"):
+        make_loader(server.url.replace("http:", "https:"), deadline_seconds=300)
+
+
 def test_an_authority_of_ones_own_is_trusted_by_its_file(
     tls: ssl.SSLContext, corpus: ReferenceCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(ca_file=os.environ["SSL_CERT_FILE"])
     monkeypatch.delenv("SSL_CERT_FILE")
     with ReferenceServer([corpus], tls=tls) as server, Replicas([server.url], network) as replicas:
-        assert replicas.ask(lambda control: control.get("/v1/corpora"))
+        assert replicas.ask(control.get("/v1/corpora"))
 
 
 def test_a_replica_that_falls_silent_is_left_over_tls_too(
@@ -98,23 +103,6 @@ def test_a_replica_that_falls_silent_is_left_over_tls_too(
         started = time.monotonic()
         assert_exact(loader, corpus, 40)
         assert time.monotonic() - started < 8
-
-
-def test_a_look_for_an_answer_does_not_end_the_wait_for_it(
-    tls: ssl.SSLContext, corpus: ReferenceCorpus
-) -> None:
-    """To look, a socket under TLS must not block; to receive, it must."""
-    path = "/v1/batches?corpus=web&seq_len=16&batch_size=12&seed=0&order=sequential&step=0&checksum=tail"
-    request = ArrayRequest(path=path, shape=(1, 12, 17), dtype="uint16", plan_id=None)
-    go_on = threading.Event()
-    with ReferenceServer([corpus], lambda: None if go_on.wait(20) else Fault("error"), tls=tls) as server:
-        connection = Connection(Endpoint.parse(server.url), Network(progress_seconds=1))
-        deadline = time.monotonic() + 60
-        connection.send(path, deadline=deadline)
-        assert not connection.peek()
-        threading.Timer(0.1, go_on.set).start()
-        connection.receive_into(memoryview(bytearray(request.num_bytes)), request, deadline=deadline)
-        connection.close()
 
 
 @pytest.fixture

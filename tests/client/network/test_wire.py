@@ -53,6 +53,29 @@ def test_each_wrong_header_is_named(name: str, value: str | None) -> None:
     assert str(caught.value) == f"{name} must be {GOOD[name]!r}, got {value!r}"
 
 
+PIECES = wire.steps_request(
+    "/v1/indices", (2, 3, 5), "int64", step=7, verify=True, are_pieces=True, plan="ab"
+)
+
+
+@pytest.mark.parametrize("num_pieces", [1, 6, 30])
+def test_how_many_pieces_rows_join_is_known_from_the_answer(num_pieces: int) -> None:
+    """At most one for each token."""
+    assert (PIECES.shape, PIECES.num_bytes) == ((30, 4), 30 * 32)
+    headers = {**GOOD, "corpus-dtype": "int64", "corpus-shape": f"{num_pieces},4"}
+    headers["content-length"] = str(32 * num_pieces + 8)
+    wire.check_headers(headers, PIECES)
+    assert wire.array_bytes(headers, PIECES) == 32 * num_pieces
+    with pytest.raises(errors.AnswerCorrupt, match="content-length must be"):
+        wire.check_headers({**headers, "content-length": str(32 * num_pieces)}, PIECES)
+
+
+@pytest.mark.parametrize("shape", ["", "0,4", "31,4", "2,3", "2,3,4", "-1,4", "x,4", "9" * 40 + ",4"])
+def test_pieces_of_another_shape_are_refused(shape: str) -> None:
+    with pytest.raises(errors.AnswerCorrupt, match="must be"):
+        wire.check_headers({**GOOD, "corpus-dtype": "int64", "corpus-shape": shape}, PIECES)
+
+
 @pytest.mark.parametrize("tag", [None, TAG, f"W/{TAG}"])
 def test_a_right_weak_or_missing_tag_passes(tag: str | None) -> None:
     """Proxies strip tags, and weaken them."""
@@ -269,8 +292,8 @@ def test_what_does_not_belong_into_a_url_is_never_sent(target: str) -> None:
     """Else a path could end the first line, and begin a header or a request of its own."""
     message = re.escape(f"url must be percent-encoded ASCII, got {target!r}")
     with pytest.raises(errors.InvalidArgument, match=message):
-        wire.request_line(target)
-    assert wire.request_line("/a%20b?c=d") == b"GET /a%20b?c=d HTTP/1.1\r\n"
+        wire.request_line("GET", target)
+    assert wire.request_line("GET", "/a%20b?c=d") == b"GET /a%20b?c=d HTTP/1.1\r\n"
 
 
 def test_a_redirect_says_where_it_leads() -> None:

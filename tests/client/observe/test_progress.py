@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -42,32 +39,18 @@ def test_line(stats: LoaderStats, line: str) -> None:
     assert progress.line(stats) == line
 
 
-class Lines:
-    """A display that keeps what it is shown."""
-
-    def __init__(self, every_seconds: float) -> None:
-        self.every_seconds = every_seconds
-        self.steps: list[int] = []
-        self.closed = False
-
-    @contextmanager
-    def __call__(self, total: int | None) -> Iterator[tuple[float, progress.Show]]:
-        try:
-            yield self.every_seconds, lambda steps, _: self.steps.append(steps)
-        finally:
-            self.closed = True
-
-
-def test_every_batch_is_counted_once_also_after_a_break() -> None:
-    often, seldom = Lines(0.0), Lines(1e9)
-    for number in progress.shown(iter(range(10)), LoaderStats, 10, often):
+def test_every_batch_is_counted_once_also_after_a_break(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setattr(progress, "PLAIN_EVERY_SECONDS", 0.0)
+    for number in progress.shown(iter(range(10)), LoaderStats, 10):
         if number == 6:
             break
-    del number
-    assert often.steps == [1, 2, 3, 4, 5, 6, 7]
-    assert list(progress.shown(iter(range(5)), LoaderStats, None, seldom)) == [0, 1, 2, 3, 4]
-    assert seldom.steps == [5]
-    assert seldom.closed
+    assert [text.partition(" ")[0] for text in capsys.readouterr().err.splitlines()] == [*"1234567"]
+    monkeypatch.setattr(progress, "PLAIN_EVERY_SECONDS", 1e9)
+    assert list(progress.shown(iter(range(5)), LoaderStats, None)) == [0, 1, 2, 3, 4]
+    assert capsys.readouterr().err.startswith("5 steps: ")
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -77,16 +60,8 @@ def test_loader_shows_its_progress_on_stderr(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import_for_real = builtins.__import__
-
-    def refuse(name: str, *arguments: Any, **options: Any) -> Any:
-        if name == "tqdm":
-            raise ImportError(name)
-        return import_for_real(name, *arguments, **options)
-
     if not installed:
-        monkeypatch.delitem(sys.modules, "tqdm", raising=False)
-        monkeypatch.setattr(builtins, "__import__", refuse)
+        monkeypatch.setitem(sys.modules, "tqdm", None)
     loader = make_loader(num_steps=30)
     assert [batch.step for batch in loader.progress()] == list(range(30))
     shown = capsys.readouterr()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from corpus_client import CorpusLoader, Network, errors
-from corpus_client.plan.world import Placement, RankPart, mesh_rank
+from corpus_client.plan.world import Context, Placement, RankPart, mesh_rank
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
 
@@ -39,8 +39,8 @@ SHAPE = (2, 2, 3, 2, 2)
 HERE = FakeMesh(NAMES, SHAPE, (1, 1, 2, 0, 1))
 
 
-def place(rank: int, world_size: int, context: tuple[int, int] = (0, 1)) -> RankPart:
-    return RankPart(rank, world_size, context)
+def place(rank: int, world_size: int, context: tuple[int, int] = (0, 1), *, zigzag: bool = False) -> RankPart:
+    return RankPart(rank, world_size, Context(*context, zigzag))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,11 @@ def place(rank: int, world_size: int, context: tuple[int, int] = (0, 1)) -> Rank
         ({"mesh": HERE, "data_dims": ()}, place(0, 1)),
         ({"mesh": HERE, "data_dims": ["dp_shard"], "context_dim": "cp"}, place(2, 3, (0, 2))),
         ({"mesh": HERE, "data_dims": ["dp_shard"], "context_parallel": (1, 2)}, place(2, 3, (1, 2))),
+        (
+            {"rank": 0, "world_size": 2, "context_parallel": (1, 4), "context_order": "zigzag"},
+            place(0, 2, (1, 4), zigzag=True),
+        ),
+        ({"rank": 0, "world_size": 2, "context_order": "zigzag"}, place(0, 2)),
     ],
 )
 def test_place_is_read_from_whatever_says_it(arguments: dict[str, Any], expected: RankPart) -> None:
@@ -69,6 +74,7 @@ def test_place_is_read_from_whatever_says_it(arguments: dict[str, Any], expected
         ({"rank": True, "world_size": 2}, "rank must be an integer .* got True"),
         ({"rank": 0.0, "world_size": 2}, r"rank must be an integer .* got 0\.0"),
         ({"context_parallel": (2, 2)}, "context_parallel's rank must be an integer in"),
+        ({"context_order": "ring"}, "context_order must be contiguous or zigzag, got 'ring'"),
         ({"context_parallel": 2}, r"context_parallel must be \(rank, world size\), got 2"),
         ({"context_parallel": (0, 2), "context_dim": "cp"}, "say the same; give one"),
         ({"context_dim": "cp"}, "need mesh="),
@@ -119,9 +125,33 @@ def test_context_slices_come_by_the_same_requests(
         assert all(batch.inputs.is_contiguous() and batch.targets.is_contiguous() for batch in batches)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, None])
+def test_zigzag_ranks_have_one_chunk_from_either_half(
+    make_loader: MakeLoader, corpus: ReferenceCorpus, dtype: torch.dtype | None
+) -> None:
+    """Rank r of 4 has chunks r and 7 - r of 8, two tokens each; `next_into` and `peek` give the same."""
+    for rank in range(4):
+        columns = [2 * chunk + at for chunk in (rank, 7 - rank) for at in range(2)]
+        loader = make_loader(
+            context_parallel=(rank, 4), context_order="zigzag", eot_id=7, num_steps=4, dtype=dtype
+        )
+        inputs, targets = torch.empty(2, 12, 4, dtype=torch.int64)
+        for step in range(4):
+            whole = tokens_of_step(corpus, loader.plan, step).astype(np.int64)
+            peeked = loader.peek(step)
+            batch = next(loader) if step % 2 else loader.next_into(inputs, targets)
+            assert peeked.tokens.tolist() == whole.tolist()
+            for found in (batch, peeked):
+                assert found.inputs.tolist() == whole[:, columns].tolist()
+                assert found.targets.tolist() == whole[:, [column + 1 for column in columns]].tolist()
+            assert torch.equal(peeked.loss_mask, peeked.inputs.to(torch.int64) != 7)
+
+
 def test_a_sequence_that_does_not_divide_is_refused(make_loader: MakeLoader) -> None:
     with pytest.raises(errors.InvalidArgument, match="context-parallel size, got 16 over 3"):
         make_loader(context_parallel=(0, 3))
+    with pytest.raises(errors.InvalidArgument, match="twice the context-parallel size, got 8 over 16"):
+        make_loader(context_parallel=(0, 8), context_order="zigzag", seq_len=8)
 
 
 CASES: list[tuple[tuple[str, ...], tuple[int, ...], dict[str, Any]]] = [

@@ -17,7 +17,7 @@ import torch
 
 from corpus_client import errors
 from corpus_client.network.control import ShardDescription
-from corpus_client.staging.gather import PIECE_BYTES, Gatherer, LocalShard
+from corpus_client.staging.gather import PIECE_BYTES, Gatherer, LocalShard, PieceGatherer
 
 
 def shard_of(tokens: np.ndarray, path: Path, offset: int = 0) -> LocalShard:
@@ -86,6 +86,71 @@ def test_tokens_are_widened_where_other_corpora_of_the_plan_need_it(tmp_path: Pa
         out = np.zeros((1, 10), "uint32")
         gatherer.gather(0, out)
     assert out[0].tolist() == written[7:17].tolist()
+
+
+@pytest.mark.parametrize("row_tokens", [1, 256, 700])
+@pytest.mark.parametrize("mean", [1, 60, 400])
+@pytest.mark.parametrize("kinds", [kinds for kinds, _ in SHARDS.values()], ids=SHARDS)
+def test_rows_of_pieces_equal_a_loop_over_them(
+    tmp_path: Path, kinds: Sequence[tuple[str, int, int]], mean: int, row_tokens: int
+) -> None:
+    """Pieces of all lengths, at the ends of their shards too; and ends of rows that a token id fills."""
+    draw = np.random.default_rng(mean)
+    arrays = [draw.integers(0, np.iinfo(dtype).max, n, dtype, endpoint=True) for dtype, n, _ in kinds]
+    held = [number for number, array in enumerate(arrays) if len(array)]
+    pieces: list[tuple[int, int, int, int]] = []
+    dtype = np.result_type(*(array.dtype for array in arrays))
+    expected = np.full((40, row_tokens), 7, dtype)
+    for row in range(40):
+        at, stop = 0, row_tokens if draw.random() < 0.5 else int(draw.integers(0, row_tokens + 1))
+        while at < stop:
+            number = int(draw.choice(held))
+            count = int(min(stop - at, draw.geometric(1 / mean), len(arrays[number])))
+            last = len(arrays[number]) - count
+            start = last if draw.random() < 0.2 else int(draw.integers(0, last + 1))
+            pieces.append((row, number, start, count))
+            expected[row, at : at + count] = arrays[number][start : start + count]
+            at += count
+        if at < row_tokens:
+            pieces.append((row, -1, 7, row_tokens - at))
+    with ExitStack() as opened:
+        shards = [
+            opened.enter_context(closing(shard_of(array, tmp_path / f"{number}.bin", offset)))
+            for number, (array, (_, _, offset)) in enumerate(zip(arrays, kinds, strict=True))
+        ]
+        gatherer = PieceGatherer(shards, row_tokens)
+        assert gatherer.select(np.array(pieces)) == 40
+        out = np.zeros((40, row_tokens), dtype)
+        for first, end in ((0, 1), (1, 17), (17, 40)):
+            gatherer.gather(first, out[first:end])
+        del gatherer
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([(0, 0, 0, 5), (1, 0, 0, 10)], "pieces must make rows of 10 tokens"),
+        ([(0, 0, 0, 5), (0, 0, 0, 6)], "pieces must make rows of 10 tokens"),
+        ([(0, 0, 0, 5), (1, 0, 0, 5)], "pieces must make rows of 10 tokens"),
+        ([(0, 0, 0, 10), (1, 0, 0, 5)], "pieces must make rows of 10 tokens"),
+        ([(1, 0, 0, 10), (0, 0, 0, 10)], "pieces must make rows of 10 tokens"),
+        ([(0, 0, 0, 12), (0, 0, 0, -2)], "pieces must make rows of 10 tokens"),
+        ([(0, 0, 0, 2**62)] * 4, "pieces must make rows of 10 tokens"),
+        ([(0, 0, 0, 10), (1, 0, 95, 6), (1, 0, 0, 4)], r"a start lies outside .*a\.bin: 95"),
+        ([(0, 0, -3, 10)], r"a start lies outside .*a\.bin: -3"),
+        ([(0, 1, 0, 10)], r"shard numbers must be in \[0, 1\), got 1"),
+        ([(0, -2, 0, 10)], r"shard numbers must be in \[0, 1\), got -2"),
+    ],
+)
+def test_pieces_that_make_no_rows_are_refused(
+    tmp_path: Path, pieces: list[tuple[int, int, int, int]], message: str
+) -> None:
+    with (
+        closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard,
+        pytest.raises(errors.AnswerCorrupt, match=message),
+    ):
+        PieceGatherer([shard], 10).select(np.array(pieces))
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, errors
-from corpus_client.network.control import BoundPlan, ControlPlane, ShardDescription
+from corpus_client.network import wire
+from corpus_client.network.control import BoundPlan, ShardDescription
 from corpus_client.network.replicas import Exchange, Replicas
-from corpus_client.network.wire import ArrayRequest
+from corpus_client.network.transport import Buffer
+from corpus_client.network.wire import ArrayRequest, Question
+from corpus_client.plan.requests import AheadRequests
 from corpus_client.staging import local
 from corpus_client.staging.gather import LocalShard
-from tests.client.conftest import make_corpus, num_descriptors
+from tests.client.conftest import num_descriptors
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
@@ -58,27 +62,6 @@ def test_data_offset_and_mixed_dtypes(make_loader: MakeLoader, tmp_path: Path) -
             assert ours.tokens.numpy().tobytes() == theirs.tokens.numpy().tobytes()
 
 
-def test_single_file_may_be_named_itself(make_loader: MakeLoader, tmp_path: Path) -> None:
-    single = ReferenceCorpus("web", make_corpus().shard_arrays[:1])
-    single.write(tmp_path)
-    with ReferenceServer([single]) as server:
-        loader = make_loader(server.url, local_root=tmp_path / "00000.bin")
-        assert next(loader).step == 0
-
-
-def test_missing_shard_is_named(make_loader: MakeLoader, local_root: Path) -> None:
-    (local_root / "00001.bin").unlink()
-    with pytest.raises(errors.LocalCopyMismatch, match=r"00001.bin must lie at .*No such file"):
-        make_loader(local_root=local_root)
-
-
-def test_short_shard_is_named(make_loader: MakeLoader, local_root: Path) -> None:
-    with (local_root / "00002.bin").open("r+b") as file:
-        file.truncate(6000)
-    with pytest.raises(errors.LocalCopyMismatch, match=r"00002.bin must have 6,666 bytes, got 6,000"):
-        make_loader(local_root=local_root)
-
-
 @pytest.mark.parametrize("at", [0, -2])
 def test_another_corpus_of_the_same_sizes_is_refused(
     make_loader: MakeLoader, local_root: Path, at: int
@@ -114,8 +97,8 @@ def described(corpus: str, name: str, num_tokens: int = 1) -> ShardDescription:
     )
 
 
-def plan_of(*shards: ShardDescription, order: object = "shuffle") -> BoundPlan:
-    return cast("BoundPlan", SimpleNamespace(shards=shards, document={"order": order}))
+def plan_of(*shards: ShardDescription) -> BoundPlan:
+    return cast("BoundPlan", SimpleNamespace(shards=shards, dtype="uint8"))
 
 
 @pytest.mark.parametrize("name", ["../x", "deep/../../x", "/etc/passwd"])
@@ -176,15 +159,23 @@ def test_shards_that_were_opened_are_closed_when_one_cannot_be(tmp_path: Path) -
     assert num_descriptors() == before
 
 
-def test_rows_of_pieces_of_documents_come_from_the_server_only(tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidArgument) as caught:
-        local.open_shards(plan_of(order={"megatron": {"num_samples": 1}}), tmp_path)
-    assert str(caught.value) == (
-        "local_root must be left out for a plan of order megatron: its rows join pieces of several "
-        "documents, and only the server knows which"
+def test_pieces_of_too_few_rows_are_refused(tmp_path: Path) -> None:
+    """Else the next rows would take their places."""
+    (tmp_path / "0.bin").write_bytes(bytes(100))
+    request = wire.steps_request(
+        "/v1/indices", (1, 2, 10), "int64", step=0, verify=True, are_pieces=True, plan="ab"
     )
-    for order in ("random", {"shuffle": {"block_windows": 1}}):
-        assert local.open_shards(plan_of(order=order), tmp_path) == []
+
+    def finish(exchange: object, memory: Callable[[int], memoryview]) -> None:
+        memory(32)[:] = np.array([(0, 0, 0, 10)], "<i8").tobytes()
+
+    requests = SimpleNamespace(finish=finish, stop=None)
+    ahead = SimpleNamespace(requests=requests, next=lambda: (SimpleNamespace(request=request), 10))
+    plan = plan_of(described("a", "0.bin", 100))
+    (shard,) = local.open_shards(plan, tmp_path)
+    source = local.LocalSource(cast("AheadRequests", ahead), plan, [shard])
+    with closing(shard), pytest.raises(errors.AnswerCorrupt, match="indices must be of 2 rows, got 1"):
+        source.finish((2, 10), memoryview(bytearray(20)))
 
 
 class Served:
@@ -194,9 +185,12 @@ class Served:
         self.corpora = corpora
         self.asked: list[tuple[str, int, int]] = []
 
-    def ask(self, what: partial[object]) -> tuple[str, bytes]:
-        assert what.func is ControlPlane.tokens
-        corpus, start, count = (what.keywords[name] for name in ("corpus", "start", "count"))
+    def ask(self, question: Question[object]) -> tuple[str, bytes]:
+        route, _, query = question.path.partition("?")
+        corpus, (_, start), (_, count) = route.split("/")[3], *parse_qsl(query)[:2]
+        return self.tokens(corpus, int(start), int(count))
+
+    def tokens(self, corpus: str, start: int, count: int) -> tuple[str, bytes]:
         self.asked.append((corpus, start, count))
         return "uint8", self.corpora[corpus][start : start + count]
 
@@ -300,7 +294,7 @@ def test_as_many_requests_are_on_the_wire_as_were_chosen(
         most = max(most, on_wire)
         return begin(self, request)
 
-    def counted_finish(self: Replicas, exchange: Exchange, buffer: memoryview) -> None:
+    def counted_finish(self: Replicas, exchange: Exchange, buffer: Buffer) -> None:
         nonlocal on_wire
         finish(self, exchange, buffer)
         on_wire -= 1
@@ -311,19 +305,3 @@ def test_as_many_requests_are_on_the_wire_as_were_chosen(
     options = {"in_flight": in_flight, "prefetch_bytes": (in_flight + 2) * 4096, "num_steps": 60}
     assert len(list(make_loader(local_root=local_root, **options))) == 60
     assert (most, on_wire) == (in_flight, 0)
-
-
-def test_requests_for_many_slots_end_where_the_batch_size_changes(
-    make_loader: MakeLoader, local_root: Path
-) -> None:
-    stages = [
-        {"from_step": 0, "global_batch_size": 12, "mixture": {"web": 1.0}},
-        {"from_step": 20, "global_batch_size": 24, "mixture": {"web": 1.0}},
-    ]
-    plan = {"seq_len": 16, "seed": 0, "order": "shuffle", "stages": stages}
-    none = {"corpus": None, "seq_len": None, "global_batch_size": None, "order": "shuffle"}
-    options = {**none, "plan": plan, "dtype": None, "num_steps": 50}
-    here = make_loader(local_root=local_root, **options)
-    for ours, theirs in zip(here, make_loader(**options), strict=True):
-        assert ours.tokens.shape == theirs.tokens.shape == (12 if ours.step < 20 else 24, 17)
-        assert ours.tokens.numpy().tobytes() == theirs.tokens.numpy().tobytes()

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from corpus_client import Batch, errors
+from corpus_client.plan.world import WHOLE, Context
 from corpus_client.staging.ring import find_device, open_stager
-from corpus_client.staging.stager import STORED_DTYPES, Stager
+from corpus_client.staging.stager import STORED_DTYPES, Stager, Views
 
 CPU = torch.device("cpu")
 EDGES = {
@@ -57,7 +58,7 @@ def test_as_stored_is_a_view_of_the_slot() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, None])
 def test_a_context_rank_gets_its_slice_and_the_whole_rows(dtype: torch.dtype | None) -> None:
     stored = torch.arange(10).to(torch.uint16).view(1, 2, 5)
-    device = open_stager(CPU, context=(1, 2))
+    device = open_stager(CPU, context=Context(1, 2))
     batch = Batch(device.upload(stored).read_next(partial(device.make, dtype)))
     assert batch.inputs.tolist() == [[2, 3], [7, 8]]
     assert batch.targets.tolist() == [[3, 4], [8, 9]]
@@ -74,10 +75,10 @@ META = torch.device("meta")
 def test_an_accelerator_without_streams_gets_copies(dtype: torch.dtype | None) -> None:
     """As stored, too: it cannot read the slot."""
     device = Stager(META)
-    assert (device.timed, device.context) == (False, (0, 1))
+    assert (device.timed, device.context) == (False, WHOLE)
     stored = torch.arange(6).to(torch.uint16).view(1, 2, 3)
     made = device.upload(stored).read_next(partial(device.make, dtype))
-    assert [(each.device, each.dtype, each.shape) for each in made] == [
+    assert [(each.device, each.dtype, each.shape) for each in (made.inputs, made.targets)] == [
         (META, dtype or torch.uint16, (2, 2))
     ] * 2
 
@@ -113,7 +114,7 @@ def test_tensors_that_do_not_hold_every_token_are_refused_and_none_is_written_to
     )
     assert (int(fitting.sum()), group.done()) == (0, False)
     inputs, targets = torch.zeros(2, 2, 2, dtype=torch.int64)
-    assert group.read_next(partial(stager.fill, inputs, targets)) == (inputs, targets)
+    assert group.read_next(partial(stager.fill, inputs, targets)) == Views(inputs, targets)
     assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [4, 5]], [[2, 3], [5, 6]])
 
 
@@ -135,9 +136,9 @@ def test_an_accelerator_without_streams_copies_as_the_cpu_does(monkeypatch: pyte
     monkeypatch.setattr(torch.mps, "device_count", lambda: 2)
     assert find_device("mps", {}) == torch.device("mps", 0)
     assert find_device("mps", {"LOCAL_RANK": "1"}) == torch.device("mps", 1)
-    device = open_stager("mps:1", context=(1, 2), timed=True)
+    device = open_stager("mps:1", context=Context(1, 2), timed=True)
     found = (type(device), device.location, device.context, device.timed)
-    assert found == (Stager, torch.device("mps", 1), (1, 2), True)
+    assert found == (Stager, torch.device("mps", 1), Context(1, 2), True)
 
 
 def test_copies_are_timed_only_when_asked_for() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from matplotlib.figure import Figure
 
 from scripts.benchmarks import __main__ as command
 from scripts.benchmarks import rendering
@@ -23,10 +22,6 @@ from scripts.processes import ServerFailed, running
 OPTIONS = Options(cache=Path("unused"))
 
 
-def draw(figure: Figure) -> None:
-    figure.subplots().plot([1, 2])
-
-
 REPORT = Report(
     data={"answer": 42},
     tables=[Table(title="some", columns=["a", "b"], rows=[["x|y", "[red]2"]])],
@@ -34,7 +29,6 @@ REPORT = Report(
         Target(figure="fast", reached=2.0, bound="at least", wanted=1.0),
         Target(figure="small", reached=2.0, bound="at most", wanted=1.0, unit="ms"),
     ],
-    plots={"curve": draw},
     notes=["A note."],
 )
 
@@ -66,8 +60,8 @@ def run() -> rendering.Run:
     ("arguments", "message"),
     [
         (["speed"], "AXIS must be of .*throughput.*, got speed"),
-        (["plans", "--rounds", "0"], "rounds must be at least 1"),
-        (["plans", "--seconds", "0"], "seconds above 0"),
+        (["build", "--rounds", "0"], "rounds must be at least 1"),
+        (["build", "--seconds", "0"], "seconds above 0"),
     ],
 )
 def test_a_wrong_command_line_is_refused(
@@ -96,10 +90,8 @@ def test_an_axis_that_fails_does_not_take_the_others_along(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_whole_run_is_saved_as_one_page_with_its_plots(run: rendering.Run, tmp_path: Path) -> None:
-    (page,) = command.save(run, tmp_path, whole=True)
-    assert page.name == "2026-01-02-bench.md"
-    text = page.read_text()
+def test_a_run_is_shown_with_its_tables_targets_and_failures(run: rendering.Run) -> None:
+    text = rendering.to_markdown(run)
     for line in (
         "    scripts/bench --save",
         "- cpu: 2 x some",
@@ -110,19 +102,17 @@ def test_a_whole_run_is_saved_as_one_page_with_its_plots(run: rendering.Run, tmp
         "| x\\|y | [red]2 |",
         "| fast | 2 | at least 1 | yes |",
         "| small | 2 ms | at most 1 ms | NO |",
-        "![one: 2026-01-02-curve](2026-01-02-curve.png)",
         "It failed: RuntimeError: broken",
     ):
         assert line in text.splitlines()
-    assert (tmp_path / "2026-01-02-curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_page_takes_the_place_of_that_of_an_earlier_day(run: rendering.Run, tmp_path: Path) -> None:
-    for name in ("2026-01-01-bench-one.md", "2026-01-01-curve.png", "2026-01-01-bench-three.md"):
+    for name in ("2026-01-01-bench-one.md", "2026-01-01-bench-three.md"):
         (tmp_path / name).touch()
-    command.save(run, tmp_path, whole=False)
-    left = {path.name for path in tmp_path.glob("2026-01-01-*")}
-    assert left == {"2026-01-01-bench-three.md"}
+    written = command.save(run, tmp_path)
+    left = {path.name for path in tmp_path.glob("*")}
+    assert left == {"2026-01-01-bench-three.md", *(path.name for path in written)}
 
 
 def test_json_holds_the_data_and_the_targets(run: rendering.Run) -> None:
@@ -140,19 +130,18 @@ def test_the_command_prints_what_the_chosen_axes_measured(
     monkeypatch.setattr(command, "ROOT", tmp_path)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert command.main(["two", "--json", "--save", "--plots", str(tmp_path / "plots")]) == 0
+        assert command.main(["two", "--json", "--save"]) == 0
     finally:
         signal.signal(signal.SIGTERM, before)
     found = json.loads(capsys.readouterr().out)
     assert list(found["axes"]) == ["two"]
     assert found["command"].startswith("scripts/bench two --json")
     assert "numpy" in found["machine"]
-    assert (tmp_path / "plots" / "curve.png").exists()
     assert [path.name for path in (tmp_path / "results").glob("*.md")] == [f"{found['date']}-bench-two.md"]
 
 
 def test_a_bench_that_is_told_to_end_leaves_no_server_behind() -> None:
-    words = [sys.executable, "-m", "scripts.benchmarks", "plans", "--quick"]
+    words = [sys.executable, "-m", "scripts.benchmarks", "latency", "--quick"]
     with running(words, stop_seconds=60) as process:
         bench = psutil.Process(process.pid)
         while not (servers := bench.children(recursive=True)):

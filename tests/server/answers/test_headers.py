@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 import xxhash
 
 from corpus_server.answers import response as wire
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "expected"),
-    [
-        ((4, 64, 1025), "<u2", {"Corpus-Shape": "4,64,1025", "Corpus-Dtype": "uint16"}),
-        ((0,), "<i4", {"Corpus-Shape": "0", "Corpus-Dtype": "int32"}),
-        ((1,), "u1", {"Corpus-Shape": "1", "Corpus-Dtype": "uint8"}),
-    ],
-)
-def test_headers(shape: tuple[int, ...], dtype: str, expected: dict[str, str]) -> None:
-    assert wire.array_headers(shape, np.dtype(dtype)) == expected
 
 
 def test_checksums_are_the_published_ones_of_xxh3() -> None:
@@ -29,16 +15,6 @@ def test_checksums_are_the_published_ones_of_xxh3() -> None:
     assert wire.checksum_value(digest) == "xxh3-64=2d06800538d394c2"
     assert digest.digest() == bytes.fromhex("2d06800538d394c2")
     assert wire.TAIL_BYTES == 8
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "int64"])
-@pytest.mark.parametrize("shape", [(0,), (7,), (2, 3, 4)], ids=str)
-def test_the_npy_prefix_makes_a_file_that_numpy_loads(shape: tuple[int, ...], dtype: str) -> None:
-    array = np.arange(np.prod(shape)).astype(dtype).reshape(shape)
-    loaded = np.load(io.BytesIO(wire.npy_header(shape, array.dtype) + array.tobytes()))
-    assert loaded.dtype == array.dtype
-    assert (loaded == array).all()
-    assert loaded.shape == shape
 
 
 def test_the_npy_prefix_is_these_bytes() -> None:
@@ -52,23 +28,17 @@ def test_the_npy_prefix_is_these_bytes() -> None:
     ("accept", "expected"),
     [
         (None, "raw"),
-        ("", "raw"),
         ("*/*", "raw"),
         ("text/html,application/xhtml+xml,*/*;q=0.8", "raw"),
         ("application/json", "json"),
         ("APPLICATION/JSON; charset=utf-8", "json"),
         ("application/x-npy", "npy"),
-        ("text/plain", "text"),
-        ("application/octet-stream", "raw"),
         ("image/png, application/x-npy, application/json", "npy"),
         ("application/json;q=0.5, application/x-npy", "npy"),
         ("application/json;q=0, application/x-npy;q=0.1", "npy"),
-        ("application/json;q=0", "raw"),
         (";;;,,,q=", "raw"),
         ("application/json;q=zero", "json"),
-        ("application/x-npy, application/json;q=zero", "npy"),
         ("application/json;q=zero, application/x-npy", "json"),
-        ("application/x-npy;q=1, application/json", "npy"),
         ("application/x-npy, application/json;q=5", "npy"),
         ("application/x-npy;q=0.25, application/json; charset=utf-8; q=0.75", "json"),
         ("application/json;q=-1", "raw"),
@@ -77,10 +47,3 @@ def test_the_npy_prefix_is_these_bytes() -> None:
 def test_negotiation(accept: str | None, expected: str) -> None:
     assert wire.negotiate(accept, "raw") == expected
     assert wire.negotiate("image/png", "json") == "json"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "value"), [(0.0, "0.000"), (0.0123456, "12.346"), (1.5, "1500.000"), (0.0000004, "0.000")]
-)
-def test_timings_are_in_milliseconds(seconds: float, value: str) -> None:
-    assert wire.timing_value(seconds) == f"answer;dur={value}"

@@ -15,15 +15,13 @@ from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import inspection
 from corpus_server.answers.inspection import (
-    DiffQuery,
     RowsQuery,
     SearchQuery,
     SpansQuery,
     StatisticsQuery,
-    corpus_spans,
-    diff,
     rows,
     search,
+    spans,
     statistics,
 )
 from corpus_server.answers.service import Service
@@ -32,7 +30,7 @@ from corpus_server.errors import AnswerTooLarge
 from corpus_server.settings import Settings
 from tests.corpora import write_megatron, write_raw
 from tests.reference import one_source
-from tests.server.http.making import body, made, made_twice
+from tests.server.http.making import body, made
 from tests.stores import WebServer
 
 SEQ_LEN, ROWS = 9, 6
@@ -58,15 +56,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     write_megatron(folder / "docs", DOCUMENTS)
     for name in ("a", "b"):
         write_megatron(folder / "parts" / name, [[1, 2, 3], [4, 5]])
-    write_megatron(folder / "sizes", [[7] * size for size in (0, 1, 2, 3, 4, 7, 8, 9, 16, 100)])
     write_megatron(folder / "many", [[1]] * 2048)
     write_megatron(folder / "letters", [list(b"some text ")] * 12, dtype="uint8")
     with WebServer({"/far.bin": b"some text " * 40}) as store:
         specs = (
-            *(
-                CorpusSpec(name=name, path=folder / f"{name}.bin")
-                for name in ("docs", "sizes", "many", "letters")
-            ),
+            *(CorpusSpec(name=name, path=folder / f"{name}.bin") for name in ("docs", "many", "letters")),
             *(CorpusSpec(name=name, path=folder / name) for name in ("ids", "parts")),
             CorpusSpec.parse(f"far={store.url}/far.bin,dtype=uint8"),
         )
@@ -216,7 +210,7 @@ def test_no_more_is_shown_than_a_text_may_have(
 
 def spans_of(service: Service, name: str, start: int, count: int) -> Any:
     query = SpansQuery(start=str(start), count=str(count))
-    return corpus_spans(service, service.catalog.corpus(name), query)
+    return spans(service, name, query, GET)
 
 
 @pytest.mark.parametrize("name", ["docs", "ids"])
@@ -234,13 +228,8 @@ def test_a_range_is_shown_where_documents_end(
     assert response.headers["Cache-Control"] == "no-store"
 
 
-def test_a_comparison_that_the_client_holds_is_not_made_again(service: Service, plan_id: str) -> None:
-    first, again = made_twice(lambda request: diff(service, plan_id, DiffQuery(other=plan_id), request))
-    assert (first.status, again.status, body(again)) == (200, 304, b"")
-
-
 def statistics_of(service: Service, name: str, seed: int = 0) -> Any:
-    return statistics(service, service.catalog.corpus(name), StatisticsQuery(seed=str(seed)))
+    return statistics(service, name, StatisticsQuery(seed=str(seed)), GET)
 
 
 def test_statistics_of_a_small_corpus_are_of_all_of_it(service: Service) -> None:
@@ -267,22 +256,6 @@ def test_statistics_of_a_small_corpus_are_of_all_of_it(service: Service) -> None
         },
     }
     assert response.headers["Cache-Control"] == "no-store"
-
-
-def test_lengths_are_counted_between_powers_of_two(service: Service) -> None:
-    found = found_by(statistics_of(service, "sizes"))
-    assert found["document_lengths"]["histogram"] == [
-        [0, 1], [1, 1], [2, 2], [4, 2], [8, 2], [16, 1], [32, 0], [64, 1]
-    ]  # fmt: skip
-    assert found["document_lengths"]["mean"] == 15.0
-    assert (found["num_distinct_tokens"], found["counts_by_rank"]) == (1, [[1, 150]])
-
-
-def test_only_the_most_frequent_tokens_are_listed(service: Service) -> None:
-    found = found_by(statistics_of(service, "ids"))
-    assert found["top_tokens"] == [{"token": k, "count": 1, "text": None} for k in range(50)]
-    assert found["counts_by_rank"] == [[1 << k, 1] for k in range(7)]
-    assert (found["num_documents"], found["document_lengths"]) == (None, None)
 
 
 def test_many_documents_are_read_in_slices(service: Service) -> None:
@@ -313,16 +286,8 @@ def test_a_sample_is_of_any_document(service: Service) -> None:
     assert max(each["quantiles"]["1.0"] for each in lengths) == 23
 
 
-def test_as_many_documents_as_a_sample_has_are_all_read(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspection, "SAMPLE_DOCUMENTS", len(DOCUMENTS))
-    found = found_by(statistics_of(service, "docs"))["document_lengths"]
-    assert (found["num_sampled"], found["mean"]) == (19, 14.0)
-
-
 def search_of(service: Service, name: str, **given: str) -> Any:
-    return search(service, service.catalog.corpus(name), SearchQuery.model_validate(given))
+    return search(service, name, SearchQuery.model_validate(given), GET)
 
 
 def test_a_look_at_a_corpus_elsewhere_fetches_nothing(service: Service) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,19 +16,17 @@ from corpus_server.answers.questions import (
     LookupQuery,
     ShardsQuery,
     StepQuery,
-    UsageQuery,
     lookup,
     receipt,
     shards,
-    usage,
 )
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import AnswerTooLarge, InvalidParameter
+from corpus_server.errors import AnswerTooLarge
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_megatron, write_raw
 from tests.reference import one_source
-from tests.server.http.making import body, made, made_twice
+from tests.server.http.making import body, made
 from tests.stores import WebServer
 
 SEQ_LEN, ROWS = 9, 6
@@ -105,22 +103,6 @@ def test_a_receipt_reads_at_most_so_many_bytes(
     )
     assert refused.value.parameter == "step"
     assert refused.value.remedy == "compare the checksums of the ranks' batches instead"
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda service, plan_id, request: receipt(service, plan_id, StepQuery(step="3"), request),
-        lambda service, plan_id, request: usage(service, plan_id, UsageQuery(step="3"), request),
-        lambda service, plan_id, request: lookup(service, LookupQuery(plan=plan_id, token="3"), request),
-    ],
-    ids=["receipt", "usage", "lookup"],
-)
-def test_an_answer_that_the_client_holds_is_not_made_again(
-    service: Service, plan_id: str, ask: Callable[..., Any]
-) -> None:
-    first, again = made_twice(lambda request: ask(service, plan_id, request))
-    assert (first.status, again.status, body(again)) == (200, 304, b"")
 
 
 @pytest.mark.parametrize("rows_at_once", [4, 65536])
@@ -222,61 +204,3 @@ def test_what_is_looked_up_is_named_in_one_of_three_ways(
     assert response.headers["ETag"] == f'"{plan_id}.lookup.docs.{start}.{stop}.3.1000"'
     # An index made anew may say that the document lies elsewhere.
     assert response.headers["Cache-Control"] == ("public, no-cache" if "document" in asked else IMMUTABLE)
-
-
-WAYS = "token, document, start and stop"
-
-
-@pytest.mark.parametrize(
-    ("mixture", "asked", "fields"),
-    [
-        (
-            {"web": 1, "docs": 1},
-            {"token": "1"},
-            ("corpus must name a source of the plan, docs, web, got None", "corpus", None, "docs, web"),
-        ),
-        ({"docs": 1}, {}, (f"name what to look up by one of {WAYS}, got none", "token", None, WAYS)),
-        (
-            {"docs": 1},
-            {"token": "1", "document": "1", "stop": "3"},
-            (
-                f"name what to look up by one of {WAYS}, got token and document and start and stop",
-                *("token", None, WAYS),
-            ),
-        ),
-        *(
-            (
-                {"docs": 1},
-                asked,
-                (
-                    f"tokens must lie in [0, 11) with start < stop, got start {start}, stop {stop}",
-                    *(parameter, stop, "0 <= start < stop <= 11"),
-                ),
-            )
-            for asked, start, stop, parameter in (
-                ({"token": "11"}, 11, 12, "token"),
-                ({"start": "3"}, 3, None, "stop"),
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_a_look_up_that_names_nothing_is_refused(
-    service: Service, mixture: dict[str, float], asked: dict[str, str], fields: tuple[object, ...]
-) -> None:
-    stages = [{"from_step": 0, "global_batch_size": 2, "mixture": mixture}]
-    query = LookupQuery(plan=post(service, {"seq_len": 4, "seed": 9, "stages": stages}), **asked)
-    with pytest.raises(InvalidParameter) as refused:
-        made(lookup(service, query, GET))
-    found = refused.value
-    assert (found.detail, found.parameter, found.received, found.accepted) == fields
-
-
-def test_the_corpus_of_a_look_up_may_be_named_beside_the_plan(service: Service) -> None:
-    stages = [{"from_step": 0, "global_batch_size": 4, "mixture": {"web": 1, "docs": 1}}]
-    plan_id = post(service, {"seq_len": 4, "seed": 9, "stages": stages})
-    for name in ("web", "docs"):
-        found = json.loads(
-            body(made(lookup(service, LookupQuery(plan=plan_id, corpus=name, token="3"), GET)))
-        )
-        assert found["corpus"] == name

@@ -13,12 +13,11 @@ from unittest.mock import patch
 
 import pytest
 
-from corpus_server.admission.request import ANYONE, Caller
+from corpus_server.admission.request import ANYONE
 from corpus_server.answers import service as module
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import PlanQuery, plan_of
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import Forbidden, Overloaded, UnknownCorpus
+from corpus_server.errors import Overloaded
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 
@@ -28,6 +27,7 @@ LONG = 30.0
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     path = write_raw(tmp_path / "web.bin", some_tokens(1000))
+    (tmp_path / "web.bin.mask.npy").write_bytes(bytes(1000))
     settings = Settings(
         corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path / "state", max_concurrent_answers=1
     )
@@ -165,12 +165,6 @@ def test_probes_that_wait_share_one_look(service: Service) -> None:
     assert looks_before == 2
 
 
-def test_a_process_that_ends_is_not_ready(service: Service) -> None:
-    assert service.why_not_ready() is None
-    service.draining = True
-    assert service.why_not_ready() == "the server is shutting down"
-
-
 def test_a_process_whose_threads_all_hang_is_not_ready(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,28 +191,10 @@ def test_a_process_whose_threads_all_hang_is_not_ready(
         time.sleep(0.001)
 
 
-def test_a_process_whose_files_have_changed_is_not_ready(service: Service, tmp_path: Path) -> None:
-    (tmp_path / "web.bin").write_bytes(b"")
-    said = "web.bin: 2000 bytes at opening, 0 now; a served shard must not change"
+@pytest.mark.parametrize(("name", "size"), [("web.bin", 2000), ("web.bin.mask.npy", 1000)])
+def test_a_process_whose_files_have_changed_is_not_ready(
+    service: Service, tmp_path: Path, name: str, size: int
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    said = f"{name}: {size} bytes at opening, 0 now; a served shard must not change"
     assert service.why_not_ready() == said
-
-
-SPELLED = {"corpus": "web", "seq_len": "8", "batch_size": "4"}
-NOBODY = Caller("nobody", frozenset(("read:other",)))
-
-
-def test_a_caller_reads_what_its_token_allows_and_learns_of_nothing_else(service: Service) -> None:
-    plan_id = plan_of(service, PlanQuery.model_validate(SPELLED), ANYONE).plan.id
-    assert service.corpus("web", ANYONE).name == "web"
-    assert service.plan(plan_id, ANYONE).plan.id == plan_id
-    with pytest.raises(UnknownCorpus):
-        service.corpus("none", ANYONE)
-    for ask in (
-        lambda: service.corpus("web", NOBODY),
-        lambda: service.corpus("none", NOBODY),
-        lambda: service.plan(plan_id, NOBODY),
-        lambda: plan_of(service, PlanQuery(plan=plan_id), NOBODY),
-        lambda: plan_of(service, PlanQuery.model_validate(SPELLED), NOBODY),
-    ):
-        with pytest.raises(Forbidden, match="token 'nobody' lacks the scope read:"):
-            ask()

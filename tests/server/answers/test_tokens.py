@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from corpus_server import metrics
 from corpus_server.admission.admission import Admission
-from corpus_server.admission.request import Caller, RequestHead
+from corpus_server.admission.request import RequestHead
 from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import (
@@ -25,20 +22,16 @@ from corpus_server.answers.tokens import (
     FormatQuery,
     batches,
     indices,
-    plan_of,
     token_range,
 )
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
     AnswerTooLarge,
-    CacheFull,
-    CorpusServerError,
-    InvalidParameter,
-    TextUnavailable,
 )
 from corpus_server.read.bound_plan import BoundPlan, Source
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
+from tests.megatron import THREE, document, specs
 from tests.server.http.making import body, made
 from tests.stores import WebServer
 
@@ -158,11 +151,10 @@ def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
     whole = world.service
     spelled = {"corpus": "text", "seq_len": "9", "batch_size": "1", "step": "0", "format": "text"}
     asked = BatchesQuery.model_validate(spelled)
-    monkeypatch.setattr(
-        "corpus_server.read.reading.WindowReading.pieces", lambda _: iter([[(1, 3, 4), (0, 7, 6)]])
-    )
+    joined = np.array([(1, 3, 4), (0, 7, 5), (-1, 9, 1)]), np.array([0, 3])
+    monkeypatch.setattr("corpus_server.read.reading.WindowReading.pieces", lambda _: iter([joined]))
     first = body(made(batches(whole, asked, GET))).decode().splitlines()[0]
-    places = "shard 1.bin, tokens 3 to 7; shard 0.bin, tokens 7 to 13"
+    places = "shard 1.bin, tokens 3 to 7; shard 0.bin, tokens 7 to 12"
     assert first == f"=== step 0 row 0: corpus text, {places} ==="
 
 
@@ -204,22 +196,41 @@ def test_indices_say_where_the_rows_lie(world: World, monkeypatch: pytest.Monkey
     assert (response.num_steps, response.reader.last_step) == (2, 5)
 
 
-def test_the_checksum_behind_the_tokens_is_another_representation(world: World) -> None:
-    response = made(batches(world.service, query(world, format="raw", checksum="tail"), GET))
-    content = world.batch(3).tobytes()
-    assert body(response) == content + xxhash.xxh3_64_digest(content)
-    assert response.headers["ETag"].endswith('.batches.3.1.0.1.raw+tail"')
+@pytest.mark.parametrize("most_rows", [2, 4096])
+@pytest.mark.parametrize("checksum", ["true", "tail", "false"])
+@pytest.mark.parametrize("function", [batches, indices])
+def test_the_sources_of_the_rows_follow_in_the_same_body(
+    world: World, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], checksum: str, most_rows: int
+) -> None:
+    """They begin at a multiple of 8 bytes: the 60 of the tokens are followed by four zeros."""
+    monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", most_rows)
+    request, charges = charged()
+    part = {"rank": "1", "world_size": "2", "format": "raw", "checksum": checksum}
+    response = made(function(world.service, query(world, **part, **{"with": "sources"}), request))
+    located = world.rows(3).reshape(1, ROWS, 2)[:, 3:]
+    first = world.batch(3)[:, 3:].tobytes() if function is batches else located.astype("<i8").tobytes()
+    content = first + bytes(-len(first) % 8) + (located[:, :, 0] >= 2).astype("<u2").tobytes()
+    tail = xxhash.xxh3_64_digest(content) if checksum == "tail" else b""
+    assert body(response) == content + tail
+    assert charges == [len(content)]
+    assert response.headers["Corpus-Arrays"] == "sources uint16 1,3"
+    assert response.headers["Content-Length"] == str(len(content + tail))
+    form = "raw+tail" if checksum == "tail" else "raw"
+    assert response.headers["ETag"].endswith(f'.3.1.1.2.{form}+sources"')
+    if checksum == "true":
+        assert response.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}"
+    assert response.num_tokens == (30 if function is batches else 0)
 
 
 @pytest.mark.parametrize("function", [batches, indices])
-def test_a_response_that_the_client_holds_is_not_made_again(
-    world: World, function: Callable[..., Any]
-) -> None:
-    first = made(function(world.service, query(world), GET))
-    request, charges = charged()
-    request.headers = {"if-none-match": first.headers["ETag"]}
-    again: Response = made(function(world.service, query(world), request))
-    assert (again.status, body(again), charges, again.reader) == (304, b"", [], None)
+def test_the_sources_are_a_field_of_json(world: World, function: Callable[..., Any]) -> None:
+    asked = {"format": "json", "count": "2"}
+    plain, beside = (
+        json.loads(body(made(function(world.service, query(world, **asked, **more), GET))))
+        for more in ({}, {"with": "sources"})
+    )
+    shards = world.rows(3, 2).reshape(2, ROWS, 2)[:, :, 0]
+    assert beside == {**plain, "sources": (shards >= 2).astype(int).tolist()}
 
 
 def range_of(world: World, name: str, start: int, stop: int, request: RequestHead, **given: str) -> Response:
@@ -255,127 +266,33 @@ def test_a_range_is_sent_with_all_that_is_said_of_it(world: World) -> None:
     assert (said(response.source), response.num_tokens) == (("", {"web": 1.0}), 20)
 
 
-@pytest.fixture
-def limited(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., contextlib.AbstractContextManager]:
-    """Return what sets limits of the process for a while."""
+def test_the_pieces_of_rows_are_counted_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are is known once the rows are located, here three at a time."""
+    monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", 3)
+    settings = Settings(corpora=tuple(specs(THREE, tmp_path)), state_dir=tmp_path / "state")
+    with Service.open(settings) as service:
+        bound = service.plans.keep_document(json.dumps(document(THREE, 8)).encode())
 
-    @contextlib.contextmanager
-    def limit(**limits: int) -> Iterator[None]:
-        service = world.service
-        settings = replace(service.settings, **limits)
-        with patch.object(service, "admission", Admission(settings, service.access)):
-            yield
+        def ask(chosen: str, **limits: int) -> tuple[bytes, list[int]]:
+            limited = Admission(replace(settings, **limits), service.access)
+            monkeypatch.setattr(service, "admission", limited)
+            request, charges = charged()
+            asked = {"plan": bound.plan.id, "step": "4", "count": "2", "format": chosen}
+            return body(made(indices(service, BatchesQuery.model_validate(asked), request))), charges
 
-    return limit
-
-
-@pytest.mark.parametrize(
-    ("ask", "limits", "fits"),
-    [
-        pytest.param(
-            lambda world: batches(world.service, query(world, count="2"), GET),
-            "max_answer_bytes",
-            2 * ROWS * 10 * 2,
-            id="batches",
-        ),
-        pytest.param(
-            lambda world: batches(world.service, query(world, count="2", format="json"), GET),
-            "max_text_tokens",
-            2 * ROWS * 10,
-            id="batches as json",
-        ),
-        pytest.param(
-            lambda world: indices(world.service, query(world, count="2"), GET),
-            "max_answer_bytes",
-            2 * ROWS * 16,
-            id="indices",
-        ),
-        pytest.param(
-            lambda world: indices(world.service, query(world, count="2"), GET),
-            "max_text_tokens",
-            2 * ROWS * 2,
-            id="indices as json",
-        ),
-        pytest.param(lambda world: _range(world, "raw"), "max_answer_bytes", 2 * 20, id="range"),
-        pytest.param(lambda world: _range(world, "json"), "max_text_tokens", 20, id="range as json"),
-    ],
-)
-def test_a_response_has_at_most_as_much_as_the_server_allows(
-    world: World, limited: Callable[..., Any], ask: Callable[[World], Any], limits: str, fits: int
-) -> None:
-    with limited(**{limits: fits}):
-        assert made(ask(world)).status == 200
-    with limited(**{limits: fits - 1}), pytest.raises(AnswerTooLarge) as refused:
-        made(ask(world))
-    assert (refused.value.received, refused.value.parameter) == (fits, "count")
-
-
-def _range(world: World, chosen: str) -> Any:
-    asked = FormatQuery.model_validate({"format": chosen})
-    return token_range(world.service, world.web, 290, 310, asked, GET, default="raw", fields={})
-
-
-@pytest.mark.parametrize("function", [batches, indices])
-def test_a_response_has_at_most_so_many_rows(
-    world: World, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]
-) -> None:
-    monkeypatch.setattr("corpus_server.admission.admission.MAX_ROWS", 2 * ROWS)
-    assert made(function(world.service, query(world, count="2"), GET)).status == 200
-    with pytest.raises(AnswerTooLarge, match="an answer holds at most 12 rows, this one would hold 18"):
-        made(function(world.service, query(world, count="3"), GET))
-
-
-@pytest.mark.parametrize(
-    ("ask", "error", "fields"),
-    [
-        pytest.param(
-            lambda world: indices(world.service, query(world, format="text"), GET),
-            InvalidParameter,
-            ("indices have no format text", "format", "text", "raw, npy, json"),
-            id="indices as text",
-        ),
-        pytest.param(
-            lambda world: batches(world.service, query(world, format="npy", checksum="tail"), GET),
-            InvalidParameter,
-            (
-                "checksum=tail needs format raw, got npy",
-                "checksum",
-                "tail",
-                "'true' or 'false' with this format",
-            ),
-            id="checksum behind npy",
-        ),
-        pytest.param(
-            lambda world: batches(world.service, query(world, format="text"), GET),
-            TextUnavailable,
-            ("corpus 'web' has no tokenizer", "format", "text", "raw, npy, json"),
-            id="one of two without a tokenizer",
-        ),
-        pytest.param(
-            lambda world: _range(world, "text"),
-            TextUnavailable,
-            ("corpus 'web' has no tokenizer", "format", "text", "raw, npy, json"),
-            id="range without a tokenizer",
-        ),
-    ],
-)
-def test_what_has_no_such_form_is_refused(
-    world: World, ask: Callable[[World], Any], error: type[CorpusServerError], fields: tuple[str, ...]
-) -> None:
-    request_is_charged = patch.object(world.service.readers, "note")
-    with request_is_charged as note, pytest.raises(error) as refused:
-        made(ask(world))
-    found = refused.value
-    assert (found.detail, found.parameter, found.received, found.accepted) == fields
-    note.assert_not_called()
-
-
-def test_private_responses_are_kept_by_nobody_else(world: World) -> None:
-    request = replace(GET, caller=Caller("me", frozenset(("read:*",))))
-    response = made(batches(world.service, query(world), request))
-    assert response.headers["Cache-Control"] == IMMUTABLE.replace("public", "private")
+        pieces, borders = bound.sampler.pieces(4, range(8), count=2)
+        rows = np.repeat(np.arange(16), np.diff(borders))
+        right = np.column_stack((rows, pieces)).astype("<i8")
+        assert len(right) > 16
+        assert ask("raw", max_answer_bytes=right.nbytes) == (right.tobytes(), [right.nbytes])
+        content, charges = ask("json", max_text_tokens=right.size)
+        assert (json.loads(content)["indices"], charges) == (right.tolist(), [right.nbytes])
+        for least in (right.nbytes, 16 * 32):
+            with pytest.raises(AnswerTooLarge):
+                ask("raw", max_answer_bytes=least - 1)
+        for least in (right.size, 16 * 4):
+            with pytest.raises(AnswerTooLarge):
+                ask("json", max_text_tokens=least - 1)
 
 
 NUM_STAGED = 3000
@@ -431,32 +348,3 @@ def test_a_range_of_a_corpus_elsewhere_waits_for_its_shard(
     )  # fmt: skip
     response, waits = waited(work)
     assert (waits, body(response)) == (1, tokens[2000:].tobytes())
-
-
-def test_a_shard_that_does_not_come_fails_the_response(
-    far: tuple[Service, WebServer, np.ndarray],
-) -> None:
-    service, _, _ = far
-    failed: Future[None] = Future()
-    failed.set_exception(CacheFull("full"))
-    files = [shard.file for shard in service.catalog.corpus("far").shards]
-    with (
-        patch.object(service.stager, "want", side_effect=[failed, None]),
-        patch.object(metrics.STAGING_WAITS, "add") as add,
-    ):
-        work = service.staged(files)
-        assert next(work) is failed
-        with pytest.raises(CacheFull):
-            next(work)
-    add.assert_called_once_with()
-
-
-def test_an_order_that_the_cache_cannot_hold_is_refused_before_anything_comes(
-    far: tuple[Service, WebServer, np.ndarray],
-) -> None:
-    service, store, _ = far
-    asked = BatchesQuery.model_validate({"corpus": "far", "seq_len": "9", "batch_size": "4", "step": "2"})
-    with patch.object(service.stager, "check_order") as check:
-        waited(batches(service, asked, GET))
-    check.assert_called_with(plan_of(service, asked, GET.caller))
-    assert store.gets

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from corpus_server.building import driver, joining, part, sources
+from corpus_server.building import driver, part, sources
 from corpus_server.building.driver import build, choose_options
 from corpus_server.building.job import Job, Part, Split, work_folder
 from corpus_server.building.manifest import Source, spec_of
@@ -106,16 +106,6 @@ def test_ids_without_a_tokenizer_take_the_smallest_type(
     built = build_here([source], tmp_path / "out", column="ids", eot=eot)[None]
     assert built.dtype == dtype
     assert tokens_of(tmp_path / "out") == [1, 2, eot, largest, eot]
-
-
-def test_parts_are_joined_as_they_are_however_little_is_read_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(joining, "_PIECE", 2)
-    rows = [[number] * (1 + number % 4) for number in range(1, 12)]
-    source = write_parquet(tmp_path / "a.parquet", rows, field="ids")
-    build_here([source], tmp_path / "out", column="ids", eot=99)
-    assert documents_of(tmp_path / "out") == [[*row, 99] for row in rows]
 
 
 def test_a_text_file_is_one_document_and_its_bytes_are_tokens(tmp_path: Path) -> None:

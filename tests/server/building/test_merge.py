@@ -19,7 +19,7 @@ from corpus_server.corpus import Corpus
 from corpus_server.corpus.verify import record, verify
 from corpus_server.errors import CorpusServerError, InvalidParameter, UnreadableCorpus
 from tests.server.building.built import tokens_of, write_built
-from tests.server.test_cli import run
+from tests.serving import run_here
 
 
 @pytest.fixture
@@ -176,11 +176,11 @@ def test_where_links_are_not_possible_the_refusal_names_copy(
 
 
 def test_the_command_says_what_it_made(two: list[Path], tmp_path: Path) -> None:
-    said = run("merge", *two, "--out", tmp_path / "both", "--json")
+    said = run_here("merge", *two, "--out", tmp_path / "both", "--json")
     assert (said.returncode, said.stderr) == (0, "")
     (merged,) = json.loads(said.stdout)
     assert merged["fingerprint"] == read_manifest(tmp_path / "both").fingerprint
-    again = run("merge", *two, "--out", tmp_path / "both")
+    again = run_here("merge", *two, "--out", tmp_path / "both")
     assert again.returncode == 2
     assert "a folder that does not exist yet" in again.stderr
-    assert "450 tokens of" in run("merge", *two, "--out", tmp_path / "more").stdout
+    assert "450 tokens of" in run_here("merge", *two, "--out", tmp_path / "more").stdout

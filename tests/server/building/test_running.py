@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,8 @@ import pytest
 
 from corpus_server.building.driver import build, choose_options
 from corpus_server.building.running import in_processes
-from corpus_server.errors import ReadFailed, UnreadableCorpus
-from tests.server.building.sources import build_here, content, texts, write_jsonl
+from corpus_server.errors import UnreadableCorpus
+from tests.server.building.sources import texts, write_jsonl
 from tests.serving import command, environment
 
 # A part for each file, because spawned processes see no patched constant.
@@ -57,29 +56,6 @@ def test_the_first_error_of_a_part_ends_the_build(source: Path, tmp_path: Path) 
         build_in(2, source, tmp_path / "out")
     assert children() == []
     assert not (tmp_path / "out").exists()
-
-
-def test_a_worker_that_is_killed_is_reported_and_the_build_can_go_on(source: Path, tmp_path: Path) -> None:
-    killed = threading.Event()
-
-    def kill_a_worker() -> None:
-        # A thread more than one: it has read what to run.
-        while not (workers := [each for each in children() if each.num_threads() > 1]):
-            time.sleep(0.01)
-        workers[0].kill()
-        killed.set()
-
-    killer = threading.Thread(target=kill_a_worker)
-    killer.start()
-    with pytest.raises(ReadFailed, match="a process of the build ended while it built a part") as caught:
-        build_in(2, source, tmp_path / "out")
-    killer.join()
-    assert killed.is_set()
-    assert "--processes" in str(caught.value.remedy)
-    assert children() == []
-    build_in(2, source, tmp_path / "out")
-    build_here([source], tmp_path / "here", tokenizer="bytes", shard_tokens=3_000_000)
-    assert content(tmp_path / "out") == content(tmp_path / "here")
 
 
 HELD = """

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.server.building.sources import content, texts, write_jsonl
 from tests.server.building.test_faults import PRELUDE, build
@@ -65,17 +64,6 @@ def test_the_slurm_array_of_the_docs_gives_the_same_bytes(tmp_path: Path) -> Non
     assert build(source, tmp_path / "once", "--tokenizer", "bytes").returncode == 0
     assert content(tmp_path / "web") == content(tmp_path / "once")
     assert not (tmp_path / "web.building").exists()
-
-
-def test_the_kubernetes_job_of_the_docs_runs_the_command_of_the_slurm_array() -> None:
-    (document,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    spec = yaml.safe_load(document)["spec"]
-    (container,) = spec["template"]["spec"]["containers"]
-    (built,) = re.findall(r'BUILD="(.*)"', slurm_lines())
-    (task,) = re.findall(r"--task \S+", slurm_lines())
-    task = task.removesuffix('")').replace(r"\$SLURM_ARRAY_TASK_ID", "$JOB_COMPLETION_INDEX")
-    assert container["args"] == [f"{built} {task}"]
-    assert task.endswith(f"/{spec['completions']}")
 
 
 def test_tasks_leave_the_corpus_to_the_last_command(tmp_path: Path) -> None:

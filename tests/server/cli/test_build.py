@@ -9,8 +9,7 @@ import pytest
 
 from tests.server.building.sources import texts, write_jsonl
 from tests.server.corpus.test_tokenizers import write_tokenizer_json
-from tests.server.test_cli import run
-from tests.serving import RunningServer
+from tests.serving import RunningServer, run_here
 
 
 def test_text_becomes_a_corpus_that_is_served_as_text(tmp_path: Path) -> None:
@@ -19,7 +18,7 @@ def test_text_becomes_a_corpus_that_is_served_as_text(tmp_path: Path) -> None:
     more = write_jsonl(tmp_path / "more.jsonl", texts(50))
     tokenizer = write_tokenizer_json(tmp_path)
     options = ("--tokenizer", tokenizer, "--split", "val=0.2", "--processes", "2", "--out", tmp_path / "web")
-    said = run("build", tmp_path / "texts", more, *options)
+    said = run_here("build", tmp_path / "texts", more, *options)
     assert (said.returncode, said.stderr) == (0, "")
     lines = said.stdout.splitlines()
     assert lines[0].startswith(f"{tmp_path}/web/train: ")
@@ -27,7 +26,7 @@ def test_text_becomes_a_corpus_that_is_served_as_text(tmp_path: Path) -> None:
     assert not (tmp_path / "web.building").exists()
 
     # What is built already is only described.
-    built = json.loads(run("build", tmp_path / "texts", more, *options, "--json").stdout)
+    built = json.loads(run_here("build", tmp_path / "texts", more, *options, "--json").stdout)
     assert sum(each["num_documents"] for each in built.values()) == 51
 
     named = {"web": tmp_path / "web"}
@@ -52,7 +51,7 @@ def test_text_becomes_a_corpus_that_is_served_as_text(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": \n')
-    said = run("build", tmp_path / "a.jsonl", "--out", tmp_path / "out", *arguments)
+    said = run_here("build", tmp_path / "a.jsonl", "--out", tmp_path / "out", *arguments)
     assert (said.returncode, said.stdout) == (2, "")
     (line,) = said.stderr.splitlines()
     assert message in line

@@ -10,8 +10,7 @@ import pytest
 
 from corpus_server.corpus.index import index
 from tests.corpora import spec, write_raw
-from tests.server.test_cli import run
-from tests.serving import RunningServer
+from tests.serving import RunningServer, run_here
 from tests.tokens import Tokens
 
 TEXTS = [b"first document\x00", b"the \x1b[31msecond\x00", "dr\u00fcben \u202eturned\x00".encode()]
@@ -42,34 +41,35 @@ def served(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         ("explore", "--document", "1"),
         ("explore", "--start", "3", "--count", "40"),
         ("explore", "--step", "2", "--seq-len", "16", "--batch-size", "3", "--seed", "7"),
+        ("explore", "--step", "2", "--seq-len", "16", "--batch-size", "3", "--rows", "documents"),
         ("stats",),
         ("explore", "--start", "3", "--json"),
         ("stats", "--seed", "1", "--json"),
     ],
-    ids=["document", "range", "step", "stats", "range as JSON", "stats as JSON"],
+    ids=["document", "range", "step", "step of documents", "stats", "range as JSON", "stats as JSON"],
 )
 def test_files_and_server_give_the_same(
     corpus: Path, served: tuple[str, str], arguments: tuple[str, ...]
 ) -> None:
     url, token = served
     name, *options = arguments
-    of_files = run(name, f"words={corpus},dtype=uint8", *options)
-    of_server = run(name, url, *options, CORPUS_TOKEN=token)
+    of_files = run_here(name, f"words={corpus},dtype=uint8", *options)
+    of_server = run_here(name, url, *options, CORPUS_TOKEN=token)
     assert (of_files.returncode, of_server.returncode) == (0, 0), of_files.stderr + of_server.stderr
     assert of_files.stdout == of_server.stdout
 
 
 def test_a_document_is_shown_and_its_control_characters_by_name(corpus: Path) -> None:
-    shown = run("explore", f"{corpus},dtype=uint8", "--document", "1").stdout
+    shown = run_here("explore", f"{corpus},dtype=uint8", "--document", "1").stdout
     assert "[document 1] the \\x1b[31msecond" in shown
     assert "\x1b" not in shown
     assert "first" not in shown
-    shown = run("explore", f"{corpus},dtype=uint8", "--document", "2").stdout
+    shown = run_here("explore", f"{corpus},dtype=uint8", "--document", "2").stdout
     assert "dr\u00fcben \\u202eturned" in shown
 
 
 def test_statistics_are_drawn(corpus: Path) -> None:
-    shown = run("stats", f"{corpus},dtype=uint8").stdout
+    shown = run_here("stats", f"{corpus},dtype=uint8").stdout
     assert "60 of 60 documents sampled" in shown
     assert "\u2588" in shown
 
@@ -88,7 +88,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     url, token = served
     filled = [each.format(url=url, corpus=f"{corpus},dtype=uint8") for each in arguments]
-    done = run(*filled, CORPUS_TOKEN=token)
+    done = run_here(*filled, CORPUS_TOKEN=token)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr

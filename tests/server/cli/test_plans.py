@@ -14,13 +14,12 @@ from corpus_server.plan import Plan
 from corpus_server.plan_store import PlanStore
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
-from tests.server.test_cli import run as command_line
-from tests.serving import RunningServer
+from tests.serving import RunningServer, run_here
 from tests.tokens import Tokens
 
 
 def run(*arguments: str | Path, token: str = "") -> subprocess.CompletedProcess[str]:
-    return command_line("plans", *arguments, CORPUS_TOKEN=token)
+    return run_here("plans", *arguments, CORPUS_TOKEN=token)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +154,10 @@ def test_import_prints_a_plan_and_says_what_is_left_out(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["stages"][0]["mixture"] == {"web": 0.7, "code": 0.3}
     assert "not carried over: the order" in done.stderr
     assert "serve web=/data/web code=/data/code" in done.stderr
+    done = run("import", "megatron", blend, "--seq-len", "8", "--batch-size", "4", "--rows", "documents")
+    assert Plan.from_json(json.loads(done.stdout)).to_json()["rows"] == {
+        "documents": {"block_documents": 2**18}
+    }
     assert run("import", "megatron", blend).returncode == 2
     blend.write_bytes(b"\xff\xfe")
     done = run("import", "megatron", blend)

@@ -295,13 +295,6 @@ def test_a_choice_of_nothing_or_of_too_much_is_refused(
         list_shards(spec(tmp_path, **options))
 
 
-def test_patterns_of_two_disks_meet_without_reading_what_lies_between(tmp_path: Path) -> None:
-    _write(tmp_path, ["1/web/t1.bin", "2/t0.bin", "3/t2.bin"])
-    (tmp_path / "3" / "away.bin").symlink_to("/")
-    both = CorpusSpec.parse(f"web={tmp_path}/1/web/t*,{tmp_path}/2/t*")
-    assert [shard.name for shard in list_shards(both)] == ["1/web/t1.bin", "2/t0.bin"]
-
-
 def test_a_link_to_a_folder_in_which_nothing_can_match_is_passed_over(tmp_path: Path) -> None:
     """Patterns of two disks meet in the root of all files, where /sbin is a link."""
     (tmp_path / "usr").mkdir()

@@ -8,7 +8,6 @@ import tracemalloc
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import pytest
 import xxhash
 
@@ -58,7 +57,7 @@ def test_blocks_of_any_number_are_hashed_in_pieces(
     monkeypatch.setattr(verify_module, "_BLOCKS_AT_ONCE", 2)
     path = write_llmc(tmp_path / "a.bin", some_tokens(num_tokens))
     seen: list[tuple[int, int]] = []
-    recorded = record(spec(path), progress=lambda done, total: seen.append((done, total)))
+    recorded = record(spec(path), progress=lambda _, done, total, __: seen.append((done, total)))
     content = path.read_bytes()[1024:]
     pieces = [content[i : i + 64] for i in range(0, len(content), 64)]
     (shard,) = json.loads(recorded.sidecar.read_text())["shards"]
@@ -71,24 +70,6 @@ def test_blocks_of_any_number_are_hashed_in_pieces(
         bad = [(bad.block, bad.start, bad.stop) for bad in verify(spec(path)).bad_blocks]
         assert bad == [(block, 32 * block, 32 * block + len(piece) // 2)]
         _flip(path, 1024 + 64 * block)
-
-
-def test_all_bad_blocks_are_named_and_nothing_that_was_not_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verify_module, "BLOCK_BYTES", 64)
-    path = write_raw(tmp_path / "a.bin", np.arange(96))
-    record(spec(path))
-    for byte in (0, 191):
-        _flip(path, byte)
-    assert [bad.block for bad in verify(spec(path)).bad_blocks] == [0, 2]
-    with path.open("ab") as file:
-        file.write(bytes(128))
-    found = verify(spec(path))
-    assert [bad.block for bad in found.bad_blocks] == [0, 2]
-    assert [problem.detail for problem in found.problems] == [
-        "holds 160 uint16 tokens, recorded were 96 uint16"
-    ]
 
 
 def test_a_wrong_sampled_fingerprint_in_the_sidecar_is_reported(folder: Path) -> None:
@@ -169,7 +150,7 @@ def test_headerless_dtype_is_taken_from_the_record(tmp_path: Path) -> None:
 
 def test_a_shard_written_to_while_recording_is_not_recorded(folder: Path) -> None:
     with pytest.raises(CorpusChanged, match=r"^1\.bin"):
-        record(spec(folder), progress=lambda done, total: os.utime(folder / "1.bin", ns=(0, done)))
+        record(spec(folder), progress=lambda _, done, total, __: os.utime(folder / "1.bin", ns=(0, done)))
     assert not (folder / "corpus.hashes.json").exists()
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future
 from typing import TypeVar
 
-from corpus_server.admission.request import RequestHead
 from corpus_server.answers.response import Response
 
 T = TypeVar("T")
@@ -20,14 +19,6 @@ def made(work: Generator[Future[None] | None, None, T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-
-
-def made_twice(
-    ask: Callable[[RequestHead], Generator[Future[None] | None, None, Response]],
-) -> tuple[Response, Response]:
-    """Return the response to a GET, and to another one of a client that holds the first."""
-    first = made(ask(RequestHead("GET", b"/", {})))
-    return first, made(ask(RequestHead("GET", b"/", {"if-none-match": first.headers["ETag"]})))
 
 
 def body(response: Response) -> bytes:

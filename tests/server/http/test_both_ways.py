@@ -12,6 +12,7 @@ from http.client import HTTPConnection
 import pytest
 import uvicorn
 
+from corpus_server.answers.tokens import BatchesQuery
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.settings import Settings
 from corpus_server.web.app import create_app
@@ -21,6 +22,14 @@ from tests.serving import Answer, RunningServer, ask
 
 SPELLED = "corpus=web&seq_len=16&batch_size=12"
 MIXED = "corpus=mixed&seq_len=32&batch_size=8&order=sequential&seed=3"
+VALUES = {
+    name: schema.get("enum") or [schema["minimum"], schema["maximum"]]
+    for name, field in BatchesQuery.model_json_schema()["properties"].items()
+    for schema in field.get("anyOf", [field])
+    if "enum" in schema or "minimum" in schema
+}
+"""Choices, or the least and the largest number, that each parameter accepts."""
+
 QUERIES = [
     f"{SPELLED}&step=5",
     f"{SPELLED}&step=5&count=7",
@@ -29,9 +38,12 @@ QUERIES = [
     f"{SPELLED}&step=5&stride=17&seed=18446744073709551615",
     f"{MIXED}&step=11",
     f"{SPELLED}&step=1099511627776",
-    *(f"{SPELLED}&step=5&format={chosen}" for chosen in ("raw", "npy", "json", "text", "xml")),
-    *(f"{SPELLED}&step=5&format=raw&checksum={place}" for place in ("true", "tail", "false", "no")),
+    *(f"{SPELLED}&step=5&{name}={value}" for name, values in VALUES.items() for value in values),
+    f"{SPELLED}&step=5&format=raw&checksum=tail",
     f"{SPELLED}&step=5&format=npy&checksum=tail",
+    *(f"{SPELLED}&step=5&with=sources&format={chosen}" for chosen in ("raw", "npy", "json", "text")),
+    f"{SPELLED}&step=5&count=3&with=sources&format=raw&checksum=tail",
+    f"{SPELLED}&step=5&with=",
     "corpus=words&seq_len=16&batch_size=4&step=5&format=text",
     "corpus=text&seq_len=16&batch_size=4&step=5&format=text",
     "plan={plan}&step=5",

@@ -6,7 +6,6 @@ import asyncio
 import resource
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from corpus_server.http import connection as connection_module
 from corpus_server.http.connection import Connection
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
-from tests.raw_http import Ended, RawConnection, check_raw_problem, get
+from tests.raw_http import RawConnection, check_raw_problem, get
 from tests.server.answers.world import with_certificate
 from tests.serving import RunningServer
 
@@ -161,38 +160,6 @@ def test_a_page_of_another_site_cannot_post_a_plan(server: RunningServer, lines:
             assert answer.status == status
             if status == 403:
                 check_raw_problem(answer, 403, "forbidden")
-
-
-def test_every_request_that_was_sent_before_the_end_is_answered(corpus: Path, tmp_path: Path) -> None:
-    """SIGTERM while clients connect and ask: whoever has connected and sent a request gets a response."""
-    failures: list[str] = []
-    statuses: set[int] = set()
-    with RunningServer({"a": corpus}, tmp_path) as running:
-        end = threading.Event()
-
-        def ask() -> None:
-            while not end.is_set():
-                try:
-                    connection = RawConnection(running)
-                except ConnectionRefusedError:
-                    return
-                with connection:
-                    try:
-                        connection.send(get("/healthz"))
-                        statuses.add(connection.read().status)
-                    except (Ended, ConnectionError) as error:
-                        failures.append(repr(error))
-
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.3)
-        running.stop()
-        end.set()
-        for thread in threads:
-            thread.join(20)
-    assert statuses <= {200, 503}
-    assert failures == []
 
 
 @pytest.mark.parametrize("place", ["parsing", "admission", "making", "sending", "the application"])

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import xxhash
 
 from corpus_server.read.reading import PIECE_BYTES
 from tests.conftest import ServedCorpus
-from tests.corpora import some_tokens, write_raw
 from tests.reference import batch, one_source
 from tests.serving import Answer, RunningServer, host_and_port
 
-NUM_TOKENS = 6_000_000
 SEND_TIMEOUT_SECONDS = 1.5
 MAX_ANSWERS = 3
 CONFIG = f"""
@@ -31,23 +26,6 @@ send_timeout_seconds = {SEND_TIMEOUT_SECONDS}
 """
 LARGE = {"corpus": "big", "seq_len": 1024, "batch_size": 64, "seed": 3, "step": 10, "count": 150}
 LARGE_TARGET = "/v1/batches?" + "&".join(f"{name}={value}" for name, value in LARGE.items())
-
-
-@pytest.fixture(scope="module")
-def big(tmp_path_factory: pytest.TempPathFactory) -> ServedCorpus:
-    """12 MB in two shards; an answer of 150 steps is more than is ever gathered whole."""
-    folder = tmp_path_factory.mktemp("big")
-    shards = [some_tokens(NUM_TOKENS // 2, seed=seed) for seed in range(2)]
-    for number, tokens in enumerate(shards):
-        write_raw(folder / f"{number}.bin", tokens)
-    return ServedCorpus(folder, tuple(shards))
-
-
-@pytest.fixture(scope="module")
-def roomy(big: ServedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with the memory it usually has."""
-    with RunningServer({"big": big.path}, tmp_path_factory.mktemp("roomy")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -80,49 +58,9 @@ def test_a_large_range_is_the_files_joined(
     memory: str, big: ServedCorpus, request: pytest.FixtureRequest
 ) -> None:
     server: RunningServer = request.getfixturevalue(memory)
-    answer = server.get("/v1/corpora/big/tokens", start=1, count=NUM_TOKENS - 1, format="npy")
+    answer = server.get("/v1/corpora/big/tokens", start=1, count=big.tokens.size - 1, format="npy")
     assert answer.body[128:] == big.tokens[1:].tobytes()
     assert answer.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(answer.body).hexdigest()}"
-
-
-def test_a_reader_in_sips_gets_the_same_bytes(roomy: RunningServer) -> None:
-    """Threads and the loop send by turns, as the reader falls behind and catches up."""
-    expected = roomy.get("/v1/batches", **LARGE).body
-    others = [roomy.connect() for _ in range(3)]
-    responses = []
-    for connection in others:
-        connection.sock = socket.socket()
-        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-        connection.sock.connect(host_and_port(roomy.url))
-        connection.request("GET", LARGE_TARGET)
-        responses.append(connection.getresponse())
-    received = [bytearray() for _ in others]
-    while len(received[0]) < len(expected):
-        for response, body in zip(responses, received, strict=True):
-            body += response.read(100_000)
-    for connection in others:
-        connection.close()
-    assert all(bytes(body) == expected for body in received)
-
-
-def test_parallel_readers_of_different_steps_never_mix(tight: RunningServer, big: ServedCorpus) -> None:
-    """Two at a time."""
-    plan = one_source("big", 1024, 64, seed=3)
-    wrong: list[int] = []
-
-    def read(first: int) -> None:
-        for step in range(first, first + 8):
-            answer = tight.get("/v1/batches", **{**LARGE, "step": step, "count": 6})
-            expected = batch(plan, big.shards, step + 5)[0]
-            if answer.status != 200 or not (answer.array()[5] == expected).all():
-                wrong.append(step)
-
-    threads = [threading.Thread(target=read, args=(first,)) for first in (0, 1000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 @contextlib.contextmanager
@@ -199,30 +137,6 @@ def test_answers_above_the_limit_are_told_to_come_back(tight: RunningServer) -> 
     assert [tight.get("/v1/batches", **LARGE).status for _ in range(2 * MAX_ANSWERS)] == [200] * 6
 
 
-def test_ten_times_the_limit(tight: RunningServer) -> None:
-    """Catalogue row 21, without its times, which `scripts/bench overload` measures."""
-    process = psutil.Process(tight.worker_pid)
-    expected = small(tight).body
-    before = process.memory_full_info().uss
-    answers: list[Answer] = []
-
-    def ask() -> None:
-        answers.extend(small(tight) for _ in range(10))
-
-    threads = [threading.Thread(target=ask) for _ in range(10 * MAX_ANSWERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    served = [answer for answer in answers if answer.status == 200]
-    refused = [answer for answer in answers if answer.status != 200]
-    assert len(answers) == 10 * len(threads)
-    assert served
-    assert all(answer.body == expected for answer in served)
-    assert all((answer.status, answer.headers["Retry-After"]) == (503, "1") for answer in refused)
-    assert process.memory_full_info().uss - before < 50 * 2**20
-
-
 def test_json_and_text_answers_count_too(tight: RunningServer) -> None:
     """They cost the most memory and time of all."""
     with stalled_readers(tight, MAX_ANSWERS):
@@ -257,24 +171,3 @@ def test_an_answer_above_the_limit_of_the_server_is_refused(tmp_path: Path, big:
         assert (refused["type"], refused["received"]) == ("answer-too-large", 131_328)
         assert server.get("/v1/corpora/big/tokens", count=65_600).status == 200
         assert server.get("/v1/corpora/big/tokens", count=65_601).status == 422
-
-
-def test_an_answer_under_way_is_finished_before_the_server_ends(tmp_path: Path, big: ServedCorpus) -> None:
-    """Catalogue row 10, in part: SIGTERM while a body is being read."""
-    with RunningServer({"big": big.path}, tmp_path, workers=2) as server:
-        expected = server.get("/v1/batches", **LARGE).body
-        connection = server.connect()
-        connection.request("GET", LARGE_TARGET)
-        response = connection.getresponse()
-        stopping = threading.Thread(target=lambda: codes.append(server.stop()))
-        codes: list[int] = []
-        received = response.read(100_000)
-        stopping.start()
-        time.sleep(0.3)
-        with contextlib.suppress(http.client.IncompleteRead):
-            received += response.read()
-        connection.close()
-        stopping.join()
-    assert codes == [0]
-    assert np.frombuffer(received, "<u2").size == len(expected) // 2
-    assert received == expected

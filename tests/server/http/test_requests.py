@@ -64,43 +64,27 @@ SPELLINGS = {
     "leading-zeros": ("GET /v1/batches?plan={p}&{k}&step=000{s} HTTP/1.1", None),
     "fragment-with-a-step": ("GET /v1/batches?plan={p}&{k}&step={s}#&step=9 HTTP/1.1", 400),
     "step-in-the-fragment": ("GET /v1/batches?plan={p}&{k}&step=9#&step={s} HTTP/1.1", 400),
-    "empty-fragment": ("GET /v1/batches?plan={p}&{k}&step={s}# HTTP/1.1", 400),
     "fragment-in-the-path": ("GET /v1/batches#?plan={p}&{k}&step={s} HTTP/1.1", 400),
     "encoded-hash": ("GET /v1/batches?plan={p}&{k}&step={s}%23 HTTP/1.1", 422),
     "repeated": ("GET /v1/batches?plan={p}&{k}&step={s}&step=9 HTTP/1.1", None),
-    "repeated-before": ("GET /v1/batches?plan={p}&{k}&step=9&step={s} HTTP/1.1", None),
     "repeated-encoded": ("GET /v1/batches?plan={p}&{k}&step={s}&%73tep=9 HTTP/1.1", None),
-    "repeated-plan": ("GET /v1/batches?plan={p}&plan=" + "0" * 64 + "&{k}&step={s} HTTP/1.1", None),
-    "repeated-count": ("GET /v1/batches?plan={p}&{k}&count=2&step={s}&count=1 HTTP/1.1", None),
     "encoded-name": ("GET /v1/batches?plan={p}&{k}&%73tep={s} HTTP/1.1", None),
-    "encoded-digit": ("GET /v1/batches?plan={p}&{k}&step=%3{s} HTTP/1.1", None),
     "encoded-ampersand": ("GET /v1/batches?plan={p}&{k}&step={s}%26count=2 HTTP/1.1", 422),
     "upper-case-name": ("GET /v1/batches?plan={p}&{k}&STEP={s} HTTP/1.1", 422),
     "plus-before": ("GET /v1/batches?plan={p}&{k}&step=+{s} HTTP/1.1", 422),
-    "plus-behind": ("GET /v1/batches?plan={p}&{k}&step={s}+ HTTP/1.1", 422),
-    "encoded-space": ("GET /v1/batches?plan={p}&{k}&step={s}%20 HTTP/1.1", 422),
     "semicolon": ("GET /v1/batches?plan={p}&{k}&step={s};count=2 HTTP/1.1", 422),
     "second-question-mark": ("GET /v1/batches?plan={p}&{k}&step={s}?count=2 HTTP/1.1", 422),
     "empty-parameter": ("GET /v1/batches?plan={p}&&{k}&step={s}& HTTP/1.1", None),
     "nameless": ("GET /v1/batches?plan={p}&{k}&step={s}&=2 HTTP/1.1", None),
     "without-a-value": ("GET /v1/batches?plan={p}&{k}&step={s}&count HTTP/1.1", None),
     "unknown": ("GET /v1/batches?plan={p}&{k}&step={s}&x=1 HTTP/1.1", 422),
-    "slash-behind": ("GET /v1/batches/?plan={p}&{k}&step={s} HTTP/1.1", None),
-    "two-slashes": ("GET //v1/batches?plan={p}&{k}&step={s} HTTP/1.1", None),
-    "dots": ("GET /v1/x/../batches?plan={p}&{k}&step={s} HTTP/1.1", None),
     "encoded-path": ("GET /v1/b%61tches?plan={p}&{k}&step={s} HTTP/1.1", None),
     "upper-case-path": ("GET /V1/batches?plan={p}&{k}&step={s} HTTP/1.1", 404),
     "absolute": ("GET http://x/v1/batches?plan={p}&{k}&step={s} HTTP/1.1", None),
     "lower-case-method": ("get /v1/batches?plan={p}&{k}&step={s} HTTP/1.1", None),
-    "two-spaces": ("GET  /v1/batches?plan={p}&{k}&step={s} HTTP/1.1", None),
-    "space-behind": ("GET /v1/batches?plan={p}&{k}&step={s} HTTP/1.1 ", None),
     "space-in-the-target": ("GET /v1/batches?plan={p}&{k}&step={s} &count=2 HTTP/1.1", 400),
     "tab-for-space": ("GET\t/v1/batches?plan={p}&{k}&step={s}\tHTTP/1.1", None),
-    "tab-in-the-target": ("GET /v1/batches?plan={p}&{k}&step={s}\t HTTP/1.1", None),
     "nul-in-the-target": ("GET /v1/batches?plan={p}&{k}&step={s}\0 HTTP/1.1", None),
-    "beyond-ascii": ("GET /v1/batches?plan={p}&{k}&step={s}\xe9 HTTP/1.1", None),
-    "version-1.2": ("GET /v1/batches?plan={p}&{k}&step={s} HTTP/1.2", None),
-    "lower-case-version": ("GET /v1/batches?plan={p}&{k}&step={s} http/1.1", None),
 }
 """Request line and status; None: any status, but the same every time."""
 
@@ -112,7 +96,7 @@ def test_no_spelling_gets_another_meaning_the_second_time(
     """Catalogue row 30: what was remembered of a request never reads it differently than the parser."""
     line, status = SPELLINGS[spelling]
     found: dict[int, set[tuple[int, str | None, bytes]]] = {3: set(), 7: set()}
-    for step in (3, 7, 3, 7, 7, 3):
+    for step in (3, 7, 3):
         request = f"{line.format(p=plan_id, k=KNOWN, s=step)}\r\nHost: x\r\n\r\n".encode("latin-1")
         answer = ask(server, request)
         if answer.status == 200:
@@ -143,16 +127,6 @@ def target(request: pytest.FixtureRequest, server: RunningServer, plan_id: str) 
     return f"/v1/batches?plan={plan_id}&{KNOWN}&step=11"
 
 
-@pytest.mark.parametrize("hosts", [[], ["Host: x", "Host: x"], ["Host: x", "Host: y"]], ids=len)
-def test_exactly_one_host_is_required(server: RunningServer, target: str, hosts: list[str]) -> None:
-    """RFC 9112, 3.2."""
-    for _ in range(2):
-        with RawConnection(server) as connection:
-            connection.send(get(target, *hosts, host=False))
-            check_raw_problem(connection.read(), 400)
-            assert connection.ended()
-
-
 @pytest.mark.parametrize("host", ["x", "", "127.0.0.1:8000", "[::1]:1"])
 def test_any_single_host_will_do(server: RunningServer, target: str, host: str) -> None:
     assert ask(server, get(target, f"Host: {host}", host=False)).status == 200
@@ -173,26 +147,15 @@ def test_http_1_0_needs_no_host_and_closes(server: RunningServer, target: str, l
 
 NO_HTTP = {
     "a-word": b"NONSENSE\r\n\r\n",
-    "no-version": b"GET /healthz\r\n\r\n",
-    "version-9": b"GET /v1/batches?step=1 HTTP/9.1\r\nHost: x\r\n\r\n",
     "zeros": b"\0\0\0\0\r\n\r\n",
     "tls": bytes.fromhex("16030100a5010000a10303") + b"\r\n\r\n",
     "no-colon": b"GET /healthz HTTP/1.1\r\nHost: x\r\nNo colon\r\n\r\n",
-    "space-before-colon": b"GET /healthz HTTP/1.1\r\nHost: x\r\nName : x\r\n\r\n",
-    "nul-in-a-value": b"GET /healthz HTTP/1.1\r\nHost: x\r\nName: a\0b\r\n\r\n",
-    "length-of-letters": b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nContent-Length: abc\r\n\r\n",
+    "two-hosts": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n",
     "length-below-zero": b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-    "two-lengths": b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-    "batches-two-lengths": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
-    b"Content-Length: 3\r\n\r\n{}",
-    "two-kinds-of-length": b"POST /v1/plans HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
-    b"Content-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-    "batches-two-kinds-of-length": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
+    "two-kinds-of-length": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "two-authorizations": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\r\n"
-    b"Authorization: Bearer b\r\n\r\n",
-    "batches-no-colon": b"GET /v1/batches?step=1 HTTP/1.1\r\nHost: x\r\nNo colon\r\n\r\n",
 }
+"""Of each kind one; `BAD_HEADS` of test_message.py are more."""
 
 
 @pytest.mark.parametrize("before", [[], ["/v1/corpora/a"]], ids=["first", "behind-the-application"])
@@ -216,15 +179,6 @@ def test_what_is_no_http_is_refused_by_a_problem_document(
 @pytest.mark.parametrize("path", ["/v1/corpora/", "/v1/batches?plan="])
 def test_a_url_of_any_length_gets_414(server: RunningServer, path: str, num_bytes: int) -> None:
     check_raw_problem(ask(server, get(path + "a" * num_bytes)), 414, "url-too-long")
-
-
-@pytest.mark.parametrize("num_lines", [1, 100])
-@pytest.mark.parametrize("num_bytes", [70_000, 2**20])
-def test_a_head_above_64_kib_gets_431(
-    server: RunningServer, target: str, num_bytes: int, num_lines: int
-) -> None:
-    lines = [f"X-{k}: {'a' * (num_bytes // num_lines)}" for k in range(num_lines)]
-    check_raw_problem(ask(server, get(target, *lines)), 431, "head-too-large")
 
 
 @pytest.mark.parametrize("lines", [b"\r\n", b"\r\n" * 50], ids=len)
@@ -264,10 +218,8 @@ def test_a_head_that_has_as_many_bytes_as_it_may_and_no_end_gets_431(server: Run
 
 BROKEN_CHUNKS = [
     b"ZZ\r\n{}\r\n0\r\n\r\n",
-    b"-2\r\n{}\r\n",
     b"2\r\n{}NO\r\n",
     b"f" * 40 + b"\r\n{}",
-    b"\0\0\r\n\r\n",
 ]
 
 

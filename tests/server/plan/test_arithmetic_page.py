@@ -20,6 +20,8 @@ import pytest
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.mixture import quantise
+from corpus_server.plan.packing import Packing, build
+from corpus_server.plan.packing.spread import Class, merge, spread
 from corpus_server.plan.permutation import invert, mix64, permute, round_keys, stream_key, uniform
 from tests import second
 from tests.plans import PLAIN_ORDERS
@@ -97,8 +99,36 @@ def test_slots(vector: dict[str, Any]) -> None:
     assert numbers(permute(u64(vector["offsets"]), 65536, keys)) == vector["result"]
 
 
+@pytest.mark.parametrize("vector", VECTORS["classes"])
+def test_classes(vector: dict[str, Any]) -> None:
+    assert [list(each) for each in merge(vector["lengths"])] == vector["result"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["patterns"])
+def test_patterns(vector: dict[str, Any]) -> None:
+    classes = [Class(*each) for each in vector["classes"]]
+    found = spread(classes, vector["row_tokens"])
+    assert [[list(each.classes), each.rows] for each in found] == vector["result"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["rows"], ids=lambda vector: vector["seq_len"])
+def test_rows_of_documents(vector: dict[str, Any]) -> None:
+    lengths = np.array([length for shard in vector["shards"] for length in shard], dtype=np.int64)
+    starts, shard_ends = lengths.cumsum() - lengths, np.cumsum([sum(shard) for shard in vector["shards"]])
+    seq_len, block_documents = vector["seq_len"], vector["block_documents"]
+    table = build(starts, lengths, shard_ends, seq_len=seq_len, block_documents=block_documents)
+    packing = Packing(table, seq_len=seq_len, key=int(vector["key"]))
+    assert [packing.num_rows, packing.num_classes] == [vector["num_rows"], vector["num_classes"]]
+    for row in vector["result"]:
+        slots, _ = packing.slots(u64([row["row"]]), u64([row["epoch"]]))
+        pieces = packing.pieces_at(slots, u64([row["epoch"]]))
+        found = np.stack((packing.documents(pieces), *packing.tokens(pieces)), axis=1)
+        assert found.tolist() == row["pieces"], row
+
+
 def test_the_page_has_vectors_of_every_part() -> None:
-    assert set(VECTORS) == {"mix", "key", "round_keys", "permute", "draw", "units", "slots"}
+    parts = {"mix", "key", "round_keys", "permute", "draw", "units", "slots", "classes", "patterns", "rows"}
+    assert set(VECTORS) == parts
 
 
 @pytest.mark.parametrize("order", PLAIN_ORDERS)

@@ -103,10 +103,8 @@ def test_a_version_that_is_not_known_is_refused_by_name(version: object) -> None
 BOUNDS = {"block_windows": 16384, "group_blocks": 64}
 STAGE = {"global_batch_size": 1, "mixture": {"web": 1}}
 MISTAKES: list[tuple[str, object, str, str]] = [
-    ("seq-len-float", {"seq_len": 8.0}, "seq_len", "got 8.0"),
     ("seq-len-true", {"seq_len": True}, "seq_len", "got True"),
     ("seq-len-text", {"seq_len": "8"}, "seq_len", "got '8'"),
-    ("seq-len-null", {"seq_len": None}, "seq_len", "got None"),
     ("stride-random", {"order": "random", "stride": 2}, "stride", "stride must be 1"),
     ("order", {"order": "Shuffle"}, "order", "one of shuffle, "),
     ("order-list", {"order": ["shuffle"]}, "order", "one of"),
@@ -138,22 +136,16 @@ MISTAKES: list[tuple[str, object, str, str]] = [
         (f"skip-steps-{name}", {"skip_steps": wrong}, "skip_steps", message)
         for name, wrong, message in (
             ("number", 3, "list of .start, stop. pairs, got 3"),
-            ("object", {"0": 1}, "list of"),
             ("flat", [0, 1], "got 0"),
             ("reversed", [[0, 1], [9, 5]], r"0 <= start < stop <= 1099511627776, got \[9, 5\]"),
-            ("empty-range", [[5, 5]], r"got \[5, 5\]"),
             ("negative", [[-1, 5]], r"got \[-1, 5\]"),
-            ("triple", [[0, 1], [1, 2, 3]], r"got \[1, 2, 3\]"),
             ("float", [[0, 1.5]], r"got \[0, 1.5\]"),
             ("boolean", [[False, 5]], r"got \[False, 5\]"),
-            ("text", [["0", "5"]], r"got \['0', '5'\]"),
-            ("huge", [[0, 2**64]], r"got \[0, 18446744073709551616\]"),
             ("beyond", [[0, 2**40 + 1]], r"got \[0, 1099511627777\]"),
         )
     ),
     ("stages-none", {"stages": []}, "stages", r"with from_step 0 first, and then larger ones, got \[\]"),
     ("stages-late", {"stages": [{**STAGE, "from_step": 5}]}, "stages", r"from_step 0.*got \[5\]"),
-    ("stages-same", {"stages": [STAGE, {**STAGE, "from_step": 0}]}, "stages", r"got \[0, 0\]"),
     *(
         (f"stages-{name}", {"stages": [STAGE, *({**STAGE, "from_step": k} for k in starts)]}, "stages", "got")
         for name, starts in (("unsorted", (9, 5)), ("duplicate", (5, 5)))
@@ -183,7 +175,6 @@ MISTAKES: list[tuple[str, object, str, str]] = [
         "a multiple of 4, the rows of 256 tokens that make one window of 1024, got 510",
     ),
     ("stages-object", {"stages": {"a": 1}}, "stages", "list of objects"),
-    ("stages-text", {"stages": "abc"}, "stages", "list of objects"),
     ("stage-text", {"stages": [STAGE, "abc"]}, "stages[1]", "must be a JSON object"),
     ("batch-none", {"stages": [{"mixture": {"web": 1}}]}, "global_batch_size", "lacks global_batch_size"),
     ("mixture-empty", {"stages": [{**STAGE, "mixture": {}}]}, "stages[0].mixture", "1 to 1024 corpus names"),
@@ -221,7 +212,6 @@ MISTAKES: list[tuple[str, object, str, str]] = [
             ("stranger", {"wbe": [[0, 1]]}, "stages[1].exclude", r"names \['wbe'\], which no mixture"),
             ("reversed", {"web": [[0, 1], [9, 5]]}, "stages[1].exclude.web", r"got \[9, 5\]"),
             ("negative", {"web": [[-5, 5]]}, "stages[1].exclude.web", r"got \[-5, 5\]"),
-            ("boolean", {"web": [[0, True]]}, "stages[1].exclude.web", r"got \[0, True\]"),
             ("pair", {"web": [5, 9]}, "stages[1].exclude.web", "got 5"),
         )
     ),
@@ -272,32 +262,6 @@ def test_an_integer_has_bounds(name: str, low: int, high: int, kind: Callable[..
         assert caught.value.detail == f"{name} must be {accepted}, got {value}"
         found = caught.value.parameter, caught.value.accepted, caught.value.received
         assert found == (name, accepted, value)
-
-
-def test_the_first_stages_are_named_where_they_are_out_of_order() -> None:
-    with pytest.raises(InvalidPlan) as caught:
-        make(stages=[{**STAGE, "from_step": k} for k in range(1, 30)])
-    assert caught.value.received == list(range(1, 21))
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"fingerprints": {"zoo": "x", "code": "x", "web": "x"}}, "fingerprints"),
-        (
-            {"stages": [STAGE, {**STAGE, "from_step": 1, "exclude": {"zoo": [[0, 1]], "code": [[0, 1]]}}]},
-            None,
-        ),
-    ],
-    ids=["fingerprints", "exclude"],
-)
-def test_what_no_mixture_uses_is_named(change: dict[str, Any], what: str | None) -> None:
-    what = what or "stages[1].exclude"
-    with pytest.raises(InvalidPlan) as caught:
-        make(**change)
-    assert caught.value.detail == f"{what} names ['code', 'zoo'], which no mixture of the plan uses"
-    found = caught.value.parameter, caught.value.received, caught.value.accepted
-    assert found == (what, ["code", "zoo"], "web")
 
 
 TWO = {"blend": ["web", "code"], "weights": [1, 3]}
@@ -378,20 +342,6 @@ def test_what_megatrons_order_cannot_carry_is_refused(
     with pytest.raises(InvalidPlan) as caught:
         make(**change)
     assert (caught.value.detail, caught.value.parameter) == (message, parameter)
-
-
-@pytest.mark.parametrize("document", [None, [], "plan", 3, True], ids=repr)
-def test_only_an_object_is_a_plan(document: object) -> None:
-    with pytest.raises(InvalidPlan, match="plan must be a JSON object"):
-        Plan.from_json(document)
-
-
-@pytest.mark.parametrize("missing", ["seq_len", "stages"])
-def test_what_is_required_is_named(missing: str) -> None:
-    document = one_source("web", 8, 4)
-    del document[missing]
-    with pytest.raises(InvalidPlan, match=f"plan lacks {missing}"):
-        Plan.from_json(document)
 
 
 def test_a_plan_does_not_follow_its_document() -> None:
@@ -498,23 +448,3 @@ def test_a_long_value_is_named_by_its_beginning() -> None:
         with pytest.raises(InvalidPlan) as caught:
             make(**change)
         assert len(caught.value.detail) < 1000
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("no JSON", "Expecting value: line 1 column 1 (char 0)"),
-        ('{"seq_len": NaN}', "NaN is not JSON"),
-        ('{"seq_len": 8, "seed": -Infinity}', "-Infinity is not JSON"),
-        ('{"seq_len": 8, "seq_len": 9}', "'seq_len' is given twice"),
-    ],
-)
-def test_what_is_not_json_is_refused(text: str, message: str) -> None:
-    with pytest.raises(InvalidPlan) as caught:
-        Plan.parse(text)
-    assert caught.value.detail == f"the body must be a plan document in JSON: {message}"
-
-
-def test_json_of_too_many_levels_is_refused() -> None:
-    with pytest.raises(InvalidPlan, match=r"^the body must be a plan document in JSON: maximum recursion"):
-        Plan.parse("[" * 100_000)

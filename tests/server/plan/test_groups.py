@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.plan import Plan, Sampler
+from tests import second
 from tests.arithmetic import chi_square_p_value
 from tests.plans import bounded
-from tests.reference import ReferencePlan, one_source
+from tests.reference import one_source
 
 sizes = {
     "num_windows": st.integers(1, 90),
@@ -84,11 +85,10 @@ def test_a_substitute_comes_from_the_group_of_the_window_that_it_replaces(
     plain = make(num_windows, block_windows, group_blocks, seed)
     denying = make(num_windows, block_windows, group_blocks, seed, exclude={"web": [[start, stop]]})
     before, after = epoch(plain, 1), epoch(denying, 1)
-    reference = ReferencePlan(plain.plan.to_json(), {"web": [num_windows + 1]}).sources["web"].groups
-    assert reference is not None
+    reference = second.Groups(num_windows, plain.plan.to_json()["order"]["shuffle"], seed, "web", 1)
     for position, (then, now) in enumerate(zip(before, after, strict=True)):
-        group, _ = reference.group_of(1, position)
-        windows = {window for block in reference.laid(1, group).blocks for window in block}
+        group = reference.group_at(position)
+        windows = {reference.laid(group, index) for index in range(reference.size(group))}
         denied = set(range(max(0, start - 1), stop))
         if then not in denied:
             assert now == then

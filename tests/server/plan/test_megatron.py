@@ -53,7 +53,7 @@ def build(made: Plan) -> Table:
 
 def sampler(made: Plan, table: Table | None = None) -> Sampler:
     tokens = {name: [sum(LENGTHS[name])] for name in made.sources}
-    return Sampler(made, tokens, table=table or build(made))
+    return Sampler(made, tokens, tables=[table or build(made)])
 
 
 @pytest.mark.parametrize(

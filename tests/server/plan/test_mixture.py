@@ -132,31 +132,6 @@ def test_weights_of_any_magnitude_are_quantised_exactly(weights: tuple[float, fl
         assert Plan.from_json(mixed(mixture).document).stages[0].units == units_of(mixture)
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_rows_are_counted_before_any_row(name: str) -> None:
-    """Against counting them one by one; and summed over many places, in slices."""
-    units = units_of(WEIGHTS[name])
-    mixture = Mixture(units, key=5)
-    sources, _ = mixture.place(np.arange(3 * BLOCK, dtype="uint64"))
-    places = [
-        0,
-        1,
-        2,
-        1000,
-        BLOCK // 2,
-        BLOCK // 2 + 1,
-        BLOCK - 1,
-        BLOCK,
-        BLOCK + 1,
-        3 * BLOCK - 1,
-        3 * BLOCK,
-    ]
-    expected = [np.bincount(sources[:place], minlength=len(units)).tolist() for place in places]
-    assert [mixture.count(np.array([place], dtype="uint64")).tolist() for place in places] == expected
-    together = mixture.count(np.array(20 * places, dtype="uint64"))
-    assert together.tolist() == (20 * np.sum(expected, axis=0)).tolist()
-
-
 @pytest.mark.parametrize("name", [*WEIGHTS, "alone"])
 def test_rows_are_found_again_by_source_and_number(name: str) -> None:
     """Over three blocks; and so is the block that this computes, which is none if there is one source."""

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan.named import require_complete
 from corpus_server.plan.orders import INLINE, ORDERS, BoundedShuffle, MegatronOrder, inline_order, order_kind
-from corpus_server.plan.orders.order import Arrangement, Order, check_order
+from corpus_server.plan.orders.order import Arrangement, Order
 from corpus_server.plan.orders.sequential import Sequential
 from tests.plans import PLAIN_ORDERS
 
@@ -148,6 +149,6 @@ def test_an_order_that_lacks_a_method_cannot_be_registered() -> None:
         arrangement = type("Forwards", (Arrangement,), {"windows": Sequential.arrangement.windows})
 
     with pytest.raises(TypeError, match=r"order Unfinished lacks working_set, sentence$"):
-        check_order(Unfinished)
+        require_complete("order", Unfinished)
     with pytest.raises(TypeError, match=r"order OneWay lacks arrangement\.offsets$"):
-        check_order(OneWay)
+        require_complete("order", OneWay)

@@ -198,7 +198,7 @@ def test_steps_per_epoch() -> None:
 
 
 def test_the_memory_of_a_plan_is_that_of_its_text_positions_and_ranges() -> None:
-    """What a stage excludes for all later ones is kept once; a range takes 32 bytes."""
+    """What a stage excludes for all later ones is kept once: 32 bytes a range, 56 a source that has some."""
     both = {"global_batch_size": 4, "mixture": {"web": 1, "code": 1}}
     stages = [
         {"global_batch_size": 4, "mixture": {"web": 1}},
@@ -210,7 +210,7 @@ def test_the_memory_of_a_plan_is_that_of_its_text_positions_and_ranges() -> None
     found = Sampler(plan, {"web": [101], "code": [101]})
     numbers = 2 * 4 + (1 + 2 + 2 + 2)  # a position of each source, an index of each that is used
     ranges = 2 + 2 + 1 + 2 + 3
-    assert found.num_bytes == len(plan.canonical_json) + 8 * numbers + 32 * ranges
+    assert found.num_bytes == len(plan.canonical_json) + 8 * numbers + 32 * ranges + 56 * (1 + 2)
 
 
 @pytest.mark.parametrize("order", [*PLAIN_ORDERS, bounded(3, 2)], ids=str)
@@ -221,7 +221,6 @@ def test_positions_and_tokens_of_windows_are_found_again(order: object) -> None:
         Plan.from_json({"seq_len": 4, "order": order, "stages": [stage]}), {"a": [30], "b": [25, 3, 46]}
     )
     windows = np.arange(found.rows.first_row[1], found.rows.first_row[2], dtype="uint64")
-    assert found.places(windows).tolist() == found.windows.locate(windows).tolist()
     if not found.plan.order.has_epochs:
         with pytest.raises(InvalidParameter) as caught:
             found.positions_of(1, windows, np.zeros(1, "uint64"))
@@ -232,6 +231,7 @@ def test_positions_and_tokens_of_windows_are_found_again(order: object) -> None:
     assert epochs.tolist() == [3] * windows.size + [4] * windows.size
     assert sorted(shown.tolist()) == sorted(2 * windows.tolist())
     assert (found.positions_of(1, shown, epochs) == positions).all()
+    assert found.pieces_at(1, positions)[0][:, :2].tolist() == found.windows.locate(shown).tolist()
     every = found.windows_at(np.ones(positions.size, dtype=np.intp), positions)
     assert (every[0] == shown).all()
     assert (every[1] == epochs).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -125,21 +124,6 @@ def test_world_size_is_checked_against_the_stage_of_the_step() -> None:
     assert sampler.locate(17, world_size=12).shape == (1, 1, 2)
     with pytest.raises(InvalidParameter, match="must divide global_batch_size 6, got 12"):
         sampler.locate(16, world_size=12)
-
-
-@pytest.mark.parametrize("world_sizes", [[1, 2, 4, 8], [8, 1, 4, 2, 8]])
-def test_any_sequence_of_world_sizes_gives_the_same_rows(world_sizes: list[int]) -> None:
-    """Two stages, ranks joined step by step, the world changing at every step."""
-    stages: list[dict[str, Any]] = [
-        {"from_step": 0, "global_batch_size": 16, "mixture": {"a": 1, "b": 2}},
-        {"from_step": 25, "global_batch_size": 24, "mixture": {"a": 2, "b": 1}},
-    ]
-    case = Case({"seq_len": 4, "stages": stages}, {"a": [401], "b": [799, 5]})
-    sampler = case.sampler()
-    for step in range(50):
-        size = world_sizes[step % len(world_sizes)]
-        joined = np.concatenate([sampler.locate(step, rank=r, world_size=size)[0] for r in range(size)])
-        assert (joined == sampler.locate(step)[0]).all()
 
 
 @settings(deadline=None)

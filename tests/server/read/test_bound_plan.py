@@ -63,6 +63,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
                 "steps_per_epoch": 80 / 6,
                 "fingerprint": fingerprints["a"],
                 "eot": 7,
+                "num_masks": 0,
                 "vocab_size": None,
                 "largest_id": largest["a"],
             },
@@ -71,6 +72,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
                 "steps_per_epoch": 20 / 4,
                 "fingerprint": fingerprints["b"],
                 "eot": None,
+                "num_masks": 0,
                 "vocab_size": None,
                 "largest_id": largest["b"],
             },
@@ -97,6 +99,8 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
         ],
         "num_steps": None,
         "dtype": "uint32",
+        "fills_ends": False,
+        "indices": "windows",
         "shards": [
             {**raw, "name": "0.bin", "file": "0.bin", "num_tokens": 501, "size_bytes": 1002},
             {**raw, "name": "1.bin", "file": "1.bin", "num_tokens": 301, "size_bytes": 602},
@@ -120,7 +124,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
 def test_a_bound_plan_holds_the_shards_of_its_sources_only(catalog: Catalog) -> None:
     bound = catalog.bind(plan_of(STAGES[1]))
     assert [(name, shard.name) for name, shard in bound.shards] == [("b", "b.npy")]
-    assert (list(bound.corpora), bound.staged, bound.dtype) == (["b"], (None,), np.dtype("uint32"))
+    assert (list(bound.corpora), bound.staged, bound.dtype) == (["b"], ([],), np.dtype("uint32"))
 
 
 def test_the_memory_of_a_plan_grows_with_its_stages(catalog: Catalog, bound: BoundPlan) -> None:

@@ -6,8 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +25,7 @@ from corpus_server.read import gather
 from corpus_server.read.gather import Gatherer, Selection, total
 from corpus_server.stores import StagedFile
 from tests.corpora import open_shard, some_tokens, write_llmc, write_npy, write_raw
-from tests.pages import drop, resident_of
+from tests.pages import drop
 from tests.serving import environment
 
 
@@ -113,11 +111,6 @@ def test_equals_slicing_over_any_list_of_shards(
     assert (selection.read(slice(first, first + num)) == expected[first : first + num]).all()
 
 
-def test_no_window_is_no_work(shards: list[Shard]) -> None:
-    tokens = Gatherer(shards).gather(np.empty((0, 2), np.int64), 5, UINT16)
-    assert (tokens.shape, tokens.dtype) == ((0, 5), UINT16)
-
-
 @pytest.mark.parametrize(
     ("shard", "start"),
     [(0, 4991), (0, -1), (0, 2**62), (1, 0), (8, 55), (7, -(2**62))],
@@ -194,8 +187,7 @@ with open_runs(path)[0] as shard:
     [(4096, 50_000), (0, 50_000), (99_000, 49_450), (99_000, 0)],
     ids=["gone-page", "empty-file", "tail-of-zeros", "window-still-there"],
 )
-@pytest.mark.parametrize("memory", ["warm", "cold"])
-@pytest.mark.parametrize("when", ["before", "during"])
+@pytest.mark.parametrize(("memory", "when"), [("warm", "before"), ("cold", "during")])
 def test_a_truncated_file_is_an_error_and_never_a_signal(
     tmp_path: Path, keep: int, start: int, memory: str, when: str
 ) -> None:
@@ -406,23 +398,6 @@ def test_what_is_resident_is_not_asked_for(cold: Shard, asked: list[tuple[list[i
         assert (asked, gatherer.cold) == ([], False)
 
 
-@pytest.mark.parametrize(("count", "num_looks"), [(1, 1), (31, 31), (32, 16), (47, 24), (48, 16), (50, 17)])
-def test_a_sample_of_the_windows_tells_whether_they_are_resident(
-    shards: list[Shard], count: int, num_looks: int
-) -> None:
-    """At most 31, evenly spread, of this part and of those behind it."""
-    looked: list[list[list[int]]] = []
-    gatherer = Gatherer(shards)
-    gatherer.are_resident = lambda at: not looked.append(at.tolist())  # type: ignore[method-assign]
-    gatherer.cold = True
-    locations = locate_any(shards, 64, count + 3, seed=count)
-    selection = gatherer.select(locations, 64, UINT32)
-    for first in (3, 2, 0):
-        selection.read(slice(first, first + 1))
-    assert looked == [locations[3 :: max(1, count // 16)].tolist()]
-    assert len(looked[0]) == num_looks
-
-
 @pytest.mark.parametrize("num_faults", [0, 1, 3])
 def test_a_fault_tells_that_the_disk_was_waited_for(
     shards: list[Shard], monkeypatch: pytest.MonkeyPatch, num_faults: int
@@ -435,59 +410,3 @@ def test_a_fault_tells_that_the_disk_was_waited_for(
     after = [total(name) for name in ("num_reads", "num_cold_reads", "num_faults")]
     assert (gatherer.cold, gatherer.num_faults) == (num_faults > 0, num_faults)
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, num_faults > 0, num_faults]
-
-
-def test_without_reading_ahead_nothing_is_asked_for(cold: Shard, asked: list[tuple[list[int], int]]) -> None:
-    gatherer = Gatherer([cold], reads_ahead=False)
-    for seed in range(3):
-        locations = scattered(20, seed=seed)
-        tokens = gatherer.gather(locations, 1000, UINT16)
-        assert (tokens == sliding_window_view(some_tokens(2_000_000), 1000)[locations[:, 1]]).all()
-    assert asked == []
-    assert gatherer.num_faults >= 3
-
-
-def test_reading_ahead_brings_the_windows_of_all_shards(tmp_path: Path) -> None:
-    """Of two types and alignments, each by its own addresses and its own size."""
-    wide = some_tokens(200_000, dtype="uint32", vocabulary=2**32)
-    paths = [
-        write_raw(tmp_path / "0.bin", some_tokens(400_000)),
-        write_npy(tmp_path / "1.npy", wide, dtype="uint32"),
-        write_odd_npy(tmp_path / "2.npy", some_tokens(400_000, seed=2)),
-    ]
-    with ExitStack() as opened:
-        shards = [opened.enter_context(open_shard(path)) for path in paths]
-        gatherer = Gatherer(shards)
-        locations = np.array([[0, 300_000], [1, 150_000], [2, 300_000], [0, 200_000]])
-        for path in paths:
-            drop(path)
-        assert not any(gatherer.are_resident(locations[k : k + 1]) for k in range(4))
-        for path in paths:
-            drop(path)
-        deadline = time.monotonic() + 20
-        while sum(resident_of(path).sum() for path in paths) < 2 + 3 + 2 + 2:
-            assert time.monotonic() < deadline
-            gatherer.read_ahead(locations, 2000)  # again: a kernel that is short of memory ignores hints
-            time.sleep(0.05)
-        assert gatherer.are_resident(locations)
-        last = locations + np.array([0, 1999])
-        assert gatherer.are_resident(last)
-
-
-def test_threads_may_share_it(shards: list[Shard]) -> None:
-    gatherer = Gatherer(shards)
-    wrong: list[int] = []
-
-    def work(seed: int) -> None:
-        for turn in range(20):
-            locations = locate_any(shards, 65, 64, seed * 1000 + turn)
-            out = gatherer.gather(locations, 65, UINT32)
-            if not (out == naive(shards, locations, 65, "uint32")).all():
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -47,37 +47,6 @@ def test_they_are_the_same_in_any_order(bound: BoundPlan, rows: range, count: in
         selection, first = reading.select(bound, step, rows, count)
         tokens = selection.read(slice(first, first + len(expected)))
         assert np.array_equal(tokens, bound.gatherer.gather(expected, 9, bound.dtype)), step
-
-
-@pytest.mark.parametrize(
-    ("rows", "asked", "located"),
-    [
-        (8, range(1, 17), [(1, 1), (0, 8), (8, 1), (8, 8), (16, 1)]),
-        # The block that was not used for the longest time makes room.
-        (1, (0, 1, 8, 9, 2, 16, 3, 10), [(0, 1), (0, 8), (8, 1), (8, 8), (16, 1), (10, 1)]),
-    ],
-    ids=["in a row", "two blocks are kept"],
-)
-def test_steps_around_one_that_was_asked_for_are_located_together(
-    bound: BoundPlan,
-    monkeypatch: pytest.MonkeyPatch,
-    rows: int,
-    asked: Iterable[int],
-    located: list[tuple[int, int]],
-) -> None:
-    found: list[tuple[int, int]] = []
-    locate_rows = bound.sampler.locate_rows
-
-    def counted(step: int, rows: range, *, count: int = 1) -> np.ndarray:
-        found.append((step, count))
-        return locate_rows(step, rows, count=count)
-
-    monkeypatch.setattr(bound.sampler, "locate_rows", counted)
-    monkeypatch.setattr(reading, "BLOCK_ROWS", 8 * rows)
-    monkeypatch.setattr(reading, "MAX_BLOCKS", 2)
-    for step in asked:
-        reading.select(bound, step, range(rows), 1)
-    assert found == located
 
 
 def check_selected(bound: BoundPlan, step: int, count: int, length: int) -> None:

@@ -81,23 +81,10 @@ def test_the_pages_of_the_ranges_come_in_and_no_others(calls: str, cold: np.ndar
     assert resident(cold).sum() == expected.sum()
 
 
-def test_a_range_of_many_pages_comes_in_whole(calls: str, cold: np.ndarray) -> None:
-    expected = np.zeros(NUM_PAGES, bool)
-    expected[100:121] = True
-    addresses = np.array([cold.ctypes.data + 100 * PAGE + 5], np.uint64)
-    read_ahead_until_resident(cold, addresses, 20 * PAGE, expected)
-    assert resident(cold).sum() == 21
-
-
 def test_the_last_byte_of_a_page_brings_no_second_one(calls: str, cold: np.ndarray) -> None:
     addresses = np.array([cold.ctypes.data + 8 * PAGE - 1], np.uint64)
     read_ahead_until_resident(cold, addresses, 1, np.arange(NUM_PAGES) == 7)
     assert resident(cold).sum() == 1
-
-
-def test_no_range_is_no_work(calls: str, cold: np.ndarray) -> None:
-    read_ahead(np.empty(0, np.uint64), 100)
-    assert not resident(cold).any()
 
 
 def test_a_range_that_is_gone_is_no_error(calls: str, tmp_path: Path) -> None:

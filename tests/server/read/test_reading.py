@@ -77,12 +77,12 @@ def test_windows_are_the_rows_of_a_rank_however_many_are_located_at_once(
     assert np.array_equal(whole(reading), expected)
     single = [reading.read(row, 1) for row in (35, 0, 13, 12, 11, 35)]
     assert np.array_equal(np.concatenate(single), expected.reshape(-1, LENGTH)[[35, 0, 13, 12, 11, 35]])
-    located = np.concatenate(list(reading.locations()))
     shards = corpora["mixed"].shards
-    assert [shards[s][a : a + LENGTH].tolist() for s, a in located.tolist()] == expected.reshape(
-        -1, LENGTH
-    ).tolist()
-    assert list(reading.pieces()) == [[[shard, start, LENGTH]] for shard, start in located.tolist()]
+    rows = []
+    for pieces, borders in reading.pieces():
+        assert borders.tolist() == list(range(len(pieces) + 1))
+        rows += [shards[shard][start : start + length].tolist() for shard, start, length in pieces.tolist()]
+    assert rows == expected.reshape(-1, LENGTH).tolist()
 
 
 def test_the_rows_that_were_located_last_are_kept(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_the_shards_of_the_rows_that_were_read_last_are_checked(
     reading = WindowReading(bound, step=0, count=4, rank=1, rows=ROWS)
     reading.check_unchanged()
     assert checked == []  # nothing was read
-    shards = np.concatenate(list(reading.locations()))[:, 0]
+    shards = np.concatenate([pieces[:, 0] for pieces, _ in reading.pieces()])
     different = []
     for row in range(4 * ROWS - 1):
         assert len(reading.read(row, 2)) == 2

@@ -17,12 +17,13 @@ import pytest
 from corpus_server.catalog import Catalog
 from corpus_server.errors import FingerprintMismatch
 from corpus_server.plan import MegatronOrder, Plan
+from corpus_server.plan.orders.megatron import Table
 from corpus_server.read import tables
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
 from tests.megatron import THREE, document, specs
 
-ARRAYS = MegatronOrder.table._fields
+ARRAYS = Table._fields
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def plan_of(bound: BoundPlan, seed: int = 0, **fields: object) -> Plan:
 def test_tables_that_fit_to_the_byte_are_kept_and_the_newest_always(
     bound: BoundPlan, tmp_path: Path, bytes_less: int, left: list[int]
 ) -> None:
-    folder = tmp_path / "state" / "megatron"  # made at need, with the folders above it
+    folder = tmp_path / "state" / "tables"  # made at need, with the folders above it
     kept, paths = Tables(folder), []
     for seed in range(2):
         kept.bind(plan_of(bound, seed), bound.corpora)
@@ -65,13 +66,15 @@ def test_tables_that_fit_to_the_byte_are_kept_and_the_newest_always(
 
 def test_a_table_is_used_again_and_noted_as_used(bound: BoundPlan, tmp_path: Path) -> None:
     kept = Tables(tmp_path)
-    plan, made = kept.bind(plan_of(bound), bound.corpora)
+    plan, (made,) = kept.bind(plan_of(bound), bound.corpora)
     (path,) = tmp_path.iterdir()
-    assert sorted(file.name for file in path.iterdir()) == sorted(f"{name}.npy" for name in ARRAYS)
+    assert sorted(file.name for file in path.iterdir()) == sorted(
+        [*(f"{name}.npy" for name in ARRAYS), "table.json"]
+    )
     files = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
     os.utime(path, (1, 1))
     same = replace(plan, fingerprints=dict(reversed(plan.fingerprints.items())))
-    again, mapped = kept.bind(same, bound.corpora)
+    again, (mapped,) = kept.bind(same, bound.corpora)
     assert again == plan
     assert path.stat().st_mtime > 1
     assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == files
@@ -111,7 +114,7 @@ def test_a_damaged_table_is_built_again(
     bound: BoundPlan, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
 ) -> None:
     kept = Tables(tmp_path)
-    _, made = kept.bind(plan_of(bound), bound.corpora)
+    _, (made,) = kept.bind(plan_of(bound), bound.corpora)
     (path,) = tmp_path.iterdir()
     damaged = path / f"{ARRAYS[-1]}.npy"
     damaged.unlink()
@@ -119,7 +122,7 @@ def test_a_damaged_table_is_built_again(
         damaged.mkdir()
     else:
         damaged.write_bytes(content)
-    _, again = kept.bind(plan_of(bound), bound.corpora)
+    _, (again,) = kept.bind(plan_of(bound), bound.corpora)
     assert f"a damaged table is built again: {path}: " in caplog.text
     assert damaged.is_file()
     for name, array in made._asdict().items():
@@ -139,7 +142,7 @@ def test_stages_and_skips_do_not_make_another_table(bound: BoundPlan, tmp_path: 
 def test_without_a_folder_each_is_built_in_memory(bound: BoundPlan) -> None:
     one, other = (Tables().bind(plan_of(bound), bound.corpora) for _ in range(2))
     assert one[0] == other[0]
-    assert one[1] is not other[1]
+    assert one[1][0] is not other[1][0]
 
 
 def test_other_documents_than_the_plans_are_refused(

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from corpus_server.errors import CorpusChanged, InvalidParameter
+from corpus_server.plan.rows import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Registry
 from corpus_server.stores import StagedFile
@@ -82,7 +83,8 @@ class FakePlan:
 
     def __init__(self, *shards: Shard) -> None:
         self.plan = SimpleNamespace(id=f"plan-{next(_numbers)}")
-        self.staged = shards
+        self.shards = shards
+        self.staged = [[shard] for shard in shards]
         self.sampler = self
         self.gatherer = SimpleNamespace(num_faults=0)
 
@@ -91,8 +93,8 @@ class FakePlan:
             raise InvalidParameter("the plan ends")
         return 1
 
-    def locate_rows(self, step: int, rows: range, *, count: int = 1) -> np.ndarray:
-        return np.array([[[number, 0]] for number in range(step, step + count)])
+    def pieces(self, step: int, rows: range, *, count: int = 1) -> Pieces:
+        return np.array([[number, 0, 1] for number in range(step, step + count)]), np.arange(count + 1)
 
     def ask(self, registry: Registry, step: int = 0) -> None:
         registry.note(as_bound(self), range(step, step + 1), rank=0, world_size=2)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
-from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import Shard
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import BoundedShuffle, Plan, Stage
@@ -26,28 +25,6 @@ from tests.serving import wait_until
 
 SEQ_LEN, ROWS = 64, 8
 ORDER = BoundedShuffle(block_windows=32, group_blocks=4)
-GROUP_STEPS = 32 * 4 // ROWS
-KEPT = 64  # requests
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    folder = tmp_path / "web"
-    folder.mkdir()
-    for number, num_tokens in enumerate((20_000, 300, 25_000)):
-        write_raw(folder / f"{number}.bin", some_tokens(num_tokens))
-    with Catalog.open([CorpusSpec(name="web", path=folder)]) as opened:
-        yield opened
-
-
-def bind(catalog: Catalog, seed: int = 0, order: BoundedShuffle = ORDER) -> BoundPlan:
-    stage = Stage(global_batch_size=ROWS, mixture={"web": 1.0})
-    return catalog.bind(Plan(seq_len=SEQ_LEN, seed=seed, order=order, stages=(stage,)))
-
-
-@pytest.fixture
-def bound(catalog: Catalog) -> BoundPlan:
-    return bind(catalog)
 
 
 class Disk:
@@ -57,9 +34,8 @@ class Disk:
         self.numbers = {id(shard): number for number, (_, shard) in enumerate(bound.shards)}
         self.read: list[Extent] = []
         self.dropped: list[Extent] = []
-        self.resident = False
         monkeypatch.setattr(bound.gatherer, "read_ahead", self.start_reading)
-        monkeypatch.setattr(bound.gatherer, "are_resident", lambda places: self.resident)
+        monkeypatch.setattr(bound.gatherer, "are_resident", lambda places: False)
         monkeypatch.setattr(Shard, "drop", lambda shard, *part: self.drop(shard, *part))
         monkeypatch.setattr(Shard, "release", lambda shard, *part: None)
 
@@ -72,41 +48,18 @@ class Disk:
     def drop(self, shard: Shard, start: int, stop: int) -> None:
         self.dropped.append((self.numbers[id(shard)], start, stop))
 
-    def take(self) -> tuple[list[Extent], list[Extent]]:
-        """Return what was read and dropped since the last call."""
-        taken, self.read, self.dropped = (self.read, self.dropped), [], []
-        return taken
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch, bound: BoundPlan) -> Disk:
-    return Disk(monkeypatch, bound)
-
 
 class Asker:
     """Sends requests for a plan and has all of its groups read."""
 
     def __init__(self, bound: BoundPlan) -> None:
         self.groups = Groups(bound)
-        self.now = 0.0
-        self.others: list[Corpus] = []
 
-    def request(self, *steps: int) -> None:
-        for step in steps:
-            assert self.groups.note(step, self.now)
-        self.groups.look(self.groups.take_steps(self.now), self.others)
+    def request(self, step: int) -> None:
+        assert self.groups.note(step, 0.0)
+        self.groups.look(self.groups.take_steps(0.0), [])
         while self.groups.read_chunk():
             pass
-        self.now += 1
-
-
-def group(bound: BoundPlan, number: int) -> list[Extent]:
-    return bound.sampler.group_extents(0, number)
-
-
-def test_the_group_of_a_request_is_read_and_the_next_one_block_by_block(bound: BoundPlan, disk: Disk) -> None:
-    Asker(bound).request(GROUP_STEPS * 2 + 3)
-    assert disk.take() == (group(bound, 2) + group(bound, 3), [])
 
 
 @contextmanager
@@ -138,70 +91,6 @@ def test_the_groups_of_all_sources_that_a_request_is_in_come_before_the_next_one
         assert sorted(disk.read[len(now) :]) == sorted(later)
 
 
-def test_a_group_is_dropped_once_requests_have_left_it_and_again_a_group_later(
-    bound: BoundPlan, disk: Disk
-) -> None:
-    """Late requests of other ranks still find the group in memory."""
-    asker = Asker(bound)
-    asker.request(0)
-    asker.request(GROUP_STEPS)
-    assert disk.take() == (group(bound, 0) + group(bound, 1) + group(bound, 2), [])
-    asker.request(*[GROUP_STEPS + 1] * (KEPT - 2))
-    asker.request(GROUP_STEPS - 1)
-    asker.request(*[GROUP_STEPS + 1] * (KEPT - 1))
-    assert disk.take() == ([], [])
-    asker.request(GROUP_STEPS + 1)
-    assert disk.take() == ([], group(bound, 0))
-    asker.request(2 * GROUP_STEPS)
-    asker.request(*[2 * GROUP_STEPS] * KEPT)
-    assert disk.take() == (group(bound, 3), group(bound, 0) + group(bound, 1))
-
-
-def test_after_a_jump_other_groups_are_read_and_the_old_ones_dropped(bound: BoundPlan, disk: Disk) -> None:
-    asker = Asker(bound)
-    asker.request(0)
-    disk.take()
-    asker.request(GROUP_STEPS * 100)
-    numbers = bound.sampler.group_numbers(GROUP_STEPS * 100)
-    read, dropped = disk.take()
-    assert read == group(bound, numbers[0]) + group(bound, numbers[0] + 1)
-    assert sorted(dropped) == sorted(group(bound, 0) + group(bound, 1))
-
-
-def test_a_group_that_was_left_is_dropped_while_the_next_one_is_read(bound: BoundPlan, disk: Disk) -> None:
-    """One block for each chunk: the disk is not idle while the whole group is dropped."""
-    asker = Asker(bound)
-    asker.request(0)
-    disk.take()
-    asker.groups.note(GROUP_STEPS * 100, asker.now)
-    asker.groups.look(asker.groups.take_steps(asker.now), [])
-    left = group(bound, 0) + group(bound, 1)
-    for number in range(1, 4):
-        assert asker.groups.read_chunk() > 0
-        assert len(disk.read) == number
-        assert disk.dropped == left[:number]
-    while asker.groups.read_chunk():
-        pass
-    assert disk.dropped == left
-
-
-def test_what_was_in_memory_before_is_neither_read_nor_dropped(bound: BoundPlan, disk: Disk) -> None:
-    asker = Asker(bound)
-    disk.resident = True
-    asker.request(0)
-    asker.request(GROUP_STEPS * 100)
-    assert disk.take() == ([], [])
-
-
-def test_after_a_jump_to_the_start_no_group_before_it_is_read(bound: BoundPlan, disk: Disk) -> None:
-    asker = Asker(bound)
-    for number in range(3):
-        asker.request(number * GROUP_STEPS)
-    disk.take()
-    asker.request(0)
-    assert disk.take() == (group(bound, 0), group(bound, 2) + group(bound, 3))
-
-
 @pytest.mark.parametrize("names", ["", "a", "b", "ab"])
 def test_dropping_all_leaves_the_corpora_of_other_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str
@@ -211,7 +100,7 @@ def test_dropping_all_leaves_the_corpora_of_other_plans(
         disk = Disk(monkeypatch, bound)
         asker = Asker(bound)
         asker.request(0)
-        read, _ = disk.take()
+        read = list(disk.read)
         for _ in range(2):
             asker.groups.drop_all([bound.corpora[name] for name in names])
         assert sorted(disk.dropped) == sorted(chunk for chunk in read if "ab"[chunk[0]] not in names)

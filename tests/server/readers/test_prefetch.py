@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
-from corpus_server.corpus.shards import Shard
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import BoundedShuffle, Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
@@ -108,6 +107,17 @@ def test_the_windows_of_the_next_steps_are_asked_for_and_no_others(bound: BoundP
     assert disk.num_bytes == len(expected) * (SEQ_LEN + 1) * 2
 
 
+def test_of_rows_of_pieces_each_piece_is_asked_for(tmp_path: Path) -> None:
+    with Catalog.open(specs(THREE, tmp_path)) as catalog, Disk(2**40) as disk:
+        bound = catalog.bind(Plan.from_json(document(THREE, 8)))
+        bound.gatherer.are_resident = lambda locations: False  # type: ignore[method-assign]
+        pieces, _ = bound.sampler.pieces(2, range(8), count=bound.sampler.num_steps - 2)
+        disk.ask(bound, 2)
+        wait_until(lambda: disk.num_bytes >= pieces[:, 2].sum() * 4)
+    assert (np.concatenate(disk.asked[bound]) == pieces[:, :2]).all()
+    assert disk.num_bytes == pieces[:, 2].sum() * 4
+
+
 @pytest.mark.parametrize(("rows", "num_looks"), [(32, 64), (33, 33), (512, 64), (1000, 63)])
 def test_what_is_resident_by_a_sample_is_not_asked_for(catalog: Catalog, rows: int, num_looks: int) -> None:
     """At most 64 windows of a turn, evenly spread, are looked at: a look is a system call."""
@@ -160,32 +170,6 @@ def test_what_groups_take_of_the_budget_others_do_not_get(
         wait_until(lambda: disk.steps_of(bound) > 2 * (1 + HORIZON))
 
 
-def test_what_groups_would_take_is_added_up_once_and_by_the_thread(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a plan over its budget; with 10,000 shards it takes ms, and requests wait for each other's notes."""
-    grouped, looked = bind(catalog, order=GROUPED), list[str]()
-    data_bytes = vars(Shard)["data_bytes"].fget
-
-    def look(shard: Shard) -> int:
-        looked.append(threading.current_thread().name)
-        return data_bytes(shard)
-
-    monkeypatch.setattr(Shard, "data_bytes", property(look))
-    with Disk() as disk:
-        for step in range(0, 2000, 20):
-            disk.ask(grouped, step)
-        wait_until(lambda: disk.steps_of(grouped) >= 1 + HORIZON)
-    assert looked == ["prefetch"]
-
-
-def test_rows_of_pieces_are_not_prefetched(tmp_path: Path) -> None:
-    with Catalog.open(specs(THREE, tmp_path)) as catalog, Disk(2**40) as disk:
-        disk.ask(catalog.bind(Plan.from_json(document(THREE))))
-        time.sleep(0.05)
-    assert disk.num_bytes == 0
-
-
 def test_without_a_budget_there_is_no_thread(bound: BoundPlan) -> None:
     before = num_threads()
     with Disk(0) as disk:
@@ -219,7 +203,7 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
 @pytest.mark.parametrize(
     ("layer", "where"),
     [
-        ("sampler", "locate"),
+        ("sampler", "pieces"),
         ("sampler", "group_extents"),
         ("gatherer", "are_resident"),
         ("gatherer", "read_ahead"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,16 +82,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield world
 
 
-def test_work_ahead_of_a_reader_begins_with_its_first_request_and_is_told_of_each(world: World) -> None:
-    for step, rank in ((7, 0), (9, 0), (7, 1)):
-        world.ask(step, rank=rank)
-    assert world.subscriber.take() == [
-        *[("begin", 1, 7), ("note", 1, 7), ("note", 1, 9)],
-        *[("begin", 2, 7), ("note", 2, 7)],
-    ]
-    assert world.registry.bounds() == {world.bound}
-
-
 @pytest.mark.parametrize("how", ["another rank asks", "nobody asks"])
 def test_it_ends_after_a_minute_of_silence_and_begins_anew(world: World, how: str) -> None:
     world.ask(7)
@@ -143,22 +132,6 @@ def test_nobody_is_told_of_a_quiet_request_until_a_gather_has_waited_for_the_dis
     assert world.subscriber.take() == [("begin", 1, 7), *[("note", 1, step) for step in (7, 7, 12, 9)]]
 
 
-def test_two_connections_of_a_new_rank_begin_one_reader(world: World) -> None:
-    begin, may_go_on = world.subscriber.begin, threading.Event()
-
-    def slow(*reader: Any) -> Ahead | None:
-        may_go_on.wait(0.05)
-        return begin(*reader)
-
-    world.subscriber.begin = slow  # type: ignore[method-assign]
-    threads = [threading.Thread(target=world.ask, args=(step,)) for step in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(world.subscriber.work) == 1
-
-
 def test_a_full_registry_gives_the_places_of_idle_readers_to_new_ones(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,24 +152,6 @@ def test_a_full_registry_gives_the_places_of_idle_readers_to_new_ones(
     assert ask(1, 2)  # takes the place of rank 1, which is silent
     assert set(world.ranks()) == {0, 2}
     assert not ask(1, 1)
-
-
-def test_of_many_ranks_the_page_shows_the_same_ones_whoever_asks_last_and_idle_ones_give_way(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_COUNTED", 2)
-
-    def ask(*ranks: int) -> set[int]:
-        for rank in ranks:
-            reader = world.ask(0, rank=rank)
-            assert reader is not None
-            reader.sent(1, making_seconds=0.0, sending_seconds=0.0)
-        return set(world.ranks())
-
-    assert [ask(3), ask(2), ask(1), ask(3), ask(2, 3)] == [{3}, {2, 3}, {1, 2}, {1, 2}, {1, 2}]
-    world.now += 61.0
-    assert ask(3) == {1, 3}
-    assert ask(2) == {2, 3}
 
 
 def test_what_the_page_shows_of_a_rank_is_the_step_asked_for_last_and_what_was_sent(world: World) -> None:

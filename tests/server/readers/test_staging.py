@@ -12,16 +12,13 @@ import pytest
 
 from corpus_server.errors import (
     CacheFull,
-    CacheTooSmall,
     CorpusChanged,
     CorpusServerError,
     NotStaged,
-    UnreadableCorpus,
 )
-from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Registry, Stager, staging
 from corpus_server.stores import Cache
-from tests.server.readers.fakes import FakePlan, Shard, as_bound, files
+from tests.server.readers.fakes import FakePlan, Shard, files
 from tests.serving import wait_until
 
 pytest.importorskip("obstore")
@@ -156,7 +153,7 @@ def test_requests_are_answered_while_planning_fails_which_is_logged_once(
         times.append(time.monotonic())
         raise failure("nothing is left")
 
-    locate_rows, broken.locate_rows = broken.locate_rows, fail  # type: ignore[method-assign,assignment]
+    pieces, broken.pieces = broken.pieces, fail  # type: ignore[method-assign,assignment]
     broken.ask(registry)
     wait_until(lambda: "nothing is left" in caplog.text)
     never = Shard("never")
@@ -166,10 +163,10 @@ def test_requests_are_answered_while_planning_fails_which_is_logged_once(
     assert want(stager, Shard("b")).result(5) is None
     never.may_go_on.set()
     assert len(times) == 1
-    broken.locate_rows = locate_rows  # type: ignore[method-assign]
+    broken.pieces = pieces  # type: ignore[method-assign]
     (rank,) = stager._planned._ranks
     rank.rests_until = 0.0
-    wait_until(lambda: broken.staged[0].num_fetched == 1)
+    wait_until(lambda: broken.shards[0].num_fetched == 1)
 
 
 def test_the_stagers_thread_survives_any_error_and_requests_do_not_wait_for_ever(
@@ -198,16 +195,6 @@ def test_a_request_for_shards_that_have_just_failed_is_told_why(stager: Stager) 
         with pytest.raises(CorpusChanged):
             want(stager, *wanted).result(20)
     assert [shard.num_fetched for shard in shards] == [1, 1]
-
-
-def test_each_failure_in_a_row_doubles_the_time_until_the_next_try(stager: Stager) -> None:
-    """Told to the stager as its threads do, because the times add up to two minutes."""
-    (file,), error = files(Shard()), CorpusChanged("a was replaced")
-    for seconds in (1, 2, 4, 8, 16, 30, 30):
-        began = time.monotonic()
-        stager._finished(file, error)
-        ended = time.monotonic()
-        assert began + seconds <= stager._failures[file].retry_at <= ended + seconds
 
 
 def test_what_requests_wait_for_comes_before_what_is_planned(stager: Stager, registry: Registry) -> None:
@@ -245,18 +232,6 @@ def test_what_is_planned_is_kept_written_out_and_fetched_again_if_it_was_removed
     wait_until(lambda: shard.num_fetched == 2)
 
 
-def test_a_shard_that_cannot_be_written_out_is_logged(
-    stager: Stager, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise UnreadableCorpus("too many open files")
-
-    shard = Shard()
-    monkeypatch.setattr(shard, "sync", fail)
-    assert want(stager, shard).result(20) is None
-    wait_until(lambda: "may not be on the disk" in caplog.text and "too many open files" in caplog.text)
-
-
 def test_what_nobody_reads_or_plans_for_is_unmapped(
     stager: Stager, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,23 +250,6 @@ def test_what_nobody_reads_or_plans_for_is_unmapped(
     real = time.monotonic
     monkeypatch.setattr(staging.time, "monotonic", lambda: real() + 61)  # the rank is silent
     wait_until(lambda: planned.num_detached and planned.num_released)
-
-
-def test_a_plan_that_fits_is_checked_once(stager: Stager, monkeypatch: pytest.MonkeyPatch) -> None:
-    fitting, large = as_bound(FakePlan()), as_bound(FakePlan())
-    checked: list[tuple[object, int]] = []
-
-    def check(bound: BoundPlan, limit_bytes: int) -> None:
-        checked.append((bound, limit_bytes))
-        if bound is large:
-            raise CacheTooSmall("too large")
-
-    monkeypatch.setattr(staging, "check_working_set", check)
-    for _ in range(3):
-        stager.check_order(fitting)
-        with pytest.raises(CacheTooSmall):
-            stager.check_order(large)
-    assert checked == [(fitting, 1000), *[(large, 1000)] * 3]
 
 
 def test_closing_ends_its_threads_and_the_requests_that_wait(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
-from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.windows import Windows
 from tests.corpora import some_tokens, write_raw
@@ -86,22 +85,6 @@ class Rank:
         return steps
 
 
-def test_a_new_reader_gets_its_own_windows_and_the_next_ones(bound: BoundPlan) -> None:
-    assert Rank(bound).asked(100, 3) == list(range(100, 103 + HORIZON))
-
-
-def test_the_next_requests_extend_it_half_a_share_at_a_time_without_asking_twice(bound: BoundPlan) -> None:
-    rank = Rank(bound)
-    steps, stretches = [], 0
-    for step in range(0, 60, 2):
-        asked = rank.asked(step, 2)
-        stretches += bool(asked)
-        steps += asked
-        assert step + 2 + HORIZON // 2 <= len(steps) <= step + 2 + HORIZON
-    assert steps == list(range(len(steps)))
-    assert stretches <= 60 / (HORIZON // 2)
-
-
 @pytest.mark.parametrize("to", [500, 112, 89, 0], ids=["far", "just beyond", "back", "to the start"])
 def test_after_a_jump_it_begins_anew(bound: BoundPlan, to: int) -> None:
     rank = Rank(bound)
@@ -114,19 +97,6 @@ def test_late_requests_of_other_connections_ask_for_nothing(bound: BoundPlan, to
     rank = Rank(bound)
     rank.asked(100)
     assert rank.asked(to) == []
-
-
-def test_a_share_below_one_step_is_nothing(bound: BoundPlan) -> None:
-    rank = Rank(bound, share_bytes=STEP_BYTES - 1)
-    assert [rank.asked(step) for step in range(5)] == [[]] * 5
-
-
-def test_a_warm_reader_is_left_alone_until_a_gather_waits(bound: BoundPlan) -> None:
-    rank = Rank(bound)
-    assert rank.asked(0, is_resident=True) == []
-    assert not any(rank.ask(step) for step in range(1, 40))
-    bound.gatherer.num_faults += 1
-    assert rank.asked(40) == list(range(40, 41 + HORIZON))
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1024), (4, 4096), (2, 1025)])
@@ -145,10 +115,6 @@ def test_a_rank_that_has_no_place_in_the_next_stage_ends_there(catalog: Catalog)
     assert rank.asked(15, 5) == list(range(15, 20))
     assert not rank.ask(16)
     assert rank.asked(40)[:3] == [40, 41, 42]
-
-
-def test_the_end_of_the_range_of_steps_is_no_error(bound: BoundPlan) -> None:
-    assert Rank(bound).asked(MAX_STEP - 2) == [MAX_STEP - 2, MAX_STEP - 1, MAX_STEP]
 
 
 @settings(max_examples=60)

@@ -43,7 +43,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 SHARD_TOKENS = {  # of rows of 10 tokens the shards have these windows:
     "a": (251, 31, 5, 61, 401, 11),  # 25, 3, 0, 6, 40, 1
     "b": (71, 151, 131),  # 7, 15, 13
-    "d": (5, 5, 21),  # 0, 0, 2
 }
 
 
@@ -54,7 +53,7 @@ def bound_as_staged(several: Catalog, order: Order | BoundedShuffle, *names: str
         Stage(from_step=step, global_batch_size=rows, mixture=mixture) for step, rows in ((0, 4), (9, 2))
     )
     plan = several.bind(Plan(seq_len=10, order=order, stages=stages))
-    plan.staged = tuple(shard.file for _, shard in plan.shards)
+    plan.staged = tuple([shard.file] for _, shard in plan.shards)
     return plan
 
 
@@ -108,17 +107,6 @@ def test_a_bounded_shuffle_needs_the_shards_of_two_groups(
             "or a larger --cache-bytes",
         ),
         (
-            "d",
-            "shuffle",
-            61,
-            62,
-            "the cache holds 61 bytes, and with order shuffle each step of 4 rows reads windows of up to 3 "
-            "of 3 shards at random, 62 bytes together: about 0 of them, 1 bytes, would have to be fetched "
-            "for every step",
-            'bounded shuffle, for example "order": {"shuffle": {"block_windows": 1, "group_blocks": 1}}, '
-            "or a larger --cache-bytes",
-        ),
-        (
             "ab",
             "shuffle",
             1000,
@@ -148,7 +136,7 @@ def test_a_bounded_shuffle_needs_the_shards_of_two_groups(
             "fewer group_blocks, block_windows of a shard's windows, or a larger --cache-bytes",
         ),
     ],
-    ids=["random", "short shards", "two corpora", "sequential", "bounded shuffle"],
+    ids=["random", "two corpora", "sequential", "bounded shuffle"],
 )
 def test_the_refusal_tells_the_arithmetic_and_the_way_out(
     several: Catalog,

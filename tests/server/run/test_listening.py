@@ -95,16 +95,6 @@ def test_a_socket_that_a_server_listens_on_is_refused_and_left_alone(
         assert server.get("/healthz").status == 200
 
 
-def test_the_configuration_file_names_a_socket_relative_to_itself(
-    corpora: dict[str, ServedCorpus], path: Path, tmp_path: Path
-) -> None:
-    config = path.with_name("corpus.toml")
-    config.write_text(f'server.uds = "corpus.sock"\ncorpora.web.path = "{corpora["web"].path}"\n')
-    settings = Settings.read(config)
-    assert (settings.uds, settings.tcp_address) == (path, None)
-    assert Settings.read(config, port=1).tcp_address == ("127.0.0.1", 1)
-
-
 @pytest.mark.parametrize(
     ("given", "address"),
     [

@@ -57,13 +57,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield site
 
 
-@pytest.mark.parametrize("mistake", ["port = " + "9" * 5000, "port = " + "[" * 3000], ids=["long", "deep"])
-def test_a_file_that_cannot_be_parsed_is_forgiven(site: Site, mistake: str) -> None:
-    site.reload(site.text({"web": "web.bin"}, mistake), "nothing was changed")
-    site.reload(site.text({"web": "web.bin", "code": "code.bin"}), "all workers were replaced")
-    assert site.corpora() == ["web", "code"]
-
-
 def test_a_corpus_is_added_and_another_removed_under_load(site: Site) -> None:
     """Plans of corpora that stay give the same bytes; no request fails, and no connection is lost."""
     plan = site.server.post_plan(PLAN).json()["id"]
@@ -102,6 +95,8 @@ def test_a_corpus_of_other_content_answers_old_plans_while_the_old_one_is_served
 
 MISTAKES: dict[str, tuple[str, str]] = {
     "toml": ("[server", "cannot read"),
+    "long": ("port = " + "9" * 5000, "cannot read"),
+    "deep": ("port = " + "[" * 3000, "cannot read"),
     "key": ("[server]\nprot = 1", "unknown prot"),
     "corpus": (Site.text({"web": "web.bin", "code": "none.bin"}), "none.bin"),
     "tokens": (Site.text({"web": "web.bin"}, "tokens = 'none.toml'"), "none.toml"),

@@ -98,17 +98,6 @@ def test_what_strangers_send_cannot_fill_the_log(corpora: dict[str, ServedCorpus
     assert {json.loads(line)["event"] for line in lines if "more requests" not in line} == {"request"}
 
 
-def test_all_requests_are_logged_where_that_is_asked_for(
-    corpora: dict[str, ServedCorpus], tmp_path: Path
-) -> None:
-    arguments = ["--log-format", "json", "--access-log", "all"]
-    with RunningServer({"web": corpora["web"].path}, tmp_path, arguments=arguments) as server:
-        server.get(f"{BATCH}5", headers={"X-Request-Id": "fine"})
-        server.wait_until_idle()
-        (line,) = [line for line in lines_of(server) if line.get("request_id") == "fine"]
-    assert (line["status"], line["via"], line["sent_bytes"]) == (200, "fast-path", 12 * 17 * 2 + 8)
-
-
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_name_cannot_forge_a_line_of_the_log(tmp_path: Path, form: str) -> None:
     """A shard whose name has line ends and escapes of a terminal changes, and the log says so."""

@@ -12,7 +12,7 @@ import pytest
 
 from corpus_server.user_files import MAX_BYTES
 from tests.corpora import some_tokens, write_raw
-from tests.serving import RunningServer, command, environment, wait_until
+from tests.serving import RunningServer, command, environment, run_here, wait_until
 
 
 def start(folder: Path, *arguments: str | Path, prelude: str = "") -> subprocess.CompletedProcess[str]:
@@ -131,7 +131,7 @@ def test_a_file_that_is_none_is_refused_at_once(folder: Path, option: str, kind:
     else:
         path.write_text(MISTAKES[kind])
     began = time.monotonic()
-    ended = start(folder, "web.bin", option, str(path))
+    ended = run_here("serve", folder / "web.bin", option, path, XDG_STATE_HOME=str(folder))
     check(ended, "cannot read " if option == "--config" else "cannot be read: ")
     assert str(path) in ended.stderr
     assert len(ended.stderr) < 1000

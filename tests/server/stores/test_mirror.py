@@ -43,23 +43,15 @@ def same(url: str, local: str, cache_dir: Path) -> None:
         assert there.corpus("web").describe() == here.corpus("web").describe()
 
 
-def test_a_folder_is_described_as_on_this_machine(tmp_path: Path, bucket: Bucket) -> None:
-    folder = write_all(tmp_path / "web")
-    (folder / "tokenizer.json").unlink()
-    (folder / "notes.txt").write_text("large")
-    url = bucket({f"deep/web/{name}": body for name, body in contents(folder).items()})
-    same(f"{url}/deep/web", str(folder), tmp_path / "cache")
-    same(f"{url}/deep/web/", str(folder), tmp_path / "cache")
-
-
-@pytest.mark.parametrize("what", ["a.bin", "b.npy", "*.bin", "?.npy"])
-def test_files_and_patterns_are_described_as_on_this_machine(
+@pytest.mark.parametrize("what", ["", "/", "/a.bin", "/*.bin", "/?.npy"])
+def test_folders_files_and_patterns_are_described_as_on_this_machine(
     tmp_path: Path, bucket: Bucket, what: str
 ) -> None:
     folder = write_all(tmp_path / "web")
     (folder / "tokenizer.json").unlink()
-    url = bucket({f"web/{name}": body for name, body in contents(folder).items()})
-    same(f"{url}/web/{what}", f"{folder}/{what}", tmp_path / "cache")
+    (folder / "notes.txt").write_text("large")
+    url = bucket({f"deep/web/{name}": body for name, body in contents(folder).items()})
+    same(f"{url}/deep/web{what}", f"{folder}{what}", tmp_path / "cache")
 
 
 def test_a_split_is_chosen_as_on_this_machine(tmp_path: Path, bucket: Bucket) -> None:
@@ -96,6 +88,25 @@ def test_what_lies_beside_a_shard_comes_along(tmp_path: Path, bucket: Bucket) ->
         (recorded,) = shard.file.recorded
         assert (recorded.data_offset, recorded.data_bytes) == (128, 2000)
         assert recorded.digests == (xxhash.xxh3_128_hexdigest(tokens.tobytes()),)
+
+
+@pytest.mark.parametrize("what", ["", "/token_ids_0.npy", "/b.bin", "/token*"])
+def test_loss_masks_come_with_their_shards(tmp_path: Path, bucket: Bucket, what: str) -> None:
+    folder = tmp_path / "web"
+    folder.mkdir()
+    write_raw(folder / "token_ids_0.npy", some_tokens(40_000))
+    (folder / "labels_mask_0.npy").write_bytes(bytes([1]) * 40_000)
+    write_raw(folder / "b.bin", some_tokens(1000))
+    np.save(folder / "b.bin.mask.npy", np.zeros(1000, bool))
+    record(CorpusSpec.parse(f"{folder}{what}"))
+    url = bucket({f"web/{name}": body for name, body in contents(folder).items()})
+    same(f"{url}/web{what}", f"{folder}{what}", tmp_path / "cache")
+    assert not any("mask" in name and body for name, body in contents(tmp_path / "cache").items())
+    with served(f"{url}/web{what}", tmp_path / "cache") as catalog:
+        for shard in catalog.corpus("web").shards:
+            assert shard.mask is not None
+            assert isinstance(shard.mask.file, StagedFile)
+            assert [each.data_bytes for each in shard.mask.file.recorded] == [shard.num_tokens]
 
 
 def test_opening_reads_both_ends_of_each_shard_and_no_more(tmp_path: Path) -> None:

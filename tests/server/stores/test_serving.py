@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import shutil
 import threading
 import time
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, Staging
+from corpus_server.corpus.index import index
 from tests import stores
-from tests.corpora import some_tokens
+from tests.corpora import some_tokens, spec
 from tests.serving import Answer, RunningServer, check_problem
 from tests.stores import Faults, WebServer
 
@@ -107,6 +109,28 @@ def test_batches_are_those_of_local_files(tmp_path: Path, bucket: Bucket) -> Non
     assert counted["corpus_staged_bytes_total"] >= counted["corpus_staged_shards_total"] * SHARD_BYTES
 
 
+def test_rows_of_documents_are_those_of_local_files(tmp_path: Path, bucket: Bucket) -> None:
+    """A row lies in one shard, so a cache of some shards is enough; full shuffle needs all of them."""
+    local = tmp_path / "local" / "web"
+    local.mkdir(parents=True)
+    for name, content in shards().items():
+        tokens = np.frombuffer(content, "<u2") % 100  # a document has about 100 tokens
+        (local.parent / name).write_bytes(np.append(tokens[:-1], np.uint16(0)).tobytes())
+    index(spec(local, eot=0))
+    url = bucket({f"web/{path.name}": path.read_bytes() for path in local.iterdir()})
+    with start(f"{url}/web", tmp_path / "a") as there, RunningServer({"web": local}, tmp_path) as here:
+        plans = []
+        for order in ("sequential", {"shuffle": {"block_windows": 200, "group_blocks": 1}}, "shuffle"):
+            asked = {**document(order), "rows": {"documents": {"block_documents": 1000}}}
+            plans.append(here.post_plan(asked).json()["id"])
+            assert there.post_plan(asked).json()["id"] == plans[-1]
+        for plan, step in itertools.product(plans[:2], (0, 1, 60, 61, 300)):
+            ours, theirs = (server.get("/v1/batches", plan=plan, step=step) for server in (there, here))
+            assert (ours.status, ours.body) == (200, theirs.body)
+        refused = there.get("/v1/batches", plan=plans[2], step=0)
+        assert "bounded shuffle, for example" in check_problem(refused, 422, "cache-too-small")["remedy"]
+
+
 def test_the_shards_of_the_next_steps_are_listed_and_staged(tmp_path: Path, bucket: Bucket) -> None:
     with start(f"{bucket(shards())}/web", tmp_path / "a") as server:
         plan = server.post_plan(document(rows=4)).json()["id"]
@@ -132,6 +156,37 @@ def test_the_shards_of_the_next_steps_are_listed_and_staged(tmp_path: Path, buck
             "invalid-parameter",
             parameter="count",
         )
+
+
+def test_a_loss_mask_is_staged_with_its_shard(tmp_path: Path, web: WebServer) -> None:
+    web.files["/web.bin.mask.npy"] = bytes(SHARD_TOKENS)
+    with start(f"{web.url}/web.bin", tmp_path / "a") as server:
+        answer = first_batch(server)
+        assert (answer.status, answer.body) == (200, expected(web))
+        copies = (tmp_path / "cache" / "shards").glob("*/tokens")
+        assert sorted(copy.stat().st_size for copy in copies) == [SHARD_TOKENS, SHARD_BYTES]
+
+
+def test_where_rows_lie_is_told_without_staging_and_their_masks_with_it(
+    tmp_path: Path, web: WebServer
+) -> None:
+    web.files["/web.bin.mask.npy"] = bytes([1, 0]) * (SHARD_TOKENS // 2)
+    rows = {
+        "corpus": "web",
+        "seq_len": 99,
+        "batch_size": 8,
+        "order": "sequential",
+        "step": 0,
+        "format": "raw",
+    }
+    with start(f"{web.url}/web.bin", tmp_path / "a") as server:
+        for names, beside, num_copies in (
+            ("sources", bytes(16), 0),
+            ("loss_mask", (bytes([1, 0] * 50) + bytes([0, 1] * 50)) * 4, 2),
+        ):
+            answer = server.get("/v1/indices", **rows, **{"with": names})
+            assert (answer.status, answer.body[128:]) == (200, beside)
+            assert len(list((tmp_path / "cache" / "shards").glob("*/tokens"))) == num_copies
 
 
 def test_full_shuffle_is_refused_with_the_arithmetic(tmp_path: Path, bucket: Bucket) -> None:

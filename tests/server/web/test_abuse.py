@@ -186,11 +186,6 @@ def test_odd_bytes_in_a_target_end_in_a_4xx(server: RunningServer, target: bytes
     assert server.worker_pids() == pids
 
 
-def test_a_long_url_is_refused(server: RunningServer) -> None:
-    check_problem(server.get("/v1/corpora/" + "a" * 9000), 414, "url-too-long")
-    check_problem(server.get("/v1/batches", **STEP, x="a" * 9000), 414, "url-too-long")
-
-
 def test_what_is_echoed_is_short(server: RunningServer) -> None:
     answer = server.get("/v1/batches", **{**STEP, "corpus": "x" * 100, "order": "y" * 5000})
     assert len(answer.body) < 1500

@@ -249,36 +249,6 @@ def test_neither_side_of_a_comparison_may_be_of_a_corpus_that_may_not_be_read(
         assert server.get(target, headers=tokens.header("all")).status == 200, target
 
 
-@pytest.mark.parametrize(
-    ("token", "allowed"),
-    [
-        ("web", set()),
-        ("planner", {"POST /v1/plans"}),
-        ("prometheus", {"GET /metrics", "GET /v1/live"}),
-        (
-            "all",
-            {
-                *("POST /v1/plans", "GET /metrics", "GET /v1/live"),
-                *("GET /v1/plans", "GET /docs", "GET /openapi.json"),
-            },
-        ),
-    ],
-)
-def test_scopes(server: RunningServer, tokens: Tokens, token: str, allowed: set[str]) -> None:
-    asked = {
-        "POST /v1/plans": post(server, plan("web"), tokens.header(token)),
-        **{
-            f"GET {path}": server.get(path, headers=tokens.header(token))
-            for path in ("/metrics", "/v1/live", "/v1/plans", "/docs", "/openapi.json")
-        },
-    }
-    assert {what for what, answer in asked.items() if answer.status == 200} == allowed
-    for what in asked.keys() - allowed:
-        check_problem(asked[what], 403, "forbidden")
-    if token == "prometheus":
-        check_problem(server.get("/v1/corpora", headers=tokens.header(token)), 403, "forbidden")
-
-
 @pytest.mark.parametrize("path", ["/v1/pl%61ns", "/v1/l%69ve", "/%6detrics", "/d%6Fcs"])
 def test_another_spelling_of_a_path_asks_for_the_same_scope(
     server: RunningServer, tokens: Tokens, path: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -75,24 +74,6 @@ def test_a_token_at_its_limit_is_told_when_to_come_back(
             assert small(server, tokens.header("free")).status == 200
             assert server.get("/v1/corpora", headers=tokens.header(name)).status == 200
         assert small(server, tokens.header(name)).status == 200
-
-
-def test_bytes_per_second_hold_on_average(limited: tuple[RunningServer, Tokens]) -> None:
-    server, tokens = limited
-    began = time.monotonic()
-    header, received, refused = tokens.header("rate"), 0, 0
-    while time.monotonic() < began + 3:
-        answer = server.get("/v1/batches", **{**BIG, "count": 2}, headers=header)  # 262 kB
-        if answer.status == 429:
-            check_problem(answer, 429, "too-many-requests")
-            assert int(answer.headers["Retry-After"]) >= 1
-            refused += 1
-            time.sleep(0.05)
-        else:
-            received += len(answer.body)
-    assert refused
-    assert received <= 1_000_000 * (time.monotonic() - began + 1) + 3 * 262_400
-    assert received >= 2_000_000  # and it is a limit, not a ban
 
 
 def test_a_token_keeps_so_many_plans(limited: tuple[RunningServer, Tokens]) -> None:

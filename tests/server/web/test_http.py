@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import closing
-
 import pytest
 
-from tests.serving import RunningServer, ask, host_and_port
+from tests.serving import RunningServer
 
 BATCH = "/v1/batches?corpus=web&seq_len=16&batch_size=12&step=5"
 RANGE = "/v1/corpora/text/tokens?start=1&count=50"
@@ -172,47 +169,3 @@ def test_without_a_checksum_the_same_bytes(server: RunningServer, target: str) -
     assert plain.headers["Corpus-Checksum"] is None
     assert summed.headers["Corpus-Checksum"] is not None
     assert plain.body == summed.body
-
-
-def test_requests_in_a_row_on_one_connection(server: RunningServer) -> None:
-    with closing(server.connect()) as connection:
-        first = ask(connection, BATCH)
-        assert ask(connection, BATCH + "&format=json").status == 200
-        assert ask(connection, BATCH, method="HEAD").body == b""
-        assert ask(connection, BATCH + "&stepp=1").status == 422
-        assert ask(connection, "/v1/plans", method="POST", body=b"{}").status == 422
-        assert ask(connection, BATCH).body == first.body
-
-
-def read_answers(connection: socket.socket, count: int) -> list[bytes]:
-    """Read the bodies of pipelined answers, cut by their Content-Length."""
-    received = b""
-    bodies = []
-    while len(bodies) < count:
-        head, separator, rest = received.partition(b"\r\n\r\n")
-        if separator:
-            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-            length = int(lengths[0].split(b":")[1])
-            if len(rest) >= length:
-                assert head.startswith(b"HTTP/1.1 200")
-                bodies.append(rest[:length])
-                received = rest[length:]
-                continue
-        part = connection.recv(65536)
-        assert part, "the server closed the connection"
-        received += part
-    assert received == b""
-    return bodies
-
-
-def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None:
-    """A client keeps several requests on the wire to save the wake-ups in between."""
-    targets = [
-        BATCH.replace("step=5", f"step={step}") + ("&format=npy" if step % 3 == 0 else "")
-        for step in range(40)
-    ]
-    expected = [server.get(target).body for target in targets]
-    with socket.create_connection(host_and_port(server.url), timeout=20) as connection:
-        wire = "".join(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n" for target in targets)
-        connection.sendall(wire.encode())
-        assert read_answers(connection, len(targets)) == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,49 +89,6 @@ def test_spans_are_cut_where_documents_end(served: RunningServer) -> None:
         found[span["document"]] = found.get(span["document"], b"") + bytes(span["tokens"])
         at += len(span["tokens"])
     assert [found[number] for number in range(1, 300)] == texts[1:]
-
-
-def test_tokens_without_tokenizer_and_documents_are_one_span_of_ids(served: RunningServer) -> None:
-    (span,) = served.get("/v1/corpora/ids/spans", start=100, count=50).json()["spans"]
-    assert (span["document"], span["text"], span["is_eot"]) == (None, None, False)
-    assert span["tokens"] == some_tokens(2_000_000)[100:150].tolist()
-
-
-def test_statistics_count_all_of_a_small_corpus_and_a_sample_of_a_large_one(served: RunningServer) -> None:
-    texts = documents()
-    counts = Counter(b"".join(texts))
-    answer = served.get("/v1/corpora/text/statistics").json()
-    assert answer["num_sampled_tokens"] == answer["num_tokens"] == sum(counts.values())
-    assert answer["num_distinct_tokens"] == len(counts)
-    assert {each["token"]: each["count"] for each in answer["top_tokens"]} == dict(counts.most_common(50))
-    ranked = sorted(counts.values(), reverse=True)
-    assert answer["counts_by_rank"] == [[k, ranked[k - 1]] for k in (1, 2, 4, 8, 16) if k <= len(ranked)]
-    lengths = sorted(map(len, texts))
-    described = answer["document_lengths"]
-    assert (described["num_sampled"], described["mean"]) == (300, pytest.approx(np.mean(lengths)))
-    assert (described["quantiles"]["0.0"], described["quantiles"]["1.0"]) == (lengths[0], lengths[-1])
-    for least, number in described["histogram"]:
-        assert number == sum(max(1, least) <= length < max(1, 2 * least) for length in lengths if least)
-
-    sampled = served.get("/v1/corpora/ids/statistics", seed=3)
-    answer = sampled.json()
-    assert answer["num_sampled_tokens"] == 64 * 4096
-    assert (answer["num_documents"], answer["document_lengths"]) == (None, None)
-    assert served.get("/v1/corpora/ids/statistics", seed=3).body == sampled.body
-    assert served.get("/v1/corpora/ids/statistics", seed=4).body != sampled.body
-
-
-@pytest.mark.parametrize("text", ["gamma", "d\u00e9lta beta", "\u202eturned", "<b>bold</b>"])
-def test_a_text_is_found_where_it_is(served: RunningServer, text: str) -> None:
-    whole = b"".join(documents())
-    answer = served.get("/v1/corpora/text/search", text=text, limit=100).json()
-    assert answer["num_searched_tokens"] == len(whole) or len(answer["found"]) == 100
-    places = [n for n in range(len(whole)) if whole.startswith(text.encode(), n)]
-    assert [each["token"] for each in answer["found"]] == places[:100]
-    for each in answer["found"]:
-        assert each["text"] == text
-        shown = served.get(f"/v1/corpora/text/documents/{each['document']}", format="json").json()
-        assert shown["start"] <= each["token"] < shown["stop"]
 
 
 def test_a_difference_is_said_by_field_and_by_row(served: RunningServer, plan_id: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.conftest import ServedCorpus
 from tests.reference import one_source
 from tests.serving import RunningServer
@@ -54,10 +52,3 @@ def test_the_list_of_plans_is_as_long_as_asked(server: RunningServer) -> None:
     plans = server.get("/v1/plans", limit=2).json()["plans"]
     assert len(plans) == 2
     assert set(plans[0]) == {"id", "plan", "seen_unix_seconds"}
-
-
-def test_plans_outlive_a_restart(corpora: Corpora, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with RunningServer({"web": corpora["web"].path}, tmp_path_factory.mktemp("s")) as single:
-        plan = single.post_plan(PLAN).json()
-        single.restart()
-        assert single.get(f"/v1/plans/{plan['id']}").json() == plan

@@ -76,20 +76,6 @@ def test_a_head_in_time_and_an_idle_connection_are_left_alone(strict: RunningSer
             assert connection.read().status == 200
 
 
-@pytest.mark.parametrize("rest", [b"\r\n", b"\r\n\r\n", b"\n"], ids=repr)
-def test_an_empty_line_between_requests_keeps_no_worker_busy(strict: RunningServer, rest: bytes) -> None:
-    """The failure was: two bytes after any request but one for tokens hung the worker for good."""
-    pid = strict.worker_pid
-    with RawConnection(strict) as connection:
-        connection.send(HEALTH)
-        assert connection.read().status == 200
-        connection.send(rest)
-        time.sleep(0.1)
-        connection.send(HEALTH)
-        assert connection.read().status == 200
-    assert strict.worker_pid == pid
-
-
 def test_a_body_that_does_not_come_is_given_up(strict: RunningServer) -> None:
     with RawConnection(strict) as slow:
         slow.send(get("/v1/plans", "Content-Length: 1000", method="POST"), b"{")

@@ -9,7 +9,7 @@ import pytest
 
 from corpus_server.corpus.index import index
 from corpus_server.errors import UnreadableCorpus
-from tests.corpora import discover, open_corpus, recognise, spec, write_npy, write_raw
+from tests.corpora import open_corpus, recognise, spec, write_npy, write_raw
 
 TOKENS = [5, 6, 2, 7, 2, 8]
 
@@ -30,7 +30,7 @@ def test_is_told_from_a_real_npy_file_by_its_content(tmp_path: Path) -> None:
 def test_documents_come_from_the_table_beside_it(tmp_path: Path) -> None:
     path = write(tmp_path, '0,3,"a, ""b""",s,1\r\n3,5,c,s,2\r\n5,5,d,s,3\r\n5,6,e,s,4\r\n')
     seen: list[tuple[int, int]] = []
-    done = index(spec(path), progress=lambda count, total: seen.append((count, total)))
+    done = index(spec(path), progress=lambda _, count, total, __: seen.append((count, total)))
     assert (done.num_documents, done.shards[0].action, done.found_nowhere) == (4, "written", False)
     assert (seen, done.shards[0].num_found) == ([(12, 12)], None)
     with open_corpus(path) as corpus:
@@ -56,15 +56,6 @@ def test_a_table_that_contradicts_the_tokens_is_refused(tmp_path: Path, rows: st
     with pytest.raises(UnreadableCorpus, match=rf"part-0\.csv\.gz: .*{message}"):
         index(spec(path))
     assert not path.with_name("part-0.npy.documents").exists()
-
-
-@pytest.mark.parametrize("name", ["label_mask.npy", "labels_mask_part_0000.npy", "x_label_mask.npy"])
-def test_a_loss_mask_is_no_shard(tmp_path: Path, name: str) -> None:
-    write_raw(tmp_path / "token_ids_part_0000.npy", TOKENS)
-    (tmp_path / name).write_bytes(bytes(6))
-    assert [layout.num_tokens for layout in discover(tmp_path)] == [6]
-    with pytest.raises(UnreadableCorpus, match="is a loss mask of OLMo, which is not served"):
-        recognise(tmp_path / name)
 
 
 def test_a_table_damaged_in_its_middle_is_one_clear_error(tmp_path: Path) -> None:

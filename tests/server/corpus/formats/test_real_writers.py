@@ -1,6 +1,6 @@
 """Files by the formats' own writers are read as their own readers read them.
 
-`scripts/format_fixtures` wrote real/CASE/ and real/expected.json, which names writers and versions.
+`format_fixtures` wrote real/CASE/ and real/expected.json, which names writers and versions.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ def test_every_case_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_tokens_and_documents_are_those_of_the_own_reader(name: str) -> None:
+def test_tokens_documents_and_masks_are_those_of_the_own_reader(name: str) -> None:
     case = EXPECTED[name]
     with opened(name) as corpus:
         assert corpus.dtype.name == case["dtype"]
         assert [token for shard in corpus.shards for token in shard.tokens.tolist()] == case["tokens"]
+        masks = [shard.mask.tokens.astype(int).tolist() for shard in corpus.shards if shard.mask]
+        assert masks == ([case["mask"]] if "mask" in case else [])
         assert ranges(corpus) == case.get("documents")
         problems = [shard.documents.find_problem() for shard in corpus.shards if shard.documents]
         assert not any(problems)

@@ -28,15 +28,17 @@ def look_up(
     return finish(look_up_slices(sampler, corpus, start, stop, epochs=epochs, limit=limit))
 
 
-def sighting(row: Row, first_shards: dict[str, int]) -> Sighting:
-    """What lookup says of a row of the reference."""
+def sighting(row: Row, case: Case, token: int) -> Sighting:
+    """What lookup says of a row of the reference that holds a token of a range, which begins at `token`."""
+    begins = sum(case.shard_tokens[row.source][: row.shard]) + row.start
     return Sighting(
         epoch=row.epoch,
         step=row.step,
         plan_step=row.plan_step,
         row=row.row,
-        shard=first_shards[row.source] + row.shard,
+        shard=case.reference().first_shard[row.source] + row.shard,
         start=row.start,
+        offset=max(0, token - begins),
         substitute=row.substitute,
     )
 
@@ -67,7 +69,7 @@ def test_lookup_finds_every_row_and_no_other(case: Case, data: st.DataObject) ->
     plan_steps = first_beyond(case, sampler, name, epochs)
     expected = reference.lookup(name, start, stop, epochs=epochs, plan_steps=plan_steps)
     found = look_up(sampler, name, start, stop, epochs=epochs)
-    assert found.rows == [sighting(row, reference.first_shard) for row in expected]
+    assert found.rows == [sighting(row, case, start) for row in expected]
     assert found.num_found == len(expected)
     limit = data.draw(st.integers(0, 5))
     first = look_up(sampler, name, start, stop, epochs=epochs, limit=limit)
@@ -84,7 +86,7 @@ def test_the_first_row_of_a_stage_is_found_once(seed: int) -> None:
     expected = reference.lookup("web", 0, 41, epochs=1, plan_steps=20)
     assert len(expected) == 20
     found = look_up(sampler, "web", 0, 41, epochs=1)
-    assert found.rows == [sighting(row, reference.first_shard) for row in expected]
+    assert found.rows == [sighting(row, case, 0) for row in expected]
 
 
 @pytest.mark.parametrize("number", range(NUM_PLANS))
@@ -119,7 +121,7 @@ def rows_found_again(case: Case, draw: random.Random, limit: int) -> int:
             first = sum(case.shard_tokens[expected.source][: shard - first_shards[expected.source]]) + start
             token = first + draw.randrange(reference.seq_len(step) + 1)
             found = look_up(sampler, expected.source, token, token + 1, epochs=expected.epoch + 1)
-            assert sighting(expected, first_shards) in found.rows, f"{expected}, token {token}, {told}"
+            assert sighting(expected, case, token) in found.rows, f"{expected}, token {token}, {told}"
             checked += 1
     return checked
 
@@ -132,7 +134,7 @@ def test_a_window_that_stands_in_for_thousands_is_found_in_every_row() -> None:
     reference, sampler = case.reference(), case.sampler()
     expected = reference.lookup("web", 39_999, 40_000, epochs=1, plan_steps=100)
     assert 4_990 <= len(expected) <= 5_010
-    assert look_up(sampler, "web", 39_999, 40_000).rows == [sighting(row, {"web": 0}) for row in expected]
+    assert look_up(sampler, "web", 39_999, 40_000).rows == [sighting(row, case, 39_999) for row in expected]
 
 
 def test_a_window_that_stands_in_for_too_many_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.questions import suspects as suspects_module
-from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
+from corpus_server.plan.questions.suspects import suspects
 from corpus_server.plan.stage import MAX_STEP
 
 WEB = {"from_step": 0, "global_batch_size": 4, "mixture": {"web": 1}}
@@ -28,47 +28,6 @@ def stage(base: dict[str, Any], from_step: int, **fields: Any) -> dict[str, Any]
 
 
 SKIPS = {"skip_steps": [[5, 9]]}
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        pytest.param(plan(WEB), plan({**WEB, **OUT}), True, id="exclude"),
-        pytest.param(plan(BOTH), plan({**BOTH, **OUT}), True, id="exclude from a mixture"),
-        pytest.param(plan(WEB, **SKIPS), plan({**WEB, **OUT}, **SKIPS), True, id="skipped alike"),
-        pytest.param(plan(WEB), plan({**WEB, **OUT}, **SKIPS), False, id="skipped"),
-        pytest.param(plan(WEB), plan({**WEB, **OUT}, seed=1), False, id="seed"),
-        pytest.param(plan(WEB), plan(WEB, stage(WEB, 5, **OUT)), True, id="one source goes on"),
-        pytest.param(plan(WEB, stage(WEB, 3)), plan(WEB, stage(WEB, 5, **OUT)), True, id="at another step"),
-        pytest.param(plan(BOTH), plan(BOTH, stage(BOTH, 5, **OUT)), False, id="a mixture does not"),
-        pytest.param(
-            plan(WEB, stage(BOTH, 9)),
-            plan(WEB, stage(WEB, 5), stage(BOTH, 9)),
-            False,
-            id="number of a mixture",
-        ),
-        pytest.param(
-            plan(WEB, stage(BOTH, 9)), plan(WEB, stage(BOTH, 8)), False, id="beginning of a mixture"
-        ),
-        pytest.param(
-            plan(WEB, stage(BOTH, 5), stage(WEB, 9)),
-            plan(WEB, stage(BOTH, 5)),
-            False,
-            id="back to one source",
-        ),
-        pytest.param(plan(WEB), plan({**WEB, "global_batch_size": 5}), False, id="batch size"),
-        pytest.param(plan(WEB), plan({**WEB, "seq_len": 4}), False, id="length"),
-        pytest.param(plan(BOTH), plan({**BOTH, "mixture": {"web": 1, "code": 1}}), False, id="weights"),
-        pytest.param(
-            plan(WEB, stage(BOTH, 5), stage(WEB, 9)),
-            plan(WEB, stage(BOTH, 5), stage(WEB, 9), stage(WEB, 12, **OUT)),
-            True,
-            id="one source goes on behind a mixture",
-        ),
-    ],
-)
-def test_only_exclusions_differ(a: Plan, b: Plan, expected: bool) -> None:
-    assert only_exclusions_differ(a, b) == only_exclusions_differ(b, a) == expected
 
 
 def holding(made: Plan, since: int, num_steps: int) -> set[int]:

@@ -106,13 +106,6 @@ def test_usage_of_a_long_run_is_exact() -> None:
     assert usage.sources["web"].tokens == 45875 * 10**8 * 1024
 
 
-def test_since_above_the_step_is_refused() -> None:
-    stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
-    with pytest.raises(InvalidParameter, match=r"since must be in \[0, 3\], got 4") as caught:
-        usage_between(Case({"seq_len": 4, "stages": [stage]}, {"web": [401]}).sampler(), 4, 3)
-    assert caught.value.parameter == "since"
-
-
 def test_a_million_skipped_ranges_are_counted() -> None:
     stage = {"from_step": 0, "global_batch_size": 512, "mixture": {"web": 1}}
     skip_steps = [[3 * k, 3 * k + 1] for k in range(10**6)]
@@ -170,14 +163,3 @@ def test_an_answer_of_two_sources() -> None:
     assert nothing == Usage(
         plan_step=3, sources={"web": none, "code": none}, skipped_steps=0, skipped={"web": none, "code": none}
     )
-
-
-@pytest.mark.parametrize(("mixture", "slices"), [({"web": 1}, 2), ({"web": 1, "code": 1}, 6)], ids=str)
-def test_skipped_ranges_are_counted_in_slices(mixture: dict[str, int], slices: int) -> None:
-    """Of a mixture 64 at a time, their starts and their ends; of one source all at once."""
-    stage = {"from_step": 0, "global_batch_size": 512, "mixture": mixture}
-    skip_steps = [[3 * k, 3 * k + 1] for k in range(129)]
-    sampler = Case(
-        {"seq_len": 4, "stages": [stage], "skip_steps": skip_steps}, {name: [4001] for name in mixture}
-    ).sampler()
-    assert sum(1 for _ in usage_slices(sampler, 0, 1000)) == slices

@@ -12,6 +12,7 @@ fill($("#corpora"), "/v1/corpora", ({ corpora }) => corpora.map((corpus) =>
       ["dtype", corpus.dtype],
       ["size", bytes(size(corpus))],
       ["shards", corpus.shards.length],
+      ...(corpus.num_masks ? [["loss masks", corpus.num_masks]] : []),
       ["format", [...new Set(corpus.shards.map((shard) => shard.format))].join(", ")],
       ["tokenizer", corpus.tokenizer ?? "none"],
     ]),

@@ -10,6 +10,7 @@ function fromForm() {
   const given = form.elements;
   return {
     seq_len: Number(given.seq_len.value), seed: /^[1-9]\d*$/.test(given.seed.value) ? parse(given.seed.value) : Number(given.seed.value), order: given.order.value,
+    ...(given.rows.selectedIndex ? { rows: given.rows.value } : {}),
     stages: [{ from_step: 0, global_batch_size: Number(given.global_batch_size.value), mixture }],
   };
 }
@@ -31,7 +32,7 @@ async function check() {
   try {
     const answer = await ask("/v1/plans?keep=false", { method: "POST", body: text.value });
     if (mine !== asked) return;
-    verdict.replaceChildren(table(["source", "windows", "steps per epoch", "share"], Object.entries(answer.sources).map(([name, source]) => [
+    verdict.replaceChildren(table(["source", "rows", "steps per epoch", "share"], Object.entries(answer.sources).map(([name, source]) => [
       name, source.num_windows, source.steps_per_epoch ?? "no epochs", `${(answer.stages.at(-1).weights_65536[name] / 655.36 || 0).toFixed(2)} %`])),
     h("p", {}, `${number(answer.stages.length)} stage${answer.stages.length === 1 ? "" : "s"}, tokens of ${answer.dtype}`));
     $("#keep").disabled = false;

@@ -80,8 +80,9 @@ fill($("#facts"), `/v1/plans/${id}`, (answer) => {
   return [facts([
     ["seq_len", answer.plan.seq_len], ["stride", answer.plan.stride], ["seed", String(answer.plan.seed)],
     ["order", typeof answer.plan.order === "string" ? answer.plan.order : JSON.stringify(answer.plan.order)],
+    ["rows", answer.plan.rows === undefined ? "windows" : Object.keys(answer.plan.rows)[0]],
     ["dtype", answer.dtype], ["shards", answer.shards.length],
     ["skipped steps", answer.plan.skip_steps.reduce((sum, [start, end]) => sum + end - start, 0)],
-  ]), table(["source", "windows", "steps per epoch"], names.map((name) => [h("a", { href: corpusAddress(name) }, name),
-    answer.sources[name].num_windows, answer.sources[name].steps_per_epoch ?? "no epochs"]))];
+  ]), table(["source", "rows", "fill", "steps per epoch"], names.map((name) => [h("a", { href: corpusAddress(name) }, name),
+    answer.sources[name].num_windows, answer.sources[name].fill === undefined ? "whole" : `${(100 * answer.sources[name].fill).toFixed(2)} %`, answer.sources[name].steps_per_epoch ?? "no epochs"]))];
 });

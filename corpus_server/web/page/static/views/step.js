@@ -29,7 +29,7 @@ function row(each) {
   source.style.borderColor = colour(k);
   const documents = [...new Set(each.spans.map((span) => span.document).filter((number_) => number_ !== null))];
   const article = h("article", { class: "train-row", id: `row-${each.row}`, tabindex: "0", "aria-label": `Row ${each.row}` },
-    h("header", {}, h("strong", {}, `row ${each.row}`), source, h("span", {}, `${each.shard}, from token ${number(each.start)}`),
+    h("header", {}, h("strong", {}, `row ${each.row}`), source, h("span", {}, `${each.shard}, from token ${number(each.start)}${each.unused ? `, ${number(each.unused)} tokens unused` : ""}`),
       h("a", { href: address("/page/lookup", { plan: id, corpus: each.corpus, token: each.start }) }, "other steps"),
       documents.length ? h("button", { type: "button", onclick: () => deny(each.corpus, documents) },
         documents.length === 1 ? "deny this document" : `deny these ${documents.length} documents`) : null),

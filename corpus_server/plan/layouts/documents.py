@@ -1,0 +1,295 @@
+"""Layout `documents`: a row joins whole documents, as far as they fit, packed anew in each epoch.
+
+A document of L tokens has L - 1 predictions. It is cut every `seq_len` of them; a piece of p predictions has
+p + 1 tokens, so neighbouring pieces share one, as windows do. All pieces but a document's last fill a row
+each. The lengths alone decide how the last pieces are packed into rows (`packing/`); which piece of its
+length comes to which place is a keyed permutation of the epoch. The unused end of a row is end-of-text.
+
+    lengths, seq_len 8     A 12 tokens, B 4, C 3, D 7
+    pieces                 A 0-8, A 8-11, B, C, D
+    rows of 9              A 0-8  |  D . .  |  A 8-11, B .  |  C . . . . . .
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.errors import InvalidPlan
+from corpus_server.plan.declared import Schema, declared, integer, texts
+from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
+from corpus_server.plan.layouts.layout import Keys, Layout
+from corpus_server.plan.mixture import grouped
+from corpus_server.plan.orders.order import Order
+from corpus_server.plan.packing import Packing, Table, build
+from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, check_number
+from corpus_server.plan.stage import Stage
+from corpus_server.plan.tabled import Job, Lengths
+
+MAX_BLOCK_DOCUMENTS: Final = 2**24
+DEFAULT_BLOCK_DOCUMENTS: Final = 2**18
+"""Fill is 99.9 % at a seq_len of 32k; a block is built in 0.1 s."""
+
+_RULE: Final = 1
+"""Version of the rule that packs; another one would make other tables, and other rows."""
+
+
+class Packed(Rows):
+    """Pieces of documents as rows, packed by a table for each source."""
+
+    name, unit, is_window, holds_several = "rows documents", "piece", False, True
+
+    def __init__(self, packings: Sequence[Packing], windows: Windows) -> None:
+        self._packings, self._windows = packings, windows
+        self.num_rows = self.epoch_rows = np.array([each.num_rows for each in packings], dtype=np.uint64)
+        self.first_row = _bounds(self.num_rows)
+        first_piece = _bounds(np.array([each.num_pieces for each in packings], dtype=np.uint64))
+        of_source = _bounds(np.array([each.num_classes for each in packings])).astype(np.intp)
+        firsts = [each.class_first[:-1] + first for each, first in zip(packings, first_piece, strict=False)]
+        # All plans of one source share what its table holds.
+        first = np.concatenate([*firsts, first_piece[-1:]]) if len(packings) > 1 else packings[0].class_first
+        self.pools = Pools(first, of_source)
+        self._first_piece = first_piece
+        self.shard_row = self._shard_rows()
+
+    def _shard_rows(self) -> UInt64Array:
+        """Return the number of each shard's first row; blocks, and so rows, end with their shards."""
+        windows, found = self._windows, []
+        for source, (packing, first_row) in enumerate(zip(self._packings, self.first_row, strict=False)):
+            shards = slice(*windows.first_shard[source : source + 2])
+            begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64)
+            table = packing.table
+            blocks = table.block_token[:-1].searchsorted(begins)
+            found.append(first_row + table.pattern_row[table.block_pattern[blocks]])
+        return np.concatenate([*found, self.first_row[-1:]])
+
+    def pieces(
+        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+    ) -> Pieces:
+        """See `Rows.pieces`."""
+        if isinstance(sources, int):
+            return self._of_source(sources, rows, epochs, exclusion)
+        which = list(grouped(sources))
+        if len(which) == 1:
+            return self._of_source(which[0][0], rows, epochs, exclusion)
+        parts = [self._of_source(source, rows[here], epochs[here], exclusion) for source, here in which]
+        counts = np.empty(rows.size, dtype=np.int64)
+        for (_, here), (_, borders) in zip(which, parts, strict=True):
+            counts[here] = np.diff(borders)
+        every = np.concatenate(([0], counts.cumsum()))
+        pieces = np.empty((int(every[-1]), 3), dtype=np.int64)
+        for (_, here), (its, borders) in zip(which, parts, strict=True):
+            places = np.arange(len(its)) + np.repeat(every[here] - borders[:-1], np.diff(borders))
+            pieces[places] = its
+        return pieces, every
+
+    def _of_source(
+        self, source: int, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
+    ) -> Pieces:
+        packing, first = self._packings[source], self._first_piece[source]
+        slots, borders = packing.slots(rows - self.first_row[source], epochs)
+        epochs = np.repeat(epochs, np.diff(borders))
+        numbers = packing.pieces_at(slots, epochs)
+        empty = None
+        if exclusion is not None:
+            numbers = exclusion.substitute(numbers + first, epochs)
+            empty = exclusion.units.contains(numbers)
+            numbers -= first
+        starts, counts = packing.tokens(numbers)
+        tokens = starts.astype(np.uint64) + self._windows.first_token[source]
+        shards = self._windows.shard_token.searchsorted(tokens, side="right") - 1
+        within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
+        if empty is not None:
+            counts = np.where(empty, 0, counts)
+        return np.stack((shards, within, counts), axis=1), borders
+
+    def touching(
+        self, source: int, start: int, stop: int, *, most: int
+    ) -> Generator[None, None, UInt64Array]:
+        """See `Rows.touching`."""
+        yield
+        packing = self._packings[source]
+        table = packing.table
+        # Blocks that lie in the range as a whole are counted first, because there may be 10^8 documents.
+        low, high = table.block_token.searchsorted((start, stop)).tolist()
+        if (high := high - 1) > low:
+            inside = table.class_first[table.block_class[[low, high]]]
+            check_number(int(inside[1] - inside[0]), most, stop)
+        found: UInt64Array = packing.touching(start, stop) + self._first_piece[source]
+        check_number(found.size, most, stop)
+        return found
+
+    def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+        """See `Rows.holders`."""
+        packing = self._packings[source]
+        slots = packing.slots_of(units - self._first_piece[source], epochs)
+        rows: UInt64Array = packing.rows_of(slots) + self.first_row[source]
+        return rows
+
+    def within(self, source: int, ranges: Ranges) -> NDArray[np.integer]:
+        """See `Rows.within`."""
+        starts, stops = ranges.bounds.astype(np.int64).T
+        units = self._packings[source].touching(starts, stops) + self._first_piece[source]
+        return np.stack((units, units + np.uint64(1)), axis=1)
+
+    def exclusion(self, units: Ranges, keys: UInt64Array, groups: Grouped | None) -> Exclusion:
+        """See `Rows.exclusion`: a class lies within a block, so a substitute is near without groups."""
+        return Exclusion(units, self.pools, keys)
+
+    def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """See `Rows.extents`: of their blocks."""
+        source = int(self.first_row.searchsorted(np.uint64(start), side="right")) - 1
+        first = int(self.first_row[source])
+        found = []
+        for low, high in self._packings[source].extent(start - first, stop - first):
+            token = np.uint64(low) + self._windows.first_token[source]
+            shard = int(self._windows.shard_token.searchsorted(token, side="right")) - 1
+            begin = int(token - self._windows.shard_token[shard])
+            found.append((shard, begin, begin + high - low))
+        return found
+
+    def reach(self, source: int, num_rows: int) -> int:
+        """See `Rows.reach`: of their blocks, which are read as a whole."""
+        packing = self._packings[source]
+        total = int(self._windows.first_token[source + 1] - self._windows.first_token[source])
+        every = len(packing.table.block_document) - 1
+        num_blocks = min(every, -(-num_rows * every // packing.num_rows) + 1)
+        return -(-total * num_blocks // every)
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Rows.num_bytes`."""
+        return self.pools.first.nbytes if len(self._packings) > 1 else 0
+
+    def describe(self, source: int) -> dict[str, Any]:
+        """See `Rows.describe`."""
+        packing = self._packings[source]
+        used = self._num_predictions[source] + packing.num_pieces
+        fill = used / (packing.num_rows * (self._windows.seq_len + 1))
+        return {"num_pieces": packing.num_pieces, "fill": fill}
+
+    @cached_property
+    def _num_predictions(self) -> list[int]:
+        """Predictions of each source; goes through the lengths of all its documents."""
+        found = []
+        for table in (packing.table for packing in self._packings):
+            total = 0
+            for block, (start, stop) in enumerate(pairwise(table.block_document.tolist())):
+                tokens = table.document_token[start + block : stop + block + 1].astype(np.int64)
+                total += int(np.maximum(np.diff(tokens) - 1, 0).sum())
+            found.append(total)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentRows(Layout):
+    """Rows that join whole documents."""
+
+    name = "documents"
+    sentence = "each row joins whole documents as far as they fit, packed anew in each epoch"
+    prefix = "rows.documents."
+    fills_ends = True
+
+    block_documents: int = declared(
+        integer(1, MAX_BLOCK_DOCUMENTS),
+        f"Consecutive documents that are packed together; default {DEFAULT_BLOCK_DOCUMENTS}.",
+        default=DEFAULT_BLOCK_DOCUMENTS,
+    )
+    lengths: Mapping[str, str] = declared(
+        texts("an object of strings"),
+        "Digests of the documents' lengths by corpus; the server fills them in.",
+        omit=True,
+        default_factory=dict,
+    )
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.block_documents}"
+
+    @classmethod
+    def inline_fields(cls) -> dict[str, Schema]:
+        """Return the schemas of the query parameters that spell its fields."""
+        return {"block_documents": cls.properties()["block_documents"]}
+
+    def check(self, *, seq_len: int, stride: int | None, order: Order, stages: Sequence[Stage]) -> None:
+        """See `Layout.check`."""
+        if not order.has_epochs or order.tabled is not None:
+            accepted = (
+                "an order that permutes rows, shuffle, a bounded shuffle or sequential, with rows documents"
+            )
+            raise InvalidPlan.expected("order", accepted, order.name)
+        if stride not in (None, seq_len):
+            accepted = f"left out or seq_len ({seq_len}) with rows documents, which have no windows"
+            raise InvalidPlan.expected("stride", accepted, stride)
+        for number, stage in enumerate(stages):
+            if stage.seq_len:
+                what = f"stages[{number}].seq_len"
+                accepted = f"left out or {seq_len} with rows documents, which are packed for one length"
+                raise InvalidPlan.expected(what, accepted, stage.seq_len)
+
+    def lay_out(
+        self, windows: Windows, sources: tuple[str, ...], keys: Keys, tables: Sequence[Table]
+    ) -> Rows:
+        """See `Layout.lay_out`."""
+        packings = [
+            Packing(table, seq_len=windows.seq_len, key=int(key))
+            for table, key in zip(tables, keys(self.name), strict=True)
+        ]
+        for name, packing in zip(sources, packings, strict=True):
+            if not packing.num_rows:
+                raise InvalidPlan(
+                    f"corpus {name!r} has no document of two tokens, and rows documents need one",
+                    parameter="rows",
+                )
+        return Packed(packings, windows)
+
+    @property
+    def tabled(self) -> DocumentRows:
+        """See `Layout.tabled`."""
+        return self
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """See `Tabled.digests`."""
+        return self.lengths
+
+    @property
+    def digests_field(self) -> str:
+        """See `Tabled.digests_field`."""
+        return f"{self.prefix}lengths"
+
+    def with_digests(self, digests: Mapping[str, str]) -> DocumentRows:
+        """See `Tabled.with_digests`."""
+        return replace(self, lengths=digests)
+
+    def jobs(
+        self, lengths: Mapping[str, Lengths], *, seq_len: int, seed: int, decides: Mapping[str, Any]
+    ) -> list[Job]:
+        """See `Tabled.jobs`: a table for each source, which all plans of these lengths share."""
+        shape = {"seq_len": seq_len, "block_documents": self.block_documents}
+        return [
+            Job(
+                Table,
+                {"rule": _RULE, "lengths": its.digest, "content": its.content, **shape},
+                its.num_documents,
+                partial(_build, its, shape),
+                ends=(name,),
+            )
+            for name, its in lengths.items()
+        ]
+
+
+def _build(lengths: Lengths, shape: Mapping[str, int]) -> Table:
+    starts, counts = lengths.sequences()
+    ends = np.array(lengths.shard_ends, dtype=np.int64)
+    return build(starts, counts, ends, seq_len=shape["seq_len"], block_documents=shape["block_documents"])
+
+
+def _bounds(counts: NDArray[Any]) -> UInt64Array:
+    return np.concatenate(([0], counts.cumsum())).astype(np.uint64)

@@ -1,0 +1,139 @@
+"""Declared objects of which a plan names one: its order, the layout of its rows.
+
+One without fields is spelled by its name, `"sequential"`; one with fields as an object,
+`{"shuffle": {"block_windows": 8, "group_blocks": 4}}`, or by its name where all fields have defaults.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Generic, TypeVar
+
+from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan.declared import Declared, Kind, Schema, json_object
+from corpus_server.plan.ranges import Ranges
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named(Declared, ABC):
+    """An object that a plan's document names."""
+
+    name: ClassVar[str]
+    sentence: ClassVar[str]  # for help: what it does
+    is_inline: ClassVar[bool] = True  # whether query parameters can spell it
+
+    def __str__(self) -> str:
+        return self.name
+
+    def to_json(self, spell: Callable[[Ranges], Any] = Ranges.to_json) -> Any:
+        """Return the canonical JSON."""
+        return {self.name: Declared.to_json(self, spell)} if fields(self) else self.name
+
+    @classmethod
+    def schema(cls) -> Schema:
+        """Return the JSON schema."""
+        inner = super(Named, cls).schema()
+        return json_object([cls.name], {cls.name: inner}) if fields(cls) else {"const": cls.name}
+
+    @classmethod
+    def required(cls) -> list[str]:
+        """Return the fields without a default."""
+        found: list[str] = super(Named, cls).schema()["required"]
+        return found
+
+    @classmethod
+    def inline_fields(cls) -> dict[str, Schema]:
+        """Return the schemas of the query parameters that spell its fields."""
+        return cls.properties()
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        """Return what it lacks to be registered."""
+        return [*sorted(cls.__abstractmethods__), *(n for n in ("name", "sentence") if not hasattr(cls, n))]
+
+
+N = TypeVar("N", bound=Named)
+
+
+class Registry(Generic[N]):
+    """The objects that a field of a plan may name. Code outside an object's file never names the object.
+
+    Args:
+        field: of the plan, and the query parameter.
+        kinds: in the order in which help and messages list them. The first is the default, and has no fields.
+
+    Attributes:
+        kind: of the field.
+        inline: what the query parameter may be.
+        inline_fields: schemas of the query parameters that objects have besides.
+
+    Raises:
+        TypeError: a kind lacks something; the error names it.
+    """
+
+    def __init__(self, field: str, *kinds: type[N]) -> None:
+        for each in kinds:
+            require_complete(field, each)
+        self.field, self.kinds, self.default = field, kinds, kinds[0]()
+        self._by_name = {each.name: each for each in kinds if not each.required()}
+        self._with_fields = {each.name: each for each in kinds if fields(each)}
+        self.kind = Kind({"anyOf": [each.schema() for each in kinds]}, self._take)
+        self._inline = [each for each in kinds if each.is_inline]
+        self.inline = tuple(dict.fromkeys(each.name for each in self._inline))
+        self.inline_fields: dict[str, Schema] = {
+            name: schema for each in self._inline for name, schema in each.inline_fields().items()
+        }
+
+    def _accepted(self) -> str:
+        spelled = [f"one of {', '.join(self._by_name)}"]
+        for name, each in self._with_fields.items():
+            if required := ", ".join(f'"{field}": ...' for field in each.required()):
+                spelled.append(f'{{"{name}": {{{required}}}}}')
+        return ", or ".join(spelled)
+
+    def _take(self, what: str, value: object) -> N:
+        if isinstance(value, self.kinds):
+            return value
+        if isinstance(value, str) and value in self._by_name:
+            return self._by_name[value]()
+        if (
+            isinstance(value, Mapping)
+            and len(value) == 1
+            and (name := next(iter(value))) in self._with_fields
+        ):
+            return self._with_fields[name].from_json(value[name])
+        raise InvalidPlan.expected(what, self._accepted(), value)
+
+    def spelled(self, name: str | None, given: Mapping[str, Any]) -> N:
+        """Make the object that query parameters spell.
+
+        Args:
+            name: None for the default.
+            given: parameters of `inline_fields`.
+
+        Raises:
+            InvalidParameter: no object of that name has these parameters.
+        """
+        name = name or self.default.name
+        for kind in self._inline:
+            wanted = kind.inline_fields().keys()
+            if wanted & given.keys() if given else kind.name == name:
+                break
+        else:
+            raise InvalidParameter.expected(self.field, f"one of {', '.join(self.inline)}", name)
+        if kind.name == name and set(kind.required()) <= given.keys() <= wanted:
+            return kind(**given)
+        received = ", ".join(f"{each} {given.get(each)}" for each in wanted)
+        raise InvalidParameter(
+            f"{' and '.join(wanted)} must be given{' together,' if len(wanted) > 1 else ''} with "
+            f"{self.field} {kind.name}; got {received}, {self.field} {name}",
+            parameter=self.field if kind.name != name else next(iter(wanted)),
+        )
+
+
+def require_complete(field: str, kind: type[Named]) -> None:
+    """Raise TypeError if a kind lacks something, naming it."""
+    if missing := kind.missing():
+        raise TypeError(f"{field} {kind.__name__} lacks {', '.join(missing)}")

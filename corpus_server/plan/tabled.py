@@ -1,0 +1,84 @@
+"""What follows from a table: an order, or a layout of rows, that numbers alone do not decide.
+
+The documents' lengths decide the table. `read/tables.py` digests them, builds the table and keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+from numpy.typing import NDArray
+
+from corpus_server.plan.streams import Sequences
+
+Table = tuple[NDArray[Any], ...]
+"""Arrays that decide rows: a NamedTuple, whose fields name them."""
+
+
+class Job(NamedTuple):
+    """A table to be built, or to be found where it was kept.
+
+    Attributes:
+        table: the NamedTuple of its arrays.
+        decides: what the table follows from, as JSON.
+        size: documents and rows that building goes through, by which its time is bounded.
+        build: builds it; can be pickled.
+        ends: corpora whose documents must end with end-of-text, by which rows are masked.
+    """
+
+    table: type[Any]
+    decides: Mapping[str, Any]
+    size: int
+    build: Callable[[], Table]
+    ends: tuple[str, ...] = ()
+
+
+class Lengths(Protocol):
+    """The documents of an open corpus.
+
+    Attributes:
+        digest: of their places and lengths.
+        content: digest of the corpus's tokens and its end-of-text id.
+        shard_ends: tokens of the corpus up to the end of each shard.
+        num_tokens: of the corpus.
+    """
+
+    digest: str
+    content: str
+    shard_ends: Sequence[int]
+    num_tokens: int
+
+    @property
+    def num_documents(self) -> int:
+        """Return how many there are."""
+
+    def sequences(self) -> Sequences:
+        """Read first token, corpus-wide, and length of each document."""
+
+
+class Tabled(Protocol):
+    """An order, or a layout, whose rows follow from tables. Mappings are by source, in the plan's order."""
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Digests of the documents' lengths by corpus; empty before the plan was bound."""
+
+    @property
+    def digests_field(self) -> str:
+        """Name of the plan's field that holds them."""
+
+    def with_digests(self, digests: Mapping[str, str]) -> Self:
+        """Return the same with digests."""
+
+    def jobs(
+        self, lengths: Mapping[str, Lengths], *, seq_len: int, seed: int, decides: Mapping[str, Any]
+    ) -> list[Job]:
+        """Return the tables of a plan, in the order in which `lay_out` takes them.
+
+        Args:
+            decides: what decides the rows of the plan's stages alike, its sources and fingerprints.
+
+        Raises:
+            InvalidPlan: there can be no such table.
+        """

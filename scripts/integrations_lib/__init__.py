@@ -1,3 +1,0 @@
-"""What an integration costs beside the loader that it stands on."""
-
-__all__ = ["feeds", "measuring"]

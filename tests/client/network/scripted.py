@@ -1,0 +1,53 @@
+"""A server that answers what a test tells it to, byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+
+class ScriptedServer:
+    """Accepts connections one after another; answers each request with the next script.
+
+    A script is a list of bytes to send, numbers of seconds and events to wait for, "close" and "reset".
+    """
+
+    def __init__(self, *scripts: list[Any]) -> None:
+        self._scripts = iter(scripts)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.requests: list[bytes] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            with peer, contextlib.suppress(OSError):
+                self._talk(peer)
+
+    def _talk(self, peer: socket.socket) -> None:
+        while received := peer.recv(65536):
+            self.requests.append(received)
+            for part in next(self._scripts, ["close"]):
+                if part == "reset":
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if part in ("close", "reset"):
+                    return
+                if isinstance(part, bytes):
+                    peer.sendall(part)
+                elif isinstance(part, threading.Event):
+                    part.wait(20)
+                else:
+                    time.sleep(float(part))
+
+    def close(self) -> None:
+        self._listener.close()

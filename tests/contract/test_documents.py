@@ -1,0 +1,94 @@
+"""Both halves over rows of documents: structure, resuming, other world sizes, a local copy of the shards."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpus_client import ArrayLoader, CorpusLoader
+from corpus_server.corpus.index import index
+from tests.contract.conftest import make_loader, take
+from tests.corpora import spec, write_raw
+from tests.serving import RunningServer
+
+SEQ_LEN = 16
+EOT = 60_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One corpus of two shards; the tokens of a document count from 0."""
+    folder = tmp_path_factory.mktemp("corpora") / "web"
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for number in range(2):
+        lengths = draw.integers(1, 40, 200).tolist()
+        write_raw(folder / f"{number}.bin", [each for n in lengths for each in (*range(n - 1), EOT)])
+    index(spec(folder, eot=EOT))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with RunningServer({"web": folder}, tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+def loader(server: RunningServer, **changes: Any) -> CorpusLoader:
+    rows = {"documents": {"block_documents": 64}}
+    asked = {"corpus": "web", "seq_len": SEQ_LEN, "global_batch_size": 8, "seed": 3, "rows": rows}
+    return make_loader(server.url, **{**asked, **changes})
+
+
+def test_positions_borders_and_the_mask_are_those_of_the_documents(running: RunningServer) -> None:
+    """A position is the token's own value, where a piece begins its document."""
+    with loader(running) as batches:
+        for _ in range(20):
+            batch = next(batches)
+            inputs, targets = batch.inputs.numpy(), batch.targets.numpy()
+            begins = batch.cu_seqlens.numpy()
+            flat, mask = inputs.ravel(), batch.loss_mask.numpy().ravel()
+            for start, stop in itertools.pairwise(begins):
+                its = flat[start:stop]
+                if (its == EOT).all():  # the unused end, or an end of text that was the row's last place
+                    assert not mask[start:stop].any()
+                    continue
+                first = int(its[0])
+                assert first % SEQ_LEN == 0
+                ends = int(its[-1] == EOT)
+                assert its[: stop - start - ends].tolist() == list(range(first, first + stop - start - ends))
+                assert mask[start:stop].tolist() == [*[True] * (stop - start - ends), *[False] * ends]
+                assert batch.position_ids.numpy().ravel()[start:stop].tolist() == list(range(stop - start))
+            following = targets.ravel()[mask]
+            assert ((following == flat[mask] + 1) | (following == EOT)).all()
+
+
+def test_a_state_resumes_with_another_world_size(running: RunningServer) -> None:
+    with loader(running, dtype=None) as batches:
+        whole = [tokens for _, tokens in take(batches, 3)]
+        state = batches.state_dict()
+        whole += [tokens for _, tokens in take(batches, 3)]
+    parts = []
+    for rank in range(2):
+        with loader(running, dtype=None, rank=rank, world_size=2) as batches:
+            batches.load_state_dict(state)
+            parts.append(take(batches, 3))
+    for one, other in zip(*parts, strict=True):
+        assert np.array_equal(np.concatenate((one[1], other[1])), whole[one[0]])
+
+
+def test_a_local_copy_and_arrays_give_the_same_rows(running: RunningServer, folder: Path) -> None:
+    with (
+        loader(running, dtype=None) as served,
+        loader(running, dtype=None, local_root=folder) as copied,
+        ArrayLoader(running.url, plan=served.state_dict()["plan"], rank=0, world_size=1) as arrays,
+    ):
+        for _ in range(12):
+            rows = next(served).tokens.numpy().copy()
+            assert np.array_equal(next(copied).tokens.numpy(), rows)
+            assert np.array_equal(next(arrays).tokens, rows)

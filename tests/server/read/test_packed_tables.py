@@ -1,0 +1,120 @@
+"""Tables of packed rows: what decides them, who shares them, and what is left when building one fails.
+
+That a damaged table is built again is tested over HTTP, in `web/test_documents`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corpus_server.catalog import Catalog
+from corpus_server.corpus.publish import publishing_folder
+from corpus_server.errors import InvalidPlan, Overloaded, ReadFailed
+from corpus_server.plan import Plan
+from corpus_server.plan.tabled import Job
+from corpus_server.read import tables
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.tables import Tables
+from tests.corpora import spec, write_megatron
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    draw = np.random.default_rng(0)
+    for name in ("a", "b"):
+        documents = [[*range(1, length), 0] for length in draw.integers(2, 30, 500).tolist()]
+        write_megatron(tmp_path / name, documents)
+    write_megatron(tmp_path / "c", [*documents, [1, 2, 0, 3]])
+    write_megatron(tmp_path / "d", [*documents, [4], [], [0]])  # what has no prediction may end with anything
+    with Catalog.open(spec(tmp_path / f"{name}.bin", name, eot=0) for name in "abcd") as opened:
+        yield opened
+
+
+def plan(*corpora: str, seq_len: int = 16, block_documents: int = 100, seed: int = 0) -> Plan:
+    rows = {"documents": {"block_documents": block_documents}}
+    stage = {"global_batch_size": 4, "mixture": dict.fromkeys(corpora or ("a",), 1)}
+    return Plan.from_json({"seq_len": seq_len, "seed": seed, "rows": rows, "stages": [stage]})
+
+
+def bind(catalog: Catalog, folder: Path, asked: Plan) -> BoundPlan:
+    """Bind as a new process would, which finds what others have kept."""
+    catalog._tables = Tables(folder)
+    return catalog.bind(asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "number"),
+    [
+        (plan(seed=1), 1),
+        (plan("a", "b"), 2),
+        (plan(seq_len=8), 2),
+        (plan(block_documents=99), 2),
+        (plan("b", "d"), 3),
+    ],
+)
+def test_a_table_is_for_lengths_seq_len_and_block_alone(
+    catalog: Catalog, tmp_path: Path, asked: Plan, number: int
+) -> None:
+    for each in (plan(), asked, plan()):
+        bind(catalog, tmp_path / "tables", each)
+    assert len(list((tmp_path / "tables").iterdir())) == number
+
+
+def die_half_way(folder: Path, job: Job) -> None:
+    """Stands for a process that is killed while it writes a table."""
+    tables._write(folder, job, job.build())
+    (folder / tables._MANIFEST).unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_of_a_build_that_is_killed_nothing_is_left(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tables"
+    monkeypatch.setattr(tables, "_MOST_IN_PROCESS", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "_build_here", die_half_way)
+        with pytest.raises(ReadFailed, match="could not be built: exit code -9"):
+            bind(catalog, folder, plan())
+    assert list(folder.iterdir()) == []
+    apart = bind(catalog, folder, plan())
+    monkeypatch.undo()
+    here = bind(catalog, tmp_path / "other", plan())
+    steps = range(4), 100
+    for one, other in zip(*(each.pieces(0, steps[0], count=steps[1]) for each in (apart, here)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_who_comes_while_another_process_builds_is_told_to_come_again(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tables"
+    bind(catalog, folder, plan())
+    (path,) = folder.iterdir()
+    path.rename(tmp_path / "kept")
+    with publishing_folder(path), pytest.raises(Overloaded, match="is being built"):
+        bind(catalog, folder, plan())
+    bind(catalog, folder, plan("b"))  # whose table nobody builds
+
+
+def test_documents_are_looked_at_before_a_table_is_built(catalog: Catalog, tmp_path: Path) -> None:
+    with pytest.raises(InvalidPlan, match="document 500 of corpus 'c' ends with token 3, not"):
+        bind(catalog, tmp_path / "tables", plan("c"))
+    assert not (tmp_path / "tables").exists()
+
+
+def test_a_plan_that_was_made_for_other_lengths_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+    bound = bind(catalog, tmp_path / "tables", plan())
+    assert bound.plan.tabled is not None
+    other = bound.plan.with_digests({"a": "xxh3-0"})
+    with pytest.raises(tables.FingerprintMismatch) as caught:
+        catalog.bind(other)
+    assert caught.value.parameter == "rows.documents.lengths"
+    assert catalog.bind(replace(bound.plan)).plan.id == bound.plan.id

@@ -1,0 +1,136 @@
+"""The tables of the docs that follow from the code.
+
+    .venv/bin/python -m tests.tables    # renews all of them; a test fails where one is old
+
+Each stands below a line `<!-- NAME: python -m tests.tables -->` of its page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from corpus_server.admission.admission import CHECKS
+from corpus_server.answers.response import HEADERS
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.metrics.kinds import METRICS
+from corpus_server.plan import ORDERS
+from corpus_server.settings import EXPOSED, Settings, all_settings
+from corpus_server.web.app import create_app
+from tests.serving import ROOT
+
+Rows = Iterable[Sequence[object]]
+
+
+def checks() -> Rows:
+    """What may refuse a request, in the order in which it is asked."""
+    yield "check", "asked for each", "lets pass"
+    for each in CHECKS:
+        yield each.name, each.at, each.ask.__doc__
+
+
+def settings() -> Rows:
+    """Each setting: the option of `serve`, and its key under `[server]`."""
+    yield "option", "default", "with `--exposed`", "accepted", ""
+    for each in all_settings():
+        option = f"`--{each.name.replace('_', '-')}`, `{each.name}`"
+        accepted = each.expected.removeprefix("in ")
+        yield option, each.default, EXPOSED.get(each.name, ""), accepted, each.help
+
+
+def metrics() -> Rows:
+    """Each metric of `/metrics`."""
+    yield "metric", "type", "labels", "meaning"
+    for name, metric in METRICS.items():
+        shown = f"`{name}_total`" if metric.kind == "counter" else f"`{name}`"
+        yield shown, metric.kind, ", ".join(f"`{label}`" for label in metric.labels), metric.meaning
+
+
+def headers() -> Rows:
+    """Each header that a response may have."""
+    yield "response header", "meaning"
+    for name, meaning in HEADERS.items():
+        yield f"`{name}`", meaning
+
+
+def parameters() -> Rows:
+    """Each query parameter of each route under `/v1`; routes that have the same one share a row."""
+    yield "parameter", "of", "meaning", "accepted", "default"
+    routes: dict[tuple[str, ...], list[str]] = {}
+    for route, operations in described()["paths"].items():
+        for method, operation in operations.items():
+            shown = f"`{'POST ' if method == 'post' else ''}{route.replace('plan_id', 'id')}`"
+            for each in operation.get("parameters", ()):
+                if each["in"] == "query":
+                    schema = each["schema"]
+                    default = "required" if each["required"] else str(schema.get("default", ""))
+                    about = " ".join(each["description"].split())
+                    row = each["name"], about, accepted(schema.get("anyOf", [schema])[0]), default
+                    routes.setdefault(row, []).append(shown)
+    for (name, about, values, default), of in routes.items():
+        yield f"`{name}`", ", ".join(of), about, values, default
+
+
+def orders() -> Rows:
+    """Each order, as a document names it."""
+    yield "order", "rows of a source"
+    for each in ORDERS:
+        fields = each.schema().get("properties", {}).get(each.name, {}).get("required", ())
+        given = ", ".join(f'"{field}": ...' for field in fields)
+        yield f'`{{"{each.name}": {{{given}}}}}`' if fields else f"`{each.name}`", each.sentence
+
+
+def accepted(schema: dict[str, Any]) -> str:
+    """Say which values a schema accepts: a range, choices, a pattern, or a text of a length."""
+    if "enum" in schema:
+        return ", ".join(f"`{each}`" for each in schema["enum"])
+    if "minimum" in schema:
+        return f"[{power(schema['minimum'])}, {power(schema['maximum'])}]"
+    if "pattern" in schema:
+        return f"`{schema['pattern']}`"
+    return f"1 to {schema['maxLength']} characters"
+
+
+def power(number: int) -> str:
+    """Spell a number as a power of two, if it is a large one or one below."""
+    for shown, least in ((f"2^{number.bit_length() - 1}", 0), (f"2^{number.bit_length()} - 1", 1)):
+        if number > 2**20 and number + least == 2 ** ((number + least).bit_length() - 1):
+            return shown
+    return str(number)
+
+
+def described() -> dict[str, Any]:
+    """Return the server's OpenAPI description."""
+    corpus = CorpusSpec(name="web", path=Path("/nowhere"))
+    return create_app(Settings(corpora=(corpus,))).app.openapi()
+
+
+TABLES: dict[str, tuple[Callable[[], Rows], ...]] = {
+    "http.md": (parameters, headers),
+    "operations.md": (settings, checks, metrics),
+    "plans.md": (orders,),
+}
+"""By the page below `docs/`."""
+
+
+def renewed(page: str, text: str) -> str:
+    """Return the text of a page with the tables that follow from the code."""
+    for table in TABLES[page]:
+        cells = [[str(cell).replace("|", r"\|") for cell in row] for row in table()]
+        head, *rows = [f"| {' | '.join(row)} |\n".replace("|  ", "| ") for row in cells]
+        line = f"|{'---|' * (head.count('|') - 1)}\n"
+        marker = f"<!-- {table.__name__}: python -m tests.tables -->\n"
+        if marker not in text:
+            raise ValueError(f"docs/{page} lacks the line {marker}")
+        before, _, rest = text.partition(marker)
+        rest = re.sub(r"\A\n*(\|.*\n)*\n*", "", rest)
+        text = f"{before}{marker}\n{head}{line}{''.join(rows)}\n{rest}"
+    return text
+
+
+if __name__ == "__main__":
+    for name in TABLES:
+        path = ROOT / "docs" / name
+        path.write_text(renewed(name, path.read_text()))
