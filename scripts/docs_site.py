@@ -23,9 +23,8 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
-    "README.md": "index.md",
 }
-"""Files outside docs/ and the pages of the site that show them; README's place is taken by docs/index.md."""
+"""Files outside docs/ and the pages of the site that show them."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -33,7 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from corpus_client.__main__ import make_app
     from corpus_server.cli import app
 
-    made = {page: (ROOT / source).read_text() for source, page in ELSEWHERE.items() if page != "index.md"}
+    made = {page: (ROOT / source).read_text() for source, page in ELSEWHERE.items()}
     made["reference/corpus-server.md"] = command_reference(app, "corpus-server")
     made["reference/corpus-client.md"] = command_reference(make_app(), "corpus-client")
     for page, text in made.items():
@@ -48,10 +47,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def target(path: str, is_picture: bool) -> str | None:
         path, hash_sign, anchor = path.partition("#")
-        shown = ELSEWHERE.get(path, path.removeprefix("docs/"))
-        if path in ELSEWHERE or path.startswith("docs/"):
-            return relpath(shown, dirname(here) or ".") + hash_sign + anchor
-        return in_repository(path + hash_sign + anchor, is_picture)
+        shown = {"README.md": "index.md", **ELSEWHERE}.get(path, path.removeprefix("docs/"))
+        is_elsewhere = shown == path and (ROOT / path).exists()
+        if is_elsewhere:
+            return in_repository(path + hash_sign + anchor, is_picture)
+        return relpath(shown, dirname(here) or ".") + hash_sign + anchor  # MkDocs reports what does not exist
 
     return relink(four_spaces(markdown), dirname(source), target)
 
@@ -87,7 +87,7 @@ def _commands(group: Any, context: click.Context, level: int) -> list[str]:
         chapters.append(f"{'#' * level} {inner.command_path}\n\n{command.help}\n\n    {usage}")
         records = [parameter.get_help_record(inner) for parameter in command.get_params(inner)]
         lines = [f"| `{_cell(left)}` | {_cell(right)} |" for left, right in filter(None, records)]
-        chapters.append("\n".join(["| option | |", "|---|---|", *lines]))
+        chapters.append("\n".join(["| argument or option | what it says |", "|---|---|", *lines]))
         if hasattr(command, "list_commands"):
             chapters += _commands(command, inner, level + 1)
     return chapters
