@@ -186,17 +186,19 @@ def test_setup_refuses_an_old_python_and_says_what_it_needs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("project", "extras"),
     [
-        ("pyproject.toml", ["text", "build", "ray", "stores", "dev"]),
+        ("pyproject.toml", ["text", "build", "ray", "stores"]),
         ("client/pyproject.toml", ["torch", "tools"]),
     ],
 )
 def test_every_requirement_is_pinned_and_reaches_the_images(project: str, extras: list[str]) -> None:
     command = [sys.executable, str(ROOT / "docker/requirements.py"), str(ROOT / project), *extras]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    declared = tomllib.loads((ROOT / project).read_text())["project"]
+    document = tomllib.loads((ROOT / project).read_text())
+    declared = document["project"]
     optional = declared.get("optional-dependencies", {})
     assert printed == [*declared["dependencies"], *(each for extra in extras for each in optional[extra])]
     lines = (ROOT / "scripts/constraints.txt").read_text().lower().replace("_", "-").splitlines()
     pinned = {line.partition("==")[0] for line in lines}
-    names = {re.split(r"[\[>]", requirement)[0] for requirement in printed}
+    grouped = [each for group in document.get("dependency-groups", {}).values() for each in group]
+    names = {re.split(r"[\[>]", requirement)[0].lower() for requirement in [*printed, *grouped]}
     assert names <= pinned

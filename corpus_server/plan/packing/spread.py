@@ -37,10 +37,11 @@ class Pattern(NamedTuple):
     rows: int
 
 
-_Held = tuple[int, "_Held"] | None
-"""What a row holds so far: the class that came last, and what the row held before."""
-_Rows = deque[tuple[int, _Held]]
-"""Rows of one space: how many hold the same. Those that got that space first come first."""
+_Rows = deque[tuple[int, int]]
+"""Rows of one space: how many hold the same, and what, as a number. Those that got it first come first.
+
+What rows hold is a number of two lists: the class that came last, and the number of what they held before; 0
+is nothing. As nested tuples, which the garbage collector visits, the same takes five times as long."""
 
 
 def merge(lengths: Sequence[tuple[int, int]]) -> list[Class]:
@@ -77,8 +78,9 @@ def spread(classes: Sequence[Class], row_tokens: int) -> list[Pattern]:
         return []
     opened = -(-sum(tokens * pieces for tokens, pieces in classes) // row_tokens)
     spaces = [row_tokens]  # ascending, those that rows have
-    with_space: dict[int, _Rows] = {row_tokens: deque([(opened, None)])}
+    with_space: dict[int, _Rows] = {row_tokens: deque([(opened, 0)])}
     filled: _Rows = deque()
+    lasts, befores = [0], [0]
     shortest = classes[0].tokens
     for number in range(len(classes) - 1, -1, -1):
         tokens, left = classes[number]
@@ -88,7 +90,7 @@ def spread(classes: Sequence[Class], row_tokens: int) -> list[Pattern]:
                 at = bisect_left(spaces, tokens)
                 if at == len(spaces):
                     spaces.append(row_tokens)
-                    with_space[row_tokens] = deque([(-(-left // (row_tokens // tokens)), None)])
+                    with_space[row_tokens] = deque([(-(-left // (row_tokens // tokens)), 0)])
             space = spaces[at]
             after = space - tokens
             if after < shortest:
@@ -105,22 +107,24 @@ def spread(classes: Sequence[Class], row_tokens: int) -> list[Pattern]:
                 if count > left:
                     rows.appendleft((count - left, held))
                     count = left
-                to.append((count, (number, held)))
+                to.append((count, len(lasts)))
+                lasts.append(number)
+                befores.append(held)
                 left -= count
             if not rows:
                 del with_space[space], spaces[at]
-    return _patterns(filled, *with_space.values())
+    return _patterns((filled, *with_space.values()), lasts, befores)
 
 
-def _patterns(*groups: _Rows) -> list[Pattern]:
+def _patterns(groups: Sequence[_Rows], lasts: list[int], befores: list[int]) -> list[Pattern]:
     found: dict[tuple[int, ...], int] = {}
-    for group in groups:
-        for count, held in group:
+    for rows in groups:
+        for count, held in rows:
             numbers = []
-            while held is not None:
-                number, held = held
-                numbers.append(number)
+            while held:
+                numbers.append(lasts[held])
+                held = befores[held]
             if numbers:
-                classes = tuple(reversed(numbers))
-                found[classes] = found.get(classes, 0) + count
-    return [Pattern(classes, found[classes]) for classes in sorted(found)]
+                its = tuple(reversed(numbers))
+                found[its] = found.get(its, 0) + count
+    return [Pattern(its, found[its]) for its in sorted(found)]

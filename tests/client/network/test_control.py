@@ -143,6 +143,7 @@ def test_a_plan_is_what_the_server_describes(sources: dict[str, Any], eot_id: in
         stages=(StageDescription(first_step=None, global_batch_size=4, seq_len=16),),
         eot_id=eot_id,
         num_steps=9,
+        sources=tuple(sources),
     )
 
 

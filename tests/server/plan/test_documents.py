@@ -21,10 +21,11 @@ from corpus_server.plan.questions.diff import compare_slices
 from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.usage import usage_slices
-from tests.packed import PackedCase, packed_plans
-from tests.plans import bounded, token_ranges
+from tests.packed import PackedCase, packed_plans, ranges_of
+from tests.plans import bounded
 
 STEPS = 20
+BASE = {"seq_len": 8, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}], "rows": "documents"}
 
 
 def some(case: PackedCase) -> PackedCase:
@@ -107,7 +108,7 @@ def test_a_look_up_finds_every_row_and_no_other(case: PackedCase, data: st.DataO
     """Against going through all rows: which row, where it begins, and where in it the tokens begin."""
     some(case)
     name = data.draw(st.sampled_from(sorted(case.lengths)))
-    start, stop = data.draw(token_ranges(sum(map(sum, case.lengths[name]))))
+    start, stop = data.draw(ranges_of(sum(map(sum, case.lengths[name]))))
     skipless = case.with_fields(skip_steps=[])
     expected = []
     bare = skipless.without("exclude")
@@ -134,6 +135,14 @@ def test_a_look_up_finds_every_row_and_no_other(case: PackedCase, data: st.DataO
     for each in found:
         skipped = any(first <= each.plan_step < end for first, end in skips.to_json())
         assert each.step == (None if skipped else skips.outside_before(each.plan_step))
+
+
+def test_a_piece_that_stands_in_for_many_is_found_in_all_their_rows() -> None:
+    stage = {"global_batch_size": 1, "mixture": {"web": 1}, "exclude": {"web": [[4, 120]]}}
+    case = PackedCase({**BASE, "stages": [stage]}, {"web": ((4,) * 30,)})
+    found = finish(look_up_slices(case.sampler, "web", 0, 4)).rows
+    assert [each.plan_step for each in found] == [*range(15)]
+    assert [case.rows_of(step) for step in range(15)] == [[[(0, 0, 4)] * 2]] * 15
 
 
 @settings(deadline=None, max_examples=30)
@@ -202,7 +211,6 @@ def test_usage_counts_rows_and_epochs() -> None:
     assert case.sampler.rows.describe(0) == {"num_pieces": 5, "fill": (4 * 3 + 4 + 2) / 20}
 
 
-BASE = {"seq_len": 8, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}], "rows": "documents"}
 CANONICAL = {"documents": {"block_documents": 2**18}}
 
 

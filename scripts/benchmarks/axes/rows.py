@@ -1,0 +1,144 @@
+"""Measure the rows that join documents beside windows: tokens per second and their CPU, warm and cold.
+
+One corpus holds documents of web-like lengths (median 400 tokens, mean 1,000). A loader for each kind of rows
+takes batches from it, so that only where the tokens lie differs. Cold, the file is taken out of the page
+cache before every turn, and the server starts anew; it builds its tables before the clock runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from corpus_client import CorpusLoader, Staging
+from scripts.benchmarks import corpus, disk
+from scripts.benchmarks.contender import Shape
+from scripts.benchmarks.contest import shapes_of
+from scripts.benchmarks.corpus import NAME, VOCABULARY
+from scripts.benchmarks.measure import CPU, DELIVERY, SPEED, Rounds, measure_once
+from scripts.benchmarks.ours import ahead_bytes
+from scripts.benchmarks.report import Options, Report
+from scripts.benchmarks.servers import Server, serving
+from tests.corpora import megatron_index
+
+HELP = "rows of documents beside windows and Megatron's rows, warm and cold"
+
+NUM_TOKENS, QUICK_TOKENS = 5 * 10**8, 400_000
+MEDIAN, MEAN = 400, 1000  # tokens of a document
+EOS = 0
+NUM_SAMPLES = 12_000_000  # of a run in Megatron's order: more than a loader takes in the time
+WINDOWS, DOCUMENTS, MEGATRON = "windows", "rows of documents", "Megatron's rows"
+IN_BLOCKS = "rows of documents, sequential, blocks of 4,096"
+OF_WINDOWS = {DOCUMENTS: 0.6, MEGATRON: 0.6}
+
+
+class Loader:
+    """Deliver the rows of a plan as stored."""
+
+    def __init__(self, name: str, server: Server, shape: Shape, **plan: Any) -> None:
+        self.name, self.pids, self.ahead_bytes = name, server.pids, ahead_bytes(shape)
+        stage = {"from_step": 0, "global_batch_size": shape.rows, "mixture": {NAME: 1}}
+        self._loader = CorpusLoader(
+            server.url,
+            plan={"seq_len": shape.length - 1, "seed": 1, "stages": [stage], **plan},
+            device="cpu",
+            dtype=None,
+            staging=Staging(prefetch_bytes=self.ahead_bytes),
+        )
+
+    def next(self) -> torch.Tensor:
+        return next(self._loader).tokens
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+def measure(options: Options) -> Report:
+    """Measure both shapes, warm and cold."""
+    options = options.in_force()
+    path = _corpus(options.cache, QUICK_TOKENS if options.quick else NUM_TOKENS)
+    report = Report(data={}, tables=[])
+    for shape in shapes_of(options):
+        for title, measured in (("warm", _warm), ("cold", _cold)):
+            rounds = Rounds(f"{title}, {shape} uint16", DELIVERY)
+            measured(rounds, path, shape, options)
+            report.data[rounds.title] = rounds.summary()
+            others = [name for name in rounds.values if name != WINDOWS]
+            report.tables.extend([rounds.table(), rounds.ratio_table([(each, WINDOWS) for each in others])])
+            if measured is _warm:
+                for name, least in OF_WINDOWS.items():
+                    report.targets.append(rounds.target(name, SPEED, "at least", least, to=WINDOWS))
+                    report.targets.append(rounds.target(name, CPU, "at most", 1 / least, to=WINDOWS))
+    return report
+
+
+def _plans(options: Options, *, cold: bool) -> dict[str, dict[str, Any]]:
+    num_samples = NUM_SAMPLES // 12 if options.quick else NUM_SAMPLES
+    plans: dict[str, dict[str, Any]] = {
+        WINDOWS: {},
+        DOCUMENTS: {"rows": {"documents": {}}},
+        MEGATRON: {"order": {"megatron": {"num_samples": num_samples}}},
+    }
+    if cold:
+        plans[IN_BLOCKS] = {"rows": {"documents": {"block_documents": 4096}}, "order": "sequential"}
+    return plans
+
+
+def _warm(rounds: Rounds, path: Path, shape: Shape, options: Options) -> None:
+    with _serving(path) as server, ExitStack() as stack:
+        loaders = [
+            stack.enter_context(closing(Loader(name, server, shape, **plan)))
+            for name, plan in _plans(options, cold=False).items()
+        ]
+        corpus.warm(path)
+        for number in range(options.rounds):
+            for loader in loaders if number % 2 == 0 else reversed(loaders):
+                rounds.add(loader.name, _figures(loader, shape, options))
+
+
+def _cold(rounds: Rounds, path: Path, shape: Shape, options: Options) -> None:
+    for _ in range(options.rounds):
+        for name, plan in _plans(options, cold=True).items():
+            disk.drop(path)
+            with _serving(path) as server, closing(Loader(name, server, shape, **plan)) as loader:
+                rounds.add(name, _figures(loader, shape, options))
+
+
+def _serving(path: Path) -> AbstractContextManager[Server]:
+    return serving({NAME: Path(f"{path},eot={EOS}")})
+
+
+def _figures(loader: Loader, shape: Shape, options: Options) -> dict[str, float]:
+    return measure_once(loader, shape, options.seconds)  # type: ignore[arg-type]
+
+
+def _corpus(folder: Path, num_tokens: int) -> Path:
+    """Return a Megatron pair of documents with web-like lengths, each of which ends with `EOS`."""
+    path = folder / f"documents_{num_tokens}.bin"
+    if path.with_suffix(".idx").exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(1)
+    spread = math.sqrt(2 * math.log(MEAN / MEDIAN))
+    lengths = np.maximum(2, rng.lognormal(math.log(MEDIAN), spread, num_tokens // MEAN)).astype(np.int64)
+    ends = lengths.cumsum()
+    with path.open("wb") as file:
+        for part in _tokens(rng, ends):
+            file.write(part.tobytes())
+    path.with_suffix(".idx").write_bytes(megatron_index(lengths.tolist()))
+    return path
+
+
+def _tokens(rng: np.random.Generator, ends: np.ndarray) -> Iterator[np.ndarray]:
+    size = 1 << 24
+    for first in range(0, int(ends[-1]), size):
+        tokens = rng.integers(1, VOCABULARY, min(size, int(ends[-1]) - first), dtype=np.uint16)
+        here = ends[(ends > first) & (ends <= first + len(tokens))]
+        tokens[here - 1 - first] = EOS
+        yield tokens
