@@ -8,7 +8,6 @@ from pathlib import Path
 from posixpath import dirname, relpath
 from typing import Any
 
-import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -16,7 +15,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "client")]
 
-from client.hatch_build import in_repository, relink  # noqa: E402 - MkDocs runs this file by its path
+from hatch_build import in_repository, relink  # noqa: E402 - MkDocs runs this file by its path
 
 ELSEWHERE = {
     "client/README.md": "client.md",
@@ -72,17 +71,18 @@ def command_reference(app: Any, name: str) -> str:
     """Return a page with every command of a typer application: what it does, its usage and its options."""
     from typer.main import get_command
 
-    root = get_command(app)
+    root: Any = get_command(app)
     intro = f"# {name}\n\n{root.help}\n\n`{name} COMMAND --help` prints the same."
-    return "\n\n".join([intro, *_commands(root, click.Context(root, info_name=name), 2)]) + "\n"
+    context = root.make_context(name, [], resilient_parsing=True)
+    return "\n\n".join([intro, *_commands(root, context, 2)]) + "\n"
 
 
-def _commands(group: Any, context: click.Context, level: int) -> list[str]:
+def _commands(group: Any, context: Any, level: int) -> list[str]:
     """Return the chapters of a group's commands, and of groups among them."""
     chapters = []
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        inner = click.Context(command, info_name=name, parent=context)
+        inner = command.make_context(name, [], parent=context, resilient_parsing=True)
         usage = " ".join([inner.command_path, *command.collect_usage_pieces(inner)])
         chapters.append(f"{'#' * level} {inner.command_path}\n\n{command.help}\n\n    {usage}")
         records = [parameter.get_help_record(inner) for parameter in command.get_params(inner)]
