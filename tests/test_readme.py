@@ -7,19 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from corpus_client import errors as client_errors
+from corpus_server import errors
+from tests import layers
 from tests.server.test_imports import LEVELS
 from tests.serving import ROOT
 
 README = (ROOT / "README.md").read_text()
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("client/**/*.md")])
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("client/**/*.md")])
 
 _LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 _CODE = re.compile(r"^(?:```.*?^```|    .*?$)|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
 def tree() -> list[str]:
-    """Return the paths of README's tree, folders with a slash at their end, in its order."""
-    _, _, chapter = README.partition("## The tree")
+    """Return the paths of the tree, folders with a slash at their end, in its order."""
+    chapter = layers.chapter(ARCHITECTURE, "The tree")
     paths: list[str] = []
     folders: list[tuple[int, str]] = []
     for line in re.findall(r"^    ( *)([\w./]+)(?:  |$)", chapter, re.MULTILINE):
@@ -40,7 +45,7 @@ def in_the_package() -> set[str]:
 
 
 def test_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 200
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_two_commands_are_as_they_were() -> None:
@@ -61,6 +66,24 @@ def test_the_tree_shows_the_layers_from_the_top_down() -> None:
         next(number for number, names in enumerate(LEVELS) if layer in names) for layer in layers if layer
     ]
     assert levels == sorted(levels, reverse=True)
+
+
+def test_troubleshooting_has_a_chapter_for_every_error() -> None:
+    def slugs(kind: type[errors.CorpusServerError]) -> set[str]:
+        return {kind.slug}.union(*map(slugs, kind.__subclasses__()))
+
+    chapters = re.findall(r"^### (\S+)$", TROUBLESHOOTING, re.MULTILINE)
+    framework = {"not-found", "method-not-allowed", "http-error"}
+    assert sorted(chapters) == sorted(slugs(errors.CorpusServerError) | framework)
+
+
+def test_troubleshooting_names_every_error_of_the_client() -> None:
+    named = set(re.findall(r"`([A-Z]\w+)`", layers.chapter(TROUBLESHOOTING, "Errors of the client")))
+    base, groups = client_errors.CorpusClientError, {"TransportError", "ReplicaUnusable"}
+    classes = {
+        n for n, kind in vars(client_errors).items() if isinstance(kind, type) and issubclass(kind, base)
+    }
+    assert classes - groups == named
 
 
 def anchors(page: Path) -> set[str]:

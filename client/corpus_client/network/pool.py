@@ -118,7 +118,7 @@ class Pool:
     def ready(self, *, idle: bool) -> tuple[Replica, Connection] | None:
         """Return the best replica and an open connection to it, if any; open more behind.
 
-        idle: no other answer may come before that of the next request.
+        idle: only a connection with no pending response.
         """
         with self.changed:
             now = time.monotonic()

@@ -70,7 +70,7 @@ class Replica:
         return self.refused is None and not self.gone
 
     def connection(self, *, idle: bool) -> Connection | None:
-        """Return an open connection. idle: no other answer may come before that of the next request."""
+        """Return an open connection. idle: only one with no pending response."""
         eligible = self.connections if idle else self.connections[-1:]
         found = (each for each in reversed(eligible) if each.usable and not (idle and each.num_in_flight))
         return next(found, None)

@@ -98,7 +98,7 @@ class Recorder:
                 self._add(self._yielded, self._asked, "training loop", "step")
 
     def get(self, step: int | None) -> None:
-        """Note that the training loop got the batch of a step; None: it is prepared, or no batch came."""
+        """Note that the training loop got the batch of a step; None if no batch was returned."""
         self._yielded = time.perf_counter()
         self._wait_seconds += self._yielded - self._asked
         if self._nvtx is not None:

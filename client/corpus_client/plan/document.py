@@ -116,9 +116,9 @@ def successor(plan: Mapping[str, Any], from_step: int, stage: Mapping[str, Any])
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:
-    """Return the value as an int if it is an integer in `[low, high]`, as NumPy's are, which JSON cannot say.
+    """Return the value as an int if it is an integer in `[low, high]`.
 
-    A bool counts as a typing error.
+    Accepts NumPy integers and converts them for JSON. A bool counts as a typing error.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise errors.InvalidArgument(f"{name} must be an integer in [{low}, {high}], got {value!r}")

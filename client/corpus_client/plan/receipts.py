@@ -18,7 +18,7 @@ log = logging.getLogger("corpus_client")
 
 
 def receipt_soon(connect: partial[Replicas], plan: BoundPlan, step: int) -> str | None:
-    """The receipt, or None and a warning: a checkpoint neither fails nor waits for want of one."""
+    """Return the receipt, or None with a warning: a missing receipt never fails a checkpoint."""
     try:
         with connect(plan=plan) as replicas:
             question = control.receipt(plan.plan_id, step)

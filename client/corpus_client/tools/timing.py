@@ -66,7 +66,7 @@ class Clock:
         return {**figures, "seconds": asdict(seconds), "held": asdict(held)}
 
     def time(self, call: Call, *, repeats: int, in_a_row: int = 1) -> tuple[Spread, Spread]:
-        """Warm up, then measure; each measurement is of `in_a_row` calls, one behind the other.
+        """Warm up, then measure; each measurement is of `in_a_row` calls, one after the other.
 
         Returns seconds of one call until its work was done, and seconds for which it held the CPU.
         """
