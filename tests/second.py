@@ -430,7 +430,7 @@ class DocumentRows:
             block = shard, documents_of[shard] // block_documents
             blocks[block] += cuts(number, document, seq_len)
             documents_of[shard] += 1
-        for pieces in blocks.values():
+        for pieces in filter(None, blocks.values()):
             self._add_block(pieces, seq_len + 1)
         self.n = len(self.slots)
         if self.n == 0:
@@ -448,9 +448,9 @@ class DocumentRows:
         tails = [(room, size) for room, size in classes if room < row_tokens]
         patterns = spread(tails, row_tokens)
         if tails != classes:
-            patterns = sorted([*patterns, ((len(tails),), classes[-1][1])])
+            patterns.append(((len(tails),), classes[-1][1]))  # the highest number, so this is sorted
         sizes = [size for _, size in classes]
-        next_slots = list(accumulate(sizes[:-1], initial=len(self.pieces))) if sizes else []
+        next_slots = list(accumulate(sizes[:-1], initial=len(self.pieces)))
         self.first += next_slots
         self.size += sizes
         self.pieces += sorted(pieces, key=lambda piece: (room_of[piece.tokens], piece.document, piece.start))
@@ -607,12 +607,13 @@ class SecondPlan:
         window, epoch, groups = self._ordered(name, position)
         excluded = stage.excluded[name]
         if holds(excluded, window):
-            nearby = groups.following(window) if groups else ()
-            n, exclude_key = self.windows[name].n, key("exclude", self.seed, name)
-            window = next(
-                (each for each in nearby if not holds(excluded, each)),
-                substitute(window, n, excluded, exclude_key, epoch),
-            )
+            for nearby in groups.following(window) if groups else ():
+                if not holds(excluded, nearby):
+                    window = nearby
+                    break
+            else:
+                exclude_key = key("exclude", self.seed, name)
+                window = substitute(window, self.windows[name].n, excluded, exclude_key, epoch)
         shard, start = self.windows[name].place(window)
         return self.first_shards[name] + shard, start + row % stage.parts * stage.seq_len
 

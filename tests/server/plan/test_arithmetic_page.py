@@ -12,12 +12,14 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from corpus_server.catalog import Catalog
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.mixture import quantise
@@ -26,8 +28,10 @@ from corpus_server.plan.packing.spread import Class, merge, spread
 from corpus_server.plan.permutation import invert, mix64, permute, round_keys, stream_key, uniform
 from corpus_server.plan.rows import without_empty
 from tests import second
+from tests.corpora import spec, write_megatron
 from tests.packed import PackedCase
 from tests.plans import PLAIN_ORDERS
+from tests.reference import one_source
 from tests.second import SecondPlan
 from tests.serving import ROOT
 
@@ -151,7 +155,7 @@ def test_rows_of_documents(vector: dict[str, Any]) -> None:
 
 def test_the_page_has_vectors_of_every_part() -> None:
     parts = {"mix", "key", "round_keys", "permute", "draw", "units", "slots", "classes", "patterns", "rows"}
-    assert set(VECTORS) == parts
+    assert set(VECTORS) == parts | {"documents"}
 
 
 @pytest.mark.parametrize("order", PLAIN_ORDERS)
@@ -418,6 +422,29 @@ def check_rows(case: PackedCase, plan: SecondPlan, step: int) -> None:
     pieces, borders = without_empty(case.sampler.pieces(step, range(len(expected))))
     found = [[tuple(piece) for piece in row.tolist()] for row in np.split(pieces, borders[1:-1])]
     assert found == expected, f"step {step}, {case}"
+
+
+@pytest.mark.parametrize("vector", VECTORS["documents"], ids=lambda vector: vector["plan"]["seq_len"])
+def test_plans_with_rows_of_documents(vector: dict[str, Any]) -> None:
+    case = PackedCase(vector["plan"], vector["lengths"])
+    plan = second_of(case)
+    check_id(case, plan)
+    assert plan.id(fingerprints(plan)) == vector["id"]
+    for each in vector["rows"]:
+        check_rows(case, plan, each["step"])
+        rows = range(plan.global_batch_size(each["step"]))
+        assert [[list(piece) for piece in plan.pieces(each["step"], row)] for row in rows] == each["result"]
+
+
+def test_the_id_holds_digests_of_the_documents_of_files(tmp_path: Path) -> None:
+    shards = [[[1, 1, 0], [], [0]], [[2, 0], [1, 2, 1, 0]]]
+    for number, texts in enumerate(shards):
+        write_megatron(tmp_path / str(number), texts)
+    document = one_source("c", 2, 1, rows={"documents": {}})
+    case = PackedCase(document, {"c": tuple(tuple(map(len, texts)) for texts in shards)})
+    with Catalog.open([spec(tmp_path, eot=0)]) as catalog:
+        bound = catalog.bind(Plan.from_json(document)).plan
+    assert second_of(case).id(bound.fingerprints) == bound.id
 
 
 @pytest.mark.parametrize("first", range(0, PLANS, PLANS_A_TEST))
