@@ -379,9 +379,9 @@ def cuts(number: int, document: Document, seq_len: int) -> list[Piece]:
 def rooms(tails: Mapping[int, int]) -> dict[int, int]:
     """Return for each length of a block's tails the room of its class; `tails` counts them by length."""
     found: dict[int, int] = {}
-    room, size = 0, CLASS_PIECES  # the first length opens a class
+    room = size = 0
     for length in sorted(tails, reverse=True):
-        if size >= CLASS_PIECES or (room - length) * 512 > room:
+        if not found or size >= CLASS_PIECES or (room - length) * 512 > room:
             room, size = length, 0
         size += tails[length]
         found[length] = room
@@ -400,7 +400,7 @@ def spread(classes: Sequence[tuple[int, int]], row_tokens: int) -> list[Pattern]
                 spaces = [row_tokens]
             space = max(spaces) if max(spaces) >= 2 * room else min(spaces)
             by_space[space - room].append((*by_space[space].popleft(), number))
-    return sorted(Counter(row for rows in by_space.values() for row in rows if row).items())
+    return sorted(Counter(row for rows in by_space.values() for row in rows).items())
 
 
 class DocumentRows:
