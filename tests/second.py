@@ -177,7 +177,7 @@ def joined(ranges: Iterable[Sequence[int]]) -> list[Range]:
 
 
 def units(weights: Mapping[str, float]) -> dict[str, int]:
-    """Return the units of each source, sorted by name."""
+    """Return the units of each source, sorted by name; a plan refuses 0."""
     total = sum(Fraction(weight) for weight in weights.values())
     shares = {name: BLOCK_ROWS * Fraction(weights[name]) / total for name in sorted(weights)}
     whole = {name: math.floor(share) for name, share in shares.items()}
@@ -185,8 +185,6 @@ def units(weights: Mapping[str, float]) -> dict[str, int]:
     by_fraction = sorted(shares, key=lambda name: (whole[name] - shares[name], name))
     for name in by_fraction[:remaining]:
         whole[name] += 1
-    if 0 in whole.values():
-        raise ValueError("a source has no unit")
     return whole
 
 
@@ -260,9 +258,9 @@ class Stage:
 
     def rows_of(self, name: str, rows: int) -> int:
         """Return how many of the stage's first `rows` rows belong to a source of its mixture."""
-        if len(self.units) == 1:
-            return rows
         block, offset = divmod(rows, BLOCK_ROWS)
+        if len(self.units) == 1 or not offset:
+            return block * self.units[name] + offset
         sources, _ = block_rows(block, self.seed, self.number, tuple(self.units.values()))
         return block * self.units[name] + sources[:offset].count(list(self.units).index(name))
 
@@ -525,6 +523,8 @@ class SecondPlan:
         self.stride: int = document.get("stride") or (1 if self.order == "random" else self.window_seq_len)
         self.skip_steps = joined(document.get("skip_steps", []))
         mixtures = [units(stage["mixture"]) for stage in document["stages"]]
+        if any(0 in mixture.values() for mixture in mixtures):
+            raise ValueError("a source has no unit")
         self.sources = list(dict.fromkeys(name for mixture in mixtures for name in mixture))
         self.documents = documents or {}
         self.block_documents = 0  # rows are windows
@@ -588,10 +588,13 @@ class SecondPlan:
             step += stop - start
         return step
 
+    def stage_at(self, plan_step: int) -> Stage:
+        """Return the stage of a plan step."""
+        return [stage for stage in self.stages if stage.from_step <= plan_step][-1]
+
     def stage_of(self, step: int) -> Stage:
         """Return the stage of a training step."""
-        plan_step = self.plan_step(step)
-        return [stage for stage in self.stages if stage.from_step <= plan_step][-1]
+        return self.stage_at(self.plan_step(step))
 
     def global_batch_size(self, step: int) -> int:
         """Return the rows of a training step's global batch."""
@@ -603,36 +606,39 @@ class SecondPlan:
 
     def located(self, step: int, row: int) -> tuple[int, int]:
         """Return a row's number of the shard in the plan's shard list, and the row's first token in it."""
-        stage, name, position = self._position(step, row)
-        window, epoch, groups = self._ordered(name, position)
-        excluded = stage.excluded[name]
-        if holds(excluded, window):
-            for nearby in groups.following(window) if groups else ():
-                if not holds(excluded, nearby):
-                    window = nearby
-                    break
-            else:
-                exclude_key = key("exclude", self.seed, name)
-                window = substitute(window, self.windows[name].n, excluded, exclude_key, epoch)
+        stage, name, position = self.position(self.plan_step(step), row)
+        window, _, _ = self.window(stage, name, position)
         shard, start = self.windows[name].place(window)
         return self.first_shards[name] + shard, start + row % stage.parts * stage.seq_len
 
     def pieces(self, step: int, row: int) -> list[tuple[int, int, int]]:
         """Return the pieces of a row of documents as `located` does, with the tokens of each."""
-        stage, name, position = self._position(step, row)
+        stage, name, position = self.position(self.plan_step(step), row)
         source_row, epoch, _ = self._ordered(name, position)
         packed, exclude_key = self.packed[name], key("exclude", self.seed, name)
         held = packed.held(source_row, epoch, stage.excluded[name], exclude_key)
         places = [(*packed.place(piece), piece.tokens) for piece in held]
         return [(self.first_shards[name] + shard, start, tokens) for shard, start, tokens in places]
 
-    def _position(self, step: int, row: int) -> tuple[Stage, str, int]:
-        """Return the stage of a row of the global batch, the row's source and its position."""
-        stage = self.stage_of(step)
+    def position(self, plan_step: int, row: int) -> tuple[Stage, str, int]:
+        """Return the stage of a row of a plan step, the row's source and its position."""
+        stage = self.stage_at(plan_step)
         windows_per_step = stage.global_batch_size // stage.parts
-        stage_row = (self.plan_step(step) - stage.from_step) * windows_per_step + row // stage.parts
+        stage_row = (plan_step - stage.from_step) * windows_per_step + row // stage.parts
         name, rank = stage.source_and_rank(stage_row)
         return stage, name, stage.positions[name] + rank
+
+    def window(self, stage: Stage, name: str, position: int) -> tuple[int, int, bool]:
+        """Return the window at a position, the epoch, and whether the window is a substitute."""
+        window, epoch, groups = self._ordered(name, position)
+        excluded = stage.excluded[name]
+        if not holds(excluded, window):
+            return window, epoch, False
+        for nearby in groups.following(window) if groups else ():
+            if not holds(excluded, nearby):
+                return nearby, epoch, True
+        exclude_key = key("exclude", self.seed, name)
+        return substitute(window, self.windows[name].n, excluded, exclude_key, epoch), epoch, True
 
     def _ordered(self, name: str, position: int) -> tuple[int, int, Groups | None]:
         """Return what the order gives at a position: the window (or row), its epoch, the epoch's groups."""
