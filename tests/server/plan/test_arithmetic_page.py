@@ -372,7 +372,7 @@ def draw_packed_plan(random: Random) -> PackedCase:
     """
     document, shard_tokens = draw_plan(random, draw_short_shards)
     if random.random() < 0.1:
-        document["seq_len"] = 600  # so that lengths are merged
+        document["seq_len"] = 2048  # so that lengths are merged
         shard_tokens = {name: [100 * tokens for tokens in shards] for name, shards in shard_tokens.items()}
     seq_len = document["seq_len"]
     document.pop("stride", None)
@@ -458,3 +458,31 @@ def test_random_plans_with_rows_of_documents(first: int) -> None:
         for step in random.sample(steps, min(3, len(steps))):
             if step < 1000 or len(plan.sources) == 1:  # a far block of a mixture is dear
                 check_rows(case, plan, step)
+
+
+def packed_features(case: PackedCase) -> set[str]:
+    found = features(case.document, {})
+    block_documents = case.document["rows"]["documents"].get("block_documents")
+    found.add("blocks" if block_documents else "block_documents left out")
+    for shards in case.lengths.values():
+        if any(0 in shard for shard in shards):
+            found.add("empty document")
+        if any(max(shard, default=0) > 2 * case.document["seq_len"] for shard in shards):
+            found.add("document in several pieces")
+        if len(shards) > 1:
+            found.add("shards")
+    if case.document["seq_len"] > 512:
+        found.add("merged lengths")
+    return found
+
+
+def test_random_plans_with_rows_of_documents_cover_what_the_page_defines() -> None:
+    counts = Counter(
+        feature for seed in range(PLANS // 5) for feature in packed_features(draw_packed_plan(Random(seed)))
+    )
+    assert set(counts) == {
+        *("order shuffle", "order sequential", "order bounded", "order left out"),
+        *("skip_steps", "exclude", "stages", "mixture", "shards", "blocks", "block_documents left out"),
+        *("empty document", "document in several pieces", "merged lengths"),
+    }
+    assert min(counts.values()) > PLANS // 5 // 40
