@@ -43,6 +43,11 @@ def in_repository(path: str, is_picture: bool = False) -> str | None:
     return f"{ADDRESS}/{'raw' if is_picture else 'blob'}/main/{path}" if ADDRESS else None
 
 
+def description(readme: str, folder: str) -> str:
+    """Return a README for a package index, which knows neither other files nor the page's headings."""
+    return relink(readme.replace("](#", "](README.md#"), folder, in_repository)
+
+
 class Description(MetadataHookInterface):
     """Fills in `readme` and `urls` of a `pyproject.toml`."""
 
@@ -51,7 +56,7 @@ class Description(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         """Add the two fields that are declared as dynamic."""
         folder = "client" if metadata["name"] == "corpus-client" else ""
-        text = relink((Path(self.root) / "README.md").read_text(encoding="utf-8"), folder, in_repository)
+        text = description((Path(self.root) / "README.md").read_text(encoding="utf-8"), folder)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
         if ADDRESS:
             pages = {"Source": "", "Issues": "/issues", "Changelog": "/blob/main/CHANGELOG.md"}

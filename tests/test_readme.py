@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from client import hatch_build
 from corpus_client import errors as client_errors
 from corpus_server import errors
 from tests import layers
@@ -101,3 +102,19 @@ def test_links_lead_somewhere(page: Path) -> None:
         linked = page.parent / target if target else page
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("address", ["", "https://example.org/corpus-server"])
+@pytest.mark.parametrize("folder", ["", "client"])
+def test_links_of_a_package_page_lead_somewhere(
+    folder: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the repository has no address, links of the description are plain text, and pictures go."""
+    monkeypatch.setattr(hatch_build, "ADDRESS", address)
+    shown = hatch_build.description((ROOT / folder / "README.md").read_text(), folder)
+    targets = re.findall(r"\]\(([^)]*)\)", _CODE.sub("", shown))
+    assert all(target.startswith(f"{address}/") if address else "://" in target for target in targets)
+    for target in targets if address else ():
+        path = re.sub(r"^/(blob|raw)/main/|#.*", "", target.removeprefix(address))
+        assert (ROOT / path).exists(), target
+    assert bool(targets) == bool(address)
