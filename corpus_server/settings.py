@@ -64,6 +64,11 @@ class Settings:
     allow_anyone: bool = _setting(
         False, "Listen beyond loopback without tokens: for a network where everybody may read everything."
     )
+    allow: str | None = _setting(
+        None,
+        "Networks and addresses of clients, with commas between them; others get 403, but for /healthz and "
+        "/readyz.",
+    )
     exposed: bool = _setting(
         False, "Strict limits, for a server that strangers reach without a proxy in front."
     )
@@ -163,6 +168,8 @@ class Settings:
             accepted = f"a path of at most {_MAX_SOCKET_PATH_BYTES} bytes, as the system demands"
             detail = f"uds must be {accepted}, got {length}: {self.uds}"
             raise InvalidParameter(detail, parameter="uds", received=str(self.uds), accepted=accepted)
+        if self.allow is not None:
+            networks(self.allow)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidParameter("tls_certificate and tls_key belong together, got one of them")
         if self.tls_client_ca is not None and self.tls_key is None:
@@ -265,6 +272,26 @@ def all_settings() -> tuple[Setting, ...]:
     for each in dataclasses.fields(Settings)[1:]:  # the first are the corpora
         kind, *none = get_args(hints[each.name]) or (hints[each.name],)
         found.append(Setting(name=each.name, kind=kind, optional=bool(none), **each.metadata))
+    return tuple(found)
+
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@cache
+def networks(allow: str) -> tuple[Network, ...]:
+    """Return the networks of the setting `allow`; an address is a network of one.
+
+    Raises:
+        InvalidParameter: one of them is none, or its address has bits beyond its prefix.
+    """
+    found = []
+    for text in (each.strip() for each in allow.split(",")):
+        try:
+            found.append(ipaddress.ip_network(text))
+        except ValueError:
+            accepted = "networks such as 10.0.0.0/8,127.0.0.1, without bits beyond their prefix"
+            raise InvalidParameter.expected("allow", accepted, text) from None
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ later: `Caller.check_read`. So are sizes: the methods `check_...` of `Admission`
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import math
 import threading
@@ -21,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
 from typing import Literal
 from urllib.parse import unquote_to_bytes
@@ -37,7 +39,7 @@ from corpus_server.errors import (
     TooManyRequests,
     UrlTooLong,
 )
-from corpus_server.settings import Settings
+from corpus_server.settings import Settings, networks
 
 MAX_URL_BYTES = 8192
 """Bytes of a request's target; the longest that a client of ours sends has about 250."""
@@ -80,7 +82,8 @@ LOOK_SECONDS = 0.1
 """Between two looks for stalled readers. A look passes all slots, and a burst of refusals must not wait for
 one each."""
 
-_OPEN_PATHS = (b"/", b"/healthz", b"/readyz", b"/v1/access")
+_HEALTH_PATHS = (b"/healthz", b"/readyz")
+_OPEN_PATHS = (b"/", *_HEALTH_PATHS, b"/v1/access")
 # HTML and scripts that hold nothing of a corpus; a browser cannot send a token for them.
 _OPEN_FOLDER = b"/page/"
 # Of GET; all other paths of /v1 read.
@@ -113,6 +116,14 @@ def _connections(gate: Admission, request: RequestHead) -> None:
         raise Overloaded(f"this process has {most} connections, as many as it may")
     if request.address and gate.connections[request.address] > own:
         raise Overloaded(f"this process has {own} connections from {request.address}, as many as it may")
+
+
+def _address(gate: Admission, request: RequestHead) -> None:
+    """The address belongs to a network that is served (`allow`), or the path is `/healthz` or `/readyz`."""
+    allow, address = gate.settings.allow, request.address
+    if allow is None or not address or _is_in(address, allow) or _path(request) in _HEALTH_PATHS:
+        return
+    raise Forbidden(f"{address} is in no network that this server serves", remedy="ask from another network")
 
 
 def _url(gate: Admission, request: RequestHead) -> None:
@@ -191,6 +202,7 @@ def _slots(gate: Admission, request: RequestHead) -> None:
 
 CHECKS: tuple[Check, ...] = (
     Check("connections", "connection", _connections),
+    Check("address", "request", _address),
     Check("url", "request", _url),
     Check("head", "request", _head),
     Check("body", "request", _body),
@@ -212,6 +224,17 @@ def max_body_bytes(request: RequestHead) -> int:
 def _path(request: RequestHead) -> bytes:
     # As the router reads it: another spelling of a path must not ask for another scope.
     return unquote_to_bytes(request.path)
+
+
+@lru_cache(maxsize=4096)  # bounded, because clients choose their addresses; 10 us without it
+def _is_in(address: str, allow: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:  # another ASGI server may call a client anything
+        return False
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped  # an IPv4 client of a socket for both
+    return any(found in network for network in networks(allow))
 
 
 def _is_open(request: RequestHead) -> bool:

@@ -41,7 +41,8 @@ async def readiness(call: CallHere) -> AsgiResponse:
     ready: dict[str, object] = {"status": "ready"}
     if call.service.access.failure:  # whose text names the file
         ready["warning"] = "the file of tokens cannot be taken up; the tokens read before are in force"
-    if call.service.access.num_tokens is None:  # else strangers would learn the names
+    # Else strangers would learn the names.
+    if call.service.access.num_tokens is None and call.service.settings.allow is None:
         ready["corpora"] = list(call.service.catalog.corpora)
     return sent(json_response(ready, NO_STORE))
 

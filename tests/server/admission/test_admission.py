@@ -335,6 +335,45 @@ def test_connections_are_counted_by_address_and_all_together(gate: Admission) ->
     connect("10.0.0.2")
 
 
+@pytest.mark.parametrize(
+    ("address", "is_allowed"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.0.2", False),
+        ("10.0.0.0", True),
+        ("10.255.255.255", True),
+        ("11.0.0.0", False),
+        ("::ffff:10.1.2.3", True),  # IPv4 on a socket of IPv6
+        ("::ffff:11.1.2.3", False),
+        ("fd00::7", True),
+        ("fe80::1%eth0", False),
+        ("::1", False),
+        ("", True),  # a Unix socket
+        ("testclient", False),  # what another ASGI server may say
+    ],
+)
+def test_only_allowed_networks_are_served(address: str, is_allowed: bool) -> None:
+    """Before anybody's token; a probe of health may come from anywhere, however its path is spelled."""
+    spec = CorpusSpec(name="a", path=Path("a"))
+    gate = Admission(Settings(corpora=(spec,), allow="10.0.0.0/8,127.0.0.1,fd00::/8"), Access(None))
+    gate.connect(address)
+    gate.check_connection(address)
+    for target in (b"/healthz", b"/readyz?x=1", b"/%68ealthz"):
+        assert gate.check(RequestHead("GET", target, {}, address=address)) is ANYONE
+    for target in (b"/v1/batches?step=3", b"/v1/access", b"/metrics", b"/", b"/page/x", b"/healthz/x"):
+        head = RequestHead("GET", target, {}, address=address)
+        if is_allowed:
+            assert gate.check(head) is ANYONE
+            continue
+        with pytest.raises(Forbidden) as caught:
+            gate.check(head)
+        assert caught.value.detail == f"{address} is in no network that this server serves"
+
+
+def test_without_allowed_networks_every_address_is_served(gate: Admission) -> None:
+    assert gate.check(RequestHead("GET", b"/v1/corpora", {}, address="8.8.8.8")) is ANYONE
+
+
 def test_every_check_has_a_name_and_says_whom_it_lets_pass() -> None:
     assert len({each.name for each in CHECKS}) == len(CHECKS)
     assert all(str(each.ask.__doc__).endswith(".") for each in CHECKS)

@@ -329,3 +329,21 @@ def test_a_client_trains_with_a_token_from_a_file(
         rows = [np.array(batch.inputs) for batch in loader]
     expected = server.get("/v1/batches", **{**STEP, "step": 2}, corpus="web", headers=tokens.header("all"))
     assert np.array_equal(rows[2], expected.array().reshape(8, 17)[:, :-1])
+
+
+@pytest.mark.parametrize(("allow", "is_allowed"), [("10.0.0.0/8,127.0.0.1", True), ("10.0.0.0/8", False)])
+def test_only_allowed_networks_are_answered(
+    corpora: dict[str, Path], tmp_path: Path, allow: str, is_allowed: bool
+) -> None:
+    """On both ways; others learn from a probe that the server is ready, and no name."""
+    with RunningServer(corpora, tmp_path, arguments=["--allow", allow]) as running:
+        for path in ("/v1/batches", "/%76%31/batches", "/v1/corpora", "/metrics", "/"):
+            answer = running.get(path, **({"corpus": "web", **STEP} if "batches" in path else {}))
+            if is_allowed:
+                assert answer.status == 200
+            else:
+                document = check_problem(answer, 403, "forbidden")
+                assert document["detail"] == "127.0.0.1 is in no network that this server serves"
+                assert document["remedy"] == "ask from another network"
+        assert running.get("/healthz").json() == {"status": "alive"}
+        assert running.get("/readyz").json() == {"status": "ready"}
