@@ -17,7 +17,11 @@ from hypothesis import strategies as st
 
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.streams import Sequences
+<<<<<<< ours
 from tests.plans import SEEDS, bounded
+=======
+from tests.plans import EPOCH_ORDERS, SEEDS, bounded, token_ranges
+>>>>>>> theirs
 
 Piece = tuple[int, int, int]
 """Shard over the plan's shard list, start token in it, tokens."""
@@ -148,7 +152,7 @@ def packed_plans(draw: st.DrawFn, *, exclude: bool = True, skip: bool = True) ->
     lengths = {name: tuple(draw(st.lists(shard, min_size=1, max_size=3))) for name in names}
     for name in names:
         lengths[name] = (*lengths[name], (draw(st.integers(2, 9)),))
-    order: Any = draw(st.sampled_from(["shuffle", "sequential", "bounded"]))
+    order: Any = draw(st.sampled_from([*EPOCH_ORDERS, "bounded"]))
     if order == "bounded":
         order = bounded(draw(st.integers(1, 5)), draw(st.integers(1, 3)))
     stages: list[dict[str, Any]] = []

@@ -26,6 +26,7 @@ from corpus_server.plan.declared import Schema, declared, integer, texts
 from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
 from corpus_server.plan.layouts.layout import Keys, Layout
 from corpus_server.plan.mixture import grouped
+from corpus_server.plan.orders import ORDERS
 from corpus_server.plan.orders.order import Order
 from corpus_server.plan.packing import Packing, Table, build
 from corpus_server.plan.ranges import Ranges
@@ -220,9 +221,8 @@ class DocumentRows(Layout):
     def check(self, *, seq_len: int, stride: int | None, order: Order, stages: Sequence[Stage]) -> None:
         """See `Layout.check`."""
         if not order.has_epochs or order.tabled is not None:
-            accepted = (
-                "an order that permutes rows, shuffle, a bounded shuffle or sequential, with rows documents"
-            )
+            permuting = {each.name: 0 for each in ORDERS if each.has_epochs and each.tabled is Order.tabled}
+            accepted = f"an order that permutes rows ({', '.join(permuting)}) with rows documents"
             raise InvalidPlan.expected("order", accepted, order.name)
         if stride not in (None, seq_len):
             accepted = f"left out or seq_len ({seq_len}) with rows documents, which have no windows"

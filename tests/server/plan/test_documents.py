@@ -21,11 +21,19 @@ from corpus_server.plan.questions.diff import compare_slices
 from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.usage import usage_slices
+<<<<<<< ours
 from tests.packed import PackedCase, packed_plans, ranges_of
 from tests.plans import bounded
 
 STEPS = 20
 BASE = {"seq_len": 8, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}], "rows": "documents"}
+=======
+from tests.packed import PackedCase, packed_plans
+from tests.plans import EPOCH_ORDERS, bounded, token_ranges
+
+STEPS = 20
+PERMUTING = ", ".join(EPOCH_ORDERS)
+>>>>>>> theirs
 
 
 def some(case: PackedCase) -> PackedCase:
@@ -242,14 +250,12 @@ def test_windows_are_left_out_of_the_document(rows: Any) -> None:
         (
             {"order": "random"},
             "order",
-            "order must be an order that permutes rows, shuffle, a bounded shuffle or sequential, with rows "
-            "documents, got 'random'",
+            f"order must be an order that permutes rows ({PERMUTING}) with rows documents, got 'random'",
         ),
         (
             {"order": {"megatron": {"num_samples": 5}}},
             "order",
-            "order must be an order that permutes rows, shuffle, a bounded shuffle or sequential, with rows "
-            "documents, got 'megatron'",
+            f"order must be an order that permutes rows ({PERMUTING}) with rows documents, got 'megatron'",
         ),
         (
             {"stride": 9},

@@ -30,6 +30,7 @@ function merge(news, isFirst) {
 
 const milliseconds = (seconds) => (seconds === null ? null : seconds * 1e3);
 const known = (value, text) => (value === null || value === undefined ? "-" : text(value));
+const amount = (value) => (Number.isInteger(value) ? number(value) : few(value)); // a count, or a rate
 
 function tiles(live) {
   const last = Object.fromEntries(Object.entries(samples).map(([name, values]) => [name, values.at(-1)]));
@@ -76,7 +77,7 @@ function ranks(live) {
 
 function corpora(live) {
   if (!live.corpora.length) return [h("p", {}, "No corpus was read since the server started.")];
-  const cells = ({ corpus, values }) => live.corpus_columns.map(({ column }) => known(values[column], few));
+  const cells = ({ corpus, values }) => live.corpus_columns.map(({ column }) => known(values[column], amount));
   return [table(["corpus", ...live.corpus_columns.map(({ title }) => title)], live.corpora.map((each) => [
     h("a", { href: corpusAddress(each.corpus) }, each.corpus), ...cells(each)]))];
 }
