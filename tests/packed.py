@@ -17,11 +17,7 @@ from hypothesis import strategies as st
 
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.streams import Sequences
-<<<<<<< ours
-from tests.plans import SEEDS, bounded
-=======
-from tests.plans import EPOCH_ORDERS, SEEDS, bounded, token_ranges
->>>>>>> theirs
+from tests.plans import EPOCH_ORDERS, SEEDS, bounded
 
 Piece = tuple[int, int, int]
 """Shard over the plan's shard list, start token in it, tokens."""

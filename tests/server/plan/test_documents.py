@@ -21,19 +21,8 @@ from corpus_server.plan.questions.diff import compare_slices
 from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.usage import usage_slices
-<<<<<<< ours
 from tests.packed import PackedCase, packed_plans, ranges_of
-from tests.plans import bounded
-
-STEPS = 20
-BASE = {"seq_len": 8, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}], "rows": "documents"}
-=======
-from tests.packed import PackedCase, packed_plans
-from tests.plans import EPOCH_ORDERS, bounded, token_ranges
-
-STEPS = 20
-PERMUTING = ", ".join(EPOCH_ORDERS)
->>>>>>> theirs
+from tests.plans import EPOCH_ORDERS, bounded
 
 
 def some(case: PackedCase) -> PackedCase:
