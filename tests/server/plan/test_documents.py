@@ -24,6 +24,10 @@ from corpus_server.plan.questions.usage import usage_slices
 from tests.packed import PackedCase, packed_plans, ranges_of
 from tests.plans import EPOCH_ORDERS, bounded
 
+STEPS = 20
+BASE = {"seq_len": 8, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}], "rows": "documents"}
+PERMUTING = ", ".join(EPOCH_ORDERS)
+
 
 def some(case: PackedCase) -> PackedCase:
     """The case, if its exclusions leave something of every source."""
