@@ -1,4 +1,4 @@
-"""Rows dealt to ranks by their costs: as the page of the arithmetic says, done slowly; steps that are kept."""
+"""Rows dealt to ranks by their costs: as the page of the arithmetic says, slowly; steps that are kept."""
 
 from __future__ import annotations
 
