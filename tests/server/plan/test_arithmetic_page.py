@@ -19,6 +19,7 @@ import pytest
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.dealing import deal
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.packing import Packing, build
 from corpus_server.plan.packing.spread import Class, merge, spread
@@ -119,6 +120,7 @@ def test_rows_of_documents(vector: dict[str, Any]) -> None:
     table = build(starts, lengths, shard_ends, seq_len=seq_len, block_documents=block_documents)
     packing = Packing(table, seq_len=seq_len, key=int(vector["key"]))
     assert [packing.num_rows, packing.num_classes] == [vector["num_rows"], vector["num_classes"]]
+    assert packing.costs(np.arange(packing.num_rows, dtype=np.uint64)).tolist() == vector["costs"]
     for row in vector["result"]:
         slots, _ = packing.slots(u64([row["row"]]), u64([row["epoch"]]))
         pieces = packing.pieces_at(slots, u64([row["epoch"]]))
@@ -126,9 +128,15 @@ def test_rows_of_documents(vector: dict[str, Any]) -> None:
         assert found.tolist() == row["pieces"], row
 
 
+@pytest.mark.parametrize("vector", VECTORS["ranks"])
+def test_rows_of_ranks(vector: dict[str, Any]) -> None:
+    dealt = deal(np.array(vector["costs"]), vector["world_size"])
+    assert dealt.reshape(vector["world_size"], -1).tolist() == vector["result"]
+
+
 def test_the_page_has_vectors_of_every_part() -> None:
-    parts = {"mix", "key", "round_keys", "permute", "draw", "units", "slots", "classes", "patterns", "rows"}
-    assert set(VECTORS) == parts
+    parts = {"mix", "key", "round_keys", "permute", "draw", "units", "slots"}
+    assert set(VECTORS) == parts | {"classes", "patterns", "rows", "ranks"}
 
 
 @pytest.mark.parametrize("order", PLAIN_ORDERS)
