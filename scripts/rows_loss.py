@@ -58,12 +58,18 @@ def losses(url: str, recipe: Recipe, rows: str, steps: int) -> list[float]:
     ]
     args = train.parse_arguments([url, *recipe.flags(), *named])
     trainer = train.Trainer(args, torch.device("cpu"), 0, 1)
-    shape = {"seq_len": recipe.seq_len, "global_batch_size": recipe.global_batch_size}
 
-    def loader(corpus: str, rows: str, num_steps: int, **more: Any) -> CorpusLoader:
-        ignored = {"ignore_index": -100} if rows == "documents" else {}  # torch's default, too
+    def loader(corpus: str, rows: str, num_steps: int, seed: int = 0) -> CorpusLoader:
         return CorpusLoader(
-            url, corpus=corpus, rows=rows, num_steps=num_steps, device="cpu", **ignored, **shape, **more
+            url,
+            corpus=corpus,
+            rows=rows,
+            num_steps=num_steps,
+            seed=seed,
+            seq_len=recipe.seq_len,
+            global_batch_size=recipe.global_batch_size,
+            ignore_index=-100 if rows == "documents" else None,  # which torch ignores by default
+            device="cpu",
         )
 
     with loader("train", rows, steps, seed=recipe.seed) as batches:
