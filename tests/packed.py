@@ -73,6 +73,11 @@ class PackedCase:
         stages = [{k: v for k, v in stage.items() if k != field} for stage in self.document["stages"]]
         return self.with_fields(stages=stages)
 
+    def balanced(self) -> PackedCase:
+        """The same with balanced ranks."""
+        documents = {**self.document["rows"]["documents"], "balance_ranks": True}
+        return self.with_fields(rows={"documents": documents})
+
     @cached_property
     def sampler(self) -> Sampler:
         plan = Plan.from_json(self.document)

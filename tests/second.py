@@ -401,6 +401,18 @@ def spread(classes: Sequence[tuple[int, int]], row_tokens: int) -> list[Pattern]
     return sorted(Counter(row for rows in by_space.values() for row in rows).items())
 
 
+def dealt(costs: Sequence[int], world_size: int) -> list[list[int]]:
+    """Return the rows of each rank, of a step whose rows have these costs."""
+    ranks: list[list[int]] = [[] for _ in range(world_size)]
+    sums = [0] * world_size
+    for row in sorted(range(len(costs)), key=lambda row: (-costs[row], row)):
+        open_ranks = [rank for rank in range(world_size) if len(ranks[rank]) < len(costs) // world_size]
+        rank = min(open_ranks, key=lambda rank: (sums[rank], rank))
+        ranks[rank].append(row)
+        sums[rank] += costs[row]
+    return [sorted(rows) for rows in ranks]
+
+
 class DocumentRows:
     """The rows of a source whose documents are packed, with `Windows`' methods.
 
@@ -420,6 +432,7 @@ class DocumentRows:
         self.first: list[int] = []  # of each class: its first piece and first slot
         self.size: list[int] = []
         self.slots: list[list[int]] = []  # of each row, in descending order
+        self.costs: list[int] = []  # of each row
         self.first_tokens = [0, *accumulate(shard_tokens)]
         blocks: dict[tuple[int, int], list[Piece]] = defaultdict(list)
         documents_of = [0] * len(shard_tokens)
@@ -459,6 +472,7 @@ class DocumentRows:
                     row.append(next_slots[number])
                     next_slots[number] += 1
             self.slots += [sorted(row, reverse=True) for row in rows]
+            self.costs += [sum(classes[number][0] ** 2 for number in numbers)] * height
 
     def held(self, row: int, epoch: int, excluded: Sequence[Range], exclude_key: int) -> list[Piece]:
         """Return the pieces of a row in an epoch of the source; `excluded` are sorted ranges of pieces.

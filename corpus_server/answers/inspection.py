@@ -24,6 +24,7 @@ from corpus_server.answers.response import (
 )
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import (
+    MAX_WORLD_SIZE,
     FormatQuery,
     Integer,
     QueryParameters,
@@ -77,6 +78,8 @@ class RowsQuery(QueryParameters):
     """Training step."""
     first: Annotated[int, Integer(0, MAX_GLOBAL_BATCH_SIZE)] = 0
     """First row of the global batch."""
+    world_size: Annotated[int, Integer(1, MAX_WORLD_SIZE)] = 1
+    """Where a plan balances ranks: `first` counts the rows of so many ranks, one rank after another."""
     count: Annotated[int, Integer(1, 4096)] = 8
     """Rows."""
 
@@ -244,22 +247,24 @@ def document(
 @question("/v1/plans/{plan_id}/rows", Rows)
 def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHead) -> Slices[Response]:
     """Show rows of a step's global batch as text, cut at the borders of documents."""
-    bound, step = service.plan(plan_id, request.caller), query.step
-    size = bound.sampler.check_part(step)
+    bound, step, world_size = service.plan(plan_id, request.caller), query.step, query.world_size
+    size = bound.sampler.check_part(step, world_size=world_size) * world_size
     if query.first >= size:
         raise InvalidParameter.expected("first", f"a row of the global batch, in [0, {size})", query.first)
     count = min(query.count, size - query.first)
     service.admission.check_text_size(count * (bound.sampler.seq_len(step) + 1), "count")
-    whole = WindowReading(bound, step=step, count=1, rank=0, rows=size)
+    whole = WindowReading(bound, step=step, count=1, rank=0, rows=size, world_size=world_size)
     yield from staged_rows(service, bound, whole)
     first_shard = {name: n for n, (name, _) in reversed(list(enumerate(bound.shards)))}
     shown = []
-    found, borders = bound.sampler.pieces(step, range(query.first, query.first + count))
-    for number, (first, stop) in enumerate(pairwise(borders.tolist()), start=query.first):
+    places = range(query.first, query.first + count)
+    found, borders = bound.sampler.pieces(step, places, world_size=world_size)
+    (numbers,) = bound.sampler.row_numbers(step, places, world_size=world_size).tolist()
+    for place, number, (first, stop) in zip(places, numbers, pairwise(borders.tolist()), strict=True):
         pieces = found[first:stop].tolist()
         name, shard = bound.shards[pieces[0][0]]
         corpus = bound.corpora[name]
-        (tokens,) = whole.read(number, 1)
+        (tokens,) = whole.read(place, 1)
         left, texts, begins = tokens.tolist(), list[Span](), []
         for shard_number, start, length in pieces:
             begins.append(corpus.starts[shard_number - first_shard[name]] + start)

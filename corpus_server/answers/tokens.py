@@ -52,7 +52,7 @@ from corpus_server.plan.document import INLINE_PLAN
 from corpus_server.plan.rows import NO_SHARD
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read import text
-from corpus_server.read.beside import BESIDE
+from corpus_server.read.beside import BESIDE, ROWS
 from corpus_server.read.bound_plan import BoundPlan, Source
 from corpus_server.read.reading import RangeReading, Reading, WindowReading, num_bytes, read_arrays
 from corpus_server.readers.registry import Reader
@@ -184,7 +184,8 @@ class BatchesQuery(StepsQuery, FormatQuery):
     beside: Annotated[str, Names(BESIDE)] | None = Field(None, alias="with")
     """Arrays to send behind the first one (raw and json only), as `Corpus-Arrays` describes them. `sources`:
     `(count, rows) uint16`, the number of each row's source in the plan's `sources`. `loss_mask`:
-    `(count, rows, seq_len + 1) uint8`, 0 where a corpus's mask leaves the token out of the loss, else 1."""
+    `(count, rows, seq_len + 1) uint8`, 0 where a corpus's mask leaves the token out of the loss, else 1.
+    `rows`: `(count, rows) uint32`, the number of each row in the global batch."""
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -234,7 +235,7 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     beside = _beside(query, reading, chosen)
     size = num_bytes(reading, *beside.values())
     service.admission.check_size(size, "count")
-    service.admission.check_rows(*reading.shape[:2])
+    service.admission.check_rows(query.count, reading.step_rows)
     _check_text(service, chosen, bound.corpora.values(), reading, *beside.values())
     headers = _step_headers(bound, query, request, "batches", chosen)
     if (unchanged := not_modified(request, headers)) is not None:
@@ -273,7 +274,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     beside = _beside(query, reading, chosen)
     beside_bytes = num_bytes(*beside.values())
     service.admission.check_size(reading.num_units * numbers * 8 + beside_bytes, "count")
-    service.admission.check_rows(*shape)
+    service.admission.check_rows(query.count, reading.step_rows)
     if chosen == "text":
         raise InvalidParameter(
             "indices have no format text", parameter="format", received="text", accepted="raw, npy, json"
@@ -419,7 +420,10 @@ def _beside(query: BatchesQuery, reading: WindowReading, chosen: Format) -> dict
             received=query.beside,
             accepted="nothing with this format",
         )
-    return {name: BESIDE[name].make(reading) for name in query.arrays}
+    names = query.arrays
+    if chosen == "json" and reading.bound.plan.rows.balance_ranks and ROWS not in names:
+        names = (*names, ROWS)  # nobody could tell from rank and world_size
+    return {name: BESIDE[name].make(reading) for name in names}
 
 
 def _num_items(*readings: Reading) -> int:
@@ -435,10 +439,9 @@ def _check_text(service: Service, chosen: Format, corpora: Iterable[Corpus], *re
 
 
 def _windows(bound: BoundPlan, query: StepsQuery) -> WindowReading:
-    rows = bound.sampler.check_part(
-        query.step, count=query.count, rank=query.rank, world_size=query.world_size
-    )
-    return WindowReading(bound, step=query.step, count=query.count, rank=query.rank, rows=rows)
+    step, count, rank, world_size = query.step, query.count, query.rank, query.world_size
+    rows = bound.sampler.check_part(step, count=count, rank=rank, world_size=world_size)
+    return WindowReading(bound, step=step, count=count, rank=rank, rows=rows, world_size=world_size)
 
 
 def _note(
@@ -490,17 +493,16 @@ def _batches_as_text(
     lines: list[str] = []
     number = 0
     for group, borders in reading.pieces():
-        for low, high in pairwise(borders.tolist()):
-            step, row = divmod(number, rows)
+        numbers = reading.row_numbers(number, len(borders) - 1).tolist()
+        for row, (low, high) in zip(numbers, pairwise(borders.tolist()), strict=True):
             pieces = [piece for piece in group[low:high].tolist() if piece[0] != NO_SHARD]
             name, _ = bound.shards[pieces[0][0]]
             places = "; ".join(
                 f"shard {bound.shards[shard][1].name}, tokens {start} to {start + length}"
                 for shard, start, length in pieces
             )
-            lines.append(
-                f"=== step {query.step + step} row {query.rank * rows + row}: corpus {name}, {places} ==="
-            )
+            step = query.step + number // rows
+            lines.append(f"=== step {step} row {row}: corpus {name}, {places} ===")
             (tokens,) = reading.read(number, 1)
             lines.append(text.decode(bound.corpora[name], tokens.tolist()))
             number += 1

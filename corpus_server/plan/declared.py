@@ -138,6 +138,11 @@ def integer(low: int, high: int) -> Kind:
     return checked(schema, accepted, lambda value: type(value) is int and low <= value <= high)
 
 
+def true_or_false() -> Kind:
+    """Return the kind of booleans; 1 is none."""
+    return checked({"type": "boolean"}, "true or false", lambda value: type(value) is bool)
+
+
 def choice(*values: str) -> Kind:
     """Return the kind of one of some texts."""
     return checked({"enum": list(values)}, f"one of {', '.join(values)}", lambda value: value in values)

@@ -84,7 +84,7 @@ class Mixture:
         """Return the source of each row, and which of that source's rows in the stage it is.
 
         Args:
-            rows: `(k,) uint64`, never descending, at least one, numbered from the stage's start.
+            rows: `(k,) uint64`, at least one, numbered from the stage's start.
 
         Returns:
             `(k,)` indices into `names` (one number for all if there is one source) and `(k,) uint64`.
@@ -96,7 +96,7 @@ class Mixture:
         ranks = np.empty(rows.shape, dtype=np.uint64)
         # Most requests lie in one block and need no grouping.
         parts: Iterable[tuple[int, Any]] = grouped(blocks)
-        if blocks[0] == blocks[-1]:
+        if (blocks == blocks[0]).all():
             parts = [(int(blocks[0]), slice(None))]
         for block, here in parts:
             table = _row_table(self._key, block, self._shares)

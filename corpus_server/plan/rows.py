@@ -90,6 +90,13 @@ class Rows(ABC):
             accepted="plans whose rows are windows",
         )
 
+    def costs(self, sources: Source, rows: UInt64Array) -> NDArray[np.int64]:
+        """Return what attention within the documents of rows costs, `(k,)`: tokens squared, of each piece.
+
+        The same in every epoch, whatever is excluded. Needed of layouts that can balance ranks.
+        """
+        raise NotImplementedError(f"{self.name} have no costs")
+
     @abstractmethod
     def touching(
         self, source: int, start: int, stop: int, *, most: int

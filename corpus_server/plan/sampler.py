@@ -3,7 +3,7 @@
 One step of a plan with a global batch of 6 over three ranks:
 
     global row     0  1  |  2  3  |  4  5
-    rank           0  0  |  1  1  |  2  2
+    rank           0  0  |  1  1  |  2  2   (unless the plan balances ranks, see dealing.py)
     stage row      (plan step - from_step) * 6 + global row
     source         from the mixture of the stage, with the position in the source
                    (of a window; a stage with a shorter seq_len has several rows in one, see timeline.py)
@@ -17,6 +17,7 @@ Only a block of the mixture is stored, so step 10^8 costs what step 0 costs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan.blend import Blend
+from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import grouped
@@ -90,6 +92,7 @@ class Sampler:
         self.num_windows = self.rows.epoch_rows
         self.num_steps = None if self._blend is None else self._num_steps(self._blend)
         self.exclusions = self._exclusions()
+        self._dealt = DealtSteps()
 
     @property
     def num_bytes(self) -> int:
@@ -180,17 +183,44 @@ class Sampler:
             located[..., 1] += np.arange(rows.start, rows.stop) % placed.num_parts * placed.seq_len
         return located
 
-    def pieces(self, step: int, rows: range, *, count: int = 1) -> Pieces:
-        """Return what rows of the global batch are made of, the same rows of each of some steps.
+    def row_numbers(self, step: int, places: range, *, count: int = 1, world_size: int = 1) -> UInt64Array:
+        """Return the rows of the global batch at places, the same places of each of some steps.
+
+        Rank k has the places [k * rows, (k + 1) * rows). The row at a place has the place's number, unless
+        the plan balances ranks.
+
+        Returns:
+            `(count, len(places))`, or `(1, len(places))` if they are the same in all steps.
+        """
+        if world_size == 1 or not self.plan.rows.balance_ranks:
+            return np.arange(places.start, places.stop, dtype=np.uint64)[None]
+        return np.stack(
+            [
+                self._dealt.rows(each, world_size, partial(self._costs, each))[places.start : places.stop]
+                for each in range(step, step + count)
+            ]
+        )
+
+    def num_located(self, rows: int, world_size: int) -> int:
+        """Return how many rows of a step are looked at to find the `rows` of a rank."""
+        return rows * world_size if self.plan.rows.balance_ranks else rows
+
+    def pieces(self, step: int, places: range, *, count: int = 1, world_size: int = 1) -> Pieces:
+        """Return what rows of the global batch are made of, at the same places of each of some steps.
+
+        Args:
+            places: rows of the global batch, unless `world_size` is given; see `row_numbers`.
 
         Returns:
             `(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each
             of the k rows, then their number. In most plans each row is one piece, its window.
         """
-        pieces, borders = joined([self.rows.pieces(*part) for part in self._rows(step, rows, count)])
+        pieces, borders = joined(
+            [self.rows.pieces(*part) for part in self._rows(step, places, count, world_size)]
+        )
         placed = self.timeline.stage_at(self.timeline.plan_step(step))
         if placed.num_parts > 1:  # so each row is a part of a window
-            parts = np.arange(rows.start, rows.stop) % placed.num_parts
+            parts = np.arange(places.start, places.stop) % placed.num_parts
             pieces[:, 1] += np.tile(parts * placed.seq_len, count)
             pieces[:, 2] = placed.seq_len + 1
         return pieces, borders
@@ -259,11 +289,21 @@ class Sampler:
         # Neighbouring rows may lie in one block of documents.
         return list(dict.fromkeys(each for start, stop in ranges for each in self.rows.extents(start, stop)))
 
-    def _rows(self, step: int, rows: range, count: int) -> list[_Chosen]:
-        """Return the same rows of the global batch of some steps, those of each stage together."""
+    def _rows(self, step: int, places: range, count: int, world_size: int = 1) -> list[_Chosen]:
+        """Return the rows at the same places of some steps, those of each stage together."""
         plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
-        within = np.arange(rows.start, rows.stop, dtype=np.uint64)
-        return [self._rows_in_stage(*part, within) for part in self.timeline.by_stage(plan_steps)]
+        within, found, first = self.row_numbers(step, places, count=count, world_size=world_size), [], 0
+        for placed, its in self.timeline.by_stage(plan_steps):
+            rows = within if len(within) == 1 else within[first : first + its.size]
+            found.append(self._rows_in_stage(placed, its, rows))
+            first += its.size
+        return found
+
+    def _costs(self, step: int) -> NDArray[np.int64]:
+        """Return the costs of the rows of a step's global batch, see `Rows.costs`."""
+        size = self.timeline.stage_at(self.timeline.plan_step(step)).stage.global_batch_size
+        (chosen,) = self._rows(step, range(size), 1)
+        return self.rows.costs(chosen.sources, chosen.rows)
 
     def _rows_in_stage(self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array) -> _Chosen:
         first = (plan_steps - np.uint64(placed.stage.from_step)) * np.uint64(placed.step_windows)

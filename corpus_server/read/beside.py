@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from corpus_server.read.reading import Reading, WindowReading
 
+ROWS: Final = "rows"
+"""Name of the rows' numbers, which a JSON response has without being asked where a plan balances ranks."""
+
 
 class RowSources:
     """The source of each row, `(count, rows) uint16`: its number among `Plan.sources`."""
@@ -41,6 +44,25 @@ class RowSources:
         """Do nothing: no file is read."""
 
 
+class RowNumbers:
+    """The number of each row in its global batch, `(count, rows) uint32`."""
+
+    unit_tokens = 1
+    dtype: np.dtype[np.integer] = np.dtype(np.uint32)
+
+    def __init__(self, rows: WindowReading) -> None:
+        self._rows = rows
+        self.shape: tuple[int, ...] = rows.shape[:2]
+        self.num_units = rows.num_units
+
+    def read(self, first: int, num_units: int) -> NDArray[np.integer]:
+        """Return the numbers of rows from `first` on: at most those that are located together."""
+        return self._rows.row_numbers(first, num_units).astype(self.dtype)
+
+    def check_unchanged(self) -> None:
+        """Do nothing: no file is read."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
     """An array that a request may name; `reads_files` as opposed to arithmetic alone."""
@@ -52,5 +74,6 @@ class Beside:
 BESIDE: Final[Mapping[str, Beside]] = {
     "sources": Beside(make=RowSources, reads_files=False),
     "loss_mask": Beside(make=WindowReading.masks, reads_files=True),
+    ROWS: Beside(make=RowNumbers, reads_files=False),
 }
 """By the names in `with`."""

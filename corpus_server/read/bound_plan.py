@@ -142,12 +142,12 @@ class BoundPlan:
         if self.has_masks:
             self.masks.read_ahead(locations, lengths)
 
-    def pieces(self, step: int, rows: range, *, count: int = 1) -> Pieces:
+    def pieces(self, step: int, places: range, *, count: int = 1, world_size: int = 1) -> Pieces:
         """Return what rows of the global batch are made of, see `Sampler.pieces`, as long as they are.
 
         The unused end of a row is the end-of-text token of its corpus.
         """
-        found = self.sampler.pieces(step, rows, count=count)
+        found = self.sampler.pieces(step, places, count=count, world_size=world_size)
         if not self.plan.rows.fills_ends:
             return found
         pieces, borders = found = without_empty(found)

@@ -77,18 +77,31 @@ class Reading(Protocol):
 class WindowReading:
     """A rank's rows of consecutive steps; for one thread at a time.
 
-    `rows` is the number of rows of a step that belong to a rank, from `Sampler.check_part`. With `masks`, the
-    loss masks are read in place of the tokens: uint8, 0 where a token is no target of training, else 1; ones
-    for a shard without a mask.
+    `rows` is the number of rows of a step that belong to a rank, from `Sampler.check_part`. `world_size`
+    matters to plans that balance ranks. With `masks`, the loss masks are read in place of the tokens: uint8,
+    0 where a token is no target of training, else 1; ones for a shard without a mask.
+
+    Attributes:
+        step_rows: of each step, that must be located to find those of the rank.
     """
 
     def __init__(
-        self, bound: BoundPlan, *, step: int, count: int, rank: int, rows: int, masks: bool = False
+        self,
+        bound: BoundPlan,
+        *,
+        step: int,
+        count: int,
+        rank: int,
+        rows: int,
+        world_size: int = 1,
+        masks: bool = False,
     ) -> None:
         self.bound = bound
         self._masks = masks
         self._step = step
-        self._first_row = rank * rows
+        self._first_place = rank * rows
+        self._world_size = world_size
+        self.step_rows = bound.sampler.num_located(rows, world_size)
         self.unit_tokens = bound.sampler.seq_len(step) + 1
         self.shape: tuple[int, ...] = (count, rows, self.unit_tokens)
         self.num_units = count * rows
@@ -103,8 +116,15 @@ class WindowReading:
     def masks(self) -> WindowReading:
         """Return a reading of the loss masks of the same rows, of the same shape."""
         count, rows, _ = self.shape
-        rank = self._first_row // rows
-        return WindowReading(self.bound, step=self._step, count=count, rank=rank, rows=rows, masks=True)
+        part = {"rank": self._first_place // rows, "rows": rows, "world_size": self._world_size}
+        return WindowReading(self.bound, step=self._step, count=count, **part, masks=True)
+
+    def row_numbers(self, first: int, num_units: int) -> NDArray[np.uint64]:
+        """Return which rows of the global batch those from `first` on are, `(k,)`: as many as `selected`."""
+        group, step, places, count = self._group(first)
+        found = self.bound.sampler.row_numbers(step, places, count=count, world_size=self._world_size)
+        numbers = np.broadcast_to(found, (count, len(places))).reshape(-1)
+        return numbers[first - group.start :][:num_units]
 
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return rows from `first` on, `(k, unit_tokens)`: at most those that are located together."""
@@ -117,9 +137,11 @@ class WindowReading:
         They are at most `num_units`, and at most those that are located together.
         """
         if self._located is None or first not in self._located[0]:
-            group, step, rows, count = self._group(first)
+            group, step, places, count = self._group(first)
             began = time.monotonic()
-            selection, number = select(self.bound, step, rows, count, masks=self._masks)
+            selection, number = select(
+                self.bound, step, places, count, world_size=self._world_size, masks=self._masks
+            )
             OF_THREAD.locate_seconds += time.monotonic() - began
             selection.check_unchanged(slice(number, number + len(group)))
             self._located = group, selection, number
@@ -137,23 +159,23 @@ class WindowReading:
         """Yield what the rows are made of, a group of rows at a time; windows are one piece each."""
         first = 0
         while first < self.num_units:
-            numbers, step, rows, count = self._group(first)
-            yield self.bound.pieces(step, rows, count=count)
+            numbers, step, places, count = self._group(first)
+            yield self.bound.pieces(step, places, count=count, world_size=self._world_size)
             first = numbers.stop
 
     def _group(self, row: int) -> tuple[range, int, range, int]:
         """Return the rows to locate together with `row`: whole steps where several fit, else a part of one.
 
         Returns:
-            Their numbers in this reading, and how a plan calls them: step, rows of each step, steps.
+            Their numbers in this reading, and how a plan calls them: step, places of each step, steps.
         """
         steps, rows, _ = self.shape
         step, within = divmod(row, rows)
-        count = min(max(1, self._most_rows // rows), steps - step)
+        count = min(max(1, self._most_rows // self.step_rows), steps - step)
         first = within - within % self._most_rows
         number = min(self._most_rows, rows - first)
         start = step * rows + first
-        wanted = range(self._first_row + first, self._first_row + first + number)
+        wanted = range(self._first_place + first, self._first_place + first + number)
         return range(start, start + count * number), self._step + step, wanted, count
 
 
@@ -162,7 +184,7 @@ _lock = threading.Lock()
 
 
 def select(
-    bound: BoundPlan, step: int, rows: range, count: int, *, masks: bool = False
+    bound: BoundPlan, step: int, rows: range, count: int, *, world_size: int = 1, masks: bool = False
 ) -> tuple[Selection, int]:
     """Return a selection that holds rows of the global batch of steps, and the number of the first one in it.
 
@@ -173,12 +195,12 @@ def select(
         asked for     5                6                           7, 8 ... 15
         located       5    (a first)   0 to 15  (a second one)     nothing
 
-    `Sampler.check_part` must have allowed `step` and `count`. `masks`: see `select_alone`.
+    `Sampler.check_part` must have allowed `step` and `count`. The others: see `select_alone`.
     """
     size = BLOCK_ROWS // (len(rows) * count) * count
     # Rows of pieces are located alone: those of a block would take more memory than they save time.
     if size <= count or not bound.sampler.rows.is_window:
-        return select_alone(bound, step, rows, count, masks=masks), 0
+        return select_alone(bound, step, rows, count, world_size=world_size, masks=masks), 0
     first = step - step % size
     # By the plan's key and not by the plan, which may be large and must not be kept alive.
     key = (bound.key, masks, first, size, rows.start, rows.stop)
@@ -201,12 +223,17 @@ def select(
     return block, (step - first) * len(rows)
 
 
-def select_alone(bound: BoundPlan, step: int, rows: range, count: int, *, masks: bool = False) -> Selection:
-    """Return a selection of rows of the global batch of steps, and of no others: tokens, or loss masks."""
+def select_alone(
+    bound: BoundPlan, step: int, rows: range, count: int, *, world_size: int = 1, masks: bool = False
+) -> Selection:
+    """Return a selection of rows of the global batch of steps, and of no others: tokens, or loss masks.
+
+    rows: with a `world_size`, places; see `Sampler.row_numbers`.
+    """
     sampler = bound.sampler
     gatherer, dtype = (bound.masks, MASK_DTYPE) if masks else (bound.gatherer, bound.dtype)
     if not sampler.rows.is_window:
-        pieces, borders = bound.pieces(step, rows, count=count)
+        pieces, borders = bound.pieces(step, rows, count=count, world_size=world_size)
         return PieceSelection(gatherer, (bound.masks.places_of(pieces) if masks else pieces, borders), dtype)
     located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
     return gatherer.select(located, sampler.seq_len(step) + 1, dtype)

@@ -64,7 +64,7 @@ class Ahead:
             rows = sampler.check_part(self.next, **self.part)
         except InvalidParameter:
             return 0, 0
-        count = max(1, max_windows // rows)
+        count = max(1, max_windows // sampler.num_located(rows, self.part["world_size"]))
         while count > 1:
             try:
                 sampler.check_part(self.next, count=count, **self.part)

@@ -78,7 +78,8 @@ class RankShards(Ahead):
         start = self.part["rank"] * rows
         for low in range(start, start + rows, _MAX_LOCATED):  # one range, unless a step is larger
             chunk = range(low, min(low + _MAX_LOCATED, start + rows))
-            pieces, borders = sampler.pieces(self.next, chunk, count=count)
+            ranks = {"world_size": self.part["world_size"]}
+            pieces, borders = sampler.pieces(self.next, chunk, count=count, **ranks)
             numbers = pieces[borders[:-1], 0]  # all pieces of a row lie in one shard
             _, first_places = np.unique(numbers, return_index=True)
             _, last_places = np.unique(numbers[::-1], return_index=True)

@@ -66,7 +66,8 @@ class Windows(Ahead):
             return None
         rows = sampler.check_part(self.next, count=count, **self.part)
         first = self.part["rank"] * rows
-        pieces, _ = sampler.pieces(self.next, range(first, first + rows), count=count)
+        ranks = {"world_size": self.part["world_size"]}
+        pieces, _ = sampler.pieces(self.next, range(first, first + rows), count=count, **ranks)
         self.add(count, step_bytes)
         samples, self._samples = self._samples, False
         return Turn(pieces[:, :2], pieces[:, 2], self.next, samples)

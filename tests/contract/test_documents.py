@@ -68,6 +68,37 @@ def test_positions_borders_and_the_mask_are_those_of_the_documents(running: Runn
             assert ((following == flat[mask] + 1) | (following == EOT)).all()
 
 
+def row_numbers(server: RunningServer, plan: dict[str, Any], step: int, rank: int) -> list[int]:
+    answer = server.get(
+        "/v1/indices", plan=server.post_plan(plan).json()["id"], step=step, rank=rank, world_size=2
+    )
+    numbers: list[int] = answer.json()["rows"][0]
+    return numbers
+
+
+def test_balanced_ranks_share_the_same_rows(running: RunningServer, folder: Path) -> None:
+    """As the indices say which; also from a local copy. The dealt rows differ from halves in most steps."""
+    balanced = {"documents": {"block_documents": 64, "balance_ranks": True}}
+    with loader(running, dtype=None) as batches:
+        whole = [tokens for _, tokens in take(batches, 6)]
+    dealt = []
+    for rank in range(2):
+        with (
+            loader(running, dtype=None, rows=balanced, rank=rank, world_size=2) as served,
+            loader(running, dtype=None, rows=balanced, rank=rank, world_size=2, local_root=folder) as copied,
+        ):
+            plan = served.state_dict()["plan"]
+            for (step, rows), (_, local) in zip(take(served, 6), take(copied, 6), strict=True):
+                numbers = row_numbers(running, plan, step, rank)
+                assert np.array_equal(rows, whole[step][numbers])
+                assert np.array_equal(local, rows)
+                dealt.append(numbers)
+    assert [sorted(one + other) for one, other in zip(dealt[:6], dealt[6:], strict=True)] == [
+        list(range(8))
+    ] * 6
+    assert dealt.count([0, 1, 2, 3]) < 3
+
+
 def test_a_state_resumes_with_another_world_size(running: RunningServer) -> None:
     with loader(running, dtype=None) as batches:
         whole = [tokens for _, tokens in take(batches, 3)]

@@ -66,7 +66,7 @@ def make_plan(
             `{"shuffle": {"block_windows": 16384, "group_blocks": 64}}` or
             `{"megatron": {"num_samples": 1000000}}`.
         rows: `windows`, or rows that join whole documents: `documents`, or with a parameter
-            `{"documents": {"block_documents": 65536}}`.
+            `{"documents": {"block_documents": 65536, "balance_ranks": True}}`.
         stride: tokens from the start of a window to the next one's; default: `seq_len`.
 
     Raises:

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.plan.declared import Schema, declared, integer, texts
+from corpus_server.plan.dealing import MAX_DEALT_ROWS
+from corpus_server.plan.declared import Schema, declared, integer, texts, true_or_false
 from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
 from corpus_server.plan.layouts.layout import Keys, Layout
 from corpus_server.plan.mixture import grouped
@@ -110,6 +111,15 @@ class Packed(Rows):
         if empty is not None:
             counts = np.where(empty, 0, counts)
         return np.stack((shards, within, counts), axis=1), borders
+
+    def costs(self, sources: Source, rows: UInt64Array) -> NDArray[np.int64]:
+        """See `Rows.costs`."""
+        if isinstance(sources, int):
+            return self._packings[sources].costs(rows - self.first_row[sources])
+        found = np.empty(rows.size, dtype=np.int64)
+        for source, here in grouped(sources):
+            found[here] = self._packings[source].costs(rows[here] - self.first_row[source])
+        return found
 
     def touching(
         self, source: int, start: int, stop: int, *, most: int
@@ -203,6 +213,13 @@ class DocumentRows(Layout):
         f"Consecutive documents that are packed together; default {DEFAULT_BLOCK_DOCUMENTS}.",
         default=DEFAULT_BLOCK_DOCUMENTS,
     )
+    balance_ranks: bool = declared(
+        true_or_false(),
+        "Whether the rows of a step are dealt to ranks so that attention within documents costs each about "
+        "the same; default false.",
+        omit=True,
+        default=False,
+    )
     lengths: Mapping[str, str] = declared(
         texts("an object of strings"),
         "Digests of the documents' lengths by corpus; the server fills them in.",
@@ -228,6 +245,10 @@ class DocumentRows(Layout):
             accepted = f"left out or seq_len ({seq_len}) with rows documents, which have no windows"
             raise InvalidPlan.expected("stride", accepted, stride)
         for number, stage in enumerate(stages):
+            if self.balance_ranks and stage.global_batch_size > MAX_DEALT_ROWS:
+                what = f"stages[{number}].global_batch_size"
+                accepted = f"at most {MAX_DEALT_ROWS} with balance_ranks, which deals the rows of each step"
+                raise InvalidPlan.expected(what, accepted, stage.global_batch_size)
             if stage.seq_len:
                 what = f"stages[{number}].seq_len"
                 accepted = f"left out or {seq_len} with rows documents, which are packed for one length"

@@ -22,6 +22,7 @@ class Layout(Named, ABC):
     """A layout as a plan's document has it. Laid over the sources of a plan it becomes `Rows`."""
 
     fills_ends = False  # whether rows may end with end-of-text tokens that belong to no document
+    balance_ranks = False  # whether rows are dealt to ranks by their costs
 
     def check(self, *, seq_len: int, stride: int | None, order: Order, stages: Sequence[Stage]) -> None:
         """Refuse what the layout cannot carry.

@@ -9,6 +9,8 @@ a class are dealt to the slots of that class by a keyed permutation, another one
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -75,6 +77,28 @@ class Packing:
         first = table.class_first[table.block_class[blocks]] + (rows - table.pattern_row[patterns])
         slots = self._slots.at(patterns[row], sizes - 1 - places)  # a longer piece has a higher slot
         return first[row] + slots.astype(np.uint64), borders
+
+    def costs(self, rows: UInt64Array) -> Int64Array:
+        """Return what attention within documents costs for rows: the sum of squares of their slots' room.
+
+        Args:
+            rows: `(k,)`.
+
+        Returns:
+            `(k,) int64`, of tokens squared; the same in every epoch.
+        """
+        patterns = self.table.pattern_row.searchsorted(rows, side="right") - 1
+        new = np.unique(patterns[self._pattern_costs[patterns] == 0])
+        if new.size:
+            slots, borders = self.slots(self.table.pattern_row[new], np.zeros(1, np.uint64))
+            tokens = self.table.class_longest[self._classes(slots)].astype(np.int64) + 1
+            self._pattern_costs[new] = np.add.reduceat(tokens * tokens, borders[:-1])
+        return self._pattern_costs[patterns]
+
+    @cached_property
+    def _pattern_costs(self) -> Int64Array:
+        """The cost of a row of each pattern, 0 until it is needed; threads may find the same ones at once."""
+        return np.zeros(self.table.pattern_row.size - 1, dtype=np.int64)
 
     def pieces_at(self, slots: UInt64Array, epochs: UInt64Array) -> UInt64Array:
         """Return the pieces that slots hold: `(p,) uint64`; epochs are `(p,)` or `(1,)`."""

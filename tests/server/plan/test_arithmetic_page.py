@@ -22,6 +22,7 @@ import pytest
 from corpus_server.catalog import Catalog
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.dealing import deal
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.packing import Packing, build
 from corpus_server.plan.packing.spread import Class, merge, spread
@@ -139,11 +140,14 @@ def test_rows_of_documents(vector: dict[str, Any]) -> None:
     table = build(starts, lengths, shard_ends, seq_len=seq_len, block_documents=block_documents)
     packing = Packing(table, seq_len=seq_len, key=int(vector["key"]))
     assert [packing.num_rows, packing.num_classes] == [vector["num_rows"], vector["num_classes"]]
+    assert packing.costs(np.arange(packing.num_rows, dtype=np.uint64)).tolist() == vector["costs"]
     shard_tokens = [sum(shard) for shard in vector["shards"]]
     packed = second.DocumentRows(
         shard_tokens, documents_of(vector["shards"]), seq_len, block_documents, int(vector["key"])
     )
-    assert [packed.n, len(packed.first)] == [vector["num_rows"], vector["num_classes"]]
+    assert [packed.n, len(packed.first), packed.costs] == [
+        vector[name] for name in ("num_rows", "num_classes", "costs")
+    ]
     for row in vector["result"]:
         pieces = packed.held(row["row"], int(row["epoch"]), [], 0)
         assert [[piece.document, piece.start, piece.tokens] for piece in pieces] == row["pieces"], row
@@ -153,9 +157,16 @@ def test_rows_of_documents(vector: dict[str, Any]) -> None:
         assert found.tolist() == row["pieces"], row
 
 
+@pytest.mark.parametrize("vector", VECTORS["ranks"])
+def test_rows_of_ranks(vector: dict[str, Any]) -> None:
+    dealt = deal(np.array(vector["costs"]), vector["world_size"])
+    assert dealt.reshape(vector["world_size"], -1).tolist() == vector["result"]
+    assert second.dealt(vector["costs"], vector["world_size"]) == vector["result"]
+
+
 def test_the_page_has_vectors_of_every_part() -> None:
     parts = {"mix", "key", "round_keys", "permute", "draw", "units", "slots", "classes", "patterns", "rows"}
-    assert set(VECTORS) == parts | {"documents"}
+    assert set(VECTORS) == parts | {"documents", "ranks"}
 
 
 @pytest.mark.parametrize("order", PLAIN_ORDERS)

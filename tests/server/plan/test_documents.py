@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan
+from corpus_server.plan.dealing import deal
 from corpus_server.plan.layouts import LAYOUTS
 from corpus_server.plan.questions import suspects
 from corpus_server.plan.questions.diff import compare_slices
@@ -77,6 +78,32 @@ def test_world_size_and_count_change_nothing(case: PackedCase, step: int, data: 
     together, _ = sampler.pieces(step, range(len(whole)), count=3)
     alone = [piece for each in range(step, step + 3) for row in case.rows_of(each) for piece in row]
     assert list(map(tuple, together.tolist())) == alone
+
+
+@settings(deadline=None, max_examples=40)
+@given(packed_plans(), st.integers(0, 9), st.data())
+def test_balanced_ranks_share_the_same_rows(case: PackedCase, step: int, data: st.DataObject) -> None:
+    """By what their pieces cost, the excluded ones included; in all steps that are asked for together."""
+    plain, sampler = some(case).sampler, case.balanced().sampler
+    whole, size = case.rows_of(step), plain.check_part(step)
+    world_size = data.draw(st.sampled_from([n for n in range(1, 7) if size % n == 0]))
+    costs = [sum(count**2 for *_, count in row) for row in case.without("exclude").rows_of(step)]
+    expected = range(size) if world_size == 1 else deal(np.array(costs), world_size).tolist()
+    assert case.balanced().rows_of(step) == whole
+    low = data.draw(st.integers(0, size - 1))
+    high = data.draw(st.integers(low + 1, size))
+    count = data.draw(st.integers(1, 3))
+    try:
+        sampler.check_part(step, count=count, world_size=world_size)
+    except InvalidParameter:
+        count = 1  # the batch size changes
+    numbers = sampler.row_numbers(step, range(low, high), count=count, world_size=world_size)
+    assert numbers[0].tolist() == list(expected[low:high])
+    found = sampler.pieces(step, range(low, high), count=count, world_size=world_size)
+    rows = [row.tolist() for row in np.split(found[0], found[1][1:-1])]
+    every = [case.rows_of(each) for each in range(step, step + count)]
+    its = np.broadcast_to(numbers, (count, high - low)).tolist()
+    assert rows == [list(map(list, every[n][row])) for n in range(count) for row in its[n]]
 
 
 @settings(deadline=None, max_examples=50)
@@ -239,6 +266,20 @@ def test_windows_are_left_out_of_the_document(rows: Any) -> None:
             {"rows": {"documents": {"block_documents": 0}}},
             "rows.documents.block_documents",
             "rows.documents.block_documents must be an integer in [1, 16777216], got 0",
+        ),
+        (
+            {"rows": {"documents": {"balance_ranks": 1}}},
+            "rows.documents.balance_ranks",
+            "rows.documents.balance_ranks must be true or false, got 1",
+        ),
+        (
+            {
+                "rows": {"documents": {"balance_ranks": True}},
+                "stages": [{"global_batch_size": 2**17, "mixture": {"web": 1}}],
+            },
+            "stages[0].global_batch_size",
+            "stages[0].global_batch_size must be at most 65536 with balance_ranks, which deals the rows of "
+            "each step, got 131072",
         ),
         (
             {"order": "random"},

@@ -54,6 +54,16 @@ def test_the_canonical_document_is_a_fixed_point(mixture: dict[str, float]) -> N
     assert sum(plan.to_json()["stages"][0]["mixture"].values()) == pytest.approx(1.0)
 
 
+def test_rows_are_placed_in_any_order() -> None:
+    """As ranks that are balanced have them: others before the last one of the first one's block."""
+    mixture = Mixture({"a": 40_000, "b": 25_536}, key=7)
+    rows = np.array([5, BLOCK, 2 * BLOCK + 7, 3], dtype=np.uint64)
+    sources, numbers = mixture.place(rows)
+    for row, source, number in zip(rows, np.atleast_1d(sources), numbers, strict=True):
+        one, its = mixture.place(np.array([row]))
+        assert (np.atleast_1d(one)[0], its[0]) == (source, number)
+
+
 @pytest.mark.parametrize("block", [0, 1, FAR_BLOCK])
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_every_block_holds_exactly_the_shares(name: str, block: int) -> None:

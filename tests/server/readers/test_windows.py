@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.windows import Windows
-from tests.corpora import some_tokens, write_raw
+from tests.corpora import some_tokens, spec, write_megatron, write_raw
 
 ROWS, SEQ_LEN = 4, 16
 WINDOW_BYTES = 2 * (SEQ_LEN + 1) + mmap.PAGESIZE
@@ -115,6 +117,24 @@ def test_a_rank_that_has_no_place_in_the_next_stage_ends_there(catalog: Catalog)
     assert rank.asked(15, 5) == list(range(15, 20))
     assert not rank.ask(16)
     assert rank.asked(40)[:3] == [40, 41, 42]
+
+
+def test_a_balanced_rank_prefetches_what_it_is_dealt(tmp_path: Path) -> None:
+    """From step 7 on, until its share is full; the other rank's rows are others."""
+    lengths = np.random.default_rng(0).integers(2, 30, 500).tolist()
+    write_megatron(tmp_path / "web", [[*range(1, length), 0] for length in lengths])
+    stage = {"global_batch_size": 2 * ROWS, "mixture": {"web": 1}}
+    rows = {"documents": {"balance_ranks": True}}
+    with Catalog.open([spec(tmp_path / "web.bin", "web", eot=0)]) as opened:
+        bound = opened.bind(Plan.from_json({"seq_len": SEQ_LEN, "rows": rows, "stages": [stage]}))
+        for rank in range(2):
+            turn = Windows(bound, rank, 2, range(7, 8)).next_turn(HORIZON * STEP_BYTES)
+            assert turn is not None
+            places = range(rank * ROWS, (rank + 1) * ROWS)
+            pieces, _ = bound.sampler.pieces(7, places, count=turn.stop - 7, world_size=2)
+            assert turn.windows.tolist() == pieces[:, :2].tolist()
+            assert turn.lengths.tolist() == pieces[:, 2].tolist()
+            assert pieces.tolist() != bound.sampler.pieces(7, places, count=turn.stop - 7)[0].tolist()
 
 
 @settings(max_examples=60)

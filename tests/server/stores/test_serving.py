@@ -121,11 +121,13 @@ def test_rows_of_documents_are_those_of_local_files(tmp_path: Path, bucket: Buck
     with start(f"{url}/web", tmp_path / "a") as there, RunningServer({"web": local}, tmp_path) as here:
         plans = []
         for order in ("sequential", {"shuffle": {"block_windows": 200, "group_blocks": 1}}, "shuffle"):
-            asked = {**document(order), "rows": {"documents": {"block_documents": 1000}}}
+            rows = {"block_documents": 1000, "balance_ranks": order == "sequential"}
+            asked = {**document(order), "rows": {"documents": rows}}
             plans.append(here.post_plan(asked).json()["id"])
             assert there.post_plan(asked).json()["id"] == plans[-1]
         for plan, step in itertools.product(plans[:2], (0, 1, 60, 61, 300)):
-            ours, theirs = (server.get("/v1/batches", plan=plan, step=step) for server in (there, here))
+            part = {"plan": plan, "step": step, "rank": 1, "world_size": 2}
+            ours, theirs = (server.get("/v1/batches", **part) for server in (there, here))
             assert (ours.status, ours.body) == (200, theirs.body)
         refused = there.get("/v1/batches", plan=plans[2], step=0)
         assert "bounded shuffle, for example" in check_problem(refused, 422, "cache-too-small")["remedy"]

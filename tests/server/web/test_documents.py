@@ -165,6 +165,34 @@ def test_ranks_and_a_mixture_share_the_rows(server: RunningServer, world_size: i
     assert {bool((row > 10_000).any()) for row in whole.reshape(18, -1)} == {True, False}
 
 
+def test_balanced_ranks_say_which_rows_they_hold(server: RunningServer) -> None:
+    """In each format, for several steps, and as the page shows them; the global batch is the plain plan's."""
+    mixture = {"web": 3, "code": 1}
+    rows = {"documents": {"block_documents": 50, "balance_ranks": True}}
+    plain, plan = (post(server, document(mixture, **more))["id"] for more in ({}, {"rows": rows}))
+    digests = [server.get(f"/v1/plans/{each}/receipt", step=5).json()["digest"] for each in (plain, plan)]
+    assert digests[0] == digests[1]
+    whole, held = batch(server, plain, 5, count=3), []
+    for rank in range(3):
+        asked: dict[str, Any] = {"plan": plan, "step": 5, "count": 3, "rank": rank, "world_size": 3}
+        answer = server.get("/v1/batches", format="json", **asked).json()
+        numbers = np.array(answer["rows"])
+        assert np.array_equal(answer["tokens"], np.take_along_axis(whole, numbers[:, :, None], axis=1))
+        assert np.array_equal(server.get("/v1/batches", **asked).array(), answer["tokens"])
+        assert server.get("/v1/indices", **asked).json()["rows"] == answer["rows"]
+        raw = server.get("/v1/batches", **asked, **{"with": "rows"}).body
+        assert np.array_equal(np.frombuffer(raw[-24:], "<u4").reshape(3, 2), numbers)
+        held.append(numbers)
+        shown = server.get(f"/v1/plans/{plan}/rows", step=6, first=rank * 2, count=2, world_size=3).json()
+        assert [each["row"] for each in shown["rows"]] == numbers[1].tolist()
+    assert np.array_equal(np.sort(np.hstack(held)), np.tile(np.arange(6), (3, 1)))
+    assert not np.array_equal(np.hstack(held), np.tile(np.arange(6), (3, 1)))
+    answer = server.get(
+        "/v1/batches", plan=plain, step=5, rank=1, world_size=3, format="json", **{"with": "rows"}
+    )
+    assert answer.json()["rows"] == [[2, 3]]
+
+
 @pytest.mark.parametrize("number", range(0, 190, 9))
 def test_a_document_is_found_in_the_rows_that_hold_it(server: RunningServer, number: int) -> None:
     plan_id = post(server, document({"web": 3, "code": 1}))["id"]

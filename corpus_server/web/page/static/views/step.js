@@ -21,6 +21,8 @@ $("#plan-link").href = `/page/plans/${id}`;
 $("#plan-link").append(h("code", { title: id }, short(id)));
 
 const sources = () => Object.keys(plan.sources);
+// A plan that balances ranks deals the rows of each step anew.
+const ranks = () => (worldSize > 1 ? { world_size: worldSize } : {});
 const stageOf = (at) => plan.stages.findLast((each) => each.first_step !== null && each.first_step <= at);
 
 function row(each) {
@@ -55,7 +57,7 @@ async function show(first = 0) {
     const share = Math.floor(stageOf(step).global_batch_size / worldSize);
     const begin = rank * share + first;
     const count = Math.min(PAGE, share - first);
-    const target = address(`/v1/plans/${id}/rows`, { step, first: begin, count });
+    const target = address(`/v1/plans/${id}/rows`, { step, first: begin, count, ...ranks() });
     const answer = await ask(target);
     const shown = answer.rows.map(row);
     if (first) $("#rows").append(...shown, request(target));
@@ -100,7 +102,7 @@ async function skim(from, to) {
     plan ??= await ask(`/v1/plans/${id}`);
     for (let at = from; at <= last; at += 1) {
       const share = Math.floor(stageOf(at).global_batch_size / worldSize);
-      const target = address(`/v1/plans/${id}/rows`, { step: at, first: rank * share, count: Math.min(SKIMMED_ROWS, share) });
+      const target = address(`/v1/plans/${id}/rows`, { step: at, first: rank * share, count: Math.min(SKIMMED_ROWS, share), ...ranks() });
       const answer = await ask(target);
       holder.append(h("article", { class: spiked.has(at) ? "card spike" : "card", "aria-current": at === step ? "step" : null },
         h("h2", {}, h("a", { href: stepAddress(id, at), onclick: (event) => { event.preventDefault(); go(at); $("#legend").scrollIntoView(); } }, `Step ${number(at)}`),
