@@ -22,27 +22,6 @@ def splitmix(state: int, number: int) -> int:
     return second.mix((state + number * GOLDEN) % TWO64)
 
 
-def all_shuffled(size: int, key: int, epoch: int) -> list[int]:
-    """Where the permutation sends every position: `shuffled`, with each hash computed once."""
-    height, width = second.grid(size)
-    keys = second.round_keys(key, epoch)
-    of_columns = [[second.hashed(column, key) for column in range(width)] for key in keys[0::2]]
-    of_rows = [[second.hashed(row, key) for row in range(height)] for key in keys[1::2]]
-    rounds = list(zip(of_columns, of_rows, strict=True))
-    found = []
-    for cell in range(size):
-        while True:
-            row, column = divmod(cell, width)
-            for of_column, of_row in rounds:
-                row = (row + of_column[column]) % height
-                column = (column + of_row[row]) % width
-            cell = row * width + column
-            if cell < size:
-                break
-        found.append(cell)
-    return found
-
-
 def chi_square_p_value(observed: np.ndarray) -> float:
     """Return the p-value of counts under equal probabilities.
 

@@ -10,13 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 from bisect import bisect_right
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any, Final
+
+import xxhash
 
 GOLDEN: Final = 0x9E3779B97F4A7C15
 M1: Final = 0xBF58476D1CE4E5B9
@@ -27,10 +31,16 @@ BLOCK_ROWS: Final = 65536
 CIRCLE_PLACES: Final = 32
 """How many places of a group's circle are looked at for a substitute."""
 
+BLOCK_DOCUMENTS: Final = 262_144
+CLASS_PIECES: Final = 128
+"""A class with so many pieces takes no further length."""
+
 Range = tuple[int, int]
 """A half-open range, as (start, stop)."""
-Order = str | Mapping[str, Any]
-"""As a plan's document has it."""
+Document = tuple[int, int]
+"""A document, as (first token, tokens); tokens are counted through the source's shards."""
+Pattern = tuple[tuple[int, ...], int]
+"""Rows that hold pieces of the same classes, as (list of classes, height)."""
 
 
 # Notation and keys
@@ -167,7 +177,7 @@ def joined(ranges: Iterable[Sequence[int]]) -> list[Range]:
 
 
 def units(weights: Mapping[str, float]) -> dict[str, int]:
-    """Return the units of each source, sorted by name."""
+    """Return the units of each source, sorted by name; a plan refuses 0."""
     total = sum(Fraction(weight) for weight in weights.values())
     shares = {name: BLOCK_ROWS * Fraction(weights[name]) / total for name in sorted(weights)}
     whole = {name: math.floor(share) for name, share in shares.items()}
@@ -175,8 +185,6 @@ def units(weights: Mapping[str, float]) -> dict[str, int]:
     by_fraction = sorted(shares, key=lambda name: (whole[name] - shares[name], name))
     for name in by_fraction[:remaining]:
         whole[name] += 1
-    if 0 in whole.values():
-        raise ValueError("a source has no unit")
     return whole
 
 
@@ -236,7 +244,7 @@ class Stage:
     units: dict[str, int]
     exclude: dict[str, list[Range]]  # of this stage alone
     positions: dict[str, int]  # of all sources, at the stage's start
-    excluded: dict[str, list[Range]]  # windows, by the ranges of this and all earlier stages
+    excluded: dict[str, list[Range]]  # windows or pieces, by the ranges of this and all earlier stages
 
     def source_and_rank(self, row: int) -> tuple[str, int]:
         """Return the source of a row of the stage, and the row's rank among those of the source."""
@@ -250,9 +258,9 @@ class Stage:
 
     def rows_of(self, name: str, rows: int) -> int:
         """Return how many of the stage's first `rows` rows belong to a source of its mixture."""
-        if len(self.units) == 1:
-            return rows
         block, offset = divmod(rows, BLOCK_ROWS)
+        if len(self.units) == 1 or not offset:
+            return block * self.units[name] + offset
         sources, _ = block_rows(block, self.seed, self.number, tuple(self.units.values()))
         return block * self.units[name] + sources[:offset].count(list(self.units).index(name))
 
@@ -325,23 +333,6 @@ class Groups:
             yield self.laid(group, permute((place + distance) % size, size, self.circle_key, epoch))
 
 
-# Orders
-
-
-def chosen(order: Order, position: int, n: int, seed: int, name: str) -> tuple[int, int]:
-    """Return the epoch of a position of a source with n windows, and the window there."""
-    epoch, offset = divmod(position, n)
-    if order == "shuffle":
-        return epoch, permute(offset, n, key("shuffle", seed, name), epoch)
-    if order == "sequential":
-        return epoch, offset
-    if order == "random":
-        return 0, draw(position, n, key("random", seed, name))
-    if isinstance(order, str):
-        raise ValueError(f"docs/arithmetic.md has no order {order!r}")
-    return epoch, Groups(n, order["shuffle"], seed, name, epoch).window(offset)
-
-
 # Exclusions
 
 
@@ -355,45 +346,205 @@ def substitute(window: int, n: int, excluded: Sequence[Range], exclude_key: int,
     left = n - sum(stop - start for start, stop in excluded)
     rank = sum(min(stop, window) - start for start, stop in excluded if start < window)
     lap, place = divmod(rank, left)
-    found = permute(place, left, exclude_key, (epoch + lap * GOLDEN) & U64)
-    for start, stop in excluded:  # `found` counts the windows left; add the excluded ones before it
-        if start > found:
+    chosen = permute(place, left, exclude_key, (epoch + lap * GOLDEN) & U64)
+    for start, stop in excluded:  # `chosen` counts the windows left; add the excluded ones before it
+        if start > chosen:
             break
-        found += stop - start
+        chosen += stop - start
+    return chosen
+
+
+# Rows of documents
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of a document that stay together."""
+
+    document: int
+    start: int  # counted through the source's shards
+    tokens: int
+
+
+def cuts(number: int, document: Document, seq_len: int) -> list[Piece]:
+    """Return the pieces of document `number` of a source."""
+    start, length = document
+    count = -(-(length - 1) // seq_len) if length else 0
+    stops = [min((k + 1) * seq_len, length - 1) + 1 for k in range(count)]
+    return [Piece(number, start + k * seq_len, stop - k * seq_len) for k, stop in enumerate(stops)]
+
+
+def rooms(tails: Mapping[int, int]) -> dict[int, int]:
+    """Return for each length of a block's tails the room of its class; `tails` counts them by length."""
+    found: dict[int, int] = {}
+    room = size = 0
+    for length in sorted(tails, reverse=True):
+        if not found or size >= CLASS_PIECES or (room - length) * 512 > room:
+            room, size = length, 0
+        size += tails[length]
+        found[length] = room
     return found
 
 
-def stand_in(
-    order: Order, window: int, n: int, excluded: Sequence[Range], seed: int, name: str, epoch: int
-) -> int:
-    """Return the substitute of an excluded window of a source."""
-    groups = (
-        () if isinstance(order, str) else Groups(n, order["shuffle"], seed, name, epoch).following(window)
-    )
-    for nearby in groups:
-        if not holds(excluded, nearby):
-            return nearby
-    return substitute(window, n, excluded, key("exclude", seed, name), epoch)
+def spread(classes: Sequence[tuple[int, int]], row_tokens: int) -> list[Pattern]:
+    """Return the patterns of a block's tails, sorted; `classes` are (room, size) in order of room."""
+    by_space: dict[int, deque[tuple[int, ...]]] = defaultdict(deque)  # lists; longest at this space first
+    by_space[row_tokens].extend([()] * -(-sum(room * size for room, size in classes) // row_tokens))
+    for number, (room, size) in reversed(list(enumerate(classes))):
+        for waiting in range(size, 0, -1):
+            spaces = [space for space, rows in by_space.items() if rows and space >= room]
+            if not spaces:
+                by_space[row_tokens].extend([()] * -(-waiting // (row_tokens // room)))
+                spaces = [row_tokens]
+            space = max(spaces) if max(spaces) >= 2 * room else min(spaces)
+            by_space[space - room].append((*by_space[space].popleft(), number))
+    return sorted(Counter(row for rows in by_space.values() for row in rows).items())
+
+
+class DocumentRows:
+    """The rows of a source whose documents are packed, with `Windows`' methods.
+
+    Where a plan over windows has a window, this has a row; where that excludes windows, this excludes pieces.
+    """
+
+    def __init__(
+        self,
+        shard_tokens: Sequence[int],
+        documents: Sequence[Document],
+        seq_len: int,
+        block_documents: int,
+        key: int,
+    ) -> None:
+        self.key = key
+        self.pieces: list[Piece] = []
+        self.first: list[int] = []  # of each class: its first piece and first slot
+        self.size: list[int] = []
+        self.slots: list[list[int]] = []  # of each row, in descending order
+        self.first_tokens = [0, *accumulate(shard_tokens)]
+        blocks: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+        documents_of = [0] * len(shard_tokens)
+        for number, document in enumerate(documents):
+            shard = self._shard(document[0])
+            block = shard, documents_of[shard] // block_documents
+            blocks[block] += cuts(number, document, seq_len)
+            documents_of[shard] += 1
+        for pieces in filter(None, blocks.values()):
+            self._add_block(pieces, seq_len + 1)
+        self.n = len(self.slots)
+        if self.n == 0:
+            raise ValueError("a source needs at least one row")
+
+    def _shard(self, token: int) -> int:
+        """Return the first shard that ends after a token, or the last one."""
+        return min(bisect_right(self.first_tokens[1:], token), len(self.first_tokens) - 2)
+
+    def _add_block(self, pieces: Sequence[Piece], row_tokens: int) -> None:
+        """Add the classes, patterns and rows of a block's pieces."""
+        room_of = rooms(Counter(piece.tokens for piece in pieces if piece.tokens < row_tokens))
+        room_of[row_tokens] = row_tokens
+        classes = sorted(Counter(room_of[piece.tokens] for piece in pieces).items())
+        tails = [(room, size) for room, size in classes if room < row_tokens]
+        patterns = spread(tails, row_tokens)
+        if tails != classes:
+            patterns.append(((len(tails),), classes[-1][1]))  # the highest number, so this is sorted
+        sizes = [size for _, size in classes]
+        next_slots = list(accumulate(sizes[:-1], initial=len(self.pieces)))
+        self.first += next_slots
+        self.size += sizes
+        self.pieces += sorted(pieces, key=lambda piece: (room_of[piece.tokens], piece.document, piece.start))
+        for numbers, height in patterns:
+            rows: list[list[int]] = [[] for _ in range(height)]
+            for number in numbers:
+                for row in rows:
+                    row.append(next_slots[number])
+                    next_slots[number] += 1
+            self.slots += [sorted(row, reverse=True) for row in rows]
+
+    def held(self, row: int, epoch: int, excluded: Sequence[Range], exclude_key: int) -> list[Piece]:
+        """Return the pieces of a row in an epoch of the source; `excluded` are sorted ranges of pieces.
+
+        A row of which everything is excluded has one piece, of no token.
+        """
+        slots = self.slots[row]
+        turn = draw((epoch * self.n + row) & U64, len(slots), mix(self.key))
+        found = []
+        for slot in slots[turn:] + slots[:turn]:
+            number = bisect_right(self.first, slot) - 1
+            first, size = self.first[number], self.size[number]
+            class_epoch = (epoch * len(self.first) + number) & U64
+            piece = permute(slot - first, size, self.key, class_epoch)
+            of_class = [(max(0, start - first), min(size, stop - first)) for start, stop in excluded]
+            of_class = [(start, stop) for start, stop in of_class if start < stop]
+            if holds(of_class, piece):
+                if of_class == [(0, size)]:
+                    found.append(replace(self.pieces[first + piece], tokens=0))  # an empty slot
+                    continue
+                piece = substitute(piece, size, of_class, exclude_key, class_epoch)
+            found.append(self.pieces[first + piece])
+        return [piece for piece in found if piece.tokens] or found[:1]
+
+    def place(self, piece: Piece) -> tuple[int, int]:
+        """Return the shard of a piece and the piece's first token in it."""
+        shard = self._shard(piece.start)
+        return shard, piece.start - self.first_tokens[shard]
+
+    def touched(self, tokens: Range) -> Iterable[Range]:
+        """Yield the pieces that hold a token of a range of the source's tokens, as ranges of pieces."""
+        for number, piece in enumerate(self.pieces):
+            if max(piece.start, tokens[0]) < min(piece.start + piece.tokens, tokens[1]):
+                yield number, number + 1
+
+
+def lengths_digest(documents: Sequence[Document]) -> str:
+    """Return the digest of a source's documents in the canonical document."""
+    values = [*(start for start, _ in documents), *(length for _, length in documents)]
+    return f"xxh3-{xxhash.xxh3_128_hexdigest(struct.pack(f'<{len(values)}q', *values))}"
 
 
 # The row, put together, and the id of the plan
 
 
 class SecondPlan:
-    """A plan over sources whose shards have the given numbers of tokens."""
+    """A plan over sources whose shards have the given numbers of tokens.
 
-    def __init__(self, document: Mapping[str, Any], shard_tokens: Mapping[str, Sequence[int]]) -> None:
+    `documents` are those of each source; only rows of documents need them.
+    """
+
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        shard_tokens: Mapping[str, Sequence[int]],
+        documents: Mapping[str, Sequence[Document]] | None = None,
+    ) -> None:
         self.version: int = document.get("version", 1)
         self.window_seq_len: int = document["seq_len"]
         self.seed: int = document.get("seed", 0)
-        self.order: Order = document.get("order", "shuffle")
+        self.order: Any = document.get("order", "shuffle")
         self.stride: int = document.get("stride") or (1 if self.order == "random" else self.window_seq_len)
         self.skip_steps = joined(document.get("skip_steps", []))
         mixtures = [units(stage["mixture"]) for stage in document["stages"]]
+        if any(0 in mixture.values() for mixture in mixtures):
+            raise ValueError("a source has no unit")
         self.sources = list(dict.fromkeys(name for mixture in mixtures for name in mixture))
-        self.windows = {
-            name: Windows(shard_tokens[name], self.window_seq_len, self.stride) for name in self.sources
-        }
+        self.documents = documents or {}
+        self.block_documents = 0  # rows are windows
+        self.windows: dict[str, Windows] = {}
+        self.packed: dict[str, DocumentRows] = {}
+        if document.get("rows", "windows") != "windows":
+            self.block_documents = document["rows"]["documents"].get("block_documents", BLOCK_DOCUMENTS)
+        for name in self.sources:
+            if self.block_documents:
+                documents_key = key("documents", self.seed, name)
+                self.packed[name] = DocumentRows(
+                    shard_tokens[name],
+                    self.documents[name],
+                    self.window_seq_len,
+                    self.block_documents,
+                    documents_key,
+                )
+            else:
+                self.windows[name] = Windows(shard_tokens[name], self.window_seq_len, self.stride)
+        self.rows: Mapping[str, Windows | DocumentRows] = self.packed or self.windows
         counts = [len(shard_tokens[name]) for name in self.sources]
         self.first_shards = dict(zip(self.sources, [0, *accumulate(counts)], strict=False))
         self.stages: list[Stage] = []
@@ -414,7 +565,7 @@ class SecondPlan:
             for name in before.units:
                 positions[name] += before.rows_of(name, rows)
         for name, ranges in exclude.items():
-            touched = [windows for tokens in ranges for windows in self.windows[name].touched(tokens)]
+            touched = [windows for tokens in ranges for windows in self.rows[name].touched(tokens)]
             excluded[name] = joined([*excluded[name], *touched])
         return Stage(
             number=len(self.stages),
@@ -437,10 +588,13 @@ class SecondPlan:
             step += stop - start
         return step
 
+    def stage_at(self, plan_step: int) -> Stage:
+        """Return the stage of a plan step."""
+        return [stage for stage in self.stages if stage.from_step <= plan_step][-1]
+
     def stage_of(self, step: int) -> Stage:
         """Return the stage of a training step."""
-        plan_step = self.plan_step(step)
-        return [stage for stage in self.stages if stage.from_step <= plan_step][-1]
+        return self.stage_at(self.plan_step(step))
 
     def global_batch_size(self, step: int) -> int:
         """Return the rows of a training step's global batch."""
@@ -452,21 +606,54 @@ class SecondPlan:
 
     def located(self, step: int, row: int) -> tuple[int, int]:
         """Return a row's number of the shard in the plan's shard list, and the row's first token in it."""
-        stage = self.stage_of(step)
-        windows_per_step = stage.global_batch_size // stage.parts
-        stage_row = (self.plan_step(step) - stage.from_step) * windows_per_step + row // stage.parts
-        name, rank = stage.source_and_rank(stage_row)
-        window = self._window(name, stage.positions[name] + rank, stage.excluded[name])
+        stage, name, position = self.position(self.plan_step(step), row)
+        window, _, _ = self.window(stage, name, position)
         shard, start = self.windows[name].place(window)
         return self.first_shards[name] + shard, start + row % stage.parts * stage.seq_len
 
-    def _window(self, name: str, position: int, excluded: Sequence[Range]) -> int:
-        """Return the window of a source at a position, or its substitute."""
-        n = self.windows[name].n
-        epoch, window = chosen(self.order, position, n, self.seed, name)
+    def pieces(self, step: int, row: int) -> list[tuple[int, int, int]]:
+        """Return the pieces of a row of documents as `located` does, with the tokens of each."""
+        stage, name, position = self.position(self.plan_step(step), row)
+        source_row, epoch, _ = self._ordered(name, position)
+        packed, exclude_key = self.packed[name], key("exclude", self.seed, name)
+        held = packed.held(source_row, epoch, stage.excluded[name], exclude_key)
+        places = [(*packed.place(piece), piece.tokens) for piece in held]
+        return [(self.first_shards[name] + shard, start, tokens) for shard, start, tokens in places]
+
+    def position(self, plan_step: int, row: int) -> tuple[Stage, str, int]:
+        """Return the stage of a row of a plan step, the row's source and its position."""
+        stage = self.stage_at(plan_step)
+        windows_per_step = stage.global_batch_size // stage.parts
+        stage_row = (plan_step - stage.from_step) * windows_per_step + row // stage.parts
+        name, rank = stage.source_and_rank(stage_row)
+        return stage, name, stage.positions[name] + rank
+
+    def window(self, stage: Stage, name: str, position: int) -> tuple[int, int, bool]:
+        """Return the window at a position, the epoch, and whether the window is a substitute."""
+        window, epoch, groups = self._ordered(name, position)
+        excluded = stage.excluded[name]
         if not holds(excluded, window):
-            return window
-        return stand_in(self.order, window, n, excluded, self.seed, name, epoch)
+            return window, epoch, False
+        for nearby in groups.following(window) if groups else ():
+            if not holds(excluded, nearby):
+                return nearby, epoch, True
+        exclude_key = key("exclude", self.seed, name)
+        return substitute(window, self.windows[name].n, excluded, exclude_key, epoch), epoch, True
+
+    def _ordered(self, name: str, position: int) -> tuple[int, int, Groups | None]:
+        """Return what the order gives at a position: the window (or row), its epoch, the epoch's groups."""
+        n = self.rows[name].n
+        epoch, offset = divmod(position, n)
+        if self.order == "shuffle":
+            return permute(offset, n, key("shuffle", self.seed, name), epoch), epoch, None
+        if self.order == "sequential":
+            return offset, epoch, None
+        if self.order == "random":
+            return draw(position, n, key("random", self.seed, name)), 0, None
+        if isinstance(self.order, str):
+            raise ValueError(f"docs/arithmetic.md has no order {self.order!r}")
+        groups = Groups(n, self.order["shuffle"], self.seed, name, epoch)
+        return groups.window(offset), epoch, groups
 
     def canonical_json(self, fingerprints: Mapping[str, str]) -> str:
         """Return the canonical document as JSON, for the fingerprints of the sources."""
@@ -482,7 +669,7 @@ class SecondPlan:
             if stage.exclude:
                 spelled["exclude"] = stage.exclude
             stages.append(spelled)
-        document = {
+        document: dict[str, Any] = {
             "version": self.version,
             "seq_len": self.window_seq_len,
             "stride": self.stride,
@@ -492,6 +679,9 @@ class SecondPlan:
             "skip_steps": self.skip_steps,
             "fingerprints": {name: fingerprints[name] for name in self.sources},
         }
+        if self.block_documents:
+            lengths = {name: lengths_digest(self.documents[name]) for name in self.sources}
+            document["rows"] = {"documents": {"block_documents": self.block_documents, "lengths": lengths}}
         return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
     def id(self, fingerprints: Mapping[str, str]) -> str:

@@ -5,19 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.arithmetic import all_shuffled, chi_square_p_value, shuffled, splitmix
+from tests.arithmetic import chi_square_p_value, splitmix
 
 
 def test_splitmix_gives_its_published_outputs() -> None:
     assert [splitmix(1234567, n) for n in (1, 2)] == [6457827717110365317, 3203168211198807973]
-
-
-@pytest.mark.parametrize("size", [1, 2, 90, 1000, 65_536])
-def test_all_positions_are_shuffled_as_each_is(size: int) -> None:
-    found = all_shuffled(size, 7, 3)
-    assert sorted(found) == list(range(size))
-    some = range(0, size, 1 + size // 1000)
-    assert [found[position] for position in some] == [shuffled(position, size, 7, 3) for position in some]
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,9 @@ class Rows(ABC):
         """
         raise InvalidParameter(
             f"a row of {self.name} joins pieces of several documents, so no shard and start token say where "
-            "it lies; ask for the tokens (in the client: without local_root)",
+            "it lies; ask for its pieces",
             parameter="plan",
-            accepted="plans of another order",
+            accepted="plans whose rows are windows",
         )
 
     @abstractmethod

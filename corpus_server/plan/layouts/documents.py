@@ -35,7 +35,7 @@ from corpus_server.plan.tabled import Job, Lengths
 
 MAX_BLOCK_DOCUMENTS: Final = 2**24
 DEFAULT_BLOCK_DOCUMENTS: Final = 2**18
-"""Fill is 99.9 % at a seq_len of 32k; a block is built in 0.1 s."""
+"""Rows of 32k tokens are full to 99.9 %; a block is built in 0.1 s."""
 
 _RULE: Final = 1
 """Version of the rule that packs; another one would make other tables, and other rows."""

@@ -10,21 +10,28 @@ import hashlib
 import json
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from corpus_server.catalog import Catalog
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.packing import Packing, build
 from corpus_server.plan.packing.spread import Class, merge, spread
 from corpus_server.plan.permutation import invert, mix64, permute, round_keys, stream_key, uniform
+from corpus_server.plan.rows import without_empty
 from tests import second
+from tests.corpora import spec, write_megatron
+from tests.packed import PackedCase
 from tests.plans import PLAIN_ORDERS
+from tests.reference import one_source
 from tests.second import SecondPlan
 from tests.serving import ROOT
 
@@ -36,6 +43,12 @@ PLANS_A_TEST: Final = 50
 
 def u64(values: list[str] | list[int]) -> np.ndarray:
     return np.array([int(value) for value in values], np.uint64)
+
+
+def documents_of(shards: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return the documents of a source, of which each shard has some lengths, as (first token, tokens)."""
+    lengths = list(chain(*shards))
+    return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
 
 
 def numbers(array: np.ndarray) -> list[int]:
@@ -102,6 +115,11 @@ def test_slots(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("vector", VECTORS["classes"])
 def test_classes(vector: dict[str, Any]) -> None:
     assert [list(each) for each in merge(vector["lengths"])] == vector["result"]
+    found: Counter[int] = Counter()
+    room_of = second.rooms(dict(vector["lengths"]))
+    for length, tails in vector["lengths"]:
+        found[room_of[length]] += tails
+    assert [list(each) for each in sorted(found.items())] == vector["result"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["patterns"])
@@ -109,6 +127,8 @@ def test_patterns(vector: dict[str, Any]) -> None:
     classes = [Class(*each) for each in vector["classes"]]
     found = spread(classes, vector["row_tokens"])
     assert [[list(each.classes), each.rows] for each in found] == vector["result"]
+    again = second.spread([(room, size) for room, size in vector["classes"]], vector["row_tokens"])
+    assert [[list(numbers), height] for numbers, height in again] == vector["result"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["rows"], ids=lambda vector: vector["seq_len"])
@@ -119,7 +139,14 @@ def test_rows_of_documents(vector: dict[str, Any]) -> None:
     table = build(starts, lengths, shard_ends, seq_len=seq_len, block_documents=block_documents)
     packing = Packing(table, seq_len=seq_len, key=int(vector["key"]))
     assert [packing.num_rows, packing.num_classes] == [vector["num_rows"], vector["num_classes"]]
+    shard_tokens = [sum(shard) for shard in vector["shards"]]
+    packed = second.DocumentRows(
+        shard_tokens, documents_of(vector["shards"]), seq_len, block_documents, int(vector["key"])
+    )
+    assert [packed.n, len(packed.first)] == [vector["num_rows"], vector["num_classes"]]
     for row in vector["result"]:
+        pieces = packed.held(row["row"], int(row["epoch"]), [], 0)
+        assert [[piece.document, piece.start, piece.tokens] for piece in pieces] == row["pieces"], row
         slots, _ = packing.slots(u64([row["row"]]), u64([row["epoch"]]))
         pieces = packing.pieces_at(slots, u64([row["epoch"]]))
         found = np.stack((packing.documents(pieces), *packing.tokens(pieces)), axis=1)
@@ -128,7 +155,7 @@ def test_rows_of_documents(vector: dict[str, Any]) -> None:
 
 def test_the_page_has_vectors_of_every_part() -> None:
     parts = {"mix", "key", "round_keys", "permute", "draw", "units", "slots", "classes", "patterns", "rows"}
-    assert set(VECTORS) == parts
+    assert set(VECTORS) == parts | {"documents"}
 
 
 @pytest.mark.parametrize("order", PLAIN_ORDERS)
@@ -216,7 +243,9 @@ def draw_stage(random: Random, seq_len: int, shard_tokens: Mapping[str, list[int
     return stage
 
 
-def draw_plan(random: Random) -> tuple[dict[str, Any], dict[str, list[int]]]:
+def draw_plan(
+    random: Random, draw_shards: Callable[[Random, int], list[int]] = draw_shards
+) -> tuple[dict[str, Any], dict[str, list[int]]]:
     """Return the document of a plan and the tokens of its shards; the server may refuse it.
 
     Where a plan mixes, its seed is mostly one of a few: a block's slots cost 0.05 s in Python, and are kept.
@@ -313,3 +342,147 @@ def test_random_plans_cover_what_the_page_defines() -> None:
         *("stride", "skip_steps", "seq_len", "exclude", "stages", "mixture", "shard without a window"),
     }
     assert min(counts.values()) > PLANS // 20
+
+
+# Random plans with rows of documents
+
+
+def draw_lengths(random: Random, seq_len: int, tokens: int) -> list[int]:
+    """Return the lengths of documents that fill a shard: many of one length, or alike, or full, or empty."""
+    usual, lengths = random.randint(1, 3 * seq_len), []
+    while tokens or random.random() < 0.2:
+        length = random.choice(
+            (0, 1, 2, usual, usual - usual // 512, random.randint(1, 3 * seq_len), seq_len + 1)
+        )
+        lengths.append(min(length, tokens))
+        tokens -= lengths[-1]
+    return lengths
+
+
+def draw_short_shards(random: Random, seq_len: int) -> list[int]:
+    """Return the tokens of a source's shards: a few rows each, some none."""
+    sizes = (0, 2, 3 * seq_len, 30 * seq_len)
+    return [random.randint(1, 3 * seq_len), *(random.choice(sizes) for _ in range(random.randint(0, 3)))]
+
+
+def draw_packed_plan(random: Random) -> PackedCase:
+    """Return a plan with rows of documents; the server may refuse it.
+
+    Weights are equal and stages short, because blocks of mixtures are dear, and tested above.
+    """
+    document, shard_tokens = draw_plan(random, draw_short_shards)
+    if random.random() < 0.1:
+        document["seq_len"] = 2048  # so that lengths are merged
+        shard_tokens = {name: [100 * tokens for tokens in shards] for name, shards in shard_tokens.items()}
+    seq_len = document["seq_len"]
+    document.pop("stride", None)
+    document["seed"] = random.choice((0, 2**64 - 1))
+    if document.get("order") == "random":
+        document["order"] = "sequential"
+    apart = random.choice((1, 10, 300))
+    for number, stage in enumerate(document["stages"]):
+        stage.pop("seq_len", None)
+        stage.update(from_step=number * apart, mixture=dict.fromkeys(stage["mixture"], 1))
+    block_documents = random.choice(({}, {"block_documents": random.choice((1, 2, 5, 20, 100))}))
+    document["rows"] = {"documents": block_documents}
+    lengths = {
+        name: tuple(tuple(draw_lengths(random, seq_len, tokens)) for tokens in shards)
+        for name, shards in shard_tokens.items()
+    }
+    return PackedCase(document, lengths)
+
+
+def accepted_packed_plan(random: Random) -> PackedCase:
+    """Return a random plan with rows of documents that the server accepts."""
+    while True:
+        case = draw_packed_plan(random)
+        try:
+            case.sampler  # noqa: B018
+        except InvalidPlan:
+            continue
+        return case
+
+
+def second_of(case: PackedCase) -> SecondPlan:
+    shard_tokens = {name: [sum(shard) for shard in shards] for name, shards in case.lengths.items()}
+    return SecondPlan(
+        case.document, shard_tokens, {name: documents_of(shards) for name, shards in case.lengths.items()}
+    )
+
+
+def check_id(case: PackedCase, plan: SecondPlan) -> None:
+    digests = {name: second.lengths_digest(plan.documents[name]) for name in plan.sources}
+    bound = case.sampler.plan.bind(fingerprints(plan)).with_digests(digests)
+    assert plan.canonical_json(fingerprints(plan)) == bound.canonical_json
+    assert plan.id(fingerprints(plan)) == bound.id
+
+
+def check_rows(case: PackedCase, plan: SecondPlan, step: int) -> None:
+    expected = [plan.pieces(step, row) for row in range(plan.global_batch_size(step))]
+    pieces, borders = without_empty(case.sampler.pieces(step, range(len(expected))))
+    found = [[tuple(piece) for piece in row.tolist()] for row in np.split(pieces, borders[1:-1])]
+    assert found == expected, f"step {step}, {case}"
+
+
+@pytest.mark.parametrize("vector", VECTORS["documents"], ids=lambda vector: vector["plan"]["seq_len"])
+def test_plans_with_rows_of_documents(vector: dict[str, Any]) -> None:
+    case = PackedCase(vector["plan"], vector["lengths"])
+    plan = second_of(case)
+    check_id(case, plan)
+    assert plan.id(fingerprints(plan)) == vector["id"]
+    for each in vector["rows"]:
+        check_rows(case, plan, each["step"])
+        rows = range(plan.global_batch_size(each["step"]))
+        assert [[list(piece) for piece in plan.pieces(each["step"], row)] for row in rows] == each["result"]
+
+
+def test_the_id_holds_digests_of_the_documents_of_files(tmp_path: Path) -> None:
+    shards = [[[1, 1, 0], [], [0]], [[2, 0], [1, 2, 1, 0]]]
+    for number, texts in enumerate(shards):
+        write_megatron(tmp_path / str(number), texts)
+    document = one_source("c", 2, 1, rows={"documents": {}})
+    case = PackedCase(document, {"c": tuple(tuple(map(len, texts)) for texts in shards)})
+    with Catalog.open([spec(tmp_path, eot=0)]) as catalog:
+        bound = catalog.bind(Plan.from_json(document)).plan
+    assert second_of(case).id(bound.fingerprints) == bound.id
+
+
+@pytest.mark.parametrize("first", range(0, PLANS, PLANS_A_TEST))
+def test_random_plans_with_rows_of_documents(first: int) -> None:
+    for seed in range(first, first + PLANS_A_TEST):
+        random = Random(seed)
+        case = accepted_packed_plan(random)
+        plan = second_of(case)
+        check_id(case, plan)
+        steps = draw_steps(random, case.document)
+        for step in random.sample(steps, min(3, len(steps))):
+            if step < 1000 or len(plan.sources) == 1:  # a far block of a mixture is dear
+                check_rows(case, plan, step)
+
+
+def packed_features(case: PackedCase) -> set[str]:
+    found = features(case.document, {})
+    block_documents = case.document["rows"]["documents"].get("block_documents")
+    found.add("blocks" if block_documents else "block_documents left out")
+    for shards in case.lengths.values():
+        if any(0 in shard for shard in shards):
+            found.add("empty document")
+        if any(max(shard, default=0) > 2 * case.document["seq_len"] for shard in shards):
+            found.add("document in several pieces")
+        if len(shards) > 1:
+            found.add("shards")
+    if case.document["seq_len"] > 512:
+        found.add("merged lengths")
+    return found
+
+
+def test_random_plans_with_rows_of_documents_cover_what_the_page_defines() -> None:
+    counts = Counter(
+        feature for seed in range(PLANS // 5) for feature in packed_features(draw_packed_plan(Random(seed)))
+    )
+    assert set(counts) == {
+        *("order shuffle", "order sequential", "order bounded", "order left out"),
+        *("skip_steps", "exclude", "stages", "mixture", "shards", "blocks", "block_documents left out"),
+        *("empty document", "document in several pieces", "merged lengths"),
+    }
+    assert min(counts.values()) > PLANS // 5 // 40

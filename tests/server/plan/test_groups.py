@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.plan import Plan, Sampler
-from tests import second
 from tests.arithmetic import chi_square_p_value
 from tests.plans import bounded
 from tests.reference import one_source
+from tests.second import Groups
 
 sizes = {
     "num_windows": st.integers(1, 90),
@@ -85,10 +85,11 @@ def test_a_substitute_comes_from_the_group_of_the_window_that_it_replaces(
     plain = make(num_windows, block_windows, group_blocks, seed)
     denying = make(num_windows, block_windows, group_blocks, seed, exclude={"web": [[start, stop]]})
     before, after = epoch(plain, 1), epoch(denying, 1)
-    reference = second.Groups(num_windows, plain.plan.to_json()["order"]["shuffle"], seed, "web", 1)
+    order = {"block_windows": block_windows, "group_blocks": group_blocks}
+    groups = Groups(num_windows, order, seed, "web", 1)
     for position, (then, now) in enumerate(zip(before, after, strict=True)):
-        group = reference.group_at(position)
-        windows = {reference.laid(group, index) for index in range(reference.size(group))}
+        group = groups.group_at(position)
+        windows = {groups.laid(group, index) for index in range(groups.size(group))}
         denied = set(range(max(0, start - 1), stop))
         if then not in denied:
             assert now == then

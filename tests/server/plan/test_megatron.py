@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.orders import megatron
 from corpus_server.plan.orders.megatron import Table
+from corpus_server.plan.questions.diff import compare_slices
+from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.streams import Sequences
 
 LENGTHS = {"a": [5, 3, 4], "b": [9, 0, 8, 7]}
@@ -159,6 +161,37 @@ def test_a_row_has_no_one_place() -> None:
         sampler(plan(13, [(0, 4)])).locate(0)
     assert caught.value.detail == (
         "a row of order megatron joins pieces of several documents, so no shard and start token say where it "
-        "lies; ask for the tokens (in the client: without local_root)"
+        "lies; ask for its pieces"
     )
-    assert (caught.value.parameter, caught.value.accepted) == ("plan", "plans of another order")
+    assert (caught.value.parameter, caught.value.accepted) == ("plan", "plans whose rows are windows")
+
+
+def rows_of(found: Sampler, step: int) -> list[list[list[int]]]:
+    """What each row of a step is made of."""
+    pieces, borders = found.pieces(step, range(found.check_part(step)))
+    return [each.tolist() for each in np.split(pieces, borders[1:-1])]
+
+
+@pytest.mark.parametrize(
+    ("other", "equal"),
+    [
+        (plan(33, [(0, 4), (3, 2)]), 3),
+        (plan(33, [(0, 4)], [[5, 6]]), 5),
+        (plan(32, [(0, 4)]), 0),
+        (plan(33, [(0, 4)], split=[3, 1]), 0),
+    ],
+)
+def test_rows_of_two_plans_are_compared_to_the_end_of_the_shorter(other: Plan, equal: int) -> None:
+    one, second = sampler(plan(33, [(0, 4)])), sampler(other)
+    compared = finish(compare_slices(one, second, num_steps=100))
+    assert one.num_steps is not None
+    assert second.num_steps is not None
+    end = min(one.num_steps, second.num_steps)
+    assert (compared.equal_steps, compared.compared_until) == (equal, end)
+    rows = [(rows_of(one, step), rows_of(second, step)) for step in range(end)]
+    differ = [step for step, (a, b) in enumerate(rows) if a != b]
+    assert [change.step for change in compared.steps] == differ
+    for change in compared.steps:
+        a, b = rows[change.step]
+        changed = [n for n, pair in enumerate(zip_longest(a, b)) if pair[0] != pair[1]]
+        assert [row for start, stop in change.rows for row in range(start, stop)] == changed
