@@ -98,6 +98,15 @@ class Endpoint:
         return f"{self.url} ({self.address[1][0]})"
 
     @property
+    def http_url(self) -> str:
+        """The base URL by address, for httpx; with a Unix socket it leads nowhere by itself."""
+        if self.socket_path is not None:
+            return "http://localhost"
+        assert self.address is not None
+        scheme, address = "https" if self.tls else "http", self.address[1]
+        return f"{scheme}://{_bracketed(str(address[0]))}:{address[1]}{self.prefix}"
+
+    @property
     def authority(self) -> str:
         """What a request's `Host` says."""
         host = _bracketed(self.host)

@@ -1,0 +1,96 @@
+"""One server's answers to questions, by httpx; `transport` brings the batches."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import TypeVar
+
+import httpcore  # noqa: F401 - httpx does so when a client is made: 20 ms of the wait for a first batch
+import httpx
+
+from corpus_client import errors
+from corpus_client.network import wire
+from corpus_client.network.control import Question
+from corpus_client.network.endpoint import Endpoint
+from corpus_client.network.options import Network
+from corpus_client.network.transport import KEEP_ALIVE, failure
+from corpus_client.observe.telemetry import SentRequest
+
+T = TypeVar("T")
+
+
+class HttpClient:
+    """Asks one server; belongs to one thread at a time.
+
+    Proxies of the environment are not used: batches do not go through them either.
+    """
+
+    def __init__(self, endpoint: Endpoint, network: Network) -> None:
+        self.endpoint = endpoint
+        self._network = network
+        headers = {"Host": endpoint.authority, "Accept-Encoding": "identity", **network.headers}
+        path = endpoint.socket_path
+        self._http = httpx.Client(
+            base_url=endpoint.http_url,
+            headers=httpx.Headers(headers, "latin-1"),
+            trust_env=False,
+            transport=httpx.HTTPTransport(
+                # Plain HTTP has nothing to verify, and reading certificates takes 25 ms.
+                verify=endpoint.tls if endpoint.tls is not None else False,
+                uds=path,
+                socket_options=KEEP_ALIVE if path is None else None,
+            ),
+        )
+
+    def ask(self, question: Question[T], seconds: float) -> T:
+        """Return the server's answer. seconds: longest wait for the next bytes of it."""
+        name, connect_seconds = self.endpoint.name, self._network.connect_seconds
+        method, headers = "GET", dict[str, str]()
+        if question.body is not None:
+            method, headers = "POST", {"Content-Type": "application/json"}
+        if (authorization := self._network.credentials.header()) is not None:
+            headers["Authorization"] = authorization
+        with SentRequest(name, method, question.path, secrets.token_hex(8)) as sent:
+            try:
+                self._check_unix_socket()
+                response = self._http.request(
+                    method,
+                    question.path,
+                    content=question.body,
+                    headers=headers | sent.headers(),
+                    timeout=httpx.Timeout(seconds, connect=connect_seconds),
+                    # The URL holds an address, but the certificate is for the name.
+                    extensions={"sni_hostname": self.endpoint.host},
+                )
+                if not response.is_success:
+                    raise wire.error_from_answer(response.status_code, response.headers, response.content)
+                return question.parse(response.headers, response.content)
+            except (httpx.DecodingError, errors.AnswerCorrupt) as error:
+                raise errors.AnswerCorrupt(f"{name}: {error}; request {sent.id}") from error
+            except (httpx.TransportError, OSError) as error:
+                cause = next((each for each in _causes(error) if isinstance(each, OSError)), error)
+                raise failure(self.endpoint, cause, request_id=sent.id) from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def _check_unix_socket(self) -> None:
+        """Raise `OSError` unless somebody listens on the Unix socket, if the server has one.
+
+        httpcore leaves a socket that cannot be connected to the garbage collector, which complains once for
+        each attempt while a server is away. Finding out first takes microseconds.
+        """
+        if self.endpoint.socket_path is not None:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(self._network.connect_seconds)
+                probe.connect(self.endpoint.socket_path)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and what it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
