@@ -35,6 +35,7 @@ class HttpClient:
         self._http = httpx.Client(
             base_url=endpoint.http_url,
             headers=httpx.Headers(headers, "latin-1"),
+            timeout=network.connect_seconds,
             trust_env=False,
             transport=httpx.HTTPTransport(
                 # Plain HTTP has nothing to verify, and reading certificates takes 25 ms.
@@ -44,10 +45,9 @@ class HttpClient:
             ),
         )
 
-    def ask(self, question: Question[T], seconds: float) -> T:
-        """Return the server's answer. seconds: longest wait for the next bytes of it."""
-        name, connect_seconds = self.endpoint.name, self._network.connect_seconds
-        method, headers = "GET", dict[str, str]()
+    def ask(self, question: Question[T]) -> T:
+        """Return the server's answer, or raise what went wrong; nothing is repeated here."""
+        name, method, headers = self.endpoint.name, "GET", dict[str, str]()
         if question.body is not None:
             method, headers = "POST", {"Content-Type": "application/json"}
         if (authorization := self._network.credentials.header()) is not None:
@@ -60,7 +60,6 @@ class HttpClient:
                     question.path,
                     content=question.body,
                     headers=headers | sent.headers(),
-                    timeout=httpx.Timeout(seconds, connect=connect_seconds),
                     # The URL holds an address, but the certificate is for the name.
                     extensions={"sni_hostname": self.endpoint.host},
                 )

@@ -202,8 +202,7 @@ class Pool:
         if self.plan is None:
             return
         try:
-            question = control.post_plan(self.plan.document)
-            there = self._ask(replica.endpoint, question, self.network.connect_seconds)
+            there = self._ask(replica.endpoint, control.post_plan(self.plan.document))
         except errors.ServerError as error:
             if error.passing or isinstance(error, errors.AccessDenied):
                 raise
@@ -227,11 +226,10 @@ class Pool:
     ) -> T:
         """Return the answer of the server to which there is this connection, as `receive_into` does."""
         endpoint, answer = connection.endpoint, Future[T]()
-        seconds = min(self.network.progress_seconds, self.network.attempt_seconds)
 
         def ask() -> None:
             try:
-                answer.set_result(self._ask(endpoint, question, seconds))
+                answer.set_result(self._ask(endpoint, question))
             except Exception as error:  # noqa: BLE001 - raised again by whoever waits
                 answer.set_exception(error)
 
@@ -248,12 +246,12 @@ class Pool:
                 self.changed.wait(min(left, LOOK_SECONDS))
         return answer.result()
 
-    def _ask(self, endpoint: Endpoint, question: Question[T], seconds: float) -> T:
+    def _ask(self, endpoint: Endpoint, question: Question[T]) -> T:
         with self.changed:
             client = self._clients.pop(endpoint, None)
         client = client or HttpClient(endpoint, self.network)
         try:
-            return client.ask(question, seconds)
+            return client.ask(question)
         finally:
             with self.changed:
                 if self._stopped or endpoint in self._clients:

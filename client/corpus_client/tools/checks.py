@@ -155,7 +155,7 @@ class Server:
     def ask(self, question: Question[T]) -> T:
         """Return its answer."""
         with closing(HttpClient(self.endpoint, self.network)) as client:
-            return client.ask(question, self.network.connect_seconds)
+            return client.ask(question)
 
 
 def look_at(endpoint: Endpoint, network: Network) -> tuple[Check, Server]:

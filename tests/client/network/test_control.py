@@ -47,9 +47,9 @@ def ask(
 
 
 def ask_at(url: str, question: Question[Any], **options: Any) -> Any:
-    """Return the answer of the server there, which has two seconds for each part of it."""
+    """Return the answer of the server there."""
     with closing(HttpClient(Endpoint.parse(url), Network(**options))) as client:
-        return client.ask(question, 2.0)
+        return client.ask(question)
 
 
 def ask_of(script: list[Any], question: Question[Any], **options: Any) -> Any:

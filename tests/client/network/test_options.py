@@ -221,7 +221,7 @@ def test_every_request_carries_the_token_and_the_headers(
             filler.finish(filler.begin(3, 2, (12, 17)), memoryview(bytearray(2 * 12 * 17 * 2)))
             replicas.ask(control.receipt(plan.plan_id, 3))
         with closing(HttpClient(Endpoint.parse(server.url, network), network)) as client:
-            client.ask(control.get("/v1/corpora"), 10)
+            client.ask(control.get("/v1/corpora"))
     assert len(server.headers) >= 6
     assert {each["Authorization"] for each in server.headers} == {f"Bearer {SECRET}"}
     assert {each["X-Run"] for each in server.headers} == {"7"}

@@ -179,15 +179,16 @@ def problem(status: int, slug: str, headers: str = "") -> bytes:
 class Control:
     """The control plane of a simulated server; what is asked takes a round trip, or the connect timeout."""
 
-    def __init__(self, endpoint: Any, _: Network) -> None:
+    def __init__(self, endpoint: Any, network: Network) -> None:
         self.endpoint = endpoint
+        self._timeout = network.connect_seconds
 
-    def ask(self, _: object, seconds: float) -> BoundPlan:
+    def ask(self, _: object) -> BoundPlan:
         """Make the plan known."""
         world: World = Socket.world
         server = world.peers[self.endpoint.address[1][0]]
         assert isinstance(server, Server)
-        until, back = world.now + seconds, server.away_until(world.now)
+        until, back = world.now + self._timeout, server.away_until(world.now)
         if back > world.now and server.away == "refuse":
             raise errors.ConnectionFailed(f"{self.endpoint.name}: refused")
         world.wait_until(min(until, back + 0.001))
