@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 from dataclasses import dataclass, replace
@@ -56,6 +57,8 @@ class Endpoint:
             raise errors.InvalidArgument(f"url must be {URL_FORMS}, got {url!r}")
         if parts.username is not None:
             raise errors.InvalidArgument("url must not hold a password; pass a token with auth=")
+        if not re.fullmatch("[!-~]*", parts.path):
+            raise errors.InvalidArgument(f"url must be percent-encoded ASCII, got {url!r}")
         tls = (network or Network()).tls_context() if parts.scheme == "https" else None
         port = port if port is not None else (443 if tls else 80)
         return cls(

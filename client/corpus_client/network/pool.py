@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -235,7 +236,7 @@ class Pool:
 
         started = time.monotonic()
         with self.changed:
-            self.run(ask)
+            self.run(copy_context().run, ask)  # a trace's span keeps its parent
             while not answer.done():
                 left = min(deadline, started + patience()) - time.monotonic()
                 if self._stopped:

@@ -88,6 +88,12 @@ def test_a_proxy_may_frame_an_answer_as_it_likes(script: list[Any]) -> None:
     assert ask_of(script, control.get("/")) == {"a": 1}
 
 
+def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches do not go through it either."""
+    monkeypatch.setenv("all_proxy", "http://127.0.0.1:1")
+    assert ask(control.get("/"), json={"a": 1}) == {"a": 1}
+
+
 @pytest.mark.parametrize("weight", [np.float32(0.5), float("nan"), {1}], ids=["NumPy", "NaN", "set"])
 def test_a_plan_that_json_cannot_say_is_refused_by_name(weight: object) -> None:
     plan = {"seq_len": 16, "stages": [{"mixture": {"web": weight}}]}
