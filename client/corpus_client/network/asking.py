@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Iterator
 from typing import TypeVar
 
 import httpcore  # noqa: F401 - httpx does so when a client is made: 20 ms of the wait for a first batch
@@ -15,7 +14,7 @@ from corpus_client.network import wire
 from corpus_client.network.control import Question
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
-from corpus_client.network.transport import KEEP_ALIVE, failure
+from corpus_client.network.transport import failure
 from corpus_client.observe.telemetry import SentRequest
 
 T = TypeVar("T")
@@ -31,18 +30,13 @@ class HttpClient:
         self.endpoint = endpoint
         self._network = network
         headers = {"Host": endpoint.authority, "Accept-Encoding": "identity", **network.headers}
-        path = endpoint.socket_path
         self._http = httpx.Client(
             base_url=endpoint.http_url,
             headers=httpx.Headers(headers, "latin-1"),
             timeout=network.connect_seconds,
             trust_env=False,
-            transport=httpx.HTTPTransport(
-                # Plain HTTP has nothing to verify, and reading certificates takes 25 ms.
-                verify=endpoint.tls if endpoint.tls is not None else False,
-                uds=path,
-                socket_options=KEEP_ALIVE if path is None else None,
-            ),
+            # Plain HTTP has nothing to verify, and reading certificates takes 25 ms.
+            transport=httpx.HTTPTransport(verify=endpoint.tls or False, uds=endpoint.socket_path),
         )
 
     def ask(self, question: Question[T]) -> T:
@@ -54,7 +48,11 @@ class HttpClient:
             headers["Authorization"] = authorization
         with SentRequest(name, method, question.path, secrets.token_hex(8)) as sent:
             try:
-                self._check_unix_socket()
+                if self.endpoint.socket_path is not None:
+                    # httpcore leaves one that cannot be connected to the garbage collector, which complains.
+                    with socket.socket(socket.AF_UNIX) as probe:
+                        probe.settimeout(self._network.connect_seconds)
+                        probe.connect(self.endpoint.socket_path)
                 response = self._http.request(
                     method,
                     question.path,
@@ -69,27 +67,11 @@ class HttpClient:
             except (httpx.DecodingError, errors.AnswerCorrupt) as error:
                 raise errors.AnswerCorrupt(f"{name}: {error}; request {sent.id}") from error
             except (httpx.TransportError, OSError) as error:
-                cause = next((each for each in _causes(error) if isinstance(each, OSError)), error)
-                raise failure(self.endpoint, cause, request_id=sent.id) from error
+                cause: BaseException | None = error
+                while cause is not None and not isinstance(cause, OSError):
+                    cause = cause.__cause__ or cause.__context__
+                raise failure(self.endpoint, cause or error, request_id=sent.id) from error
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
-
-    def _check_unix_socket(self) -> None:
-        """Raise `OSError` unless somebody listens on the Unix socket, if the server has one.
-
-        httpcore leaves a socket that cannot be connected to the garbage collector, which complains once for
-        each attempt while a server is away. Finding out first takes microseconds.
-        """
-        if self.endpoint.socket_path is not None:
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(self._network.connect_seconds)
-                probe.connect(self.endpoint.socket_path)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and what it was raised from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

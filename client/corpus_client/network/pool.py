@@ -218,12 +218,7 @@ class Pool:
         replica.plan_in_doubt = False
 
     def ask(
-        self,
-        question: Question[T],
-        connection: Connection,
-        *,
-        deadline: float,
-        patience: Callable[[], float],
+        self, question: Question[T], connection: Connection, *, deadline: float, patience: Callable[[], float]
     ) -> T:
         """Return the answer of the server to which there is this connection, as `receive_into` does."""
         endpoint, answer = connection.endpoint, Future[T]()
@@ -242,15 +237,13 @@ class Pool:
                 if self._stopped:
                     raise Stopped
                 if left <= 0:
-                    waited = time.monotonic() - started
-                    raise errors.NoProgress(f"{endpoint.name}: no answer in {waited:.2f} s")
+                    raise errors.NoProgress(f"{endpoint.name}: a question was not answered in time")
                 self.changed.wait(min(left, LOOK_SECONDS))
         return answer.result()
 
     def _ask(self, endpoint: Endpoint, question: Question[T]) -> T:
         with self.changed:
-            client = self._clients.pop(endpoint, None)
-        client = client or HttpClient(endpoint, self.network)
+            client = self._clients.pop(endpoint, None) or HttpClient(endpoint, self.network)
         try:
             return client.ask(question)
         finally:
