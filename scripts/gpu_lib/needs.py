@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 
 CUDA = "cuda"
-CLIENT = ("torch", "threadpoolctl", "numpy", "xxhash", "typer", "rich")
+CLIENT = ("torch", "threadpoolctl", "numpy", "httpx", "xxhash", "typer", "rich")
 SERVER = (
     "fastapi",
     "fastapi_offline",

@@ -55,7 +55,7 @@ def test_a_wrong_import_would_be_seen() -> None:
         ("import corpus_client.errors", WEB | {"torch", "numpy", "httpx"}),
         ("import corpus_client.network.wire", WEB | {"torch", "numpy", "httpx"}),
         ("import corpus_client.network.transport", WEB | {"torch", "numpy", "httpx"}),
-        ("import corpus_client.network.replicas", WEB | {"torch", "numpy", "httpx"}),
+        ("import corpus_client.network.replicas", WEB | {"torch", "numpy"}),
         ("from corpus_client import ArrayLoader", WEB | {"torch", "typer", "threadpoolctl"}),
         ("import corpus_client.__main__", WEB | {"torch", "numpy", "httpx", "typer"}),
         ("from corpus_client.__main__ import make_app; make_app()", WEB | {"corpus_server", "matplotlib"}),
@@ -75,6 +75,22 @@ def test_what_lies_below_the_staging_room_loads_no_torch(layer: str) -> None:
 
 def test_the_check_can_fail() -> None:
     assert "torch" in loaded_by("from corpus_client import CorpusLoader")
+
+
+def test_a_loader_imports_no_http_library_while_it_is_awaited() -> None:
+    making = (
+        "from corpus_client.network.asking import HttpClient\n"
+        "from corpus_client.network.endpoint import Endpoint\n"
+        "from corpus_client.network.options import Network\n"
+        "{}HttpClient(Endpoint.parse('http://127.0.0.1:1'), Network()).close()"
+    )
+    libraries = ("http", "h11", "anyio")
+    before, after = (
+        {name for name in loaded_by(making.format(comment)) if name.startswith(libraries)}
+        for comment in ("#", "")
+    )
+    assert "h11" in before
+    assert after - before == set()
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from corpus_client import CorpusLoader, errors
 from corpus_client.network import pool
+from tests.client.network.scripted import ScriptedServer
 from tests.client.reference_server import Fault, ReferenceServer
 from tests.serving import environment
 
@@ -97,17 +98,21 @@ def test_the_first_signal_ends_a_loop_that_waits(
     server.start()  # for the fixture's end
 
 
-def test_the_first_interrupt_ends_a_loader_that_is_being_made(server: ReferenceServer) -> None:
-    url = server.url
-    server.stop()
+@pytest.mark.parametrize("silent", [False, True], ids=["nobody listens", "a question in flight"])
+def test_the_first_interrupt_ends_a_loader_that_is_being_made(
+    request: pytest.FixtureRequest, silent: bool
+) -> None:
+    server = ScriptedServer([60.0])
+    request.addfinalizer(server.close)
+    if not silent:
+        server.close()
     with subprocess.Popen(
-        [sys.executable, "-c", CONSTRUCT, url], stdout=subprocess.PIPE, text=True, env=environment()
+        [sys.executable, "-c", CONSTRUCT, server.url], stdout=subprocess.PIPE, text=True, env=environment()
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         seconds, line = end_of_wait(process, signal.SIGINT)
         assert (seconds < 1, line) == (True, "ended\n")
-    server.start()
 
 
 @pytest.mark.parametrize("when", ["made", "asked for a batch"])

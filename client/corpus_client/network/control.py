@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from corpus_client import errors
 from corpus_client.network import wire
 from corpus_client.network.layout import ITEM_BYTES
-from corpus_client.network.wire import Question
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[T]):
+    """A request of the control plane.
+
+    parse: makes something of the answer's headers and body, or raises `AnswerCorrupt`.
+    body: what is posted, as JSON; None: it is a GET.
+    """
+
+    path: str
+    parse: Callable[[wire.Headers, bytes], T]
+    body: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 from dataclasses import dataclass, replace
@@ -56,6 +57,8 @@ class Endpoint:
             raise errors.InvalidArgument(f"url must be {URL_FORMS}, got {url!r}")
         if parts.username is not None:
             raise errors.InvalidArgument("url must not hold a password; pass a token with auth=")
+        if not re.fullmatch("[!-~]*", parts.path):
+            raise errors.InvalidArgument(f"url must be percent-encoded ASCII, got {url!r}")
         tls = (network or Network()).tls_context() if parts.scheme == "https" else None
         port = port if port is not None else (443 if tls else 80)
         return cls(
@@ -96,6 +99,15 @@ class Endpoint:
         if self.address is None or self.socket_path is not None or self.host == self.address[1][0]:
             return self.url
         return f"{self.url} ({self.address[1][0]})"
+
+    @property
+    def http_url(self) -> str:
+        """The base URL by address, for httpx; with a Unix socket it leads nowhere by itself."""
+        if self.socket_path is not None:
+            return "http://localhost"
+        assert self.address is not None
+        scheme, address = "https" if self.tls else "http", self.address[1]
+        return f"{scheme}://{_bracketed(str(address[0]))}:{address[1]}{self.prefix}"
 
     @property
     def authority(self) -> str:

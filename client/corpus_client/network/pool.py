@@ -2,7 +2,8 @@
 
 Everything that may block for seconds (name service, connecting, TLS, posting a plan) happens in short-lived
 background threads. The thread that wants batches only waits for the first server that is ready, so one that
-does not answer delays nothing while another one does, and `stop` wakes it at once.
+does not answer delays nothing while another one does, and `stop` wakes it at once. So it waits for the
+answer to a question, too.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from corpus_client import errors
 from corpus_client.network import control
-from corpus_client.network.control import BoundPlan
+from corpus_client.network.asking import HttpClient
+from corpus_client.network.control import BoundPlan, Question
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
 from corpus_client.network.replica import Replica, may_pass
-from corpus_client.network.transport import Connection, ask_once
+from corpus_client.network.transport import LOOK_SECONDS, Connection
 from corpus_client.observe.recorder import Recorder
 
 LOOKUP_SECONDS = 30.0
@@ -34,6 +38,8 @@ LOOKUP_TRIES = 3
 
 TELL_FIRST_SECONDS, TELL_SECONDS = 1.0, 10.0
 """After which, and then how often, the log says that a request waits for a server."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("corpus_client")
 
@@ -68,6 +74,7 @@ class Pool:
         self._recorder = recorder
         self._names: list[_Name] = []
         self._replicas: list[Replica] = []
+        self._clients: dict[Endpoint, HttpClient] = {}  # that no thread uses
         self._stopped = False
         self._num_background = 0
         self._last_error: Exception | None = None
@@ -196,7 +203,7 @@ class Pool:
         if self.plan is None:
             return
         try:
-            there = ask_once(replica.endpoint, self.network, control.post_plan(self.plan.document))
+            there = self._ask(replica.endpoint, control.post_plan(self.plan.document))
         except errors.ServerError as error:
             if error.passing or isinstance(error, errors.AccessDenied):
                 raise
@@ -209,6 +216,42 @@ class Pool:
                 "does it run another version?"
             )
         replica.plan_in_doubt = False
+
+    def ask(
+        self, question: Question[T], connection: Connection, *, deadline: float, patience: Callable[[], float]
+    ) -> T:
+        """Return the answer of the server to which there is this connection, as `receive_into` does."""
+        endpoint, answer = connection.endpoint, Future[T]()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._ask(endpoint, question))
+            except Exception as error:  # noqa: BLE001 - raised again by whoever waits
+                answer.set_exception(error)
+
+        started = time.monotonic()
+        with self.changed:
+            self.run(copy_context().run, ask)  # a trace's span keeps its parent
+            while not answer.done():
+                left = min(deadline, started + patience()) - time.monotonic()
+                if self._stopped:
+                    raise Stopped
+                if left <= 0:
+                    raise errors.NoProgress(f"{endpoint.name}: a question was not answered in time")
+                self.changed.wait(min(left, LOOK_SECONDS))
+        return answer.result()
+
+    def _ask(self, endpoint: Endpoint, question: Question[T]) -> T:
+        with self.changed:
+            client = self._clients.pop(endpoint, None) or HttpClient(endpoint, self.network)
+        try:
+            return client.ask(question)
+        finally:
+            with self.changed:
+                if self._stopped or endpoint in self._clients:
+                    client.close()
+                else:
+                    self._clients[endpoint] = client
 
     def failed(self, replica: Replica, error: Exception) -> None:
         """Leave a replica alone: for a while, or for good if asking again cannot help."""
@@ -276,9 +319,11 @@ class Pool:
                     connection.abort()
 
     def close(self) -> None:
-        """Close every connection; idempotent."""
+        """Close every connection; idempotent. A thread that still asks closes its client itself."""
         self.stop()
         with self.changed:
+            while self._clients:
+                self._clients.popitem()[1].close()
             for replica in self._replicas:
                 for connection in list(replica.connections):
                     self.discard(replica, connection)
@@ -307,6 +352,8 @@ class Pool:
                 replica.gone = replica.endpoint.address not in {each.address for each in found}
                 if replica.gone and not replica.num_in_flight and not replica.opening:
                     self._replicas.remove(replica)
+                    if (client := self._clients.pop(replica.endpoint, None)) is not None:
+                        client.close()
                     for connection in list(replica.connections):
                         self.discard(replica, connection)
 

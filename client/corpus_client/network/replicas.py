@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 from corpus_client import errors
 from corpus_client.network import control, wire
-from corpus_client.network.control import BoundPlan
+from corpus_client.network.control import BoundPlan, Question
 from corpus_client.network.options import Network
 from corpus_client.network.pool import Pool
 from corpus_client.network.replica import Replica, may_pass
 from corpus_client.network.transport import Buffer, Connection
-from corpus_client.network.wire import ArrayRequest, Question
+from corpus_client.network.wire import ArrayRequest
 from corpus_client.observe.recorder import Recorder
 
 STALL_SECONDS = 1.0
@@ -123,9 +123,8 @@ class Replicas(AbstractContextManager["Replicas"]):
 
     def ask(self, question: Question[T], *, deadline_seconds: float | None = None) -> T:
         """Return the answer of whichever replica gives one; one that does not know the plan is told."""
-        receive = partial(Connection.receive, question=question)
         seconds = deadline_seconds or self.network.deadline_seconds
-        return self._answered(question.path, question.body, receive, seconds)
+        return self._answered(None, partial(self._pool.ask, question), seconds)
 
     def begin(self, request: ArrayRequest) -> Exchange:
         """Send the request if a replica can be reached now; else `finish` sends it."""
@@ -134,7 +133,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         deadline = time.monotonic() + self.network.connect_seconds
         found = self._pool.acquire(deadline, idle=False)
         if found is not None:
-            exchange.attempt = self._send(request.path, None, *found)
+            exchange.attempt = self._send(request.path, *found)
         return exchange
 
     def finish(self, exchange: Exchange, buffer: Buffer) -> None:
@@ -147,19 +146,19 @@ class Replicas(AbstractContextManager["Replicas"]):
         request, attempt = exchange.request, exchange.attempt
         exchange.attempt = None
         receive = partial(Connection.receive_into, buffer=buffer, request=request)
-        headers = self._answered(request.path, None, receive, self.network.deadline_seconds, attempt)
+        headers = self._answered(request.path, receive, self.network.deadline_seconds, attempt)
         self.recorder.received_bytes += wire.array_bytes(headers, request)
 
     def _answered(
         self,
-        path: str,
-        body: bytes | None,
+        path: str | None,
         receive: Callable[..., T],
         seconds: float,
         attempt: _Attempt | None = None,
     ) -> T:
         """Send a request until it has a right answer; return what `receive` makes of that.
 
+        path: of an array; None: `receive` asks, too.
         attempt: the request is on the wire already.
         """
         started = time.monotonic()
@@ -176,7 +175,7 @@ class Replicas(AbstractContextManager["Replicas"]):
                 found = self._pool.acquire(deadline, idle=True, since=started)
                 if found is None:
                     raise self._pool.deadline_exceeded(seconds)
-                attempt = self._send(path, body, *found)
+                attempt = self._send(path, *found)
                 self.recorder.num_retries += again
                 again = False
             try:
@@ -212,10 +211,8 @@ class Replicas(AbstractContextManager["Replicas"]):
         """Close every connection; by the thread that used them, or after it ended."""
         self._pool.close()
 
-    def _send(
-        self, path: str, body: bytes | None, replica: Replica, connection: Connection
-    ) -> _Attempt | None:
-        """Put the request on the wire; return its attempt, or None if that failed."""
+    def _send(self, path: str | None, replica: Replica, connection: Connection) -> _Attempt | None:
+        """Put the request for an array on the wire; return its attempt, or None if that failed."""
         now = time.monotonic()
         attempt = _Attempt(replica, connection, now, now)
         self._num_sent += 1
@@ -225,7 +222,8 @@ class Replicas(AbstractContextManager["Replicas"]):
             replica.num_in_flight += 1
             connection.num_in_flight += 1
         try:
-            connection.send(path, body=body, deadline=now + self.network.attempt_seconds)
+            if path is not None:
+                connection.send(path, deadline=now + self.network.attempt_seconds)
         except (errors.TransportError, errors.ReplicaUnusable) as error:
             self._end(attempt)
             self._pool.failed(replica, error)

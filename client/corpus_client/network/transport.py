@@ -16,7 +16,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import xxhash
 
@@ -27,15 +27,10 @@ from corpus_client.network.options import Network
 from corpus_client.observe.recorder import Recorder
 from corpus_client.observe.telemetry import SentRequest
 
-T = TypeVar("T")
-
 MAX_ERROR_BYTES = 65_536
-SUCCESS = (200, 201)
 
 HEAD_PIECE_BYTES = 2048
 """Most heads fit; what comes with them of the body is copied once more."""
-
-LINE_END = b"\r\n"
 
 PIECE_BYTES = 512 * 1024
 """What is received at once stays in the processor's cache until it is hashed."""
@@ -80,7 +75,6 @@ class Connection:
         self._patience: Callable[[], float]  # returns the longest wait for the next byte
         self._fills_whole = endpoint.tls is None  # by the kernel in one call, which also limits its waits
         self._wait_seconds = 0.0
-        self._silent = True  # nothing came yet of the answer that is being received
         self._socket: socket.socket | None = None
         self._num_answers = 0
         self._received = bytearray()  # of the next answer: it came with the one before
@@ -113,23 +107,19 @@ class Connection:
         except OSError as error:
             raise self._failed(error) from error
 
-    def send(self, path: str, *, deadline: float, body: bytes | None = None) -> None:
-        """Put a GET for `path` on the wire, with a body a POST; `deadline` is in `time.monotonic` seconds."""
-        method, headers = "GET" if body is None else "POST", dict[str, str]()
-        head = wire.request_line(method, self.endpoint.prefix + path) + self._header_lines
+    def send(self, path: str, *, deadline: float) -> None:
+        """Put a GET for `path` on the wire; `deadline` is in `time.monotonic` seconds."""
+        head = wire.request_line(self.endpoint.prefix + path) + self._header_lines
         if (authorization := self._network.credentials.header()) is not None:
-            headers["Authorization"] = authorization
-        if body is not None:
-            headers |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+            head += wire.header_lines({"Authorization": authorization})
         try:
             if self._socket is None:
                 self.open(deadline)
             self._limit_wait(deadline)
             self._num_named += 1
-            sent = SentRequest(self.endpoint.name, method, path, f"{self._id_prefix}-{self._num_named}")
+            sent = SentRequest(self.endpoint.name, "GET", path, f"{self._id_prefix}-{self._num_named}")
             self._sent.append(sent)
-            head += wire.header_lines({**headers, **sent.headers()}) + b"\r\n"
-            self._open_socket.sendall(head + (body or b""))
+            self._open_socket.sendall(head + wire.header_lines(sent.headers()) + b"\r\n")
         except OSError as error:
             raise self._failed(error, stale=self._num_answers > 0) from error
 
@@ -156,27 +146,41 @@ class Connection:
             patience: returns the longest wait for the next byte, instead of the network's; asked again
                 every second, as it may change meanwhile.
         """
-
-        def fill(headers: wire.Headers) -> wire.Headers:
-            wire.check_headers(headers, request)
-            digest = xxhash.xxh3_64() if request.verify else None
-            num_bytes = wire.array_bytes(headers, request)
-            self._fill(buffer(num_bytes) if callable(buffer) else buffer[:num_bytes], deadline, digest)
-            if digest is not None:
-                tail = bytearray(wire.TAIL_BYTES)
-                self._fill(memoryview(tail), deadline)
-                wire.check_tail(digest, bytes(tail))
-            return headers
-
-        return self._receive_answer(fill, deadline, patience)
-
-    def receive(
-        self, question: wire.Question[T], *, deadline: float, patience: Callable[[], float] | None = None
-    ) -> T:
-        """Receive the answer to the oldest request, which asked this question; as `receive_into` does."""
-        return self._receive_answer(
-            lambda headers: question.parse(headers, self._rest(headers, deadline)), deadline, patience
-        )
+        self._recorder.enter("answer")
+        self._patience = patience or (lambda: self._network.progress_seconds)
+        sent = self._sent.popleft()
+        silent = True
+        try:
+            with sent:
+                head = self._receive_head(deadline)
+                silent = False
+                while head.startswith(wire.INFORMATIONAL):
+                    head = self._receive_head(deadline)
+                status, headers = wire.read_head(head)
+                if status != 200:
+                    raise self._error_answer(status, headers, deadline)
+                self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
+                wire.check_headers(headers, request)
+                digest = xxhash.xxh3_64() if request.verify else None
+                num_bytes = wire.array_bytes(headers, request)
+                self._fill(buffer(num_bytes) if callable(buffer) else buffer[:num_bytes], deadline, digest)
+                if digest is not None:
+                    tail = bytearray(wire.TAIL_BYTES)
+                    self._fill(memoryview(tail), deadline)
+                    wire.check_tail(digest, bytes(tail))
+                if self._received and not self._sent:
+                    raise errors.AnswerCorrupt("the body must end where the headers say, more came")
+                self._recorder.enter("host")
+        except errors.AnswerCorrupt as error:
+            self.close()
+            raise errors.AnswerCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error
+        except OSError as error:
+            # stale: nothing came, and it had served before; the server closed it while idle.
+            stale = silent and self._num_answers > 0
+            raise self._failed(error, stale=stale, request_id=sent.id) from error
+        self._num_answers += 1
+        self._close_if_asked(headers)
+        return headers
 
     def abort(self) -> None:
         """Wake the thread that uses the connection; from any thread, for good."""
@@ -194,35 +198,6 @@ class Connection:
             self._socket = None
         while self._sent:  # their answers will not be read
             self._sent.popleft().end(ConnectionAbortedError())
-
-    def _receive_answer(
-        self, take: Callable[[wire.Headers], T], deadline: float, patience: Callable[[], float] | None
-    ) -> T:
-        """Receive a head, and what `take` makes of the headers and the body; errors name the request."""
-        self._recorder.enter("answer")
-        self._patience = patience or (lambda: self._network.progress_seconds)
-        sent = self._sent.popleft()
-        self._silent = True
-        try:
-            with sent:
-                status, headers = self._receive_head(deadline)
-                if status not in SUCCESS:
-                    raise self._error_answer(status, headers, deadline)
-                self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
-                taken = take(headers)
-                if self._received and not self._sent:
-                    raise errors.AnswerCorrupt("the body must end where the headers say, more came")
-                self._recorder.enter("host")
-        except errors.AnswerCorrupt as error:
-            self.close()
-            raise errors.AnswerCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error
-        except OSError as error:
-            # stale: nothing came, and it had served before; the server closed it while idle.
-            stale = self._silent and self._num_answers > 0
-            raise self._failed(error, stale=stale, request_id=sent.id) from error
-        self._num_answers += 1
-        self._close_if_asked(headers)
-        return taken
 
     def _close_if_asked(self, headers: wire.Headers) -> None:
         if "close" in headers.get("connection", "").lower():
@@ -259,10 +234,10 @@ class Connection:
                 if time.monotonic() - since >= self._patience():
                     raise TimeoutError("timed out") from None
 
-    def _receive_until(self, end: bytes, deadline: float) -> bytes:
-        """Receive up to `end`, which the head or a line of it ends with; what came with it stays."""
+    def _receive_head(self, deadline: float) -> bytes:
+        """Receive the head of an answer; what came with it of the body stays in `_received`."""
         part = memoryview(bytearray(HEAD_PIECE_BYTES))
-        while (found := self._received.find(end)) < 0:
+        while (end := self._received.find(wire.HEAD_END)) < 0:
             if len(self._received) > wire.MAX_HEAD_BYTES:
                 raise errors.AnswerCorrupt(f"the head must have at most {wire.MAX_HEAD_BYTES} bytes")
             num_bytes = self._receive(part, deadline)
@@ -271,43 +246,7 @@ class Connection:
                     f"closed connection after {len(self._received)} bytes of the answer's head"
                 )
             self._received += part[:num_bytes]
-        return self._take(found + len(end))
-
-    def _receive_head(self, deadline: float) -> tuple[int, dict[str, str]]:
-        """Receive the head of an answer, after informational ones; return status and headers."""
-        while (head := self._receive_until(wire.HEAD_END, deadline)).startswith(wire.INFORMATIONAL):
-            self._silent = False
-        self._silent = False
-        return wire.read_head(head)
-
-    def _rest(self, headers: wire.Headers, deadline: float) -> bytes:
-        """Receive a body of the length that its headers name, or in chunks, or up to the connection's end."""
-        body = bytearray()
-
-        def more(length: str, base: int) -> int:
-            length = length.strip()
-            try:
-                part = bytearray(int(length, base))
-            except (ValueError, MemoryError, OverflowError) as error:
-                raise errors.AnswerCorrupt(f"the body must have a length, got {length[:40]!r}") from error
-            self._fill(memoryview(part), deadline)
-            body.extend(part)
-            return len(part)
-
-        if "chunked" in headers.get("transfer-encoding", "").lower():
-            while more(self._receive_until(LINE_END, deadline).split(b";")[0].decode("latin-1"), 16):
-                self._receive_until(LINE_END, deadline)
-            while self._receive_until(LINE_END, deadline) != LINE_END:
-                pass  # a trailer
-        elif (length := headers.get("content-length")) is not None:
-            more(length, 10)
-        else:
-            part = memoryview(bytearray(HEAD_PIECE_BYTES))
-            body.extend(self._take(len(self._received)))
-            while num_bytes := self._receive(part, deadline):
-                body.extend(part[:num_bytes])
-            self.close()
-        return bytes(body)
+        return self._take(end + len(wire.HEAD_END))
 
     def _take(self, max_bytes: int) -> bytes:
         """Remove and return up to `max_bytes` bytes of what was received already."""
@@ -348,30 +287,26 @@ class Connection:
             self.close()
         return wire.error_from_answer(status, headers, bytes(body))
 
-    def _failed(
-        self, error: OSError, *, stale: bool = False, request_id: str = ""
-    ) -> errors.CorpusClientError:
+    def _failed(self, error: OSError, **told: Any) -> errors.CorpusClientError:
         self.close()
-        named = f"; request {request_id}" if request_id else ""
-        reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
-        if "CERT" in reason or "UNKNOWN_CA" in reason:
-            return errors.CertificateRefused(f"{self.endpoint.name}: {error}")
-        if reason == "WRONG_VERSION_NUMBER":
-            return errors.ReplicaUnusable(
-                f"{self.endpoint.name}: the server does not speak TLS; does its URL begin with http://?"
-            )
-        if isinstance(error, TimeoutError):
-            return errors.NoProgress(f"{self.endpoint.name}: nothing came in time ({error}){named}")
-        detail = f"{self.endpoint.name}: {type(error).__name__}: {error}{named}"
-        return errors.ConnectionFailed(detail, stale=stale)
+        return failure(self.endpoint, error, **told)
 
 
-def ask_once(endpoint: Endpoint, network: Network, question: wire.Question[T]) -> T:
-    """Return the answer of one server to a question, over a connection of its own."""
-    deadline = time.monotonic() + network.attempt_seconds
-    with contextlib.closing(Connection(endpoint, network)) as connection:
-        connection.send(question.path, deadline=deadline, body=question.body)
-        return connection.receive(question, deadline=deadline, patience=lambda: network.connect_seconds)
+def failure(
+    endpoint: Endpoint, error: Exception, *, stale: bool = False, request_id: str = ""
+) -> errors.CorpusClientError:
+    """Return what an error of a connection means: whether asking again can help, and there or elsewhere."""
+    named = f"; request {request_id}" if request_id else ""
+    reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
+    if "CERT" in reason or "UNKNOWN_CA" in reason:
+        return errors.CertificateRefused(f"{endpoint.name}: {error}")
+    if reason == "WRONG_VERSION_NUMBER":
+        return errors.ReplicaUnusable(
+            f"{endpoint.name}: the server does not speak TLS; does its URL begin with http://?"
+        )
+    if isinstance(error, TimeoutError):
+        return errors.NoProgress(f"{endpoint.name}: nothing came in time ({error}){named}")
+    return errors.ConnectionFailed(f"{endpoint.name}: {type(error).__name__}: {error}{named}", stale=stale)
 
 
 def _timeval(seconds: float) -> bytes:

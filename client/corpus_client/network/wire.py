@@ -16,10 +16,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 from urllib.parse import quote, quote_plus
 
 import xxhash
@@ -62,8 +61,6 @@ _LENGTH = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _UNFIT_TARGET = re.compile(r"[^!-~]")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5]\d\d)(?: [^\r\n]*)?\r\n")
 
-T = TypeVar("T")
-
 Headers = Mapping[str, str]
 """Of an answer: a dict with names in lower case, or any mapping that ignores case."""
 
@@ -93,29 +90,16 @@ class ArrayRequest:
         return starts(0, self.arrays)[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Question(Generic[T]):
-    """A request whose answer has any length.
-
-    parse: makes something of the answer's headers and body, or raises `AnswerCorrupt`.
-    body: what is posted, as JSON; None: it is a GET.
-    """
-
-    path: str
-    parse: Callable[[Headers, bytes], T]
-    body: bytes | None = None
-
-
 def header_lines(headers: Headers) -> bytes:
     """Return the lines of these headers."""
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
 
 
-def request_line(method: str, target: str) -> bytes:
-    """Return the first line of a request; refuse a target with what a URL spells with percent signs."""
+def request_line(target: str) -> bytes:
+    """Return the first line of a GET; refuse a target with what a URL spells with percent signs."""
     if _UNFIT_TARGET.search(target):
         raise errors.InvalidArgument(f"url must be percent-encoded ASCII, got {target!r}")
-    return f"{method} {target} HTTP/1.1\r\n".encode()
+    return f"GET {target} HTTP/1.1\r\n".encode()
 
 
 def read_head(head: bytes) -> tuple[int, dict[str, str]]:

@@ -13,10 +13,11 @@ import torch
 
 from corpus_client import __version__, errors
 from corpus_client.network import control, wire
-from corpus_client.network.control import BoundPlan
+from corpus_client.network.asking import HttpClient
+from corpus_client.network.control import BoundPlan, Question
 from corpus_client.network.endpoint import LOOPBACK, Endpoint
 from corpus_client.network.options import Network
-from corpus_client.network.transport import Connection, ask_once
+from corpus_client.network.transport import Connection
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.staging.ring import open_stager
 from corpus_client.tools.bench import BenchResult
@@ -151,9 +152,10 @@ class Server:
         """Its URL as given on the command line."""
         return self.endpoint.url
 
-    def ask(self, question: wire.Question[T]) -> T:
+    def ask(self, question: Question[T]) -> T:
         """Return its answer."""
-        return ask_once(self.endpoint, self.network, question)
+        with closing(HttpClient(self.endpoint, self.network)) as client:
+            return client.ask(question)
 
 
 def look_at(endpoint: Endpoint, network: Network) -> tuple[Check, Server]:

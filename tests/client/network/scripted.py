@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import struct
 import threading
@@ -36,6 +37,9 @@ class ScriptedServer:
 
     def _talk(self, peer: socket.socket) -> None:
         while received := peer.recv(65536):
+            length = re.search(rb"\r\nContent-Length: (\d+)(.*\r\n)*?\r\n", received)
+            while length is not None and len(received) < length.end() + int(length[1]):
+                received += peer.recv(65536)  # httpx sends a body after its head
             self.requests.append(received)
             for part in next(self._scripts, ["close"]):
                 if part == "reset":

@@ -327,7 +327,7 @@ def simulated(world: World, control_plane: Callable[..., Any]) -> Iterator[None]
             patch.setattr(transport, name, value)
         patch.setattr(pool, "threading", threads)
         patch.setattr(fetcher, "threading", threads)
-        patch.setattr(pool, "ask_once", lambda *asked: control_plane(*asked).post_plan())
+        patch.setattr(pool, "HttpClient", control_plane)
         patch.setattr(pool, "LOOKUP_SECONDS", BETWEEN_LOOK_UPS_SECONDS)
         patch.setattr(
             Endpoint, "resolve", lambda name: [replace(name, address=each) for each in world.look_up()]

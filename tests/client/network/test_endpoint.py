@@ -125,6 +125,7 @@ def test_a_unix_socket_has_the_path_of_its_url(url: str, path: str) -> None:
         ("http://data#a", f"{FORMS} 'http://data#a'"),
         ("http://u:p@data", "url must not hold a password; pass a token with auth="),
         ("https://@data", "url must not hold a password; pass a token with auth="),
+        ("http://data/a b", "url must be percent-encoded ASCII, got 'http://data/a b'"),
         ("uds://run/corpus.sock", f"{UNIX_FORM} 'uds://run/corpus.sock'"),
         ("uds:/run/corpus.sock", f"{UNIX_FORM} 'uds:/run/corpus.sock'"),
         ("uds:corpus.sock", f"{UNIX_FORM} 'uds:corpus.sock'"),

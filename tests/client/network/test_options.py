@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import pytest
 
 from corpus_client import errors
 from corpus_client.network import control
+from corpus_client.network.asking import HttpClient
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Credentials, Network
 from corpus_client.network.replicas import Replicas
-from corpus_client.network.transport import ask_once
 from corpus_client.plan.document import make_plan
 from corpus_client.plan.requests import StepRequests
 from tests.client.reference_server import ReferenceServer
@@ -219,7 +220,8 @@ def test_every_request_carries_the_token_and_the_headers(
             filler = StepRequests(replicas, plan)
             filler.finish(filler.begin(3, 2, (12, 17)), memoryview(bytearray(2 * 12 * 17 * 2)))
             replicas.ask(control.receipt(plan.plan_id, 3))
-        ask_once(Endpoint.parse(server.url, network), network, control.get("/v1/corpora"))
+        with closing(HttpClient(Endpoint.parse(server.url, network), network)) as client:
+            client.ask(control.get("/v1/corpora"))
     assert len(server.headers) >= 6
     assert {each["Authorization"] for each in server.headers} == {f"Bearer {SECRET}"}
     assert {each["X-Run"] for each in server.headers} == {"7"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from corpus_client import CorpusLoader, errors, make_plan
 from corpus_client.network import control
 from corpus_client.network.replicas import Replicas
 from tests.client.conftest import make_corpus, num_descriptors
+from tests.client.network.scripted import ScriptedServer
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import Fault, ReferenceServer
 
@@ -256,6 +259,22 @@ def test_a_question_has_its_own_deadline(black_hole: str) -> None:
         pytest.raises(errors.DeadlineExceeded, match=rf"from {black_hole} within 0\.2 s"),
     ):
         replicas.ask(control.get("/v1/corpora"), deadline_seconds=0.2)
+
+
+def test_a_question_that_was_given_up_closes_its_connection_itself() -> None:
+    before, release = num_descriptors(), threading.Event()
+    with closing(ScriptedServer([release, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"])) as server:
+        with Replicas([server.url]) as replicas, pytest.raises(errors.DeadlineExceeded):
+            replicas.ask(control.get("/"), deadline_seconds=0.3)
+        assert "corpus-network" in {thread.name for thread in threading.enumerate()}
+        release.set()
+        end = time.monotonic() + 10
+        while "corpus-network" in {thread.name for thread in threading.enumerate()}:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert len(server.requests) == 1
+    gc.collect()
+    assert num_descriptors() <= before
 
 
 def test_a_question_is_asked_elsewhere_while_a_server_is_silent(

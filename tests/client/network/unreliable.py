@@ -179,11 +179,11 @@ def problem(status: int, slug: str, headers: str = "") -> bytes:
 class Control:
     """The control plane of a simulated server; what is asked takes a round trip, or the connect timeout."""
 
-    def __init__(self, endpoint: Any, network: Network, _: object) -> None:
+    def __init__(self, endpoint: Any, network: Network) -> None:
         self.endpoint = endpoint
         self._timeout = network.connect_seconds
 
-    def post_plan(self) -> BoundPlan:
+    def ask(self, _: object) -> BoundPlan:
         """Make the plan known."""
         world: World = Socket.world
         server = world.peers[self.endpoint.address[1][0]]
@@ -195,6 +195,9 @@ class Control:
         if back >= until:
             raise errors.NoProgress(f"{self.endpoint.name}: no answer in time")
         return server.post_plan()
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class TimedSource(StepRequests):

@@ -14,10 +14,10 @@ import pytest
 
 from corpus_client import CorpusLoader, errors
 from corpus_client.network import wire
-from corpus_client.network.control import BoundPlan, ShardDescription
+from corpus_client.network.control import BoundPlan, Question, ShardDescription
 from corpus_client.network.replicas import Exchange, Replicas
 from corpus_client.network.transport import Buffer
-from corpus_client.network.wire import ArrayRequest, Question
+from corpus_client.network.wire import ArrayRequest
 from corpus_client.plan.requests import AheadRequests
 from corpus_client.staging import local
 from corpus_client.staging.gather import LocalShard

@@ -1,0 +1,77 @@
+"""One server's answers to questions, by httpx; `transport` brings the batches."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import TypeVar
+
+import httpcore  # noqa: F401 - httpx does so when a client is made: 20 ms of the wait for a first batch
+import httpx
+
+from corpus_client import errors
+from corpus_client.network import wire
+from corpus_client.network.control import Question
+from corpus_client.network.endpoint import Endpoint
+from corpus_client.network.options import Network
+from corpus_client.network.transport import failure
+from corpus_client.observe.telemetry import SentRequest
+
+T = TypeVar("T")
+
+
+class HttpClient:
+    """Asks one server; belongs to one thread at a time.
+
+    Proxies of the environment are not used: batches do not go through them either.
+    """
+
+    def __init__(self, endpoint: Endpoint, network: Network) -> None:
+        self.endpoint = endpoint
+        self._network = network
+        headers = {"Host": endpoint.authority, "Accept-Encoding": "identity", **network.headers}
+        self._http = httpx.Client(
+            base_url=endpoint.http_url,
+            headers=httpx.Headers(headers, "latin-1"),
+            timeout=network.connect_seconds,
+            trust_env=False,
+            # Plain HTTP has nothing to verify, and reading certificates takes 25 ms.
+            transport=httpx.HTTPTransport(verify=endpoint.tls or False, uds=endpoint.socket_path),
+        )
+
+    def ask(self, question: Question[T]) -> T:
+        """Return the server's answer, or raise what went wrong; nothing is repeated here."""
+        name, method, headers = self.endpoint.name, "GET", dict[str, str]()
+        if question.body is not None:
+            method, headers = "POST", {"Content-Type": "application/json"}
+        if (authorization := self._network.credentials.header()) is not None:
+            headers["Authorization"] = authorization
+        with SentRequest(name, method, question.path, secrets.token_hex(8)) as sent:
+            try:
+                if self.endpoint.socket_path is not None:
+                    # httpcore leaves one that cannot be connected to the garbage collector, which complains.
+                    with socket.socket(socket.AF_UNIX) as probe:
+                        probe.settimeout(self._network.connect_seconds)
+                        probe.connect(self.endpoint.socket_path)
+                response = self._http.request(
+                    method,
+                    question.path,
+                    content=question.body,
+                    headers=headers | sent.headers(),
+                    # The URL holds an address, but the certificate is for the name.
+                    extensions={"sni_hostname": self.endpoint.host},
+                )
+                if not response.is_success:
+                    raise wire.error_from_answer(response.status_code, response.headers, response.content)
+                return question.parse(response.headers, response.content)
+            except (httpx.DecodingError, errors.AnswerCorrupt) as error:
+                raise errors.AnswerCorrupt(f"{name}: {error}; request {sent.id}") from error
+            except (httpx.TransportError, OSError) as error:
+                cause: BaseException | None = error
+                while cause is not None and not isinstance(cause, OSError):
+                    cause = cause.__cause__ or cause.__context__
+                raise failure(self.endpoint, cause or error, request_id=sent.id) from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
