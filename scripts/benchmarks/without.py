@@ -71,7 +71,10 @@ TRICKS = (
         name="small steps located together",
         patch=replace(
             "corpus_server.read.reading:select",
-            lambda *asked: (importlib.import_module("corpus_server.read.reading").select_alone(*asked), 0),
+            lambda *asked, **how: (
+                importlib.import_module("corpus_server.read.reading").select_alone(*asked, **how),
+                0,
+            ),
         ),
     ),
     Trick(name="reading ahead by plan", settings={"read_ahead_bytes": 0}),

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.client import RemoteDisconnected
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from tests.contract.conftest import make_loader, take
 from tests.corpora import some_tokens, write_raw
 from tests.docker.proxy import RunningProxy
 from tests.raw_http import RawConnection, check_raw_problem, get
-from tests.serving import RunningServer, check_problem, wait_until
+from tests.serving import Answer, RunningServer, check_problem, wait_until
 
 INLINE = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=7"
 NUM_SLOW = 500
@@ -305,12 +306,26 @@ def test_a_replica_that_ends_fails_no_plain_request(web: Path, tmp_path: Path, k
             wait_for(proxy, replica)
         for replica in replicas:
             replica.kill()
-        answer = proxy.get(INLINE)
+        answer = refusal_of(proxy)
         check_problem(answer, answer.status, "no-replica")
         assert answer.status >= 502
         assert answer.headers["Retry-After"] == "1"
         replicas[0].start()
         wait_until(lambda: proxy.get(INLINE).status == 200)
+
+
+def refusal_of(proxy: RunningProxy) -> Answer:
+    """Ask until there is an answer.
+
+    Where connections that HAProxy kept to a replica die under a request, and its retries with them, it closes the
+    client's connection without a response, for the client to ask again.
+    """
+    deadline = time.monotonic() + 40
+    while True:
+        try:
+            return proxy.get(INLINE)
+        except RemoteDisconnected:
+            assert time.monotonic() < deadline
 
 
 def wait_for(proxy: RunningProxy, replica: RunningServer) -> None:
