@@ -317,7 +317,7 @@ def test_a_replica_that_ends_fails_no_plain_request(web: Path, tmp_path: Path, k
 def refusal_of(proxy: RunningProxy) -> Answer:
     """Ask until there is an answer.
 
-    Where connections that HAProxy kept to a replica die under a request, and its retries with them, it closes the
+    If the connections that HAProxy kept to replicas die under a request and its retries, HAProxy closes the
     client's connection without a response, for the client to ask again.
     """
     deadline = time.monotonic() + 40
