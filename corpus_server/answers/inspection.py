@@ -36,6 +36,7 @@ from corpus_server.answers.tokens import (
 )
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
+from corpus_server.corpus.views import View
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.document import MAX_SEED
@@ -117,7 +118,7 @@ class DiffQuery(QueryParameters):
 
 @described
 class Row:
-    """One row of a global batch."""
+    """One row of a global batch; of a view, tokens and documents have the numbers of its corpus."""
 
     row: int
     corpus: str
@@ -234,8 +235,10 @@ def tokens(service: Service, name: CorpusName, query: TokensQuery, request: Requ
 def document(
     service: Service, name: CorpusName, number: DocumentNumber, query: FormatQuery, request: RequestHead
 ) -> Slices[Response]:
-    """Return one document: its token range and its tokens."""
+    """Return one document: its token range and its tokens; of a view, `base_document` is its corpus's own."""
     corpus, fields = service.corpus(name, request.caller), {"document": int(number)}
+    if isinstance(corpus, View):
+        fields["base_document"] = corpus.base_document(int(number))
     start, stop = corpus.document_range(int(number))
     more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields)
     return (yield from more)
@@ -258,7 +261,7 @@ def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHe
     for number, (first, stop) in enumerate(pairwise(borders.tolist()), start=query.first):
         pieces = found[first:stop].tolist()
         name, shard = bound.shards[pieces[0][0]]
-        corpus = bound.corpora[name]
+        corpus = bound.corpora[name].base
         (tokens,) = whole.read(number, 1)
         left, texts, begins = tokens.tolist(), list[Span](), []
         for shard_number, start, length in pieces:
