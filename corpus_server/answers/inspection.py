@@ -42,6 +42,7 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.plan.document import MAX_SEED
 from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare_slices
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
+from corpus_server.read.changes import ViewChange, max_rows, view_changes
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
 from corpus_server.read.text import Span, check_available, decode_known
 from corpus_server.read.text import spans as cut
@@ -221,6 +222,8 @@ class Diff:
     b: str
     fields: list[FieldChange]
     rows: RowComparison
+    views: list[ViewChange]
+    """Of sources that are views of one corpus, the documents that come more or less often."""
 
 
 @question("/v1/corpora/{name}/tokens", array=TOKENS, is_tagged=True)
@@ -381,9 +384,11 @@ def diff(service: Service, plan_id: PlanId, query: DiffQuery, request: RequestHe
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     compared = yield from compare_slices(
-        one.sampler, other.sampler, num_steps=query.steps, max_rows=DIFF_ROWS
+        one.sampler, other.sampler, num_steps=query.steps, max_rows=max_rows(one, other, DIFF_ROWS)
     )
-    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed_fields(one.plan, other.plan), rows=compared)
+    changes = yield from view_changes(one, other)
+    changed = changed_fields(one.plan, other.plan)
+    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed, rows=compared, views=changes)
     return json_response(fields, headers)
 
 

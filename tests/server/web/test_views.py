@@ -20,6 +20,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("corpora")
     write_view(write_corpus(folder / "web", SHARDS), COUNTS, folder / "hq.view")
     config = '[corpora.web]\npath = "web"\ndtype = "uint32"\n[corpora.hq]\npath = "web"\nview = "hq.view"\n'
+    write_view(folder / "web", [*COUNTS[:2], 1, *COUNTS[3:6], 0], folder / "less.view")
+    config += '[corpora.less]\npath = "web"\nview = "less.view"\n'
     (folder / "corpus.toml").write_text(config)
     arguments = ["--config", str(folder / "corpus.toml")]
     with RunningServer({}, tmp_path_factory.mktemp("server"), arguments=arguments) as server:
@@ -79,3 +81,21 @@ def test_batches_indices_and_look_ups_agree(server: RunningServer) -> None:
     assert [span["document"] for span in shown[0]["spans"]] == sorted(
         {next(n for n in range(7) if STARTS[n] <= each < STARTS[n + 1]) for each in rows[0]}
     )
+
+
+def test_a_difference_names_the_documents(server: RunningServer) -> None:
+    one, other, plain = (
+        server.post_plan({"seq_len": 2, "stages": [{"global_batch_size": 2, "mixture": {name: 1}}]}).json()[
+            "id"
+        ]
+        for name in ("hq", "less", "web")
+    )
+    answer = server.get(f"/v1/plans/{one}/diff", other=other).json()
+    changes = [{"document": 2, "a": 2, "b": 1}, {"document": 6, "a": 1, "b": 0}]
+    counts = {"num_documents": 2, "num_taken_out": 1, "num_put_in": 0}
+    assert answer["views"] == [{"a": "hq", "b": "less", **counts, "documents": changes}]
+    assert answer["rows"]["first_step"] is not None
+    (change,) = server.get(f"/v1/plans/{plain}/diff", other=one).json()["views"]
+    numbers = [n for n, count in enumerate(COUNTS) if count != 1]
+    assert [each["document"] for each in change["documents"]] == numbers
+    assert server.get(f"/v1/plans/{one}/diff", other=one).json()["views"] == []
