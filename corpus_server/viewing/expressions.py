@@ -30,6 +30,11 @@ _ALLOWED: Final = {
     *("BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT"),
     *("FUNCTION", "OPERATOR", "TYPE"),
 }
+_SESSION: Final = {
+    *("current_setting", "getvariable", "getenv", "current_database", "current_schema", "current_schemas"),
+    *("current_query", "current_user", "session_user", "user", "version", "txid_current", "in_search_path"),
+}
+"""Functions of the connection, which DuckDB 1 says are consistent."""
 _PURE: Final = """
     SELECT bool_and(function_type = 'scalar' AND stability = 'CONSISTENT' AND NOT has_side_effects)
     FROM duckdb_functions() WHERE lower(function_name) = lower(?)
@@ -109,7 +114,13 @@ def _check_function(connection: Any, what: str, node: dict[str, Any]) -> None:
     name = node["function_name"]
     (is_pure,) = connection.execute(_PURE, [name]).fetchone()
     has_more = node.get("filter") or node.get("distinct") or (node.get("order_bys") or {}).get("orders")
-    if is_pure is not True or has_more or node.get("schema") or node.get("catalog"):
+    if (
+        is_pure is not True
+        or name.lower() in _SESSION
+        or has_more
+        or node.get("schema")
+        or node.get("catalog")
+    ):
         raise _refused(what, f"functions of a document's own columns alone, not {name}()")
 
 
