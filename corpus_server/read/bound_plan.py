@@ -172,6 +172,7 @@ class BoundPlan:
                     "eot": self.corpora[name].eot,
                     "num_masks": self.corpora[name].num_masks,
                     **_vocabulary(self.corpora[name]),
+                    **({"view": True} if self.corpora[name].base is not self.corpora[name] else {}),
                     **sampler.rows.describe(source),
                 }
                 for source, (name, num_windows) in enumerate(

@@ -132,7 +132,7 @@ class Metadata(Closing):
         both = "documents POSITIONAL JOIN chosen"
         its = f"SELECT {_NUMBER} AS number, {name} AS value FROM {both} WHERE chosen.chosen > 0"
         query = f"""
-            WITH its AS ({its})
+            WITH its AS NOT MATERIALIZED ({its})
             SELECT number FROM its WHERE value IS NULL
             UNION ALL SELECT min(number) FROM its WHERE value IS NOT NULL GROUP BY value
         """

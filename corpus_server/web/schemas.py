@@ -101,6 +101,7 @@ class SourceAnswer(BaseModel):
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
     vocab_size: Annotated[int | None, Field(description="Of the corpus's tokenizer; null if it has none.")]
     largest_id: Annotated[int | None, Field(description="Largest token id of a sample of the corpus.")]
+    view: Annotated[bool, Field(description="Whether it is a view; missing unless it is.")] = False
     num_pieces: Annotated[
         int | None, Field(description="Pieces of documents in the rows of an epoch; of rows documents only.")
     ] = None
