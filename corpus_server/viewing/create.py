@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -60,15 +59,17 @@ def create(spec: CorpusSpec, selection: Selection, out: Path) -> ViewHeader:
         raise InvalidParameter("a view of a view is not made: name the corpus", parameter="view")
     if selection.key is not None and selection.documents is None and selection.without is None:
         raise InvalidParameter("--key needs --documents or --without", parameter="key")
-    with ExitStack() as opened:
-        corpus = opened.enter_context(Corpus.open(spec))
+    with Corpus.open(spec) as corpus:
         if corpus.num_documents is None:
             raise corpus.no_documents(None)
-        metadata = None
+        digest = None
         if selection.asks_metadata:
-            metadata = opened.enter_context(_metadata(spec, corpus.num_documents, out))
-        counts = _count(selection, corpus.num_documents, metadata)
-        digest = None if metadata is None else metadata.digest()
+            # Closed before the index is made, which takes memory, too.
+            with _metadata(spec, corpus.num_documents, out) as metadata:
+                counts = _count(selection, corpus.num_documents, metadata)
+                digest = metadata.digest()
+        else:
+            counts = _count(selection, corpus.num_documents, None)
         return make_view(corpus, counts, out, made=selection.described(), metadata=digest)
 
 
