@@ -37,15 +37,14 @@ class Places:
 
     Args:
         file: the view.
-        edges: from `(k,)` first documents of groups to where their documents begin in the corpus and where
-            the last one ends, `(k, GROUP + 1)`; behind the last document of a shard the end is repeated.
+        edges: see `Corpus.document_edges`.
         last: from `(k,)` documents to the end of the documents of their shards.
     """
 
     def __init__(
         self,
         file: ViewFile,
-        edges: Callable[[Int64Array], Int64Array],
+        edges: Callable[[Int64Array, int], Int64Array],
         last: Callable[[Int64Array], Int64Array],
     ) -> None:
         self._file, self._edges, self._last = file, edges, last
@@ -146,7 +145,7 @@ class Places:
     def extent(self, start: int, stop: int) -> tuple[int, int]:
         """Return the range of the corpus in which the groups of a range of the view, not empty, lie."""
         low, high = (self._groups.token.searchsorted((start, stop - 1), side="right") - 1).tolist()
-        edges = self._edges(self._groups.first_document[[low, high]])
+        edges = self._edges(self._groups.first_document[[low, high]], GROUP)
         return int(edges[0, 0]), int(edges[1, -1])
 
     def check(self, groups: Int64Array) -> None:
@@ -159,13 +158,9 @@ class Places:
         low, high = np.zeros_like(tokens), np.full_like(tokens, first.size)
         while (low < high).any():
             middle = (low + high) // 2
-            probed = np.minimum(middle, first.size - 1)
-            ends = np.concatenate(
-                [
-                    self._edges(first[probed[at : at + _AT_ONCE]])[:, -1]
-                    for at in range(0, probed.size, _AT_ONCE)
-                ]
-            )
+            begins = first[np.minimum(middle, first.size - 1)]
+            documents = np.minimum(begins + GROUP, self._last(begins)) - 1
+            ends = self._edges(documents, 1)[:, 1]
             is_behind = (ends > tokens) | (low >= high)
             high = np.where(is_behind, np.minimum(middle, high), high)
             low = np.where(is_behind, low, middle + 1)
@@ -175,7 +170,7 @@ class Places:
         """Return the edges, `(k, GROUP + 1)`, and the multiplicities, `(k, GROUP)`, of groups."""
         self._file.file.check_unchanged()
         first = self._groups.first_document[groups]
-        edges = self._edges(first)
+        edges = self._edges(first, GROUP)
         numbers = first[:, None] + np.arange(GROUP)
         last = self._last(first)[:, None]
         counts = np.where(numbers < last, self._file.multiplicities(np.minimum(numbers, last - 1)), 0)

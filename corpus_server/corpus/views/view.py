@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Files
 from corpus_server.corpus.fingerprints import SampledIds
-from corpus_server.corpus.views.file import GROUP, Int64Array, ViewFile
+from corpus_server.corpus.views.file import Int64Array, ViewFile
 from corpus_server.corpus.views.places import Places
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnknownDocument
@@ -76,7 +76,7 @@ class View(Corpus):
         def last(documents: Int64Array) -> Int64Array:
             return bounds[bounds.searchsorted(documents, side="right")]
 
-        self.places = Places(file, lambda first: base.document_edges(first, GROUP), last)
+        self.places = Places(file, base.document_edges, last)
         sample = np.linspace(0, groups.first_document.size - 1, _SAMPLED_GROUPS).astype(np.int64)
         if groups.first_document.size:
             self.places.check(np.unique(sample))
