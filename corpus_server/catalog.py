@@ -9,7 +9,8 @@ from weakref import WeakValueDictionary
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing
-from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.corpus.views import open_corpus
+from corpus_server.corpus_spec import CorpusSpec, with_views
 from corpus_server.errors import FingerprintMismatch, InvalidParameter, UnknownCorpus
 from corpus_server.plan import Plan
 from corpus_server.read.bound_plan import BoundPlan, ShardList
@@ -71,7 +72,7 @@ class Catalog(Closing):
             InvalidParameter, UnreadableCorpus, MissingPackage: see `Corpus.open`.
             StoreFailed: an object store did not answer.
         """
-        specs = tuple(specs)
+        specs = with_views(specs)
         with ExitStack() as mirrors, ExitStack() as opened:
             is_used = any(spec.store for spec in specs)
             cache = Cache(cache_dir or default_cache_dir(), cache_bytes) if is_used else None
@@ -82,7 +83,7 @@ class Catalog(Closing):
                     raise InvalidParameter.expected(f"earlier of corpus {spec.name}", accepted, missing[0])
             corpora = [
                 opened.enter_context(
-                    Corpus.open(spec)
+                    open_corpus(spec)
                     if cache is None or spec.store is None
                     else mirrors.enter_context(Mirror(spec, cache)).open_corpus()
                 )

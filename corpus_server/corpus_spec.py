@@ -6,6 +6,7 @@
     'web=/data/*_train_*.bin,/more/*.bin'       the files that patterns match
     s3://bucket/web                             the same in an object store, see `docs/stores.md`
     /data/web#train                             the files of one split, by the words of their names
+    hq=/data/web?view=hq.view                   a view of it, see `docs/views.md`
     web=/data/web,dtype=uint32,eot=50256        options
     '/data/a\\,b\\#1.bin'                         a file that is called `a,b#1.bin`
 
@@ -22,7 +23,7 @@ import glob
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -41,7 +42,8 @@ ALL: Final = "all"  # says that a corpus may hold files of several splits
 
 _STORE: Final = re.compile(r"(s3|gs|az|https?)://[^/,#]*")
 _PATTERNS: Final = ("include", "exclude")
-_OPTIONS: Final = ("dtype", "eot", "tokenizer", "mask", *_PATTERNS, "token_range", "earlier")
+_OPTIONS: Final = ("dtype", "eot", "tokenizer", "mask", *_PATTERNS, "token_range", "earlier", "view")
+_VIEW: Final = "?view="  # PATH?view=FILE is PATH,view=FILE
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _SPLIT: Final = re.compile(r"[A-Za-z]+(\+[A-Za-z]+)*")
@@ -73,6 +75,8 @@ class CorpusSpec:
     earlier: tuple[str, ...] = ()  # corpora served here that hold what this one held before
     tokenizer: str | None = None  # `bytes`, `none`, the path of a file, or None to look beside the shards
     mask: bool = True  # loss masks beside the shards belong to the corpus; else they are left out
+    view: str | None = None  # path of a view: its documents are the corpus
+    of: str | None = None  # with a view: the path as given, which may be the name of another corpus
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -91,11 +95,14 @@ class CorpusSpec:
         stands the split: `/data/web#train` is `web-train`.
         """
         name, *rest = _cut(text, "=")
-        if not rest or re.search("[/,#]", name):
+        if not rest or re.search("[/,#?]", name):
             name, path = "", text
         else:
             path = text[len(name) + 1 :]
         path, options = _cut_options(path)
+        if _VIEW in path:
+            path, view = path.split(_VIEW, 1)
+            options = {"view": _plain(view), **options}
         given = _read("", path, options, Path())
         return cls(name=name or _default_name(**given), **given).narrowed()
 
@@ -107,6 +114,9 @@ class CorpusSpec:
         """
         path, *_ = _strings(f"{where}path", [table.get("path")])
         options = {key: value for key, value in table.items() if key != "path"}
+        if _VIEW in path:
+            path, view = path.split(_VIEW, 1)
+            options = {"view": _plain(view), **options}
         return cls(name=name, **_read(where, path, options, folder)).narrowed()
 
     def narrowed(self) -> CorpusSpec:
@@ -128,6 +138,18 @@ class CorpusSpec:
         )
         paths = [f"{root.rstrip('/')}/{each}" for each in below] or [root]
         return shlex.quote(",".join(paths) + ("" if split is None else f"#{split}"))
+
+
+def with_views(specs: Iterable[CorpusSpec]) -> tuple[CorpusSpec, ...]:
+    """Return the corpora of one configuration, in which views of others have the files of those."""
+    every = tuple(specs)
+    plain = {spec.name: spec for spec in every if spec.view is None}
+    return tuple(
+        dataclasses.replace(plain[spec.of], name=spec.name, view=spec.view, earlier=spec.earlier)
+        if spec.of in plain
+        else spec
+        for spec in every
+    )
 
 
 def split_of(name: str) -> str:
@@ -169,7 +191,11 @@ def _pattern(text: str) -> str:
     return _ESCAPED.sub(lambda found: glob.escape(found[1]), text)
 
 
-def _default_name(path: Path, split: str | None = None, store: str | None = None, **_: object) -> str:
+def _default_name(
+    path: Path, split: str | None = None, store: str | None = None, view: str | None = None, **_: object
+) -> str:
+    if view is not None:
+        path, split = Path(view), None
     # Not `stem`: of the Megatron prefix llama-1.5B_text_document it would leave llama-1.
     is_folder = store is None and path.is_dir()
     name = path.name if is_folder else re.sub(r"\.[a-z]+$", "", path.name)
@@ -202,7 +228,7 @@ def _read(where: str, path: str, options: Mapping[str, Any], folder: Path) -> di
         raise InvalidParameter(
             f"{where}include is given, but the path holds patterns: {path}; give one of them, or {ESCAPES}"
         )
-    return fields | given
+    return fields | given | ({"of": path} if "view" in given else {})
 
 
 def _read_path(folder: Path, text: str) -> dict[str, Any]:
@@ -284,6 +310,8 @@ def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[
                 raise InvalidParameter.expected(where + key, accepted, value)
         else:
             (given[key],) = _strings(where + key, [value])
+    if "view" in given:
+        given["view"] = str(_at(folder, given["view"]).absolute())
     if given.get("tokenizer", "none") not in ("bytes", "none"):
         given["tokenizer"] = str(_at(folder, given["tokenizer"]).absolute())
     return given

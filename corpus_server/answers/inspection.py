@@ -37,11 +37,13 @@ from corpus_server.answers.tokens import (
 )
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
+from corpus_server.corpus.views import View
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.document import MAX_SEED
 from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare_slices
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
+from corpus_server.read.changes import ViewChange, max_rows, view_changes
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
 from corpus_server.read.text import Span, check_available, decode_known
 from corpus_server.read.text import spans as cut
@@ -120,7 +122,7 @@ class DiffQuery(QueryParameters):
 
 @described
 class Row:
-    """One row of a global batch."""
+    """One row of a global batch; of a view, tokens and documents have the numbers of its corpus."""
 
     row: int
     corpus: str
@@ -223,6 +225,8 @@ class Diff:
     b: str
     fields: list[FieldChange]
     rows: RowComparison
+    views: list[ViewChange]
+    """Of sources that are views of one corpus, the documents that come more or less often."""
 
 
 @question("/v1/corpora/{name}/tokens", array=TOKENS, is_tagged=True)
@@ -237,8 +241,10 @@ def tokens(service: Service, name: CorpusName, query: TokensQuery, request: Requ
 def document(
     service: Service, name: CorpusName, number: DocumentNumber, query: FormatQuery, request: RequestHead
 ) -> Slices[Response]:
-    """Return one document: its token range and its tokens."""
+    """Return one document: its token range and its tokens; of a view, `base_document` is its corpus's own."""
     corpus, fields = service.corpus(name, request.caller), {"document": int(number)}
+    if isinstance(corpus, View):
+        fields["base_document"] = corpus.base_document(int(number))
     start, stop = corpus.document_range(int(number))
     more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields)
     return (yield from more)
@@ -263,7 +269,7 @@ def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHe
     for place, number, (first, stop) in zip(places, numbers, pairwise(borders.tolist()), strict=True):
         pieces = found[first:stop].tolist()
         name, shard = bound.shards[pieces[0][0]]
-        corpus = bound.corpora[name]
+        corpus = bound.corpora[name].base
         (tokens,) = whole.read(place, 1)
         left, texts, begins = tokens.tolist(), list[Span](), []
         for shard_number, start, length in pieces:
@@ -383,9 +389,11 @@ def diff(service: Service, plan_id: PlanId, query: DiffQuery, request: RequestHe
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     compared = yield from compare_slices(
-        one.sampler, other.sampler, num_steps=query.steps, max_rows=DIFF_ROWS
+        one.sampler, other.sampler, num_steps=query.steps, max_rows=max_rows(one, other, DIFF_ROWS)
     )
-    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed_fields(one.plan, other.plan), rows=compared)
+    changes = yield from view_changes(one, other)
+    changed = changed_fields(one.plan, other.plan)
+    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed, rows=compared, views=changes)
     return json_response(fields, headers)
 
 

@@ -80,7 +80,7 @@ class LookupQuery(PlanQuery):
     """Parameters of a look-up; `corpus` names the source also where the plan is named by its id."""
 
     token: Token | None = None
-    """A token, corpus-wide."""
+    """A token, corpus-wide; of a view, in its corpus, as all that is looked up."""
     start: Token | None = None
     """First token of a range."""
     stop: Token | None = None
@@ -265,7 +265,7 @@ def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices
     """Return every row of the first epochs that holds a token, a range of tokens or a document."""
     bound = plan_of(service, query, request.caller, names_corpus=True)
     corpus = _looked_up_corpus(query, bound.plan.sources)
-    start, stop = _looked_up_range(query, bound.corpora[corpus])
+    start, stop = _looked_up_range(query, bound.corpora[corpus].base)
     epochs, limit = query.epochs, query.limit
     identity = f"lookup.{corpus}.{start}.{stop}.{epochs}.{limit}"
     # Where a document lies is said by an index, which may be made anew with another end of text.

@@ -269,7 +269,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     bound = plan_of(service, query, request.caller)
     chosen = _choose_format(request, query, default="json")
     reading = _windows(bound, query)
-    are_windows, shape = bound.sampler.rows.is_window, reading.shape[:2]
+    are_windows, shape = bound.sampler.is_window, reading.shape[:2]
     numbers = 2 if are_windows else 4  # of each piece; a row has at least one
     beside = _beside(query, reading, chosen)
     beside_bytes = num_bytes(*beside.values())

@@ -1,4 +1,4 @@
-"""`corpus-server serve | inspect | verify | index | build | merge | plans | token | explore | stats`.
+"""`corpus-server serve | inspect | verify | index | build | merge | view | plans | token | explore | stats`.
 
 Exit codes: 0 done, 1 the corpus is damaged, 2 wrong arguments or configuration.
 """
@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from corpus_server import __version__
-from corpus_server.cli import plans
+from corpus_server.cli import plans, view
 from corpus_server.cli.build import build, merge
 from corpus_server.cli.common import MISTAKE, console, tell
 from corpus_server.cli.corpora import index, inspect, verify
@@ -34,6 +34,7 @@ app = typer.Typer(
 for command in (serve, inspect, verify, index, build, merge, token, explore, stats):
     app.command()(command)
 app.add_typer(plans.app)
+app.add_typer(view.app)
 
 
 def main() -> None:

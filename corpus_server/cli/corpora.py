@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from typing import Annotated, Any
 
@@ -75,7 +76,7 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
         },
     }
     if seq_len is not None:
-        counts = [shard.num_tokens for shard in corpus.shards]
+        counts = np.diff(corpus.starts).tolist()
         windows = np.diff(Windows([counts], seq_len=seq_len, stride=seq_len).shard_window.astype(np.int64))
         used = int(windows.sum()) * seq_len + int(np.count_nonzero(windows))
         inspected["windows"] = {
@@ -84,9 +85,10 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
             "num_tokens_dropped": corpus.num_tokens - used,
         }
     if corpus.tokenizer is not None and corpus.num_tokens:
-        shard = next(shard for shard in corpus.shards if shard.num_tokens)
+        number, first, stop = corpus.locate_range(0, min(_SHOWN_TOKENS, corpus.num_tokens))[0]
+        shard = corpus.shards[number]
         # Not through the map: a shard in an object store is mapped only once it is staged.
-        start = shard.read_data(0, min(_SHOWN_TOKENS, shard.num_tokens) * shard.dtype.itemsize)
+        start = shard.read_data(first * shard.dtype.itemsize, (stop - first) * shard.dtype.itemsize)
         try:
             inspected["text"] = decode(corpus, np.frombuffer(start, shard.dtype).tolist())
         except TextUnavailable as error:
@@ -148,6 +150,9 @@ def _facts(described: dict[str, Any]) -> Table:
         "tokenizer": described["tokenizer"] or "none",
         "fingerprint": f"{described['fingerprint']} ({described['fingerprint_kind']})",
     }
+    if view := described.get("view"):
+        facts["view of"] = f"{view['fingerprint']}, {view['num_documents']:,} documents"
+        facts["made with"] = json.dumps(view["made"])
     if described["num_masks"]:
         num_shards = f"{described['num_masks']:,} of {len(described['shards']):,} shards"
         facts["loss masks"] = f"{num_shards} have one; mask=no leaves them out"

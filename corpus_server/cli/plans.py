@@ -20,7 +20,7 @@ from corpus_server.cli.common import AsJson, console, print_json, tell
 from corpus_server.cli.server import Server
 from corpus_server.corpus_spec import CorpusSpec, escaped
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan import Plan, Sampler
+from corpus_server.plan import Plan
 from corpus_server.plan.importing import ImportedOrder, ImportedRows, Trainer, import_plan
 from corpus_server.plan.layouts import LAYOUTS
 from corpus_server.plan.questions.diff import (
@@ -31,6 +31,8 @@ from corpus_server.plan.questions.diff import (
 )
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan_store import PlanStore
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.changes import view_changes
 from corpus_server.settings import default_state_dir
 
 SHORT_ID = 12
@@ -176,8 +178,8 @@ def diff(
             answer = known.ask(f"/v1/plans/{one.id}/diff", other=other.id, steps=steps)
         else:
             fields = [dataclasses.asdict(change) for change in changed_fields(one, other)]
-            rows = _compare(one, other, corpora, steps, max_rows) if corpora else None
-            answer = {"a": one.id, "b": other.id, "fields": fields, "rows": rows}
+            compared = _compare(one, other, corpora, steps, max_rows) if corpora else {"rows": None}
+            answer = {"a": one.id, "b": other.id, "fields": fields, **compared}
     rows = answer["rows"]
     equal_steps = count_equal_steps(one, other) if rows is None else rows["equal_steps"]
     if as_json:
@@ -188,16 +190,20 @@ def diff(
         console.print(_fields(answer), _said(equal_steps, rows), sep="\n")
         if rows is not None and rows["steps"]:
             console.print(_steps(rows["steps"]))
+        for change in answer.get("views", []):
+            console.print(_documents(change), soft_wrap=True)
 
 
 def _compare(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:
     with Catalog.open(CorpusSpec.parse(text) for text in corpora) as catalog:
-        samplers = _bind(a, catalog), _bind(b, catalog)
-    return dataclasses.asdict(finish(compare_slices(*samplers, num_steps=steps, max_rows=max_rows)))
+        one, other = _bind(a, catalog), _bind(b, catalog)
+        compared = compare_slices(one.sampler, other.sampler, num_steps=steps, max_rows=max_rows)
+        rows, changes = finish(compared), finish(view_changes(one, other))
+    return {"rows": dataclasses.asdict(rows), "views": [dataclasses.asdict(each) for each in changes]}
 
 
-def _bind(plan: Plan, catalog: Catalog) -> Sampler:
-    """Return the rows of a plan bound to the corpora, after checking that they are those it was made for."""
+def _bind(plan: Plan, catalog: Catalog) -> BoundPlan:
+    """Return a plan bound to the corpora, after checking that they are those it was made for."""
     for name in plan.sources:
         if name not in catalog.corpora:
             raise InvalidParameter(
@@ -207,7 +213,7 @@ def _bind(plan: Plan, catalog: Catalog) -> Sampler:
     catalog.bind(plan)
     # The same kind of fingerprint in both plans: two kinds of one content are no difference.
     fingerprints = {name: catalog.corpora[name].fingerprint for name in plan.sources}
-    return catalog.bind(plan.bind(fingerprints)).sampler
+    return catalog.bind(plan.bind(fingerprints))
 
 
 def _fields(answer: dict[str, Any]) -> Table:
@@ -247,6 +253,16 @@ def _steps(steps: list[dict[str, Any]]) -> Table:
         numbers = (change["step"], *change["plan_steps"], change["num_rows"])
         table.add_row(*(f"{number:,}" for number in numbers), _shortened(", ".join(spans), 60))
     return table
+
+
+def _documents(change: dict[str, Any]) -> str:
+    names = change["a"] if change["a"] == change["b"] else f"{change['a']} and {change['b']}"
+    each = ", ".join(f"{its['document']} ({its['a']} -> {its['b']})" for its in change["documents"][:5])
+    return (
+        f"Of {escape(names)}, {change['num_documents']:,} documents come more or less often in an epoch "
+        f"({change['num_taken_out']:,} only in A, {change['num_put_in']:,} only in B): "
+        f"{each}{', ...' if change['num_documents'] > 5 else ''}"
+    )
 
 
 def _shortened(text: str, length: int) -> str:

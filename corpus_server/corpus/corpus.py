@@ -133,7 +133,7 @@ class Corpus(Closing):
         Raises UnknownDocument also if there is no index, ReadFailed also if the index contradicts itself.
         """
         if not self._indices:
-            raise self._no_documents(number)
+            raise self.no_documents(number)
         starts = self._document_starts
         if not 0 <= number < starts[-1]:
             raise UnknownDocument.expected("document", f"in [0, {starts[-1]})", number)
@@ -141,13 +141,37 @@ class Corpus(Closing):
         start, stop = self._indices[shard_number].document_range(number - starts[shard_number])
         return self.starts[shard_number] + start, self.starts[shard_number] + stop
 
+    def document_edges(self, first: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Return where documents [first, first + count) begin, corpus-wide, and where the last one ends.
+
+        `(k, count + 1)` of `(k,)` numbers; behind the last document of a shard its end is repeated.
+        """
+        starts = np.array(self._document_starts)
+        numbers = starts.searchsorted(first, side="right") - 1
+        edges = np.empty((first.size, count + 1), dtype=np.int64)
+        for number in np.unique(numbers).tolist():
+            its = numbers == number
+            found = self._indices[number].edges(first[its] - starts[number], count)
+            edges[its] = found + self.starts[number]
+        return edges
+
+    @property
+    def document_starts(self) -> tuple[int, ...]:
+        """Number of each shard's first document, then of all; (0,) without an index."""
+        return self._document_starts
+
+    @property
+    def base(self) -> Corpus:
+        """The corpus whose files hold the tokens: itself, unless it is a view."""
+        return self
+
     def sequences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first token, corpus-wide, and the tokens of each sequence: `(n,) int64` each.
 
         Reads all document indices, see `DocumentIndex.sequence_lengths`; refuses a corpus that is cut.
         """
         if not self._indices:
-            raise self._no_documents(None)
+            raise self.no_documents(None)
         starts, lengths = [], []
         for first, index in zip(self.starts, self._indices, strict=False):
             its = index.sequence_lengths()
@@ -172,7 +196,8 @@ class Corpus(Closing):
             return None
         return self._document_starts[shard_number] + number
 
-    def _no_documents(self, number: int | None) -> UnknownDocument:
+    def no_documents(self, number: int | None) -> UnknownDocument:
+        """Return the error for a corpus without an index of documents."""
         remedy = "make one with `corpus-server index PATH,eot=ID`, then restart the server"
         detail = f"corpus {self.name!r} has no document index"
         return UnknownDocument(detail, parameter="document", received=number, remedy=remedy)

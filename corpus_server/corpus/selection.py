@@ -20,6 +20,9 @@ from corpus_server.corpus.formats.registry import check_folder, check_masks, dat
 from corpus_server.corpus_spec import ALL, ESCAPES, OTHER, CorpusSpec, split_of
 from corpus_server.errors import UnreadableCorpus
 
+METADATA = "documents/*.parquet"
+"""Files of a corpus's folder with a row for each document, in its order."""
+
 
 class ShardFile(NamedTuple):
     """A file of a corpus: its name in the corpus (posix, relative to the folder) and its path."""
@@ -104,7 +107,9 @@ def _matching(spec: CorpusSpec) -> tuple[list[ShardFile], list[ShardFile]]:
     path = data_path(spec.path)
     if path.is_dir():
         found = sorted(_walk(path, spec.include), key=lambda file: natural_key(file.name))
-        shards = [file for file in found if not is_side_file(file.path)]
+        shards = [
+            file for file in found if not is_side_file(file.path) and not fnmatchcase(file.name, METADATA)
+        ]
     elif path.exists():
         shards = found = [ShardFile(path.name, path)]
     else:

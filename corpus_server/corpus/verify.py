@@ -31,6 +31,7 @@ from corpus_server.corpus.formats.registry import mask_names
 from corpus_server.corpus.progress import ByteCounter, Progress
 from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus.shards import Shard, contents
+from corpus_server.corpus.views import View, open_corpus
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed
 
@@ -98,7 +99,7 @@ class Verification:
 
 
 def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
-    """Hash a corpus as it is now and publish its sidecar atomically, replacing an older one.
+    """Hash a corpus, of a view its corpus, as it is now and publish its sidecar atomically.
 
     Publishes nothing if a shard was written to meanwhile, or if the disk did not deliver.
     """
@@ -127,6 +128,8 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
 
     Reports every bad block and every unreadable shard, not only the first.
     """
+    if spec.view is not None:
+        return _verify_view(spec, progress)
     recorded = load_sidecar(spec)
     was = {} if recorded is None else {shard.name: shard.dtype for shard in recorded.shards}
     dtypes = set(was.values()) - {MASK_DTYPE.name}
@@ -168,6 +171,20 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
             else:
                 found.add_problem(None, "the sidecar's sampled fingerprint is wrong")
         found.num_tokens = sum(shard.num_tokens for shard in shards)
+    return found
+
+
+def _verify_view(spec: CorpusSpec, progress: Progress | None) -> Verification:
+    """Verify the corpus of a view, then the view."""
+    found = verify(dataclasses.replace(spec, view=None), progress=progress)
+    try:
+        with open_corpus(spec) as view:
+            assert isinstance(view, View)
+            found.add_problem(None, view.find_problem())
+            found.num_tokens = view.num_tokens
+            found.fingerprint = found.fingerprint and view.fingerprint
+    except CorpusServerError as error:
+        found.add_problem(None, error.detail)
     return found
 
 

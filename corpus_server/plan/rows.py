@@ -83,12 +83,7 @@ class Rows(ABC):
         Raises:
             InvalidParameter: a row has no one place.
         """
-        raise InvalidParameter(
-            f"a row of {self.name} joins pieces of several documents, so no shard and start token say where "
-            "it lies; ask for its pieces",
-            parameter="plan",
-            accepted="plans whose rows are windows",
-        )
+        raise no_places(self.name)
 
     def costs(self, sources: Source, rows: UInt64Array) -> NDArray[np.int64]:
         """Return what attention within the documents of rows costs, `(k,)`: tokens squared, of each piece.
@@ -253,6 +248,16 @@ class Windows(Rows):
                 begin, last_begin = ((at - origin) * self.stride for at in (low, high - 1))
                 found.append((shard, begin, last_begin + self.seq_len + 1))
         return found
+
+
+def no_places(name: str) -> InvalidParameter:
+    """Return the error for rows that are no windows of a shard."""
+    return InvalidParameter(
+        f"a row of {name} joins pieces of several documents, so no shard and start token say where it lies; "
+        "ask for its pieces",
+        parameter="plan",
+        accepted="plans whose rows are windows",
+    )
 
 
 def as_pieces(located: NDArray[np.int64], length: int) -> Pieces:

@@ -29,9 +29,10 @@ from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import grouped
+from corpus_server.plan.origins import Origins
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, Source, UInt64Array, Windows, joined
+from corpus_server.plan.rows import Pieces, Source, UInt64Array, Windows, joined, no_places
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.plan.timeline import PlacedStage, Timeline
 
@@ -52,11 +53,14 @@ class Sampler:
         shard_tokens: by source; not needed with `windows`.
         tables: of the layout or the order, if rows follow from tables.
         windows: those of the sources, made for another plan with the same sources, `seq_len` and `stride`.
+        origins: of the sources, if some are views; then shards are numbered as those of their corpora.
+        contents: of each source, the fingerprint of the corpus that holds its tokens; by default its name.
 
     Attributes:
         timeline: steps, stages, positions.
         windows: of all shards of all sources, in the order of `plan.sources`.
         rows: what the plan's rows consist of: the windows, in most plans.
+        is_window: whether each row is one piece of a shard.
         num_windows: `(sources,) uint64`, rows of an epoch of each source.
         groups: of a bounded shuffle, None with other orders.
         exclusions: what is excluded in each stage, None for nothing; stages may share one object.
@@ -74,6 +78,8 @@ class Sampler:
         *,
         tables: Sequence[Any] = (),
         windows: Windows | None = None,
+        origins: Origins | None = None,
+        contents: tuple[str, ...] | None = None,
     ) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
@@ -87,6 +93,9 @@ class Sampler:
         self.rows, self.arrangement, self._blend = plan.order.lay_out(
             laid, windows, plan.sources, self._source_keys, tables
         )
+        self.origins = origins
+        self.contents = contents or plan.sources
+        self.is_window = self.rows.is_window and origins is None
         self.groups = self.arrangement.groups
         self.timeline = Timeline(plan, self._blend)
         self.num_windows = self.rows.epoch_rows
@@ -174,6 +183,8 @@ class Sampler:
         Raises:
             InvalidParameter: a row has no one place.
         """
+        if self.origins is not None:
+            raise no_places("a view")
         parts = self._rows(step, rows, count)
         places = [self.rows.places(*part) for part in parts]
         located = places[0] if len(places) == 1 else np.concatenate(places)
@@ -223,12 +234,36 @@ class Sampler:
             parts = np.arange(places.start, places.stop) % placed.num_parts
             pieces[:, 1] += np.tile(parts * placed.seq_len, count)
             pieces[:, 2] = placed.seq_len + 1
-        return pieces, borders
+        return self.resolved((pieces, borders))
+
+    def resolved(self, pieces: Pieces) -> Pieces:
+        """Return rows of pieces of the sources as pieces of shards, which they are unless of a view."""
+        return pieces if self.origins is None else self.origins.resolve(pieces)
+
+    def reach(self, source: int, num_rows: int) -> int:
+        """Return about how many tokens of its corpus so many neighbouring rows of a source lie among."""
+        tokens = self.windows.first_token
+        own = int(tokens[source + 1] - tokens[source])
+        return -(-self.rows.reach(source, num_rows) * max(own, self.base_tokens(source)) // own)
+
+    def own_ranges(self, source: int, given: Ranges) -> Ranges:
+        """Return the tokens of a source that are those of ranges of its corpus: the same unless of a view."""
+        return given if self.origins is None else self.origins.ranges(source, given)
+
+    def base_tokens(self, source: int) -> int:
+        """Return how many tokens the corpus of a source has."""
+        tokens = self.windows.first_token
+        return (
+            int(tokens[source + 1] - tokens[source])
+            if self.origins is None
+            else self.origins.num_tokens[source]
+        )
 
     def pieces_at(self, source: int, positions: UInt64Array) -> Pieces:
         """Return what the rows at ascending positions of a source are made of, as the stages exclude.
 
-        Of windows that a stage reads in parts, whole ones.
+        Of windows that a stage reads in parts, whole ones. Shards and tokens are those of the sources, see
+        `resolved`.
         """
         numbers, found = self.timeline.stage_numbers(source, positions), []
         for number, here in grouped(numbers):
@@ -287,7 +322,9 @@ class Sampler:
         assert self.groups is not None
         ranges = (self.groups.ranges(source, number) + self.rows.first_row[source]).tolist()
         # Neighbouring rows may lie in one block of documents.
-        return list(dict.fromkeys(each for start, stop in ranges for each in self.rows.extents(start, stop)))
+        found = dict.fromkeys(each for start, stop in ranges for each in self.rows.extents(start, stop))
+        origins = self.origins
+        return list(found) if origins is None else [origins.extent(*each) for each in found]
 
     def _rows(self, step: int, places: range, count: int, world_size: int = 1) -> list[_Chosen]:
         """Return the rows at the same places of some steps, those of each stage together."""
@@ -325,20 +362,20 @@ class Sampler:
         found: list[Exclusion | None] = []
         units, exclusion = Ranges(), None
         keys = self._source_keys("exclude")
-        num_tokens = np.diff(self.windows.first_token)
         numbers = {name: number for number, name in enumerate(self.plan.sources)}
         for placed in self.timeline.stages:
             touching = []
             for name, ranges in placed.stage.exclude.items():
                 source = numbers[name]
-                if (last := int(ranges.stops[-1])) > (most := int(num_tokens[source])):
+                if (last := int(ranges.stops[-1])) > (most := self.base_tokens(source)):
                     raise InvalidPlan(
                         f"stages[].exclude.{name} reaches to token {last}, the corpus has {most}",
                         parameter=f"stages[].exclude.{name}",
                         received=last,
                         accepted=f"at most {most}",
                     )
-                touching.append(self.rows.within(source, ranges))
+                if (own := self.own_ranges(source, ranges)).total:
+                    touching.append(self.rows.within(source, own))
             if touching and (units := units.union(Ranges(np.concatenate(touching)))):
                 exclusion = self.rows.exclusion(units, keys, self.groups)
             if exclusion is not None:

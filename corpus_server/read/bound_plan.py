@@ -20,6 +20,7 @@ from corpus_server.plan.rows import Pieces, Windows, end_rows, without_empty
 from corpus_server.plan.tabled import Table
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.masks import MaskGatherer
+from corpus_server.read.viewed import viewed
 from corpus_server.stores import is_staged
 
 _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 8_000, 1_500, 128
@@ -49,6 +50,8 @@ class ShardList:
         gatherer: over these shards.
         dtype: the widest of the corpora.
         source_of_shard: `(shards,) uint16`, each shard's corpus by number; a plan has at most 2^15 sources.
+        origins: of the sources, if some are views.
+        contents: of each source, the fingerprint of the corpus that holds its tokens.
         num_bytes: memory that the list takes, approximately.
     """
 
@@ -64,6 +67,8 @@ class ShardList:
         self.is_staged = any(self.staged)
         self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
+        self.origins = viewed(self.corpora)
+        self.contents = tuple(each.base.fingerprints["sampled"] for each in self.corpora.values())
         self.num_bytes = _SHARD_BYTES * len(self.shards)
         self._reads_ahead = reads_ahead
         self._windows: WeakValueDictionary[tuple[int, int], Windows] = WeakValueDictionary()
@@ -77,7 +82,7 @@ class ShardList:
         """Return the windows of these shards: one object for all plans of these lengths."""
         found = self._windows.get((seq_len, stride))
         if found is None:
-            tokens = [[shard.num_tokens for shard in corpus.shards] for corpus in self.corpora.values()]
+            tokens = [np.diff(corpus.starts).tolist() for corpus in self.corpora.values()]
             found = self._windows[seq_len, stride] = Windows(tokens, seq_len=seq_len, stride=stride)
         return found
 
@@ -116,7 +121,9 @@ class BoundPlan:
         self.token_bytes = self.dtype.itemsize + self.has_masks
         self._opened = opened
         windows = opened.windows(plan.seq_len, plan.stride)
-        self.sampler = Sampler(plan, tables=tables, windows=windows)
+        self.sampler = Sampler(
+            plan, tables=tables, windows=windows, origins=opened.origins, contents=opened.contents
+        )
         self._eots = np.array([self.corpora[name].eot or 0 for name, _ in self.shards], dtype=np.int64)
         if self.is_staged and self.sampler.rows.shard_row is None:
             raise InvalidPlan(
@@ -165,6 +172,7 @@ class BoundPlan:
                     "eot": self.corpora[name].eot,
                     "num_masks": self.corpora[name].num_masks,
                     **_vocabulary(self.corpora[name]),
+                    **({"view": True} if self.corpora[name].base is not self.corpora[name] else {}),
                     **sampler.rows.describe(source),
                 }
                 for source, (name, num_windows) in enumerate(
@@ -188,7 +196,7 @@ class BoundPlan:
             "num_steps": sampler.num_steps,
             "dtype": self.dtype.name,
             "fills_ends": self.plan.rows.fills_ends,
-            "indices": "windows" if sampler.rows.is_window else "pieces",
+            "indices": "windows" if sampler.is_window else "pieces",
             "shards": [{"corpus": name, **shard.describe()} for name, shard in self.shards],
         }
 

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.views import View
 from corpus_server.errors import InvalidPlan
 from corpus_server.read.gather import Gatherer
 
@@ -15,7 +16,7 @@ _AT_ONCE: Final = 1 << 16
 
 
 def check_ends(corpus: Corpus) -> None:
-    """Check the last token of every document of two tokens or more.
+    """Check the last token of every document of two tokens or more, of a view those that it holds.
 
     An index that was made by looking for that token is right but where a shard ends, which is checked if the
     shard is on this machine.
@@ -26,10 +27,12 @@ def check_ends(corpus: Corpus) -> None:
     remedy = "name it: corpus-server serve PATH,eot=ID"
     if corpus.eot is None:
         raise _refused(f"corpus {corpus.name!r} has no known end-of-text id", remedy)
+    is_chosen = corpus.is_chosen() if isinstance(corpus, View) else True
+    corpus = corpus.base
     starts, lengths = corpus.sequences()
     ends = starts + lengths
     # A document may be cut where its shard ends.
-    checked = lengths > 1
+    checked = (lengths > 1) & is_chosen
     for shard, (first, stop) in zip(corpus.shards, pairwise(corpus.starts), strict=True):
         its = slice(*np.searchsorted(starts, (first, stop)))
         if shard.eot == corpus.eot:

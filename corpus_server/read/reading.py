@@ -107,7 +107,7 @@ class WindowReading:
         self.num_units = count * rows
         self.dtype = np.dtype(np.uint8) if masks else bound.dtype
         self._most_rows = MAX_LOCATED_ROWS
-        if not bound.sampler.rows.is_window:
+        if not bound.sampler.is_window:
             self._most_rows = max(1, min(MAX_LOCATED_ROWS, _LOCATED_TOKENS // self.unit_tokens))
         # The rows located last, the selection that holds them, and the number of the first one there.
         self._located: tuple[range, Selection, int] | None = None
@@ -199,7 +199,7 @@ def select(
     """
     size = BLOCK_ROWS // (len(rows) * count) * count
     # Rows of pieces are located alone: those of a block would take more memory than they save time.
-    if size <= count or not bound.sampler.rows.is_window:
+    if size <= count or not bound.sampler.is_window:
         return select_alone(bound, step, rows, count, world_size=world_size, masks=masks), 0
     first = step - step % size
     # By the plan's key and not by the plan, which may be large and must not be kept alive.
@@ -232,7 +232,7 @@ def select_alone(
     """
     sampler = bound.sampler
     gatherer, dtype = (bound.masks, MASK_DTYPE) if masks else (bound.gatherer, bound.dtype)
-    if not sampler.rows.is_window:
+    if not sampler.is_window:
         pieces, borders = bound.pieces(step, rows, count=count, world_size=world_size)
         return PieceSelection(gatherer, (bound.masks.places_of(pieces) if masks else pieces, borders), dtype)
     located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)

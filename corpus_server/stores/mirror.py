@@ -29,6 +29,7 @@ from corpus_server.corpus.formats.registry import is_mask, is_side_file, mask_na
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.shards import contents
 from corpus_server.corpus.tokenizers import FILE_NAMES
+from corpus_server.corpus.views import open_corpus
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, StoreFailed, UnreadableCorpus
 from corpus_server.stores.cache import Cache
@@ -105,7 +106,7 @@ class Mirror(Closing):
         """Open the corpus; the caller closes it."""
         spec = replace(self._spec, path=self._root / self._rest, store=None)
         try:
-            corpus = Corpus.open(spec, files=self)
+            corpus = open_corpus(spec, files=self)
         except UnreadableCorpus as error:
             # The user never named the folder.
             local, url = str(self._root), self._url[: len(self._url) - len(self._rest)].rstrip("/")

@@ -51,6 +51,18 @@ class ShardAnswer(BaseModel):
     loss_mask: Annotated[MaskAnswer | None, Field(description="Missing if the shard has none.")] = None
 
 
+class ViewAnswer(BaseModel):
+    """Of which corpus a view is, and how it was made."""
+
+    fingerprint: Annotated[str, Field(description="Of the corpus.")]
+    num_tokens: Annotated[int, Field(description="Of the corpus.")]
+    num_documents: Annotated[int, Field(description="Of the corpus.")]
+    made: Annotated[dict[str, Any], Field(description="The options of `view create`.")]
+    metadata: Annotated[str | None, Field(description="Digest of the metadata; null if none was read.")]
+    encoding: Annotated[str, Field(description="Of the multiplicities: `bits`, `bytes`, `words` or `runs`.")]
+    size_bytes: Annotated[int, Field(description="Bytes of the view's file.")]
+
+
 class CorpusAnswer(BaseModel):
     """One corpus."""
 
@@ -68,6 +80,7 @@ class CorpusAnswer(BaseModel):
     tokenizer: Annotated[str | None, Field(description="`bytes` or the name of its file.")]
     num_masks: Annotated[int, Field(description="Shards with a loss mask; the others count as all ones.")]
     shards: list[ShardAnswer]
+    view: Annotated[ViewAnswer | None, Field(description="Missing unless the corpus is a view.")] = None
 
 
 class CorporaAnswer(BaseModel):
@@ -88,6 +101,7 @@ class SourceAnswer(BaseModel):
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
     vocab_size: Annotated[int | None, Field(description="Of the corpus's tokenizer; null if it has none.")]
     largest_id: Annotated[int | None, Field(description="Largest token id of a sample of the corpus.")]
+    view: Annotated[bool, Field(description="Whether it is a view; missing unless it is.")] = False
     num_pieces: Annotated[
         int | None, Field(description="Pieces of documents in the rows of an epoch; of rows documents only.")
     ] = None

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.corpus.selection import list_shards
-from corpus_server.corpus_spec import SPLITS, CorpusSpec, split_of
+from corpus_server.corpus_spec import SPLITS, CorpusSpec, split_of, with_views
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from tests.serving import ROOT
 
@@ -208,6 +208,26 @@ def test_any_text_is_a_corpus_or_a_mistake(text: str) -> None:
 
 def test_every_option_is_explained() -> None:
     text = (ROOT / "docs" / "corpora.md").read_text()
-    options = {field.name for field in dataclasses.fields(CorpusSpec)} - {"name", "path", "split", "store"}
+    options = {field.name for field in dataclasses.fields(CorpusSpec)} - {
+        "name",
+        "path",
+        "split",
+        "store",
+        "of",
+    }
     assert [option for option in sorted(options) if f"| `{option}` |" not in text] == []
     assert [word for word in SPLITS if f"`{word}`" not in text] == []
+
+
+def test_a_view_has_the_files_of_the_corpus_that_it_names(tmp_path: Path) -> None:
+    """A path that is no name of another corpus is a path."""
+    web = CorpusSpec.parse(f"web={tmp_path}/web,eot=3,dtype=uint32")
+    hq = CorpusSpec.parse(f"hq=web?view={tmp_path}/hq.view")
+    alone = CorpusSpec.parse(f"{tmp_path}/web?view={tmp_path}/some.view,eot=5")
+    assert (alone.name, alone.path, alone.eot) == ("some", tmp_path / "web", 5)
+    table = {"path": "web", "view": "hq.view"}
+    assert CorpusSpec.from_table("hq", table, folder=tmp_path).view == hq.view == f"{tmp_path}/hq.view"
+    found = with_views([hq, web, alone])
+    assert found[0] == dataclasses.replace(web, name="hq", view=hq.view)
+    assert found[1:] == (web, alone)
+    assert with_views([hq]) == (hq,)

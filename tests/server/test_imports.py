@@ -16,7 +16,7 @@ LEVELS = (
     {"described", "extras", "corpus_spec", "daemon_thread"},
     {"settings", "plan", "corpus"},
     {"stores", "admission"},
-    {"read", "building"},
+    {"read", "building", "viewing"},
     {"readers", "catalog", "plan_store", "metrics"},
     {"known_plans", "live"},
     {"answers"},
@@ -30,7 +30,7 @@ LEVELS = (
 
 WEB_FRAMEWORK = ("fastapi", "starlette")
 # Packages of the extras: an installation without them must work.
-OPTIONAL = ("tokenizers", "tiktoken", "sentencepiece", "pyarrow", "zstandard", "ray", "obstore")
+OPTIONAL = ("tokenizers", "tiktoken", "sentencepiece", "pyarrow", "zstandard", "ray", "obstore", "duckdb")
 
 
 @pytest.mark.parametrize("name", layers.packages(PACKAGE))

@@ -67,6 +67,9 @@ class BoundPlan:
     sources: tuple[str, ...] = ()  # names of the corpora, as a batch's sources number them
     is_masked: bool = False  # whether shards of a source have loss masks
     fills_ends: bool = False  # whether rows may end with end-of-text tokens of no document
+    views: tuple[
+        str, ...
+    ] = ()  # the sources that are views: of their corpora the server shows no other tokens
 
 
 def get(path: str) -> Question[dict[str, Any]]:
@@ -102,6 +105,7 @@ def post_plan(plan: Mapping[str, Any]) -> Question[BoundPlan]:
                 sources=tuple(answer["sources"]),
                 is_masked=any(source.get("num_masks") for source in sources),
                 fills_ends=answer.get("fills_ends") is True,
+                views=tuple(name for name, each in answer["sources"].items() if each.get("view")),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise errors.AnswerCorrupt(f"not the description of a plan: {answer}") from error

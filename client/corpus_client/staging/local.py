@@ -30,6 +30,10 @@ REQUEST_ROWS = 16_384
 
 def open_shards(plan: BoundPlan, local_root: LocalRoot) -> list[LocalShard]:
     """Map every shard of the plan, in the order that indices count them."""
+    if plan.views:
+        raise errors.InvalidArgument(
+            f"{', '.join(plan.views)}: a view is read without local_root, got {local_root!r}; leave it out"
+        )
     with ExitStack() as on_error:
         paths = ((_local_path(local_root, described), described) for described in plan.shards)
         shards = [on_error.enter_context(closing(LocalShard(*each))) for each in paths]

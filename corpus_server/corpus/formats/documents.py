@@ -22,15 +22,18 @@ A shard may hold 10^9 documents, so single ends are read from the file, never al
 
 from __future__ import annotations
 
+import mmap
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
@@ -102,6 +105,24 @@ class CumulativeEnds(DocumentIndex):
             remedy=self.remedy,
         )
 
+    def edges(self, first: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """See `DocumentIndex.edges`."""
+        numbers = np.minimum(first[:, None] + np.arange(count + 1), self.num_documents)
+        edges = np.where(numbers == 0, 0, self._ends_of(np.maximum(numbers - 1, 0)))
+        self.file.check_unchanged()  # afterwards: a page that could not be read holds zeros
+        if (np.diff(edges) < 0).any() or (edges < 0).any() or (edges > self.num_tokens).any():
+            raise ReadFailed(f"{self.file.path.name}: it contradicts itself", remedy=self.remedy)
+        return edges
+
+    @cached_property
+    def _mapped(self) -> mmap.mmap:
+        return self.file.map()
+
+    def _ends_of(self, numbers: NDArray[np.int64]) -> Ends:
+        """Return the ends of documents, of the same shape, from the map of the file."""
+        entries = np.frombuffer(self._mapped, self._entry, count=self.num_documents, offset=self._at)
+        return (entries[numbers].astype(np.int64) - self._origin) // self._unit
+
     def sequence_lengths(self) -> Ends:
         """Return the tokens of each document."""
         self.file.check_unchanged()
@@ -146,6 +167,10 @@ class CutDocuments(DocumentIndex):
         """Return the tokens `(start, stop)` of document `number` in [0, num_documents)."""
         start, stop = self._whole.document_range(self._first + number)
         return max(start, self._start) - self._start, min(stop, self._stop) - self._start
+
+    def edges(self, first: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """See `DocumentIndex.edges`."""
+        return self._whole.edges(self._first + first, count).clip(self._start, self._stop) - self._start
 
     def sequence_lengths(self) -> Ends:
         """Refuse: a cut sequence would be another one."""

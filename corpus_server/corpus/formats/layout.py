@@ -43,6 +43,16 @@ class DocumentIndex(Closing):
         """Return the tokens `(start, stop)` of document `number` in [0, num_documents)."""
         raise NotImplementedError
 
+    def edges(self, first: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Return where documents [first, first + count) begin, and where the last one ends.
+
+        `(k, count + 1)` of `(k,)` numbers; behind the last document of all, its end is repeated.
+
+        Raises:
+            ReadFailed: the index contradicts itself there.
+        """
+        raise NotImplementedError
+
     def sequence_lengths(self) -> Ends:
         """Return the tokens of each sequence that was written as one, a document in most formats.
 

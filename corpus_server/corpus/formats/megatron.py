@@ -12,8 +12,7 @@ Version 1 has no flags. Versions 2 and 3 (Fast-LLM) have one and two flag bytes.
 extra array; a file is served if all flags are 0.
 
 An index may hold 10^9 sequences, so it is never read whole: opening checks the sizes, both ends and
-a few places between, and a look-up reads single entries. Entries are read, not mapped, because an index
-that is truncated under a running server then gives an error instead of a SIGBUS.
+a few places between, and a look-up reads single entries. Only views map it.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.corpus.files import OpenFile, unreadable
 from corpus_server.corpus.formats.documents import CHUNK_ENDS, CumulativeEnds, first_disorder
@@ -144,6 +144,17 @@ class MegatronIndex(CumulativeEnds):
     def ends(self, first: int, count: int) -> Ends:
         """Return the ends of documents [first, first + count), in tokens; -1 for an impossible one."""
         return np.array([self._sequence_start(each) for each in self._indices(first + 1, count).tolist()])
+
+    def _ends_of(self, numbers: NDArray[np.int64]) -> Ends:
+        """See `CumulativeEnds`."""
+        at = self.header_bytes + 4 * self.num_sequences
+        pointers = np.frombuffer(self._mapped, "<i8", count=self.num_sequences, offset=at)
+        at += pointers.nbytes
+        sequences = np.frombuffer(self._mapped, "<i8", count=self.num_documents + 1, offset=at)[numbers + 1]
+        is_one = (sequences >= 0) & (sequences < self.num_sequences)
+        ends = np.where(sequences == self.num_sequences, self.num_tokens, -1)
+        ends[is_one] = pointers[sequences[is_one]] // self.dtype.itemsize
+        return ends
 
     def sequence_lengths(self) -> Ends:
         """Return the tokens of each sequence: Megatron shuffles these, and a document may have several."""

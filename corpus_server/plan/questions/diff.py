@@ -159,15 +159,18 @@ class _Compared:
 
     def __init__(self, sampler: Sampler, other: Sampler) -> None:
         self.sampler = sampler
+        # The corpora of views say what lies where, else their names do.
+        viewed = any(each.origins is not None for each in (sampler, other))
+        named = {each: each.contents if viewed else each.plan.sources for each in (sampler, other)}
         sizes = {
             name: int(size)
             for each in (sampler, other)
-            for name, size in zip(each.plan.sources, np.diff(each.windows.first_shard), strict=True)
+            for name, size in zip(named[each], np.diff(each.windows.first_shard), strict=True)
         }
         # For each shard of the plan's list, its number in a list that does not depend on the plan.
         names = sorted(sizes)
         first = dict(zip(names, accumulate((sizes[name] for name in names), initial=0), strict=False))
-        self._common = np.concatenate([first[name] + np.arange(sizes[name]) for name in sampler.plan.sources])
+        self._common = np.concatenate([first[name] + np.arange(sizes[name]) for name in named[sampler]])
 
     def rows(self, step: int, count: int) -> tuple[Pieces, int]:
         """Return what the rows of steps are made of, with common shard numbers, and the rows of a step."""

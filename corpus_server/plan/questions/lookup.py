@@ -20,6 +20,7 @@ from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import grouped
+from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.rows import Pieces, UInt64Array
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
@@ -88,14 +89,18 @@ def look_up_slices(
 ) -> Generator[None, None, Sightings]:
     """Return the rows of the first epochs that hold a token of [start, stop), in slices of about 50 ms.
 
-    The range is corpus-wide, inside the corpus and not empty. Without a `limit`, all rows are returned.
+    The range is corpus-wide, of a view in its corpus, inside the corpus and not empty. Without a `limit`, all
+    rows are returned.
 
     Raises:
         InvalidParameter: the plan's order has no epochs, or the look-up would take more than about 2 s.
     """
     source = sampler.plan.sources.index(corpus)
     epochs = min(epochs, _MAX_POSITION // int(sampler.num_windows[source]) + 1)
-    units = yield from sampler.rows.touching(source, start, stop, most=MAX_PAIRS)
+    ranges = sampler.own_ranges(source, Ranges([[start, stop]]))
+    if not ranges.total:  # a view without them
+        return Sightings(num_found=0, rows=[])
+    units = yield from _touching(sampler, source, ranges)
     too_many = InvalidParameter(
         f"the range touches {units.size} rows; times {epochs} epochs, and with the excluded windows that "
         f"each stands in for, a look-up goes through at most {MAX_PAIRS}; ask for fewer epochs or tokens",
@@ -118,7 +123,7 @@ def look_up_slices(
         for first in range(0, search.num_pairs, _PAIRS_PER_SLICE):
             indices = np.arange(first, min(first + _PAIRS_PER_SLICE, search.num_pairs), dtype=np.uint64)
             found = _positions(sampler, source, search, indices)
-            parts.append((*found[:2], *_parts_touched(sampler, source, start, stop, found[0], found[2])))
+            parts.append((*found[:2], *_parts_touched(sampler, source, ranges, found[0], found[2])))
             yield
     if not parts:
         return Sightings(num_found=0, rows=[])
@@ -144,8 +149,17 @@ def look_up_slices(
         yield
         left = None if limit is None else limit - len(rows)
         its = (column[here] for column in rest)
-        rows += _rows(sampler, source, (start, stop), positions[here], *its, limit=left)
+        rows += _rows(sampler, source, ranges, positions[here], *its, limit=left)
     return Sightings(num_found=num_found, rows=rows)
+
+
+def _touching(sampler: Sampler, source: int, ranges: Ranges) -> Generator[None, None, UInt64Array]:
+    """Return the units, ascending, that hold a token of some ranges of a source."""
+    found, left = [], MAX_PAIRS
+    for start, stop in ranges.bounds.tolist():
+        found.append((yield from sampler.rows.touching(source, start, stop, most=left)))
+        left = MAX_PAIRS - sum(each.size for each in found)
+    return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
 
 def _each_row_once(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -211,15 +225,22 @@ def _row_slices(sampler: Sampler, source: int, positions: UInt64Array) -> Iterat
 
 
 def _parts_touched(
-    sampler: Sampler, source: int, start: int, stop: int, positions: UInt64Array, shown: UInt64Array
+    sampler: Sampler, source: int, ranges: Ranges, positions: UInt64Array, shown: UInt64Array
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return which parts of the windows at some positions hold a token of [start, stop): first, number.
+    """Return which parts of the windows at some positions hold a token of a range: first, number.
 
     `(m,)` each; part k of a window holds its tokens k * seq_len to (k + 1) * seq_len, both included.
     """
     stages = sampler.timeline.stages
     if all(placed.num_parts == 1 for placed in stages):
         return np.zeros(positions.shape, dtype=np.int64), np.ones(positions.shape, dtype=np.int64)
+    if len(ranges.starts) > 1:
+        raise InvalidParameter(
+            "the tokens come in several places of the view, and stages of this plan read windows in parts; "
+            "look up a document that the view holds once, or a shorter range",
+            parameter="stop",
+        )
+    ((start, stop),) = ranges.bounds.tolist()
     numbers = sampler.timeline.stage_numbers(source, positions)
     seq_lens = np.array([placed.seq_len for placed in stages])[numbers]
     windows = sampler.windows
@@ -233,7 +254,7 @@ def _parts_touched(
 def _rows(
     sampler: Sampler,
     source: int,
-    tokens: tuple[int, int],
+    ranges: Ranges,
     positions: UInt64Array,
     substitute: NDArray[np.bool_],
     first_part: NDArray[np.int64],
@@ -252,24 +273,29 @@ def _rows(
     if len(borders) - 1 == len(pieces):  # whole windows, of which rows may be parts
         pieces, borders = pieces[of], np.arange(of.size + 1)
         pieces[:, 1] += parts * seq_lens[timeline.stage_numbers(source, positions)][of]
+    places, borders_of = sampler.resolved((pieces, borders))
     columns = (
         (positions // sampler.num_windows[source])[of].tolist(),
         [None if is_skipped else step for is_skipped, step in zip(skipped, steps, strict=True)],
         plan_steps[of].tolist(),
         (first_rows[of].astype(np.int64) + parts).tolist(),
-        *pieces[borders[:-1], :2].T.tolist(),
-        _offsets(sampler, source, tokens, (pieces, borders)).tolist(),
+        *places[borders_of[:-1], :2].T.tolist(),
+        _offsets(sampler, source, ranges, (pieces, borders)).tolist(),
         substitute[of].tolist(),
     )
     return [Sighting(*fields) for fields in zip(*columns, strict=True)]
 
 
-def _offsets(sampler: Sampler, source: int, tokens: tuple[int, int], rows: Pieces) -> NDArray[np.int64]:
-    """Return where in each row the first piece begins to hold a token of [start, stop)."""
-    (start, stop), (pieces, borders), windows = tokens, rows, sampler.windows
+def _offsets(sampler: Sampler, source: int, ranges: Ranges, rows: Pieces) -> NDArray[np.int64]:
+    """Return where in each row the first piece begins to hold a token of a range."""
+    (pieces, borders), windows = rows, sampler.windows
     shards, within, counts = pieces.T
     begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64) + within
     before = counts.cumsum() - counts
+    starts, stops = ranges.bounds.astype(np.int64).T
+    # The first range that ends behind the begin of each piece.
+    at = stops.searchsorted(begins, side="right")
+    start = np.append(starts, np.iinfo(np.int64).max)[at]
     places = before - np.repeat(before[borders[:-1]], np.diff(borders)) + np.maximum(0, start - begins)
-    places[(begins >= stop) | (begins + counts <= start)] = np.iinfo(np.int64).max
+    places[start >= begins + counts] = np.iinfo(np.int64).max
     return np.minimum.reduceat(places, borders[:-1]) if places.size else places

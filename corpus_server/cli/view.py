@@ -1,0 +1,85 @@
+"""`corpus-server view create | show`: views of corpora, which hold chosen documents."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+from corpus_server.cli.common import AsJson, CorpusArgument, console, print_json
+from corpus_server.corpus.views.file import ViewFile, ViewHeader
+
+app = typer.Typer(
+    name="view", help="Make and show views: documents of a corpus, chosen and repeated.", no_args_is_help=True
+)
+
+
+@app.command()
+def create(
+    spec: CorpusArgument,
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="EXPR", help='Only documents of which this is true: "score >= 0.8".'),
+    ] = None,
+    repeat: Annotated[
+        str | None, typer.Option(metavar="EXPR", help="How often each comes; 1.5 is 2 for half of them.")
+    ] = None,
+    dedup: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Only the first document of each value.")
+    ] = None,
+    documents: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Only the documents of a list, a number a line.")
+    ] = None,
+    without: Annotated[Path | None, typer.Option(metavar="FILE", help="Not the documents of a list.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The lists hold values of this column.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Chooses the documents of a fraction.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Choose documents of a corpus by its metadata or by lists; nothing of the tokens is copied."""
+    from corpus_server.viewing import Selection
+    from corpus_server.viewing import create as create_view
+
+    selection = Selection(
+        where=where, repeat=repeat, dedup=dedup, documents=documents, without=without, key=key, seed=seed
+    )
+    _print(out, create_view(spec, selection, out), as_json=as_json)
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A view.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say what a view holds, of which corpus, and how it was made."""
+    with ViewFile(file) as view:
+        header = view.header
+    _print(file, header, as_json=as_json)
+
+
+def _print(path: Path, header: ViewHeader, *, as_json: bool) -> None:
+    size = path.stat().st_size
+    fingerprints = {kind: header.fingerprint(value) for kind, value in header.fingerprints.items()}
+    if as_json:
+        print_json({**dataclasses.asdict(header), "size_bytes": size, "view_fingerprints": fingerprints})
+        return
+    facts = {
+        "view": str(path),
+        "documents": f"{header.num_chosen:,} from {header.num_documents:,}",
+        "tokens": f"{header.num_tokens:,}",
+        "size": f"{decimal(size)} ({header.encoding})",
+        "of corpus": ", ".join(header.fingerprints.values()),
+        "fingerprint": ", ".join(fingerprints.values()),
+        **{f"--{name}": str(value) for name, value in header.made.items()},
+    }
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(f"[bold]{name}[/]", escape(value))
+    console.print(table)

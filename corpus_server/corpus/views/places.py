@@ -1,0 +1,286 @@
+"""Where the tokens of a view lie in its corpus, and the other way round. Vectorised; nothing is stored.
+
+Within a group of documents comes pass after pass: the documents of multiplicity 1 or more, then those of 2 or
+more, and so on, each pass in the order of the corpus. With multiplicities 1, 0, 3, 2 of documents A, B, C, D:
+
+    the view    A C D | C D | C
+
+So of a group only the first token is stored; the rest follows from multiplicities and lengths. A position in
+a group lies in the first pass p for which sum(length * min(multiplicity, p)) exceeds the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.corpus.views.file import GROUP, Int64Array, ViewFile
+from corpus_server.errors import CorpusChanged
+
+_AT_ONCE: Final = 1024
+"""Groups or passes looked at together: 2 MB for each array."""
+
+
+class Found(NamedTuple):
+    """Parts of ranges, `(m,)` each, in the order of the ranges: the range's number, half-open tokens."""
+
+    owners: Int64Array
+    starts: Int64Array
+    stops: Int64Array
+
+
+class Places:
+    """The arithmetic of one view.
+
+    Args:
+        file: the view.
+        edges: see `Corpus.document_edges`.
+        last: from `(k,)` documents to the end of the documents of their shards.
+    """
+
+    def __init__(
+        self,
+        file: ViewFile,
+        edges: Callable[[Int64Array, int], Int64Array],
+        last: Callable[[Int64Array], Int64Array],
+    ) -> None:
+        self._file, self._edges, self._last = file, edges, last
+        self._groups = file.groups
+
+    def pieces(self, starts: Int64Array, stops: Int64Array) -> Found:
+        """Return where the tokens of ranges of the view lie in the corpus, in the order of the view.
+
+        Pieces that touch are one, so a range that is consecutive in the corpus is one piece.
+
+        Args:
+            starts, stops: `(k,)`, in the view; empty ranges have no piece.
+        """
+        token = self._groups.token
+        ranges = np.flatnonzero(stops > starts)
+        starts, stops = starts[ranges], stops[ranges]
+        low = token.searchsorted(starts, side="right") - 1
+        high = token.searchsorted(stops - 1, side="right")
+        owners, groups = _each(low, high)
+        begins = np.maximum(starts[owners] - token[groups], 0)
+        ends = np.minimum(stops[owners], token[groups + 1]) - token[groups]
+        some = np.flatnonzero(ends > begins)
+        parts = [Found(*(np.empty(0, np.int64) for _ in range(3)))]
+        for at in range(0, some.size, _AT_ONCE):
+            here = some[at : at + _AT_ONCE]
+            which, first, last = self._within(groups[here], begins[here], ends[here])
+            parts.append(Found(ranges[owners[here][which]], first, last))
+        return _merged(Found(*(np.concatenate(column) for column in zip(*parts, strict=True))))
+
+    def ranges(self, starts: Int64Array, stops: Int64Array) -> Found:
+        """Return where the view has tokens of ranges of the corpus: ascending in each range.
+
+        Args:
+            starts, stops: `(k,)`, in the corpus, not empty; each within one shard.
+        """
+        first = self._groups.first_document
+        count = first.size
+        if not count:
+            return Found(*(np.empty(0, np.int64) for _ in range(3)))
+        # The groups that hold the ends, or the next ones; those between are in the view as a whole.
+        low, high = self._groups_at(starts), self._groups_at(stops - 1)
+        parts = []
+        between = np.flatnonzero(high - low > 1)
+        token = self._groups.token
+        parts.append(Found(between, token[low[between] + 1], token[high[between]]))
+        for groups, is_last in ((low, False), (high, True)):
+            some = np.flatnonzero((groups < count) & ((high > low) | (not is_last)))
+            for at in range(0, some.size, _AT_ONCE):
+                here = some[at : at + _AT_ONCE]
+                which, begins, ends = self._shown(groups[here], starts[here], stops[here])
+                parts.append(Found(here[which], begins, ends))
+        found = Found(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        found = Found(*(column[found.stops > found.starts] for column in found))
+        order = np.lexsort((found.starts, found.owners))
+        return _merged(Found(*(column[order] for column in found)))
+
+    def document(self, number: int) -> tuple[int, int, int]:
+        """Return document `number` of the view: the corpus's document, and its tokens in the view."""
+        chosen = self._groups.chosen
+        group = int(chosen.searchsorted(number, side="right")) - 1
+        edges, counts = self._load(np.array([group]))
+        lengths = np.diff(edges)
+        rest = np.array([number - chosen[group]])
+        ones = np.ones_like(lengths)
+        passes = _passes(counts, ones, rest)
+        rest -= _before(counts, ones, passes)
+        member = int(np.flatnonzero(counts[0] >= passes[0])[rest[0]])
+        in_pass = lengths[0, :member][counts[0, :member] >= passes[0]].sum()
+        start = int(self._groups.token[group] + _before(counts, lengths, passes)[0] + in_pass)
+        return int(self._groups.first_document[group]) + member, start, start + int(lengths[0, member])
+
+    def document_at(self, token: int) -> int:
+        """Return the number, in the view, of the document that holds a token of the view."""
+        group = int(self._groups.token.searchsorted(token, side="right")) - 1
+        edges, counts = self._load(np.array([group]))
+        lengths = np.diff(edges)
+        rest = np.array([token - self._groups.token[group]])
+        passes = _passes(counts, lengths, rest)
+        left = int((rest - _before(counts, lengths, passes))[0])
+        is_in = counts[0] >= passes[0]
+        member = int(np.where(is_in, lengths[0], 0).cumsum().searchsorted(left, side="right"))
+        before = int(_before(counts, np.ones_like(lengths), passes)[0])
+        return int(self._groups.chosen[group]) + before + int(is_in[:member].sum())
+
+    def lengths(self) -> Int64Array:
+        """Return the tokens of all documents of the view, in its order."""
+        parts = [np.empty(0, np.int64)]
+        for at in range(0, self._groups.first_document.size, _AT_ONCE):
+            edges, counts = self._load(np.arange(at, min(at + _AT_ONCE, self._groups.first_document.size)))
+            lengths = np.diff(edges)
+            most = counts.max(axis=1)
+            which, passes = _each(np.ones_like(most), most + 1)
+            for first in range(0, which.size, _AT_ONCE):
+                some = which[first : first + _AT_ONCE]
+                parts.append(lengths[some][counts[some] >= passes[first : first + _AT_ONCE, None]])
+        return np.concatenate(parts)
+
+    def extent(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the range of the corpus in which the groups of a range of the view, not empty, lie."""
+        low, high = (self._groups.token.searchsorted((start, stop - 1), side="right") - 1).tolist()
+        edges = self._edges(self._groups.first_document[[low, high]], GROUP)
+        return int(edges[0, 0]), int(edges[1, -1])
+
+    def check(self, groups: Int64Array) -> None:
+        """Raise CorpusChanged unless groups have the tokens that the view was made for."""
+        self._load(groups)
+
+    def _groups_at(self, tokens: Int64Array) -> Int64Array:
+        """Return the first group that ends behind each token of the corpus; their number if none does."""
+        first = self._groups.first_document
+        low, high = np.zeros_like(tokens), np.full_like(tokens, first.size)
+        while (low < high).any():
+            middle = (low + high) // 2
+            begins = first[np.minimum(middle, first.size - 1)]
+            documents = np.minimum(begins + GROUP, self._last(begins)) - 1
+            ends = self._edges(documents, 1)[:, 1]
+            is_behind = (ends > tokens) | (low >= high)
+            high = np.where(is_behind, np.minimum(middle, high), high)
+            low = np.where(is_behind, low, middle + 1)
+        return low
+
+    def _load(self, groups: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the edges, `(k, GROUP + 1)`, and the multiplicities, `(k, GROUP)`, of groups."""
+        self._file.file.check_unchanged()
+        first = self._groups.first_document[groups]
+        edges = self._edges(first, GROUP)
+        numbers = first[:, None] + np.arange(GROUP)
+        last = self._last(first)[:, None]
+        counts = np.where(numbers < last, self._file.multiplicities(np.minimum(numbers, last - 1)), 0)
+        token = self._groups.token
+        if ((np.diff(edges) * counts).sum(axis=1) != token[groups + 1] - token[groups]).any():
+            raise CorpusChanged(
+                f"{self._file.file.name}: the documents of the corpus end elsewhere than those that the view "
+                "was made for",
+                remedy="serve the document index that it was made with, or make the view again",
+            )
+        return edges, counts
+
+    def _within(
+        self, groups: Int64Array, begins: Int64Array, ends: Int64Array
+    ) -> tuple[NDArray[np.intp], Int64Array, Int64Array]:
+        """Return where positions [begin, end) of groups lie in the corpus: which range, start, stop."""
+        distinct, of = np.unique(groups, return_inverse=True)
+        edges, counts = self._load(distinct)
+        lengths = np.diff(edges)
+        if counts.max(initial=0) <= 1:
+            which, first, last = _spread(lengths * counts, edges, of, begins, ends)
+            return which, first, last
+        low = _passes(counts[of], lengths[of], begins)
+        high = _passes(counts[of], lengths[of], ends - 1)
+        which, passes = _each(low, high + 1)
+        parts = []
+        for at in range(0, which.size, _AT_ONCE):
+            here = slice(at, at + _AT_ONCE)
+            own, its = of[which[here]], passes[here]
+            table = np.where(counts[own] >= its[:, None], lengths[own], 0)
+            before = _before(counts[own], lengths[own], its)
+            first = np.maximum(begins[which[here]] - before, 0)
+            last = np.minimum(ends[which[here]] - before, table.sum(axis=1))
+            number, *places = _spread(table, edges[own], np.arange(own.size), first, last)
+            parts.append((which[here][number], *places))
+        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+
+    def _shown(
+        self, groups: Int64Array, starts: Int64Array, stops: Int64Array
+    ) -> tuple[NDArray[np.intp], Int64Array, Int64Array]:
+        """Return where the view has the tokens [start, stop) of the corpus that lie in groups."""
+        edges, counts = self._load(groups)
+        lengths = np.diff(edges)
+        clipped = np.clip(edges, starts[:, None], stops[:, None])
+        held = np.diff(clipped)
+        most = np.where(held > 0, counts, 0).max(axis=1)
+        which, passes = _each(np.ones_like(most), most + 1)
+        parts = [(np.empty(0, np.int64),) * 3]
+        for at in range(0, which.size, _AT_ONCE):
+            own, its = which[at : at + _AT_ONCE], passes[at : at + _AT_ONCE]
+            is_in = counts[own] >= its[:, None]
+            table = np.where(is_in, lengths[own], 0)
+            before = _before(counts[own], lengths[own], its) + self._groups.token[groups[own]]
+            row, member = np.nonzero(is_in & (held[own] > 0))
+            origin = before[row] + (table.cumsum(axis=1) - table)[row, member] - edges[own][row, member]
+            first, last = clipped[own][row, member], clipped[own][row, member + 1]
+            parts.append((own[row], origin + first, origin + last))
+        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+
+
+def _each(low: Int64Array, high: Int64Array) -> tuple[NDArray[np.intp], Int64Array]:
+    """Return the numbers of [low, high) of each of k pairs: which pair, number."""
+    counts = np.maximum(high - low, 0)
+    which = np.repeat(np.arange(counts.size), counts)
+    return which, np.arange(which.size) - np.repeat(counts.cumsum() - counts, counts) + low[which]
+
+
+def _passes(counts: Int64Array, weights: Int64Array, rest: Int64Array) -> Int64Array:
+    """Return the pass, from 1 on, in which each position lies: `(k,)` positions of `(k, GROUP)` documents."""
+    low, high = np.ones_like(rest), counts.max(axis=1)
+    while (low < high).any():
+        middle = (low + high) // 2
+        is_before = (weights * np.minimum(counts, middle[:, None])).sum(axis=1) > rest
+        high, low = np.where(is_before, middle, high), np.where(is_before, low, np.minimum(middle + 1, high))
+    return low
+
+
+def _before(counts: Int64Array, weights: Int64Array, passes: Int64Array) -> Int64Array:
+    """Return how much lies before each pass."""
+    before: Int64Array = (weights * np.minimum(counts, passes[:, None] - 1)).sum(axis=1)
+    return before
+
+
+def _spread(
+    table: Int64Array, edges: Int64Array, of: NDArray[np.intp], begins: Int64Array, ends: Int64Array
+) -> tuple[NDArray[np.intp], Int64Array, Int64Array]:
+    """Return where positions [begin, end) of rows `of` of a table lie: which range, start and stop.
+
+    Args:
+        table: `(rows, GROUP)`, the tokens of the documents that are there, 0 of the others.
+    """
+    until = table.cumsum(axis=1)
+    skipped = until[:, -1].cumsum() - until[:, -1]
+    flat = (until + skipped[:, None]).ravel()
+    at = skipped[of]
+    low, high = flat.searchsorted(at + begins, side="right"), flat.searchsorted(at + ends - 1, side="right")
+    which, members = _each(low, high + 1)
+    lengths = table.ravel()[members]
+    some = lengths > 0
+    which, members, lengths = which[some], members[some], lengths[some]
+    origin = flat[members] - lengths - at[which]
+    document = edges[:, :-1].ravel()[members] - origin
+    first = np.maximum(begins[which], origin)
+    last = np.minimum(ends[which], origin + lengths)
+    return which, document + first, document + last
+
+
+def _merged(found: Found) -> Found:
+    """Return the parts with those joined that touch and belong to one range."""
+    touches = (found.owners[1:] == found.owners[:-1]) & (found.starts[1:] == found.stops[:-1])
+    begins = np.flatnonzero(np.concatenate(([True], ~touches))) if found.owners.size else found.owners
+    ends = np.concatenate((begins[1:], [found.owners.size])) - 1 if begins.size else begins
+    return Found(found.owners[begins], found.starts[begins], found.stops[ends])

@@ -1,0 +1,195 @@
+"""A view as a corpus: the chosen documents of each shard laid end to end, without a copy of a token.
+
+    shard 0 of the corpus     A B C D          multiplicities 1 0 2 1
+    shard 0 of the view       A C D C
+
+Everything that a corpus says of tokens and documents is in the view's own numbers; `base` is the corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.files import Files
+from corpus_server.corpus.fingerprints import SampledIds
+from corpus_server.corpus.views.file import Int64Array, ViewFile
+from corpus_server.corpus.views.places import Places
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import InvalidParameter, UnknownDocument
+
+_SAMPLED_GROUPS: Final = 64
+_REMEDY: Final = "make a view of this corpus with corpus-server view create, or serve the one that it is of"
+
+
+def open_corpus(spec: CorpusSpec, files: Files | None = None) -> Corpus:
+    """Open a corpus, see `Corpus.open`, or a view of one if the spec names it."""
+    if spec.view is None:
+        return Corpus.open(spec, files)
+    with ExitStack() as on_error:
+        base = on_error.enter_context(Corpus.open(replace(spec, view=None), files))
+        file = on_error.enter_context(ViewFile(Path(spec.view)))
+        view = View(spec, base, file)
+        on_error.pop_all()
+    return view
+
+
+class View(Corpus):
+    """An open view, which closes its corpus; use `open_corpus`.
+
+    Attributes:
+        file: the view.
+        places: where its tokens lie in the corpus.
+
+    Raises:
+        UnreadableCorpus: the view is of another corpus.
+    """
+
+    def __init__(self, spec: CorpusSpec, base: Corpus, file: ViewFile) -> None:
+        self._base, self.file, header = base, file, file.header
+        if base.num_documents is None:
+            raise base.no_documents(None)
+        self._check(base)
+        for name in ("eot", "shards", "dtype", "tokenizer", "tokenizer_name", "num_masks"):
+            setattr(self, name, getattr(base, name))
+        self.name, self.earlier = spec.name, spec.earlier
+        self.fingerprints = {kind: header.fingerprint(value) for kind, value in base.fingerprints.items()}
+        self.fingerprint_kind = base.fingerprint_kind
+        self.fingerprint = self.fingerprints[self.fingerprint_kind]
+        self.num_documents = header.num_chosen
+        bounds = np.array(base.document_starts)
+        groups = file.groups
+        at = groups.first_document.searchsorted(bounds)
+        self.starts = tuple(groups.token[at].tolist())
+        self.num_tokens = self.starts[-1]
+        self._document_starts = tuple(groups.chosen[at].tolist())
+
+        def last(documents: Int64Array) -> Int64Array:
+            return bounds[bounds.searchsorted(documents, side="right")]
+
+        self.places = Places(file, base.document_edges, last)
+        sample = np.linspace(0, groups.first_document.size - 1, _SAMPLED_GROUPS).astype(np.int64)
+        if groups.first_document.size:
+            self.places.check(np.unique(sample))
+
+    def _check(self, base: Corpus) -> None:
+        header = self.file.header
+        both = header.fingerprints.keys() & base.fingerprints.keys()
+        if not both or any(header.fingerprints[kind] != base.fingerprints[kind] for kind in both):
+            made, has = (next(iter(each.values())) for each in (header.fingerprints, base.fingerprints))
+            raise self.file.file.unreadable(f"is a view of corpus {made}, not of {has}", _REMEDY)
+        if header.num_documents != base.num_documents:
+            what = f"was made for {header.num_documents} documents, the corpus has {base.num_documents}"
+            raise self.file.file.unreadable(what, "serve the document index that it was made with")
+
+    @property
+    def base(self) -> Corpus:
+        """The corpus of which it is a view."""
+        return self._base
+
+    @property
+    def sampled_ids(self) -> SampledIds | None:
+        """Those of the corpus."""
+        return self._base.sampled_ids
+
+    def locate_range(self, start: int, count: int) -> list[tuple[int, int, int]]:
+        """Return the pieces of tokens [start, start + count) of the view: see `Corpus.locate_range`."""
+        if start < 0 or count < 0 or start + count > self.num_tokens:
+            raise InvalidParameter(
+                f"start + count must be at most {self.num_tokens}, the tokens of view {self.name!r}, "
+                f"got {start} + {count}",
+                parameter="count",
+                received=count,
+                accepted=f"start + count <= {self.num_tokens}",
+            )
+        found = self.places.pieces(np.array([start]), np.array([start + count]))
+        base = self._base
+        return [
+            piece
+            for first, stop in zip(found.starts.tolist(), found.stops.tolist(), strict=True)
+            for piece in base.locate_range(first, stop - first)
+        ]
+
+    def document_edges(self, first: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Refuse: only a corpus has them."""
+        raise InvalidParameter("a view of a view is not served", parameter="view", remedy=_REMEDY)
+
+    def _document(self, number: int) -> tuple[int, int, int]:
+        if not 0 <= number < self.file.header.num_chosen:
+            raise UnknownDocument.expected("document", f"in [0, {self.file.header.num_chosen})", number)
+        return self.places.document(number)
+
+    def document_range(self, number: int) -> tuple[int, int]:
+        """Return the tokens `(start, stop)` of a document, in the view's numbers."""
+        _, start, stop = self._document(number)
+        return start, stop
+
+    def base_document(self, number: int) -> int:
+        """Return the number in the corpus of a document of the view."""
+        return self._document(number)[0]
+
+    def document_at(self, token: int) -> int | None:
+        """Return the number of the document that holds a token, both in the view's numbers."""
+        return self.places.document_at(token) if 0 <= token < self.num_tokens else None
+
+    def sequences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first token, in the view, and the tokens of each of its documents: `(n,) int64` each."""
+        lengths = self.places.lengths()
+        return lengths.cumsum() - lengths, lengths
+
+    def is_chosen(self) -> NDArray[np.bool_]:
+        """Return which documents of the corpus the view holds: `(n,)`."""
+        return self.file.decoded(0, self.file.header.num_documents) > 0
+
+    def find_problem(self) -> str | None:
+        """Read the whole view, and where the documents of its corpus end; return what is wrong, or None."""
+        if (problem := self.file.find_problem()) is not None:
+            return f"{self.file.file.name}: {problem}"
+        if documents_digest(self._base) != self.file.header.documents:
+            return f"{self.file.file.name}: was made for documents that end elsewhere"
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """Return the view's description; `view` says of which corpus, and how it was made."""
+        header, base = self.file.header, self._base
+        view = {
+            "fingerprint": base.fingerprint,
+            "num_tokens": base.num_tokens,
+            "num_documents": base.num_documents,
+            "made": dict(header.made),
+            "metadata": header.metadata,
+            "encoding": header.encoding,
+            "size_bytes": self.file.file.size_bytes,
+        }
+        return {**super().describe(), "view": view}
+
+    def close(self) -> None:
+        """Close the view and its corpus."""
+        self.tokenizer = None
+        self.file.close()
+        self._base.close()
+
+
+def documents_digest(corpus: Corpus) -> str:
+    """Return a digest of where the documents of a corpus end, in bounded memory."""
+    digest = xxhash.xxh3_128()
+    for _, edges in document_chunks(corpus):
+        digest.update(np.ascontiguousarray(edges[1:], dtype="<i8").data)
+    return f"xxh3-{digest.hexdigest()}"
+
+
+def document_chunks(corpus: Corpus, *, size: int = 1 << 20) -> Iterator[tuple[int, Int64Array]]:
+    """Yield the documents of a corpus in parts of one shard: number of the first, edges `(n + 1,)`."""
+    for first, stop in pairwise(corpus.document_starts):
+        for number in range(first, stop, size):
+            count = min(size, stop - number)
+            yield number, corpus.document_edges(np.array([number]), count)[0]

@@ -1,0 +1,31 @@
+"""Where the tokens of sources lie that are views: virtual sequences over the documents of a corpus.
+
+A plan computes in the tokens of its sources, whatever they are. Only what leaves the arithmetic (pieces of
+rows) and what users say in the corpus's own tokens (exclusions, look-ups) is translated.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.rows import Pieces
+
+
+class Origins(Protocol):
+    """Translates between the sources of a plan, of which some are views, and their corpora.
+
+    Attributes:
+        num_tokens: of the corpus of each source.
+    """
+
+    num_tokens: tuple[int, ...]
+
+    def resolve(self, pieces: Pieces) -> Pieces:
+        """Return rows of pieces in the corpora's shards for those of pieces in the views'."""
+
+    def ranges(self, source: int, given: Ranges) -> Ranges:
+        """Return the tokens of a source that are those of ranges of its corpus, wherever they come."""
+
+    def extent(self, shard: int, start: int, stop: int) -> tuple[int, int, int]:
+        """Return which tokens of a corpus's shard hold tokens [start, stop) of the plan's shard."""

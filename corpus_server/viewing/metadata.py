@@ -1,0 +1,217 @@
+"""The metadata of a corpus: `documents/*.parquet` beside its shards, one row a document, in its order.
+
+Files count in the order of their names. DuckDB reads the columns that an expression names, out of core.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from corpus_server.corpus.files import Closing, unreadable
+from corpus_server.corpus.formats.registry import data_path
+from corpus_server.corpus.selection import METADATA, natural_key
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import InvalidParameter
+from corpus_server.extras import optional_package
+from corpus_server.viewing.expressions import check_expression
+
+MEMORY: Final = "1GB"
+"""Of DuckDB's buffers; what does not fit is written beside the view that is made."""
+MAX_SECONDS: Final = 3600.0
+"""Of one query."""
+
+_ROWS: Final = 1 << 20  # of a batch
+_NUMBER: Final = '"#document"'
+_NUMBERS: Final = (
+    *("DOUBLE", "FLOAT", "DECIMAL", "HUGEINT", "BIGINT", "INTEGER", "SMALLINT", "TINYINT"),
+    *("UBIGINT", "UINTEGER", "USMALLINT", "UTINYINT"),
+)
+
+
+def metadata_files(spec: CorpusSpec) -> list[Path]:
+    """Return the files of a corpus's metadata, none if there is no metadata."""
+    path = data_path(spec.path)
+    folder = path if path.is_dir() else path.parent
+    return sorted(folder.glob(METADATA), key=lambda each: natural_key(each.name))
+
+
+class Metadata(Closing):
+    """The metadata of a corpus, open for questions. DuckDB may read its files and nothing else.
+
+    Args:
+        scratch: folder for what does not fit into memory.
+
+    Raises:
+        UnreadableCorpus: there is none, it cannot be read, or it has other rows than documents.
+        MissingPackage: DuckDB is not installed.
+    """
+
+    def __init__(self, spec: CorpusSpec, num_documents: int, scratch: Path) -> None:
+        self._duckdb = optional_package("duckdb", extra="views", purpose="an expression over metadata")
+        self._arrow = optional_package("pyarrow", extra="views", purpose="an expression over metadata")
+        self.files = metadata_files(spec)
+        if not self.files:
+            remedy = "expressions need it: put one row a document, in order, into documents/*.parquet"
+            raise unreadable(spec.path, f"has no metadata ({METADATA})", remedy)
+        self._scratch = TemporaryDirectory(prefix=".view-", dir=scratch)
+        self._connection = self._duckdb.connect()
+        try:
+            self._open(spec, num_documents)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, spec: CorpusSpec, num_documents: int) -> None:
+        names = ", ".join(_quoted(str(each)) for each in self.files)
+        run = self._connection.execute
+        run(f"SET temp_directory = {_quoted(self._scratch.name)}")
+        run(f"SET memory_limit = '{MEMORY}'")
+        run("SET preserve_insertion_order = true")
+        run("SET python_enable_replacements = false")
+        run("SET autoinstall_known_extensions = false")
+        run("SET autoload_known_extensions = false")
+        try:
+            run(f"SET allowed_paths = [{names}]")
+            run("SET enable_external_access = false")
+            counts = run(f"SELECT file_name, num_rows FROM parquet_file_metadata([{names}])").fetchall()
+            rows = dict(counts)
+            parts, first = [], 0
+            for each in self.files:
+                file = _quoted(str(each))
+                parts.append(
+                    f"SELECT *, {first} + file_row_number AS {_NUMBER} "
+                    f"FROM read_parquet({file}, file_row_number = true)"
+                )
+                first += rows[str(each)]
+            if first != num_documents:
+                what = f"its metadata has {first:,} rows, the corpus {num_documents:,} documents"
+                raise unreadable(self.files[0].parent, what, "it needs one row for each document, in order")
+            # By name: files that were written at different times may have their columns in another order.
+            run(f"CREATE VIEW documents AS {' UNION ALL BY NAME '.join(parts)}")
+        except self._duckdb.Error as error:
+            what = f"its metadata cannot be read: {_first_line(error)}"
+            raise unreadable(self.files[0].parent, what, "write it again") from error
+        run("SET lock_configuration = true")
+
+    def digest(self) -> str:
+        """Return a digest of the files' bytes."""
+        digest = xxhash.xxh3_128()
+        for path in self.files:
+            with path.open("rb", buffering=0) as file:
+                while data := file.read(1 << 20):
+                    digest.update(data)
+        return f"xxh3-{digest.hexdigest()}"
+
+    def condition(self, what: str, text: str) -> Iterator[NDArray[np.bool_]]:
+        """Yield in order for which documents an expression is true; null counts as false."""
+        item = self._item(what, text, ("BOOLEAN",), "a condition (BOOLEAN)")
+        query = f"SELECT coalesce(({item}), false) AS value FROM documents"
+        for batch in self._batches(what, query):
+            yield batch.column(0).to_numpy(zero_copy_only=False).astype(bool)
+
+    def numbers(self, what: str, text: str) -> Iterator[NDArray[np.float64]]:
+        """Yield in order the number that an expression gives of each document; NaN for null."""
+        item = self._item(what, text, _NUMBERS, "a number")
+        query = f"SELECT coalesce(CAST(({item}) AS DOUBLE), 'nan'::DOUBLE) AS value FROM documents"
+        for batch in self._batches(what, query):
+            yield batch.column(0).to_numpy(zero_copy_only=False)
+
+    def firsts(self, column: str, chosen: NDArray[np.uint16]) -> Iterator[NDArray[np.int64]]:
+        """Yield, unordered, the first chosen document of each value of a column, and all without a value."""
+        name = self._column("dedup", column)
+        self._connection.register("chosen", self._arrow.table({"chosen": self._arrow.array(chosen)}))
+        both = "documents POSITIONAL JOIN chosen"
+        its = f"SELECT {_NUMBER} AS number, {name} AS value FROM {both} WHERE chosen.chosen > 0"
+        query = f"""
+            WITH its AS NOT MATERIALIZED ({its})
+            SELECT number FROM its WHERE value IS NULL
+            UNION ALL SELECT min(number) FROM its WHERE value IS NOT NULL GROUP BY value
+        """
+        for batch in self._batches("dedup", query):
+            yield batch.column(0).to_numpy(zero_copy_only=False)
+
+    def keyed(self, what: str, column: str, ids: list[str]) -> NDArray[np.int64]:
+        """Return the documents that have some ids in a column: each names one.
+
+        Raises:
+            InvalidParameter: a document has none, two have one, or no document has it.
+        """
+        name = self._column("key", column)
+        self._connection.register("ids", self._arrow.table({"id": self._arrow.array(sorted(set(ids)))}))
+        for (missing,) in self._rows(f"SELECT count(*) FROM documents WHERE {name} IS NULL"):
+            if missing:
+                raise _wrong("key", f"column {column!r} is null for {missing:,} documents", "a key of each")
+        joined = f"ids LEFT JOIN documents ON ids.id = {name}::VARCHAR"
+        counted = f"SELECT ids.id, count({_NUMBER}), min({_NUMBER}) FROM {joined}"
+        numbers = []
+        for key, count, number in self._rows(f"{counted} GROUP BY ids.id ORDER BY ids.id"):
+            if count != 1:
+                what_is = "names no document" if not count else f"names {count:,} documents"
+                raise _wrong(what, f"{key!r} {what_is} by column {column!r}", "ids of one document each")
+            numbers.append(number)
+        return np.array(numbers, dtype=np.int64)
+
+    def _item(self, what: str, text: str, kinds: tuple[str, ...], accepted: str) -> str:
+        item = check_expression(self._connection, what, text)
+        ((_, kind, *_),) = self._rows(f"DESCRIBE SELECT {item} AS value FROM documents", what)
+        if not kind.startswith(kinds):
+            raise _wrong(what, f"is of type {kind}", accepted)
+        return item
+
+    def _column(self, what: str, name: str) -> str:
+        columns = [column for column, *_ in self._rows("DESCRIBE documents")]
+        columns = [each for each in columns if each not in ("file_row_number", _NUMBER.strip('"'))]
+        if name not in columns:
+            raise InvalidParameter.expected(what, f"a column of the metadata: {', '.join(columns)}", name)
+        return 'documents."' + name.replace('"', '""') + '"'
+
+    def _rows(self, query: str, what: str = "metadata") -> list[tuple[Any, ...]]:
+        with self._bounded(what):
+            found: list[tuple[Any, ...]] = self._connection.execute(query).fetchall()
+        return found
+
+    def _batches(self, what: str, query: str) -> Iterator[Any]:
+        with self._bounded(what):
+            relation = self._connection.sql(query)
+            # DuckDB 1 calls it by another name.
+            read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
+            yield from read(_ROWS)
+
+    @contextmanager
+    def _bounded(self, what: str) -> Iterator[None]:
+        """End a query that takes too long; errors are those of the user's expression."""
+        timer = threading.Timer(MAX_SECONDS, self._connection.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (self._duckdb.Error, self._arrow.ArrowException) as error:
+            raise _wrong(what, _first_line(error), "an expression that can be evaluated") from error
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Close the connection and remove what it wrote."""
+        self._connection.close()
+        self._scratch.cleanup()
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _wrong(what: str, found: str, accepted: str) -> InvalidParameter:
+    return InvalidParameter(f"--{what}: {found}; expected {accepted}", parameter=what, accepted=accepted)

@@ -1,0 +1,176 @@
+"""Plans over views, by brute force: epochs of windows and packed rows, look-ups, exclusions, differences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpus_server.catalog import Catalog
+from corpus_server.corpus.views import View
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import InvalidPlan
+from corpus_server.plan import Plan
+from corpus_server.plan.questions.diff import compare_slices
+from corpus_server.plan.questions.lookup import look_up_slices
+from corpus_server.plan.questions.slices import finish
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.reading import WindowReading
+from tests.corpora import spec
+from tests.views import laid_out, write_corpus, write_view
+
+DRAW = np.random.default_rng(5)
+SHARDS = [DRAW.integers(1, 40, size).tolist() for size in (300, 40, 270)]
+NUM_DOCUMENTS = sum(map(len, SHARDS))
+COUNTS = DRAW.choice([0, 1, 1, 1, 2, 3], NUM_DOCUMENTS).tolist()
+STARTS = [0, *accumulate(length for lengths in SHARDS for length in lengths)]
+VIEWED = np.concatenate(
+    [np.arange(STARTS[n], STARTS[n + 1]) for its in laid_out(SHARDS, COUNTS) for n in its]
+)
+SEQ_LEN = 16
+LAYOUTS: dict[str, Any] = {
+    "windows": {},
+    "documents": {"rows": {"documents": {"block_documents": 64}}},
+    "bounded": {"order": {"shuffle": {"block_windows": 8, "group_blocks": 3}}},
+    "sequential": {"order": "sequential"},
+}
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    folder = tmp_path_factory.mktemp("corpora")
+    web = write_corpus(folder / "web", SHARDS)
+    code = write_corpus(folder / "code", [[7] * 200], first=50_000)
+    views = {"hq": COUNTS, "all": [1] * NUM_DOCUMENTS, "less": [*COUNTS[:-9], *[0] * 9]}
+    specs = [spec(web, "web", dtype="uint32"), spec(code, "code", dtype="uint32")]
+    for name, counts in views.items():
+        write_view(web, counts, folder / f"{name}.view")
+        specs.append(CorpusSpec.parse(f"{name}=web?view={folder / name}.view"))
+    with Catalog.open(specs) as catalog:
+        yield catalog
+
+
+def bound(catalog: Catalog, mixture: dict[str, float], layout: str = "windows", **more: Any) -> BoundPlan:
+    stage = {"from_step": 0, "global_batch_size": 4, "mixture": mixture, **more}
+    document = {"seq_len": SEQ_LEN, "seed": 7, "stages": [stage], **LAYOUTS[layout]}
+    return catalog.bind(Plan.from_json(document))
+
+
+def epoch_rows(plan: BoundPlan, number: int = 0) -> tuple[list[list[list[int]]], np.ndarray]:
+    """The rows of an epoch of a plan of one source: the corpus's tokens of each piece; what is served."""
+    (size,) = plan.sampler.num_windows.tolist()
+    steps = range(size * number // 4, -(-size * (number + 1) // 4))
+    served = np.concatenate([WindowReading(plan, step=s, count=1, rank=0, rows=4).read(0, 4) for s in steps])
+    first = np.array(plan.corpora[plan.plan.sources[0]].base.starts)
+    rows = []
+    for step in steps:
+        pieces, borders = plan.sampler.pieces(step, range(4))
+        for low, high in pairwise(borders.tolist()):
+            its = [(first[shard] + at, count) for shard, at, count in pieces[low:high].tolist()]
+            rows.append([list(range(at, at + count)) for at, count in its])
+    skipped = size * number - 4 * steps.start
+    return rows[skipped : skipped + size], served[skipped : skipped + size]
+
+
+@pytest.mark.parametrize("layout", ["windows", "bounded", "sequential"])
+def test_windows_run_over_the_chosen_documents(catalog: Catalog, layout: str) -> None:
+    tokens = np.where(np.isin(VIEWED + 1, STARTS), 0, VIEWED + 1)
+    windows, first = Counter[tuple[int, ...]](), 0
+    for its in laid_out(SHARDS, COUNTS):
+        size = sum(STARTS[n + 1] - STARTS[n] for n in its)
+        shard = tokens[first : first + size].tolist()
+        windows.update(tuple(shard[k : k + SEQ_LEN + 1]) for k in range(0, size - SEQ_LEN, SEQ_LEN))
+        first += size
+    for number in range(2):
+        rows, served = epoch_rows(bound(catalog, {"hq": 1}, layout), number)
+        assert Counter(map(tuple, served.tolist())) == windows
+        for row, its in zip(rows, served.tolist(), strict=True):
+            places = np.array([each for piece in row for each in piece])
+            assert np.where(np.isin(places + 1, STARTS), 0, places + 1).tolist() == its
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_packed_rows_predict_each_token_as_often_as_its_document_comes(catalog: Catalog, number: int) -> None:
+    predicted = Counter(
+        token for row in epoch_rows(bound(catalog, {"hq": 1}, "documents"), number)[0] for piece in row
+        for token in piece[1:]
+    )  # fmt: skip
+    expected = Counter(
+        {
+            token: COUNTS[n]
+            for n, (start, stop) in enumerate(pairwise(STARTS))
+            for token in range(start + 1, stop)
+        }
+    )
+    assert predicted == +expected
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_look_up_finds_every_row_of_a_document_of_the_corpus(catalog: Catalog, layout: str) -> None:
+    plan = bound(catalog, {"hq": 1}, layout)
+    rows, _ = epoch_rows(plan)
+    for document in (0, 5, 77, 299, 300, NUM_DOCUMENTS - 1, COUNTS.index(0), COUNTS.index(3)):
+        start, stop = STARTS[document : document + 2]
+        found = finish(look_up_slices(plan.sampler, "hq", start, stop, epochs=1))
+        flat = [[token for piece in row for token in piece] for row in rows]
+        expected = {
+            number: next(at for at, token in enumerate(row) if start <= token < stop)
+            for number, row in enumerate(flat)
+            if any(start <= token < stop for token in row)
+        }
+        if layout == "documents" and stop - start == 1:
+            expected = {}  # nothing to predict
+        assert {4 * each.plan_step + each.row: each.offset for each in found.rows} == expected
+        assert found.num_found == len(expected)
+        starts = plan.corpora["hq"].base.starts
+        for each in found.rows:
+            assert starts[each.shard] + each.start == flat[4 * each.plan_step + each.row][0]
+
+
+@pytest.mark.parametrize("layout", ["windows", "documents", "bounded"])
+def test_an_exclusion_in_the_corpus_s_tokens_takes_all_copies_out(catalog: Catalog, layout: str) -> None:
+    document = COUNTS.index(3)
+    start, stop = STARTS[document : document + 2]
+    rows, _ = epoch_rows(bound(catalog, {"hq": 1}, layout, exclude={"hq": [[start, stop]]}))
+    tokens = {token for row in rows for piece in row for token in piece}
+    assert not tokens & set(range(start, stop))
+    one, other = (
+        bound(catalog, {"hq": 0.5, "code": 0.5}, layout, **more)
+        for more in ({}, {"exclude": {"hq": [[start, stop]]}})
+    )
+    for step in range(60):
+        a, b = (WindowReading(each, step=step, count=1, rank=0, rows=4).read(0, 4) for each in (one, other))
+        is_code = (a >= 50_000).any(axis=1)
+        assert (a[is_code] == b[is_code]).all()
+
+
+def test_an_exclusion_beyond_the_corpus_is_refused(catalog: Catalog) -> None:
+    with pytest.raises(InvalidPlan, match=f"the corpus has {STARTS[-1]}"):
+        bound(catalog, {"hq": 1}, exclude={"hq": [[0, STARTS[-1] + 1]]})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_view_of_the_whole_corpus_under_its_name_has_its_rows(catalog: Catalog, layout: str) -> None:
+    """Keys follow from names, so other names would shuffle otherwise."""
+    view = catalog.corpora["all"]
+    assert isinstance(view, View)
+    its = spec(view.shards[0].path.parent, "web", dtype="uint32", view=str(view.file.file.path))
+    with Catalog.open([its]) as other:
+        plans = bound(catalog, {"web": 1}, layout), bound(other, {"web": 1}, layout)
+        assert (plans[0].sampler.num_windows == plans[1].sampler.num_windows).all()
+        for step in range(0, 200, 7):
+            a, b = (WindowReading(each, step=step, count=1, rank=0, rows=4).read(0, 4) for each in plans)
+            assert (a == b).all()
+
+
+def test_plans_of_two_views_are_compared_by_the_corpus_s_tokens(catalog: Catalog) -> None:
+    """In file order they are equal up to the documents that only one of them holds."""
+    one, other = (bound(catalog, {name: 1}, "sequential") for name in ("hq", "less"))
+    found = finish(compare_slices(one.sampler, other.sampler, num_steps=1))
+    rows = [epoch_rows(each)[0] for each in (one, other)]
+    first = next(n for n, (a, b) in enumerate(zip(*rows, strict=False)) if a != b)
+    assert found.first_step == first // 4

@@ -1,0 +1,203 @@
+"""`view create`: expressions, lists, repetition, duplicates; what is refused, with nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from corpus_server.corpus.views.file import ViewFile
+from tests.serving import run_here
+from tests.views import write_corpus
+
+SIZES = [300, 250]
+NUM = sum(SIZES)
+DRAW = np.random.default_rng(3)
+SCORE, LANG, CLUSTER = DRAW.random(NUM), DRAW.choice(["en", "de", None], NUM), DRAW.integers(0, 90, NUM)
+COLUMNS = {
+    "id": [f"doc-{number}" for number in range(NUM)],
+    "score": SCORE,
+    "lang": LANG,
+    "cluster": [None if number % 11 == 0 else int(CLUSTER[number]) for number in range(NUM)],
+    "twice": [f"{number // 2}" for number in range(NUM)],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_corpus(tmp_path_factory.mktemp("corpora") / "web", [[5] * size for size in SIZES])
+    (folder / "documents").mkdir()
+    table = pa.table(COLUMNS)
+    pq.write_table(table.slice(0, 400), folder / "documents" / "part-2.parquet", row_group_size=128)
+    # Columns may come in another order.
+    pq.write_table(
+        table.slice(400).select([*table.column_names[::-1]]), folder / "documents" / "part-10.parquet"
+    )
+    return folder
+
+
+def create(folder: Path, out: Path, *options: str | Path) -> CompletedProcess[str]:
+    return run_here("view", "create", f"{folder},dtype=uint32", *options, "--out", out)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def counts(folder: Path, out: Path, *options: str | Path) -> np.ndarray:
+    run = create(folder, out, *options)
+    assert run.returncode == 0, run.stderr
+    with ViewFile(out) as view:
+        return view.decoded(0, NUM)
+
+
+def test_a_condition_chooses_and_null_does_not(folder: Path, tmp_path: Path) -> None:
+    found = counts(folder, tmp_path / "a.view", "--where", "score >= 0.4 and lang = 'en' -- a comment")
+    assert (found == ((SCORE >= 0.4) & (LANG == "en"))).all()
+    assert names(tmp_path) == ["a.view"]
+    assert (
+        counts(folder, tmp_path / "b.view", "--where", "lang IN ('de') OR lang IS NULL") == (LANG != "en")
+    ).all()
+    shown = json.loads(run_here("view", "show", tmp_path / "a.view", "--json").stdout)
+    assert shown["made"] == {"where": "score >= 0.4 and lang = 'en' -- a comment", "seed": 0}
+    assert (shown["num_chosen"], shown["num_tokens"]) == (found.sum(), 5 * found.sum())
+
+
+def test_fractions_are_a_keyed_choice(folder: Path, tmp_path: Path) -> None:
+    repeat = "case when score > 0.5 then 2.5 else 1 end"
+    found = [
+        counts(folder, tmp_path / "a.view", "--repeat", repeat, "--seed", seed) for seed in ("1", "1", "2")
+    ]
+    assert (found[0] == found[1]).all()
+    assert (found[0] != found[2]).any()
+    for each in found:
+        assert set(each[SCORE <= 0.5]) == {1}
+        assert set(each[SCORE > 0.5]) == {2, 3}
+        assert abs(each[SCORE > 0.5].mean() - 2.5) < 0.15
+
+
+def test_of_duplicates_the_first_chosen_one_stays(folder: Path, tmp_path: Path) -> None:
+    """Documents without a value are nobody's duplicates."""
+    found = counts(folder, tmp_path / "a.view", "--where", "score > 0.3", "--dedup", "cluster")
+    seen, expected = set(), []
+    for number, cluster in enumerate(COLUMNS["cluster"]):
+        expected.append(bool(SCORE[number] > 0.3 and (cluster is None or cluster not in seen)))
+        if expected[-1]:
+            seen.add(cluster)
+    assert found.astype(bool).tolist() == expected
+
+
+def test_lists_choose_and_take_out_by_number_or_key(folder: Path, tmp_path: Path) -> None:
+    listed, gone = tmp_path / "listed.txt", tmp_path / "gone.txt"
+    listed.write_text("0\n\n 17 \n549\n")
+    gone.write_text("17\n")
+    expected = np.isin(np.arange(NUM), [0, 549])
+    assert (counts(folder, tmp_path / "a.view", "--documents", listed, "--without", gone) == expected).all()
+    gone.write_text("doc-17\ndoc-3\n")
+    expected = ~np.isin(np.arange(NUM), [3, 17])
+    assert (counts(folder, tmp_path / "a.view", "--without", gone, "--key", "id") == expected).all()
+
+
+def test_lists_need_no_metadata(tmp_path: Path) -> None:
+    bare = write_corpus(tmp_path / "bare", [[5] * NUM])
+    (tmp_path / "gone.txt").write_text("5\n")
+    found = counts(bare, tmp_path / "a.view", "--without", tmp_path / "gone.txt")
+    assert (found == (np.arange(NUM) != 5)).all()
+    run = create(bare, tmp_path / "b.view", "--where", "true")
+    assert (run.returncode, "has no metadata" in run.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ("(select 1) = 1", "a query inside"),
+        ("score > (select max(score) from documents)", "a query inside"),
+        ("exists(with recursive t as (select 1 union all select 1 from t) from t)", "a query inside"),
+        ("read_text('/etc/passwd') is null", "not read_text()"),
+        ("1 in (from read_csv('/etc/passwd'))", "a query inside"),
+        ("true); copy documents to 'x'; select (true", "expected one expression"),
+        ("true); select (true", "no statement"),
+        ("true) from read_parquet('x') where (true", "no statement"),
+        ("true) union select (true", "no statement"),
+        ("true), (true", "no statement"),
+        ("attach 'x'", "--where"),
+        ("pragma version", "--where"),
+        ("set memory_limit = '1TB'", "--where"),
+        ("install httpfs", "--where"),
+        ("random() > 0.5", "not random()"),
+        ("now() > '2020-01-01'", "not now()"),
+        ("current_setting('threads') = '1'", "not current_setting()"),
+        ("getenv('HOME') = ''", "not getenv()"),
+        ("count(*) > 1", "not count_star()"),
+        ("row_number() over () < 3", "a window function"),
+        ("list_filter([1], x -> x > 0) is null", "a lambda"),
+        ("score > $1", "a parameter"),
+        ("* is null", "--where"),
+        ("nosuch > 1", "nosuch"),
+        ("score", "type DOUBLE"),
+        ("'yes'", "type VARCHAR"),
+        ("", "--where"),
+        ("true\0", "zero bytes"),
+        ("(" * 5000, "brackets"),
+        ("not " * 2400 + "true", "--where"),
+        ("1" * 10**6, "at most 10,000 characters"),
+        ("lang::int > 1", "Conversion"),
+    ],
+)  # fmt: skip
+def test_anything_but_a_condition_is_refused_in_one_line(
+    folder: Path, tmp_path: Path, expression: str, says: str
+) -> None:
+    run = create(folder, tmp_path / "a.view", "--where", expression)
+    assert run.returncode == 2
+    assert says in run.stderr
+    assert run.stderr.count("\n") == 1
+    assert not names(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "says"),
+    [
+        (["--repeat", "-1"], "", "--repeat: -1 for document 0"),
+        (["--repeat", "case when lang = 'en' then 1 end"], "", "--repeat: null for document"),
+        (["--repeat", "70000"], "", "[0, 65535]"),
+        (["--repeat", "lang"], "", "type VARCHAR"),
+        (["--where", "false"], "", "no document was chosen"),
+        (["--dedup", "nosuch"], "", "must be a column of the metadata"),
+        (["--documents", "LIST"], "1\nx\n", "line 2 is 'x'"),
+        (["--without", "LIST"], f"{NUM}\n", f"[0, {NUM})"),
+        (["--without", "LIST", "--key", "id"], "doc-0\nnobody\n", "'nobody' names no document"),
+        (["--without", "LIST", "--key", "twice"], "7\n", "'7' names 2 documents"),
+        (["--without", "LIST", "--key", "cluster"], "7\n", "is null for"),
+        (["--key", "id"], "", "--key needs"),
+        (["--without", "/nowhere"], "", "/nowhere"),
+    ],
+)
+def test_what_no_view_follows_from_is_refused(
+    folder: Path, tmp_path: Path, options: list[str], lines: str, says: str
+) -> None:
+    (tmp_path / "list").write_text(lines)
+    run = create(
+        folder, tmp_path / "a.view", *(str(tmp_path / "list") if o == "LIST" else o for o in options)
+    )
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert says in run.stderr
+    assert names(tmp_path) == ["list"]
+
+
+@pytest.mark.parametrize("rows", [NUM - 1, NUM + 1, 0])
+def test_metadata_with_other_rows_than_documents_is_refused(tmp_path: Path, rows: int) -> None:
+    bare = write_corpus(tmp_path / "bare", [[5] * NUM])
+    (bare / "documents").mkdir()
+    pq.write_table(pa.table({"a": np.arange(rows)}), bare / "documents" / "0.parquet")
+    run = create(bare, tmp_path / "a.view", "--where", "a > 1")
+    assert run.returncode == 2
+    assert f"has {rows} rows, the corpus {NUM} documents" in run.stderr
+    (bare / "documents" / "0.parquet").write_bytes(b"PAR1 is cut")
+    run = create(bare, tmp_path / "a.view", "--where", "a > 1")
+    assert (run.returncode, "cannot be read" in run.stderr) == (2, True)
+    assert names(tmp_path) == ["bare"]
