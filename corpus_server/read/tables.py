@@ -1,6 +1,6 @@
 """The tables of plans whose rows follow from some: built once, kept in a folder beside the plans, and mapped.
 
-    STATE_DIR/tables/KEY/table.json         what decides the table, and the types and sizes of its arrays
+    STATE_DIR/tables/KEY/table.json         what decides the table, and digests of its files
                          begins.npy ...     KEY: digest of what decides it
 
 Plans share a table that the same things decide. Losing the folder loses nothing but time. Any process may
@@ -15,15 +15,14 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.publish import publishing_folder
@@ -37,8 +36,8 @@ from corpus_server.read.ends import check_ends
 MAX_BYTES: Final = 16 * 2**30
 """Of all tables in a folder; those that were not used for the longest time make room."""
 
-_FORMAT: Final = 2
-"""Of the arrays; another one gets other keys, so that no process reads what it does not know."""
+_FORMAT: Final = 3
+"""Of the files; another one gets other keys, so that no process reads what it does not know."""
 
 _MANIFEST: Final = "table.json"
 
@@ -197,7 +196,7 @@ def _write(folder: Path, job: Job, table: Table) -> None:
             file.flush()
             os.fsync(file.fileno())
     with (folder / _MANIFEST).open("w") as file:
-        file.write(_described(job, table))
+        file.write(_described(job, folder))
         file.flush()
         os.fsync(file.fileno())
 
@@ -207,8 +206,8 @@ def _mapped(path: Path, job: Job) -> Table | None:
     try:
         files = [path / f"{name}.npy" for name in job.table._fields]
         arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
-        if (path / _MANIFEST).read_text() != _described(job, arrays):
-            raise ValueError(f"{_MANIFEST} says that it is another table")
+        if (path / _MANIFEST).read_text() != _described(job, path):
+            raise ValueError(f"its files are not those of {_MANIFEST}, or those of another table")
         os.utime(path)
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, FileNotFoundError) and not path.exists():
@@ -221,10 +220,22 @@ def _mapped(path: Path, job: Job) -> Table | None:
     return table
 
 
-def _described(job: Job, arrays: Iterable[NDArray[Any]]) -> str:
-    """Return what decides a table and what it is, so that a table of another corpus is not taken for it."""
-    described = [[each.dtype.str, *each.shape] for each in arrays]
-    return json.dumps({**_decides(job), "arrays": described}, sort_keys=True)
+def _described(job: Job, folder: Path) -> str:
+    """Return what decides a table and what its files hold, so that no other numbers are taken for it."""
+    files = [folder / f"{name}.npy" for name in job.table._fields]
+    digests = [_file_digest(file, _identity(file.stat())) for file in files]
+    return json.dumps({**_decides(job), "files": digests}, sort_keys=True)
+
+
+@lru_cache(4096)
+def _file_digest(path: Path, identity: tuple[int, ...]) -> str:
+    """Read a file, once while it is the same one: plans of many seeds share a table of gigabytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _decides(job: Job) -> dict[str, Any]:

@@ -129,6 +129,24 @@ def test_a_damaged_table_is_built_again(
         np.testing.assert_array_equal(getattr(again, name), array)
 
 
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_table_of_the_right_size_with_other_numbers_is_built_again(
+    bound: BoundPlan, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """They would be other rows, and nobody would see it."""
+    kept = Tables(tmp_path)
+    _, (made,) = kept.bind(plan_of(bound), bound.corpora)
+    (path,) = tmp_path.iterdir()
+    damaged = path / f"{name}.npy"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.unlink()  # else the array that is mapped would change
+    damaged.write_bytes(content)
+    _, (again,) = kept.bind(plan_of(bound), bound.corpora)
+    assert f"a damaged table is built again: {path}: " in caplog.text
+    np.testing.assert_array_equal(getattr(again, name), getattr(made, name))
+
+
 def test_stages_and_skips_do_not_make_another_table(bound: BoundPlan, tmp_path: Path) -> None:
     kept = Tables(tmp_path)
     stages = document(THREE, 3)["stages"]
