@@ -198,7 +198,8 @@ def array_response(
 ) -> Slices[Response]:
     """Make the response that holds a reading's bytes.
 
-    The first piece is read here, so that a shard that changed is an error response and no cut connection.
+    The first piece is read here, and a row of each array beside it, so that a shard or a mask that changed
+    is an error response and no cut connection.
 
     Args:
         headers: what decides caching.
@@ -234,6 +235,9 @@ def array_response(
         else:
             yield from hash_slices(reading, digest, *beside.values())
         headers[CHECKSUM_HEADER] = checksum_value(digest)
+    else:
+        for each in beside.values():
+            each.read(0, 1)
     first = next(pieces, memoryview(b""))
     joined = size - num_bytes(reading) if beside else 0
     if joined > _JOINED_BYTES:

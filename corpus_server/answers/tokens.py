@@ -185,7 +185,8 @@ class BatchesQuery(StepsQuery, FormatQuery):
     """Arrays to send behind the first one (raw and json only), as `Corpus-Arrays` describes them. `sources`:
     `(count, rows) uint16`, the number of each row's source in the plan's `sources`. `loss_mask`:
     `(count, rows, seq_len + 1) uint8`, 0 where a corpus's mask leaves the token out of the loss and in the
-    unused end of a row, else 1. `rows`: `(count, rows) uint32`, the number of each row in the global batch."""
+    unused end of a row, else 1. `rows`: `(count, rows) uint32`, the number of each row in the global
+    batch."""
 
     @property
     def arrays(self) -> tuple[str, ...]:

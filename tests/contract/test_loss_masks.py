@@ -212,3 +212,22 @@ def test_what_would_lose_masks_refuses_corpora_that_have_them(url: str, tmp_path
     )
     assert said.returncode != 0
     assert "an export holds no loss masks" in " ".join(said.stderr.split())
+
+
+@pytest.mark.parametrize("seq_len", [16, 300], ids=["of one write", "of several"])
+@pytest.mark.parametrize("checksum", ["true", "tail", "false"])
+def test_a_mask_that_changed_is_a_problem_and_no_cut_connection(
+    tmp_path: Path, checksum: str, seq_len: int
+) -> None:
+    size = 400_000
+    write_raw(tmp_path / "chat.bin", some_tokens(size, vocabulary=20))
+    mask = tmp_path / "chat.bin.mask.npy"
+    np.save(mask, np.ones(size, bool))
+    asked: dict[str, Any] = {"corpus": "chat", "seq_len": seq_len, "batch_size": 1000, "step": 0}
+    with RunningServer({"chat": tmp_path / "chat.bin"}, tmp_path) as server:
+        with mask.open("r+b") as file:
+            file.truncate(200_000)
+        answer = server.get("/v1/batches", **asked, checksum=checksum, **{"with": "loss_mask"})
+        assert answer.status == 503
+        assert answer.json()["type"] == "corpus-changed"
+        assert server.get("/v1/batches", **asked, checksum=checksum).status == 200
