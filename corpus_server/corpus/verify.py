@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+import numpy as np
 import xxhash
 
 from corpus_server.corpus.corpus import cut_shards, file_opener, open_shards
@@ -33,7 +34,7 @@ from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus.shards import Shard, contents
 from corpus_server.corpus.views import View, open_corpus
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed
+from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed, UnreadableCorpus
 
 _NUM_THREADS: Final = 2  # one waits for the disk while the other hashes
 _BLOCKS_AT_ONCE: Final = 16
@@ -215,6 +216,8 @@ def _hash_block(shard: Shard, start: int) -> Digest:
     try:
         for piece in shard.pieces(start, stop, _PIECE_BYTES):
             digest.update(piece)
+            if shard.dtype == MASK_DTYPE and (most := int(np.frombuffer(piece, np.uint8).max())) > 1:
+                return UnreadableCorpus(f"a loss mask has bytes of 0 and 1, here is {most}")
     except (ReadFailed, CorpusChanged) as error:
         return error
     return digest.hexdigest()

@@ -186,6 +186,12 @@ def test_hashes_are_recorded_and_a_damaged_byte_of_a_mask_is_found(tmp_path: Pat
     assert (found.ok, found.num_shards, found.num_tokens) == (True, 1, 20_000)
     assert found.fingerprint == made.fingerprints["full"]
     content = bytearray(path.read_bytes())
+    content[10_000] = 7
+    path.write_bytes(content)
+    (bad,) = verify(spec(tmp_path)).bad_blocks
+    assert (bad.shard, bad.reason) == ("a.bin.mask.npy", "a loss mask has bytes of 0 and 1, here is 7")
+    with pytest.raises(UnreadableCorpus, match="here is 7"):
+        record(spec(tmp_path))
     content[10_000] = 0
     path.write_bytes(content)
     found = verify(spec(tmp_path))
