@@ -23,7 +23,7 @@ from corpus_server.read.masks import MaskGatherer
 from corpus_server.read.viewed import viewed
 from corpus_server.stores import is_staged
 
-_PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 8_000, 1_500, 128
+_PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 9_000, 1_500, 128
 """Memory of the Python objects of a plan, of each of its stages, and of a shard in a `ShardList`, as
 tracemalloc counts them."""
 

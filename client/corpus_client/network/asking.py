@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import ssl
 from typing import TypeVar
 
 import httpcore  # noqa: F401 - httpx does so when a client is made: 20 ms of the wait for a first batch
@@ -18,6 +19,10 @@ from corpus_client.network.transport import failure
 from corpus_client.observe.telemetry import SentRequest
 
 T = TypeVar("T")
+
+_PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For plain HTTP, which verifies nothing. Without it httpx makes one for each client, in whatever thread. A
+process that is forked meanwhile inherits OpenSSL's locks as they are, and may wait for them for ever."""
 
 
 class HttpClient:
@@ -35,8 +40,7 @@ class HttpClient:
             headers=httpx.Headers(headers, "latin-1"),
             timeout=network.connect_seconds,
             trust_env=False,
-            # Plain HTTP has nothing to verify, and reading certificates takes 25 ms.
-            transport=httpx.HTTPTransport(verify=endpoint.tls or False, uds=endpoint.socket_path),
+            transport=httpx.HTTPTransport(verify=endpoint.tls or _PLAIN, uds=endpoint.socket_path),
         )
 
     def ask(self, question: Question[T]) -> T:

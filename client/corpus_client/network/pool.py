@@ -243,7 +243,8 @@ class Pool:
 
     def _ask(self, endpoint: Endpoint, question: Question[T]) -> T:
         with self.changed:
-            client = self._clients.pop(endpoint, None) or HttpClient(endpoint, self.network)
+            client = self._clients.pop(endpoint, None)
+        client = client or HttpClient(endpoint, self.network)  # without the lock: nothing is awaited under it
         try:
             return client.ask(question)
         finally:

@@ -98,7 +98,7 @@ def described(corpus: str, name: str, num_tokens: int = 1) -> ShardDescription:
 
 
 def plan_of(*shards: ShardDescription) -> BoundPlan:
-    return cast("BoundPlan", SimpleNamespace(shards=shards, dtype="uint8"))
+    return cast("BoundPlan", SimpleNamespace(shards=shards, dtype="uint8", views=()))
 
 
 @pytest.mark.parametrize("name", ["../x", "deep/../../x", "/etc/passwd"])

@@ -93,7 +93,10 @@ class FakePlan:
             raise InvalidParameter("the plan ends")
         return 1
 
-    def pieces(self, step: int, rows: range, *, count: int = 1) -> Pieces:
+    def num_located(self, rows: int, world_size: int) -> int:
+        return rows
+
+    def pieces(self, step: int, rows: range, *, count: int = 1, world_size: int = 1) -> Pieces:
         return np.array([[number, 0, 1] for number in range(step, step + count)]), np.arange(count + 1)
 
     def ask(self, registry: Registry, step: int = 0) -> None:

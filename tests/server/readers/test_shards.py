@@ -84,9 +84,9 @@ def test_what_is_planned_and_located_at_once_is_bounded_in_windows(
     bound, located = bind(catalog, *sizes), list[int]()
     pieces = bound.sampler.pieces
 
-    def locate(step: int, rows: range, *, count: int = 1) -> Pieces:
+    def locate(step: int, rows: range, *, count: int = 1, world_size: int = 1) -> Pieces:
         located.append(len(rows) * count)
-        return pieces(step, rows, count=count)
+        return pieces(step, rows, count=count, world_size=world_size)
 
     monkeypatch.setattr(bound.sampler, "pieces", locate)
     planned, rank = PlannedShards(LIMIT * LIMIT), rank_of(bound, 999)
