@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 from collections.abc import Mapping
 from contextlib import closing
 from json import dumps
@@ -86,6 +87,12 @@ PACKED = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 7\r\n\r\
 )
 def test_a_proxy_may_frame_an_answer_as_it_likes(script: list[Any]) -> None:
     assert ask_of(script, control.get("/")) == {"a": 1}
+
+
+def test_plain_http_makes_no_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is made OpenSSL holds locks, and a DataLoader's worker that is forked then hangs on them."""
+    monkeypatch.setattr(ssl, "SSLContext", None)
+    assert ask(control.get("/"), json={"a": 1}) == {"a": 1}
 
 
 def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
