@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import chain, pairwise, permutations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -99,8 +99,8 @@ class Names:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Describe the names."""
-        name = "|".join(self.known)
-        return {"type": "string", "pattern": f"^({name})(,({name}))*$"}
+        some = (permutations(self.known, count + 1) for count in range(len(self.known)))
+        return {"type": "string", "enum": [",".join(each) for each in chain.from_iterable(some)]}
 
     def _parse(self, value: object) -> str:
         names = value.split(",") if isinstance(value, str) else []
