@@ -24,7 +24,8 @@ def beyond() -> Iterator[tuple[dict[str, Any], str, str]]:
     """Yield a change of the query beyond what a parameter accepts, the parameter, what is accepted."""
     for name, field in BatchesQuery.model_json_schema()["properties"].items():
         schema = field.get("anyOf", [field])[0]
-        if choices := schema.get("enum"):
+        choices = schema.get("enum", ())
+        if choices and name != "with":  # its own message is the case below
             accepted = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
             yield {name: choices[0].title()}, name, accepted
         elif "maximum" in schema:
