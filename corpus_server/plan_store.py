@@ -90,7 +90,8 @@ _EVICT = """
 """Removes the plan not seen for the longest time if there are too many; never the newest, nor a kept one."""
 
 _RUNS_OF_PLAN = """
-    (SELECT group_concat(run, ' ') FROM (SELECT run FROM runs WHERE plan = plans.id ORDER BY seen DESC))
+    (SELECT group_concat(run, ' ')
+        FROM (SELECT its.run FROM runs AS its WHERE its.plan = plans.id ORDER BY its.seen DESC))
 """
 
 _EVICT_OF_OWNER = """
@@ -235,7 +236,7 @@ class PlanStore(Closing):
         """Return at most `limit` plans, those seen last.
 
         Args:
-            run: only plans that a run of this name has posted.
+            run: only plans that a run of this name has posted, by when it did so.
             max_bytes: of the documents that are looked at; the first one is in any case.
             may_read: leaves out plans with a corpus for which it is false.
         """
@@ -248,9 +249,10 @@ class PlanStore(Closing):
             if run is not None and not has_runs:
                 return []
             names = _RUNS_OF_PLAN if has_runs else "''"
-            wanted = "" if run is None else "WHERE id IN (SELECT plan FROM runs WHERE run = ?)"
+            source = "plans" if run is None else "plans JOIN runs ON plan = id AND run = ?"
+            seen = "plans.seen" if run is None else "runs.seen"
             for row in connection.execute(
-                f"SELECT id, document, seen, {names} FROM plans {wanted} ORDER BY seen DESC, id LIMIT ?",
+                f"SELECT id, document, {seen}, {names} FROM {source} ORDER BY {seen} DESC, id LIMIT ?",
                 (*(() if run is None else (run,)), limit if may_read is None else -1),
             ):
                 num_bytes += len(row[1])
