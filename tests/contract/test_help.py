@@ -40,4 +40,5 @@ def test_the_example_is_taken(
     assert "<bool>" not in shown
     found = re.search(rf"Example: ({' '.join(words)} .*?) *$", shown, re.MULTILINE)
     assert found is not None
-    command.make_context(words[-1], shlex.split(found[1])[len(words) :])  # refuses what it does not know
+    # Refuses what it does not know.
+    command.make_context(words[-1], shlex.split(found[1])[len(words) :]).close()

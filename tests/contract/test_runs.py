@@ -1,4 +1,4 @@
-"""A run's name and the step that it trained reach the page, the plans, the metrics and the log, and decide nothing."""
+"""A run's name and the step that it trained reach page, plans, metrics and log, and decide nothing."""
 
 from __future__ import annotations
 

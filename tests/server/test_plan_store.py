@@ -346,7 +346,7 @@ def test_the_runs_that_posted_a_plan_are_listed_last_seen_first(
     monkeypatch.setattr(plan_store, "time", SimpleNamespace(time=lambda: now))
     with PlanStore(tmp_path, max_plans=2) as store, PlanStore(tmp_path, read_only=True) as reading:
         for run in ("a", "", "b", "a", "c", "a"):
-            now += 20.0  # within a minute a plan is not written again, but a new run of it is
+            now += 40.0  # within a minute a plan is not written again, but a new run of it is
             store.add(bound(1), run=run)
         store.add(bound(2), run="b")
         assert [each.runs for each in reading.listed(9)] == [("b",), ("a", "c")]

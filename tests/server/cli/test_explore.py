@@ -96,7 +96,7 @@ def test_statistics_are_drawn(corpus: Path) -> None:
         (("explore", "{url}", "--run", "a"), "--plan and --run need --step"),
         (
             ("explore", "{corpus}", "--plan", "0" * 64, "--step", "1"),
-            "need a server; spell the plan for files",
+            "need a server; spell the plan",
         ),
     ],
 )

@@ -122,11 +122,11 @@ def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_pat
         (["show", "xyz", "--state-dir", state], "id must be up to 64 of the digits"),
         (
             ["list", "--state-dir", tmp_path / "none"],
-            "holds no plans that can be read; give the URL of a server, or",
+            "holds no plans that can be read; give the URL of a server",
         ),
         (
             ["list", "127.0.0.1:9"],
-            "no answer from http://127.0.0.1:9: [Errno 111] Connection refused (is the",
+            "http://127.0.0.1:9: [Errno 111] Connection refused (is the",
         ),
         (["list", "http://[", "--state-dir", state], "state_dir must be left out with a server's URL"),
         (["list", "http://["], "no answer from http://["),
