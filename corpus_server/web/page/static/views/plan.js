@@ -73,6 +73,8 @@ fill($("#facts"), `/v1/plans/${id}`, (answer) => {
       stage.first_step === null ? "skipped" : number(stage.first_step), stage.global_batch_size,
       ...names.map((name) => share(stage, name)),
       Object.values(stage.excluded_windows).reduce((sum, each) => sum + each, 0)])));
+  $("#sources").replaceChildren(table(["source", "rows", "fill", "steps per epoch"], names.map((name) => [h("a", { href: corpusAddress(name) }, name),
+    answer.sources[name].num_windows, answer.sources[name].fill === undefined ? "whole" : `${(100 * answer.sources[name].fill).toFixed(2)} %`, answer.sources[name].steps_per_epoch ?? "no epochs"])));
   $("#epochs").replaceChildren(epochs(answer, names, stop));
   const text = JSON.stringify(answer.plan, null, 2);
   $("#document").replaceChildren(code("JSON", text),
@@ -84,6 +86,5 @@ fill($("#facts"), `/v1/plans/${id}`, (answer) => {
     ["rows", answer.plan.rows === undefined ? "windows" : Object.keys(answer.plan.rows)[0]],
     ["dtype", answer.dtype], ["shards", answer.shards.length],
     ["skipped steps", answer.plan.skip_steps.reduce((sum, [start, end]) => sum + end - start, 0)],
-  ]), table(["source", "rows", "fill", "steps per epoch"], names.map((name) => [h("a", { href: corpusAddress(name) }, name),
-    answer.sources[name].num_windows, answer.sources[name].fill === undefined ? "whole" : `${(100 * answer.sources[name].fill).toFixed(2)} %`, answer.sources[name].steps_per_epoch ?? "no epochs"]))];
+  ])];
 }, true);
