@@ -53,9 +53,9 @@ function share(rank) {
     bar.style.width = `${value * 100}%`;
     return bar;
   };
-  const percent = (value) => `${Math.round(value * 100)} %`;
+  const percent = (value) => `${Math.round(value * 100)}\u00a0%`;
   return h("span", { class: "share" }, h("span", { class: "bar", "aria-hidden": "true" }, part("waiting", rank.waiting_share), part("sending", Math.min(rank.sending_share, 1 - rank.waiting_share))),
-    `${percent(rank.waiting_share)} waiting, ${percent(rank.sending_share)} sending`);
+    `${percent(rank.waiting_share)}\u00a0waiting, ${percent(rank.sending_share)}\u00a0sending`);
 }
 
 const opened = new Map();  // what the reader has folded, or unfolded
