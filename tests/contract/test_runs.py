@@ -54,16 +54,16 @@ def test_what_a_run_trained_is_told_from_what_it_asked_for(
         assert {line.get("run") for line in lines if line.get("route") == "/v1/batches"} == {RUN, None}
 
 
-@pytest.mark.parametrize("name", ["a", "a" * 64, "a" * 65, "a b", "\xe4", "", "a, a"])
-def test_a_name_decides_nothing(corpora: dict[str, ServedCorpus], server: RunningServer, name: str) -> None:
-    query = {"corpus": "web", "seq_len": 16, "batch_size": 8, "step": 3}
-    plain = server.get("/v1/batches", **query)
-    named = server.get("/v1/batches", **query, headers={"Corpus-Run": name, "Corpus-Trained-Step": name})
-    assert (named.status, named.body) == (200, plain.body)
-    differs = {"Date", "Server-Timing"}
-    assert {k: v for k, v in named.headers.items() if k not in differs} == {
-        k: v for k, v in plain.headers.items() if k not in differs
-    }
+@pytest.mark.parametrize("name", ["a" * 64, "a" * 65, "a, a"])
+def test_a_name_decides_nothing(server: RunningServer, name: str) -> None:
+    """One that is not well formed counts as none."""
+
+    def answer(**headers: str) -> tuple[int, bytes, dict[str, str]]:
+        found = server.get("/v1/batches", corpus="web", seq_len=16, batch_size=8, step=3, headers=headers)
+        said = {name.lower(): value for name, value in found.headers.items()}
+        return found.status, found.body, {**said, "date": "", "server-timing": ""}
+
+    assert answer() == answer(**{"Corpus-Run": name, "Corpus-Trained-Step": name})
 
 
 @pytest.mark.parametrize("kind", [CorpusLoader, ArrayLoader])
@@ -78,10 +78,11 @@ def test_requests_say_the_last_step_that_was_yielded(kind: Any) -> None:
                 last = next(loader).step
             said = [each.get("Corpus-Trained-Step") for each in server.array_headers]
             assert {each["Corpus-Run"] for each in server.headers} == {RUN}
-            server.array_headers.clear()
-            loader.seek(5)
+            loader.seek(100_000)
             next(loader)
-            assert server.array_headers[0].get("Corpus-Trained-Step") is None
+            asked = zip(server.paths, server.array_headers, strict=False)
+            (sought,) = [each for path, each in asked if "step=100000&" in path]
+            assert "Corpus-Trained-Step" not in sought
         assert said[0] is None
         steps = [int(step) for step in said if step is not None]
         assert steps == sorted(steps)
