@@ -261,7 +261,10 @@ class PlanStore(Closing):
                 found.append(row)
             return found
 
-        plans = (StoredPlan(*its, tuple((runs or "").split())) for *its, runs in self._run(read))
+        plans = (
+            StoredPlan(plan_id, document, seen, tuple((runs or "").split()))
+            for plan_id, document, seen, runs in self._run(read)
+        )
         allowed = (each for each in plans if may_read is None or all(map(may_read, each.sources)))
         return list(islice(allowed, limit))
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -24,6 +24,8 @@ from typer.core import TyperCommand, TyperGroup
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.progress import Progress as Report
 from corpus_server.corpus_spec import OPTIONS, CorpusSpec
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 DAMAGED = 1
 MISTAKE = 2
@@ -66,7 +68,7 @@ class App(typer.Typer):
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, no_args_is_help=True, **options)
 
-    def command(self, *arguments: Any, **options: Any) -> Any:
+    def command(self, *arguments: Any, **options: Any) -> Callable[[F], F]:
         """Register a command."""
         return super().command(*arguments, cls=_Command, **options)
 

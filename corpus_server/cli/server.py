@@ -81,7 +81,7 @@ class Server(Asked):
         query = {"limit": min(limit, _MAX_PLANS)} | ({} if run is None else {"run": run})
         return [
             (Plan.from_json(each["plan"]), each["seen_unix_seconds"], tuple(each["runs"]))
-            for each in self.ask("/v1/plans", **query)["plans"]
+            for each in self.ask("/v1/plans", None, **query)["plans"]
         ]
 
     def find(self, prefix: str) -> Plan:

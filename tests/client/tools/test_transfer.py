@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from corpus_client.__main__ import make_app
+from corpus_client.tools.app import app
 from corpus_client.tools import transfer
 from corpus_client.tools.timing import (
     LEAST_REPEATS,
@@ -26,7 +26,7 @@ from corpus_client.tools.timing import (
 )
 from corpus_client.tools.transfer import KINDS, host_memory
 
-run = partial(CliRunner().invoke, make_app(), env={"COLUMNS": "500"})
+run = partial(CliRunner().invoke, app, env={"COLUMNS": "500"})
 CPU = torch.device("cpu")
 SIZE = 8200
 TINY = ["transfer", "--device", "cpu", "--sizes", "4KiB,64KiB", "--repeats", "3"]
