@@ -13,9 +13,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from corpus_client.tools.app import app
 from corpus_client.staging.ring import find_device
 from corpus_client.tools import checks
+from corpus_client.tools.app import app
 from corpus_client.tools.timing import Clock
 from corpus_client.tools.transfer import KINDS, host_memory
 from scripts.gpu_lib import full_slots, overlap

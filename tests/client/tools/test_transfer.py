@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from corpus_client.tools.app import app
 from corpus_client.tools import transfer
+from corpus_client.tools.app import app
 from corpus_client.tools.timing import (
     LEAST_REPEATS,
     WARM_UPS,
