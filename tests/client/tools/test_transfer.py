@@ -82,9 +82,9 @@ def test_copies_to_a_device_are_measured_and_shown(monkeypatch: pytest.MonkeyPat
         (["--sizes", "32GiB", "--device", "cpu"], "no more than a quarter of the memory that is free"),
     ],
 )
-def test_errors_are_one_line_and_exit_code_1(arguments: list[str], message: str) -> None:
+def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
     done = run(["transfer", *arguments])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
 
