@@ -454,9 +454,15 @@ def _note(
     """
     if request.method == "HEAD":
         return None
-    part = {"rank": query.rank, "world_size": query.world_size}
-    steps = range(query.step, query.step + query.count)
-    return service.readers.note(bound, steps, reads_tokens=reads_tokens, **part)
+    return service.readers.note(
+        bound,
+        range(query.step, query.step + query.count),
+        rank=query.rank,
+        world_size=query.world_size,
+        reads_tokens=reads_tokens,
+        run=request.run,
+        trained_step=request.trained_step,
+    )
 
 
 def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> Slices[None]:

@@ -62,7 +62,7 @@ def overlap(
     def measured() -> report.Report:
         if (url is None) != (corpus is None):
             raise errors.InvalidArgument(f"a URL and --corpus go together, got {url!r} and {corpus!r}")
-        place, network = find_device(device), report.read_network(header, token_file)
+        place, network = find_device(device), report.read_network("bench", header, token_file)
         rows = max(1, parse_size(batch) // (2 * (seq_len + 1)))
         open_loader = partial(
             report.open_loader,

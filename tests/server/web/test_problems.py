@@ -42,7 +42,7 @@ def beyond() -> Iterator[tuple[dict[str, Any], str, str]]:
         ({"world_size": 5}, "world_size", "one of 1, 2, 3, 4, 6, 12"),
         ({"world_size": 3, "rank": 3}, "rank", "[0, 3)"),
         ({"step": 2**40, "count": 2}, "step", f"[0, {2**40 - 1}]"),
-        ({"plan": "xyz"}, "plan", "^[0-9a-f]{64}$"),
+        ({"plan": "xyz"}, "plan", "the 64 digits (0-9, a-f) of a plan's id"),
         *(({"with": names}, "with", BESIDE) for names in ("", "tokens", "sources,", "sources,sources")),
         ({"with": "sources", "format": "npy"}, "with", "nothing with this format"),
         ({"with": "sources", "format": "text"}, "with", "nothing with this format"),
