@@ -108,3 +108,20 @@ def bisect(
         high[open_[~below]] = middle[~below]
         open_ = open_[low[open_] < high[open_]]
     return low
+
+
+def at_or_below(ascending: NDArray[Any], numbers: NDArray[Any]) -> Int64Array:
+    """Return the place of the last one that is not above each number."""
+    # In order, less of a large array has to come from memory: 0.6 of the time. Of the array's type, because
+    # NumPy would convert the whole array to that of the numbers.
+    order = numbers.argsort()
+    found = np.empty(order.shape, dtype=np.int64)
+    found[order] = ascending.searchsorted(numbers[order].astype(ascending.dtype), side="right") - 1
+    return found
+
+
+def expanded(first: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the numbers [first[k], first[k] + counts[k]) of every k, and the k of each."""
+    which = np.repeat(np.arange(first.size), counts)
+    before = counts.cumsum() - counts
+    return which, np.arange(which.size) - (before - first)[which]
