@@ -2,9 +2,9 @@
 
 Lengths are lognormal (median 400, mean 1,000, as web pages have) or those of the quick start's corpus, the
 sources of Python. A row *begins* with a document if its first token is the document's first. Neighbours in a
-row *meet again* if the next epoch has them in one row, too. Times are CPU times, but those of a build by copies,
-which share the blocks as in a server, are times of a clock. `--only 1e8` packs 10^8 documents, which takes 8 GiB
-and some minutes.
+row *meet again* if the next epoch has them in one row, too. Times are CPU times, but those of a build by
+copies, which share the blocks as in a server, are times of a clock. `--only 1e8` packs 10^8 documents, which
+takes 8 GiB and some minutes.
 """
 
 from __future__ import annotations
