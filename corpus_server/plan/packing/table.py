@@ -63,11 +63,11 @@ class Table(NamedTuple):
     class_first: NDArray[np.uint64]
     tail_low: NDArray[np.uint16 | np.uint32]
     tail_first: NarrowArray
-    tail_splits: NDArray[np.uint32]
+    tail_splits: NDArray[np.uint16 | np.uint32]
     pattern_row: NDArray[np.uint64]
     slot_low: NDArray[np.uint16 | np.uint32]
     pattern_entry: NarrowArray
-    slot_splits: NDArray[np.uint32]
+    slot_splits: NDArray[np.uint16 | np.uint32]
 
 
 class _Block(NamedTuple):

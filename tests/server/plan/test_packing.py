@@ -215,6 +215,7 @@ def test_an_epoch_deals_the_pieces_of_a_class_anew() -> None:
     [
         pytest.param(NUM_PIECES * 5 // 8, 400, 1024, 2**18, id="web"),
         pytest.param(1_100_000, 4, 16, 2**24, id="a block of more than 2^20 documents"),
+        pytest.param(270_000, 4, 3, 2**18, id="classes of more than 2^16 documents"),
         pytest.param(3000, 60_000, 2048, 1000, id="books"),
         pytest.param(40_000, 400, 2**17, 2**14, id="hundreds of documents in a row"),
     ],
