@@ -215,7 +215,6 @@ def test_an_epoch_deals_the_pieces_of_a_class_anew() -> None:
     [
         pytest.param(NUM_PIECES * 5 // 8, 400, 1024, 2**18, id="web"),
         pytest.param(1_100_000, 4, 16, 2**24, id="a block of more than 2^20 documents"),
-        pytest.param(270_000, 4, 3, 2**18, id="classes of more than 2^16 documents"),
         pytest.param(3000, 60_000, 2048, 1000, id="books"),
         pytest.param(40_000, 400, 2**17, 2**14, id="hundreds of documents in a row"),
     ],
@@ -245,6 +244,13 @@ def test_millions_of_pieces(num_documents: int, median: int, seq_len: int, block
     rows = np.repeat(np.arange(packing.num_rows), np.diff(borders))
     assert (packing.rows_of(slots[some]) == rows[some]).all()
     assert (packing.touching(begins[some] + 1, begins[some] + 2) == np.unique(pieces[some])).all()
+
+
+def test_a_class_of_more_than_2_16_documents() -> None:
+    packing = Source([[3] * 140_000], 0, 7, 2**18).packing()
+    starts, _ = packing.tokens(everything(packing))
+    assert starts.tolist() == list(range(0, 420_000, 3))
+    assert packing.table.tail_splits.dtype == np.uint32
 
 
 def test_a_document_of_more_than_2_32_tokens() -> None:
