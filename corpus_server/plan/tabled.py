@@ -23,14 +23,14 @@ class Job(NamedTuple):
         table: the NamedTuple of its arrays.
         decides: what the table follows from, as JSON.
         size: documents and rows that building goes through, by which its time is bounded.
-        build: builds it; can be pickled.
+        build: builds it; can be pickled. Takes as `run` a `map` whose calls may run in other processes.
         ends: corpora whose documents must end with end-of-text, by which rows are masked.
     """
 
     table: type[Any]
     decides: Mapping[str, Any]
     size: int
-    build: Callable[[], Table]
+    build: Callable[..., Table]
     ends: tuple[str, ...] = ()
 
 

@@ -30,13 +30,13 @@ from corpus_server.errors import FingerprintMismatch, Overloaded
 from corpus_server.plan import Plan
 from corpus_server.plan.streams import Sequences
 from corpus_server.plan.tabled import Job, Table
-from corpus_server.read.apart import run_apart
+from corpus_server.read.apart import map_in_copies, run_apart
 from corpus_server.read.ends import check_ends
 
 MAX_BYTES: Final = 16 * 2**30
 """Of all tables in a folder; those that were not used for the longest time make room."""
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 """Of the files; another one gets other keys, so that no process reads what it does not know."""
 
 _MANIFEST: Final = "table.json"
@@ -186,7 +186,7 @@ def _checked(job: Job, corpora: Mapping[str, Corpus]) -> Job:
 
 
 def _build_here(folder: Path, job: Job) -> None:
-    _write(folder, job, job.build())
+    _write(folder, job, job.build(run=map_in_copies))
 
 
 def _write(folder: Path, job: Job, table: Table) -> None:

@@ -12,7 +12,7 @@ length comes to which place is a keyed permutation of the epoch. The unused end 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -97,14 +97,14 @@ class Packed(Rows):
     ) -> Pieces:
         packing, first = self._packings[source], self._first_piece[source]
         slots, borders = packing.slots(rows - self.first_row[source], epochs)
-        epochs = np.repeat(epochs, np.diff(borders))
-        numbers = packing.pieces_at(slots, epochs)
+        epochs, classes = np.repeat(epochs, np.diff(borders)), packing.classes(slots)
+        numbers = packing.pieces_at(slots, epochs, classes)
         empty = None
         if exclusion is not None:
             numbers = exclusion.substitute(numbers + first, epochs)
             empty = exclusion.units.contains(numbers)
             numbers -= first
-        starts, counts = packing.tokens(numbers)
+        starts, counts = packing.tokens(numbers, classes)
         tokens = starts.astype(np.uint64) + self._windows.first_token[source]
         shards = self._windows.shard_token.searchsorted(tokens, side="right") - 1
         within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
@@ -306,10 +306,9 @@ class DocumentRows(Layout):
         ]
 
 
-def _build(lengths: Lengths, shape: Mapping[str, int]) -> Table:
+def _build(lengths: Lengths, shape: Mapping[str, int], run: Callable[..., Iterable[Any]] = map) -> Table:
     starts, counts = lengths.sequences()
-    ends = np.array(lengths.shard_ends, dtype=np.int64)
-    return build(starts, counts, ends, seq_len=shape["seq_len"], block_documents=shape["block_documents"])
+    return build(starts, counts, np.array(lengths.shard_ends, dtype=np.int64), run=run, **shape)
 
 
 def _bounds(counts: NDArray[Any]) -> UInt64Array:

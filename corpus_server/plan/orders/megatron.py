@@ -12,7 +12,7 @@ for a plan. A row has no one place in the corpus.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -29,7 +29,7 @@ from corpus_server.plan.mixture import quantise
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
 from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, check_number
 from corpus_server.plan.stage import Stage
-from corpus_server.plan.streams import Sequences, draw, extent, join, part_of
+from corpus_server.plan.streams import Drawn, Sequences, draw, extent, join, part_of
 from corpus_server.plan.tabled import Job, Lengths
 
 MAX_NUM_SAMPLES: Final = 2**31
@@ -268,15 +268,24 @@ class MegatronOrder(Order):
         size = self.check_size(sequences, seq_len=seq_len)
         return [Job(Table, decides, size, partial(self.build, sequences, seq_len=seq_len, seed=seed))]
 
-    def build(self, sequences: Mapping[str, Sequences], *, seq_len: int, seed: int) -> Table:
+    def build(
+        self,
+        sequences: Mapping[str, Sequences],
+        *,
+        seq_len: int,
+        seed: int,
+        run: Callable[..., Iterable[Drawn]] = map,
+    ) -> Table:
         """Build the table of a plan.
 
         Args:
             sequences: of each source, which `check_size` has allowed, in the plan's order; their first tokens
                 are counted over all sources of the plan.
+            run: shuffles the sources: `map`, or what calls in other processes.
         """
         parts, wanted = self._parts(sequences), self._wanted()
-        streams = join([draw(parts[name], wanted[name], seq_len, seed) for name in sequences])
+        shuffle = partial(draw, seq_len=seq_len, seed=seed)
+        streams = join([*run(shuffle, map(parts.get, sequences), map(wanted.get, sequences))])
         proportions = _normalised(self.weights or [1.0])
         if self.weights is not None:
             proportions = _normalised(proportions)  # twice, as Megatron does: a last bit may differ

@@ -50,7 +50,6 @@ class Table(NamedTuple):
         pattern_row: `(P + 1,) uint64`, first row of each pattern; then all rows.
         slot_low, pattern_entry, slot_splits: `Lists` by pattern of its entries: the slots of the first row,
             relative to the block's first slot. The following rows have the following slots.
-        class_low, class_entry, class_splits: `Lists` by class of the entries, relative to the block's first.
     """
 
     block_document: Int64Array
@@ -64,14 +63,11 @@ class Table(NamedTuple):
     class_first: NDArray[np.uint64]
     tail_low: NDArray[np.uint16 | np.uint32]
     tail_first: NarrowArray
-    tail_splits: NDArray[np.uint32]
+    tail_splits: NDArray[np.uint16 | np.uint32]
     pattern_row: NDArray[np.uint64]
     slot_low: NDArray[np.uint16 | np.uint32]
     pattern_entry: NarrowArray
-    slot_splits: NDArray[np.uint32]
-    class_low: NDArray[np.uint16 | np.uint32]
-    class_entry: NarrowArray
-    class_splits: NDArray[np.uint32]
+    slot_splits: NDArray[np.uint16 | np.uint32]
 
 
 class _Block(NamedTuple):
@@ -84,7 +80,6 @@ class _Block(NamedTuple):
     tails: Lists
     pattern_rows: Int64Array
     slots: Lists
-    entries: Lists
 
 
 def build(
@@ -105,7 +100,7 @@ def build(
         shard_ends: `(shards,)`, tokens of the source up to the end of each shard.
         seq_len: predictions of a row.
         block_documents: documents of a block; the last one of a shard may have fewer.
-        run: packs the blocks: `map`, or that of an executor.
+        run: packs the blocks: `map`, or what calls in other processes.
     """
     first = block_starts(starts, shard_ends, block_documents)
     parts = [slice(*pair) for pair in pairwise(first.tolist())]
@@ -114,7 +109,6 @@ def build(
     packed = run(pack, [starts[part] for part in parts], [lengths[part] for part in parts])
     blocks = [pack(none, none), *packed]
     tails = Lists.join([each.tails for each in blocks])
-    entries = Lists.join([each.entries for each in blocks])
     slots = Lists.join([each.slots for each in blocks])
     longest = np.concatenate([each.class_tokens for each in blocks]) - 1
     end = starts[-1:] + lengths[-1:]
@@ -135,9 +129,6 @@ def build(
         slot_low=slots.low,
         pattern_entry=slots.first,
         slot_splits=slots.splits,
-        class_low=entries.low,
-        class_entry=entries.first,
-        class_splits=entries.splits,
     )
 
 
@@ -195,7 +186,6 @@ def _pack(starts: Int64Array, lengths: Int64Array, *, seq_len: int, bound: int) 
         tails=tails,
         pattern_rows=rows,
         slots=Lists.of(slots, np.arange(rows.size).repeat(sizes), rows.size, bound + 1),
-        entries=Lists.of(np.arange(numbers.size), numbers, len(classes), bound + 1),
     )
 
 

@@ -297,5 +297,5 @@ def _offsets(sampler: Sampler, source: int, ranges: Ranges, rows: Pieces) -> NDA
     at = stops.searchsorted(begins, side="right")
     start = np.append(starts, np.iinfo(np.int64).max)[at]
     places = before - np.repeat(before[borders[:-1]], np.diff(borders)) + np.maximum(0, start - begins)
-    places[start >= begins + counts] = np.iinfo(np.int64).max
+    places[(start >= begins + counts) | (counts == 0)] = np.iinfo(np.int64).max
     return np.minimum.reduceat(places, borders[:-1]) if places.size else places

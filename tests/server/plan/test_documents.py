@@ -173,6 +173,14 @@ def test_a_piece_that_stands_in_for_many_is_found_in_all_their_rows() -> None:
     assert [case.rows_of(step) for step in range(15)] == [[[(0, 0, 4)] * 2]] * 15
 
 
+def test_a_place_that_is_left_empty_is_not_where_a_look_up_points() -> None:
+    stage = {"global_batch_size": 1, "mixture": {"a": 1}, "exclude": {"a": [[5, 9]]}}
+    rows = {"documents": {"block_documents": 2}}
+    case = PackedCase({"seq_len": 12, "seed": 0, "rows": rows, "stages": [stage]}, {"a": ((5, 4),)})
+    found = finish(look_up_slices(case.sampler, "a", 2, 9, epochs=8)).rows
+    assert [(each.epoch, each.offset) for each in found] == [(epoch, 2) for epoch in range(8)]
+
+
 @settings(deadline=None, max_examples=30)
 @given(packed_plans(), packed_plans())
 def test_the_first_step_that_differs_is_found(case: PackedCase, other: PackedCase) -> None:

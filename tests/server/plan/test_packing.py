@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
@@ -16,6 +17,7 @@ from corpus_server.plan.packing import Packing, build
 from corpus_server.plan.packing.spread import LEAST_PIECES, Class, merge, spread
 from corpus_server.plan.permutation import stream_key
 
+NUM_PIECES = int(os.environ.get("CORPUS_PACKED_PIECES", 2_000_000))
 EPOCHS = (0, 1, 2, 2**40)
 
 
@@ -211,7 +213,7 @@ def test_an_epoch_deals_the_pieces_of_a_class_anew() -> None:
 @pytest.mark.parametrize(
     ("num_documents", "median", "seq_len", "block_documents"),
     [
-        pytest.param(1_250_000, 400, 1024, 2**18, id="web"),
+        pytest.param(NUM_PIECES * 5 // 8, 400, 1024, 2**18, id="web"),
         pytest.param(1_100_000, 4, 16, 2**24, id="a block of more than 2^20 documents"),
         pytest.param(3000, 60_000, 2048, 1000, id="books"),
         pytest.param(40_000, 400, 2**17, 2**14, id="hundreds of documents in a row"),
@@ -242,6 +244,13 @@ def test_millions_of_pieces(num_documents: int, median: int, seq_len: int, block
     rows = np.repeat(np.arange(packing.num_rows), np.diff(borders))
     assert (packing.rows_of(slots[some]) == rows[some]).all()
     assert (packing.touching(begins[some] + 1, begins[some] + 2) == np.unique(pieces[some])).all()
+
+
+def test_a_class_of_more_than_2_16_documents() -> None:
+    packing = Source([[3] * 140_000], 0, 7, 2**18).packing()
+    starts, _ = packing.tokens(everything(packing))
+    assert starts.tolist() == list(range(0, 420_000, 3))
+    assert packing.table.tail_splits.dtype == np.uint32
 
 
 def test_a_document_of_more_than_2_32_tokens() -> None:

@@ -5,13 +5,18 @@ That a damaged table is built again is tested over HTTP, in `web/test_documents`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from corpus_server.catalog import Catalog
@@ -20,9 +25,11 @@ from corpus_server.errors import InvalidPlan, Overloaded, ReadFailed
 from corpus_server.plan import Plan
 from corpus_server.plan.tabled import Job
 from corpus_server.read import tables
+from corpus_server.read.apart import map_in_copies
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
 from tests.corpora import spec, write_megatron
+from tests.serving import environment
 
 
 @pytest.fixture
@@ -67,6 +74,12 @@ def test_a_table_is_for_lengths_seq_len_and_block_alone(
     assert len(list((tmp_path / "tables").iterdir())) == number
 
 
+def assert_same_rows(*bound: BoundPlan) -> None:
+    rows = (each.pieces(0, range(4), count=100) for each in bound)
+    for one, other in zip(*rows, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def die_half_way(folder: Path, job: Job) -> None:
     """Stands for a process that is killed while it writes a table."""
     tables._write(folder, job, job.build())
@@ -86,10 +99,65 @@ def test_of_a_build_that_is_killed_nothing_is_left(
     assert list(folder.iterdir()) == []
     apart = bind(catalog, folder, plan())
     monkeypatch.undo()
-    here = bind(catalog, tmp_path / "other", plan())
-    steps = range(4), 100
-    for one, other in zip(*(each.pieces(0, steps[0], count=steps[1]) for each in (apart, here)), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same_rows(apart, bind(catalog, tmp_path / "other", plan()))
+
+
+def share_for_ever(folder: Path, job: Job) -> None:
+    """Stands for a process whose copies pack blocks."""
+    map_in_copies(time.sleep, [1000, 1000])
+
+
+def write_for_ever(folder: Path, job: Job) -> None:
+    """Stands for a process that has written most of a table."""
+    tables._write(folder, job, job.build(run=map_in_copies))
+    time.sleep(1000)
+
+
+def ask(corpus: str, folder: str, build: Callable[[Path, Job], None]) -> None:
+    tables._MOST_IN_PROCESS, tables._build_here = 0, build
+    with Catalog.open([spec(Path(corpus), "a", eot=0)]) as opened:
+        bind(opened, Path(folder), plan())
+
+
+@pytest.mark.parametrize("victim", ["who asks", "who builds"])
+@pytest.mark.parametrize("doing", [share_for_ever, write_for_ever])
+def test_killing_who_builds_leaves_no_process_and_nothing_half_written(
+    catalog: Catalog,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    victim: str,
+    doing: Callable[[Path, Job], None],
+) -> None:
+    folder, marked = tmp_path / "tables", environment(ASKED_FOR=str(tmp_path))
+    module, name = doing.__module__, doing.__name__
+    code = f"import {module} as of; of.ask({str(tmp_path / 'a.bin')!r}, {str(folder)!r}, of.{name})"
+
+    def until(reached: Callable[[], object]) -> None:
+        for _ in range(3000):
+            if reached():
+                return
+            time.sleep(0.01)
+        raise TimeoutError
+
+    def is_alive(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):
+            return (
+                process.environ().get("ASKED_FOR") == str(tmp_path)
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
+        return False
+
+    with psutil.Popen([sys.executable, "-c", code], env=marked, stderr=subprocess.DEVNULL) as asking:
+        until(asking.children)
+        (building,) = asking.children()
+        until(building.children if doing is share_for_ever else lambda: any(folder.glob(".*/table.json")))
+        (asking if victim == "who asks" else building).kill()
+        assert asking.wait(30) != 0
+    until(lambda: not any(map(is_alive, psutil.process_iter())))
+    found, expected = (bind(catalog, each, plan()) for each in (folder, tmp_path / "other"))
+    assert len(list(folder.iterdir())) == 1  # what was left is taken over
+    assert_same_rows(found, expected)
+    assert "damaged" not in caplog.text
 
 
 def test_who_comes_while_another_process_builds_is_told_to_come_again(
