@@ -171,7 +171,7 @@ def test_something_else_on_that_port(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("data:8000",), "error: url must be http://host:port"),
+        (("ftp://data:8000",), "error: url must be http://host:port"),
         (
             ("http://127.0.0.1:1", "--world-size", "3"),
             "error: world_size must divide batch_size, got 3 and 8",

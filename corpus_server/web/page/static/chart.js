@@ -37,8 +37,10 @@ export function chart({ x, series, xLabel, xSteps = null, logX = false, logY = f
       paths: bars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
       points: { show: false, filter: marks.length ? () => marks : alone, size: marks.length ? 9 : 5, fill: colour(n) },
       // A chart of what goes on shows its last value where no pointer chooses one.
-      value: (plot, v, k, at) => ((shown) => (shown === null || shown === undefined ? "" : number(shown)))(
-        at === null && !xLabel ? plot.data[k].findLast((each) => each !== null) : v),
+      value: (plot, v, k, at) => {
+        const shown = at === null && !xLabel ? plot.data[k].findLast((each) => each !== null) : v;
+        return shown === null || shown === undefined ? "" : number(shown);
+      },
     }))],
     hooks: onClick ? { ready: [(plot) => plot.over.addEventListener("click", () => {
       if (plot.cursor.idx !== null) onClick(plot.data[0][plot.cursor.idx]);
