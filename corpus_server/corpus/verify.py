@@ -29,6 +29,7 @@ from corpus_server.corpus.fingerprints import (
 )
 from corpus_server.corpus.formats.masks import MASK_DTYPE
 from corpus_server.corpus.formats.registry import mask_names
+from corpus_server.corpus.metadata.files import find_problem, metadata_files, record_digests
 from corpus_server.corpus.progress import ByteCounter, Progress
 from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus.shards import Shard, contents
@@ -100,7 +101,7 @@ class Verification:
 
 
 def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
-    """Hash a corpus, of a view its corpus, as it is now and publish its sidecar atomically.
+    """Hash a corpus, of a view its corpus, and its metadata as they are now; publish each sidecar atomically.
 
     Publishes nothing if a shard was written to meanwhile, or if the disk did not deliver.
     """
@@ -116,6 +117,8 @@ def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
         recorded = RecordedHashes(sampled=sampled_fingerprint(content), shards=hashes)
         for each in content:
             each.file.check_unchanged()
+    if files := metadata_files(spec):
+        record_digests(files[0].parent)
     return Recorded(
         sidecar=save_sidecar(spec, recorded),
         fingerprints={"sampled": recorded.sampled, "full": recorded.full},
@@ -172,6 +175,11 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
             else:
                 found.add_problem(None, "the sidecar's sampled fingerprint is wrong")
         found.num_tokens = sum(shard.num_tokens for shard in shards)
+    if files := metadata_files(spec):
+        try:
+            found.add_problem(None, find_problem(files))
+        except UnreadableCorpus as error:
+            found.add_problem(None, error.detail)
     return found
 
 
