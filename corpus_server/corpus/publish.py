@@ -67,8 +67,7 @@ def publishing_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
             for folder, _, _ in os.walk(temporary):
                 sync_folder(Path(folder))
             if replace and path.exists():
-                _exchange(temporary, path)
-                shutil.rmtree(temporary, ignore_errors=True)
+                _replace(temporary, path)
             else:
                 temporary.rename(path)
         except BaseException:
@@ -79,12 +78,18 @@ def publishing_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
-def _exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two folders, so that there is one under either name at any time."""
-    first, second = os.fsencode(one), os.fsencode(other)
+def _replace(temporary: Path, path: Path) -> None:
+    """Give a folder the name of another one, and remove that."""
+    first, second = os.fsencode(temporary), os.fsencode(path)
     if ctypes.CDLL(None, use_errno=True).renameat2(_AT_FDCWD, first, _AT_FDCWD, second, _RENAME_EXCHANGE):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(other))
+        # Network file systems cannot exchange names: for a moment there is no folder of this name.
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        temporary.rename(path)
+        shutil.rmtree(old)
+    else:
+        shutil.rmtree(temporary)
 
 
 def sync_folder(path: Path) -> None:

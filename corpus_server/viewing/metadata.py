@@ -142,7 +142,7 @@ class Metadata(Closing):
         return np.array(numbers, dtype=np.int64)
 
     def in_order(self, key: str) -> Iterator[Any]:
-        """Yield the rows of the table beside the metadata in the order of the documents, as record batches.
+        """Yield the rows of the table beside the metadata in the order of the documents, as tables.
 
         Each document names its row by the value of a column that both tables have.
 
@@ -170,7 +170,8 @@ class Metadata(Closing):
                 if count:
                     raise _wrong("key", f"{count:,} {what}, the first by key is {value!r}", "a row of each")
         joined = f"documents JOIN beside ON {own}::VARCHAR = {its}::VARCHAR"
-        return self._batches("key", f"SELECT beside.* FROM {joined} ORDER BY documents.{_NUMBER}")
+        ordered = self._batches("key", f"SELECT beside.* FROM {joined} ORDER BY documents.{_NUMBER}")
+        return (self._arrow.table(each) for each in ordered)
 
     def _item(self, what: str, text: str, kinds: tuple[str, ...], accepted: str) -> str:
         item = check_expression(self._connection, what, text)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import xxhash
 
 from corpus_server.corpus.files import Closing, OpenFile, unreadable
+from corpus_server.corpus.metadata.write import GROUP_ROWS, common_schema, conform
 from corpus_server.extras import optional_package
 
 END_BYTES: Final = 4096
@@ -95,10 +96,14 @@ class DocumentTable(Closing):
                 yield
         return found
 
-    def batches(self, size: int, columns: Collection[str] | None = None) -> Iterator[Any]:
-        """Yield all rows in order, as record batches of at most `size` rows."""
+    def tables(self, columns: Collection[str]) -> Iterator[Any]:
+        """Yield some columns of all rows in order, as tables of the one schema that all files have."""
+        schema = common_schema(file.schema for file in self._files)
+        for unwanted in set(schema.names).difference(columns):
+            schema = schema.remove(schema.get_field_index(unwanted))
         for file in self._files:
-            yield from file.batches(size, columns)
+            for batch in file.batches(GROUP_ROWS, columns):
+                yield conform(batch, schema)
 
     def close(self) -> None:
         """Close the files."""
@@ -110,7 +115,7 @@ class _File(Closing):
     """One open file of metadata.
 
     Attributes:
-        columns: names and types.
+        schema: Arrow's; `columns` are its names and types as text.
     """
 
     def __init__(self, file: OpenFile) -> None:
@@ -119,12 +124,12 @@ class _File(Closing):
         try:
             with self._reading():
                 self._footer = self._parquet.read_metadata(_Reader(file))
-                schema = self._footer.schema.to_arrow_schema()
+                self.schema = self._footer.schema.to_arrow_schema()
         except BaseException:
             self.close()
             raise
         self.num_rows: int = self._footer.num_rows
-        self.columns = {field.name: str(field.type) for field in schema}
+        self.columns = {field.name: str(field.type) for field in self.schema}
 
     @cached_property
     def group_starts(self) -> tuple[int, ...]:
