@@ -97,11 +97,16 @@ def record_digests(folder: Path) -> str:
 
 
 def metadata_digest(files: Sequence[Path]) -> str:
-    """Return a digest of the metadata: the recorded one if the files look as they did, else a new one."""
+    """Return a digest of the metadata, see `known_digests`."""
+    return joined(known_digests(files))
+
+
+def known_digests(files: Sequence[Path]) -> list[FileDigest]:
+    """Return the recorded digests if the files look as they did, else new ones."""
     recorded = load_digests(files)
     if recorded is not None and [_outside(each) for each in recorded] == [*map(_seen, files)]:
-        return joined(recorded)
-    return joined([file_digest(path) for path in files])
+        return recorded
+    return [file_digest(path) for path in files]
 
 
 def joined(digests: Sequence[FileDigest]) -> str:

@@ -6,7 +6,7 @@ The bytes depend on the rows alone: neither on the pieces in which they come nor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, count, islice
 from pathlib import Path
@@ -66,6 +66,12 @@ def regrouped(tables: Iterable[Any]) -> Iterator[Any]:
             pending, num_pending = [whole.slice(stop)], num_pending - stop
     if num_pending:
         yield arrow.concat_tables(pending).combine_chunks()
+
+
+def record_batch(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
+    """Return rows of Python's values as a record batch."""
+    arrow = optional_package("pyarrow", extra="build", purpose=_PURPOSE)
+    return arrow.record_batch([column([row[n] for row in rows]) for n in range(len(names))], [*names])
 
 
 def column(values: list[Any]) -> Any:
