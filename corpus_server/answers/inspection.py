@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.documents import find_metadata, metadata_tag, named, naming_columns
+from corpus_server.answers.documents import Found, find_metadata, metadata_tag, named, naming_columns
 from corpus_server.answers.question import CorpusName, PlanId, question
 from corpus_server.answers.questions import TOKENS
 from corpus_server.answers.response import (
@@ -69,8 +70,8 @@ SAMPLE_DOCUMENTS = 2048
 
 TOP_TOKENS = 50
 
-NAMED_DOCUMENTS = 256
-"""Documents whose metadata a response names: each costs about a millisecond."""
+NAMED_DOCUMENTS = 1024
+"""A response names the documents of rows until there are so many: each costs up to a few milliseconds."""
 
 DIFF_ROWS = 1 << 21
 """Rows of each plan that are compared at most: about a second."""
@@ -153,8 +154,8 @@ class Row:
     spans: list[Span]
     unused: int
     """Tokens at the end of the row that belong to no document."""
-    documents: list[NamedDocument]
-    """Where its documents came from, of at most 256 documents of all rows; none without metadata."""
+    documents: list[NamedDocument] | None
+    """Where its documents came from; none without metadata. Null if the rows before name 1,024."""
 
 
 @described
@@ -318,12 +319,12 @@ def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHe
             start=begins[0],
             spans=texts,
             unused=len(left),
-            documents=[],
+            documents=None,
         )
         shown.append(its)
         yield None
     corpora = {name: corpus.base for name, corpus in bound.corpora.items()}
-    problems = yield from _name_documents(corpora, shown, all_columns=query.metadata == "all")
+    shown, problems = yield from _name_documents(corpora, shown, all_columns=query.metadata == "all")
     fields = Rows(
         plan=bound.plan.id,
         step=step,
@@ -338,34 +339,37 @@ def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHe
 
 def _name_documents(
     corpora: Mapping[str, Corpus], rows: Sequence[Row], *, all_columns: bool
-) -> Slices[list[str]]:
-    """Add to rows where their documents came from; return why that cannot be said of a corpus."""
-    wanted: dict[str, dict[int, None]] = {}
-    left = NAMED_DOCUMENTS
+) -> Slices[tuple[list[Row], list[str]]]:
+    """Return rows with where their documents came from, and why that cannot be said of a corpus."""
+    wanted: dict[str, set[int]] = {}
+    num_named = 0
     for row in rows:
-        for number in _documents_of(row) if corpora[row.corpus].metadata_paths else ():
-            its = wanted.setdefault(row.corpus, {})
-            if number not in its and left:
-                left -= 1
-                its[number] = None
-    columns = None if all_columns else naming_columns()
-    found, problems = {}, []
+        if sum(map(len, wanted.values())) >= NAMED_DOCUMENTS:
+            break
+        if corpora[row.corpus].metadata_paths:
+            wanted.setdefault(row.corpus, set()).update(_documents_of(row))
+        num_named += 1
+    found: dict[str, Found] = {}
     for name, numbers in wanted.items():
+        columns = None if all_columns else naming_columns()
         found[name] = yield from find_metadata(corpora[name], numbers, columns)
-        problems += [problem] if (problem := found[name].problem) is not None else []
-    for row in rows:
-        its_rows = found[row.corpus].rows if row.corpus in found else {}
-        row.documents.extend(
+
+    def named_in(row: Row) -> list[NamedDocument]:
+        its = found[row.corpus].rows if row.corpus in found else {}
+        return [
             NamedDocument(
                 document=number,
-                id=named(its_rows[number], "id"),
-                source=named(its_rows[number], "source"),
-                metadata=its_rows[number] if all_columns else None,
+                id=named(its[number], "id"),
+                source=named(its[number], "source"),
+                metadata=its[number] if all_columns else None,
             )
             for number in _documents_of(row)
-            if number in its_rows
-        )
-    return problems
+            if number in its
+        ]
+
+    shown = [replace(row, documents=named_in(row)) for row in rows[:num_named]]
+    problems = [its.problem for its in found.values() if its.problem is not None]
+    return [*shown, *rows[num_named:]], problems
 
 
 def _documents_of(row: Row) -> list[int]:

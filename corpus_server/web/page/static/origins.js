@@ -11,7 +11,7 @@ function text(value) {
 
 // The documents of a row by id and source; null if none has a name.
 export function origins(documents, corpus) {
-  const named = documents.filter((each) => each.id !== null || each.source !== null);
+  const named = (documents ?? []).filter((each) => each.id !== null || each.source !== null);
   if (!named.length) return null;
   return h("ul", { class: "origins", "aria-label": "Documents of the row" }, named.map((each) => h("li", {},
     h("a", { href: `${corpusAddress(corpus)}?document=${each.document}` }, `document ${each.document}`),
