@@ -349,11 +349,12 @@ def _column(path: str, schema: Any, options: BuildOptions) -> str:
 
 
 def _check_kept(path: str, schema: Any, options: BuildOptions) -> None:
-    nested = schema.field("metadata").type if "metadata" in schema.names else None
-    is_struct = nested is not None and _pyarrow(path).types.is_struct(nested)
-    names = {*schema.names, *(field.name for field in (nested if is_struct else ()))}
+    """Refuse kept fields that neither the columns nor the fields of a column `metadata` have."""
+    names = list(schema.names)
+    if "metadata" in names and _pyarrow(path).types.is_struct(nested := schema.field("metadata").type):
+        names += [field.name for field in nested]
     if missing := [name for name in options.keep if name not in names]:
-        what, _ = _no_field(missing[0], schema.names, options)
+        what, _ = _no_field(missing[0], names, options)
         raise _unreadable(path, "", what, "name fields that all files have with --keep")
 
 

@@ -45,9 +45,10 @@ _PURPOSE: Final = "a table of metadata"
 def find_tables(source: str) -> list[Path]:
     """Return the files that a path or a quoted pattern names, in natural order; of a folder, its tables."""
     path = Path(source)
-    paths = [path] if path.is_file() else map(Path, glob.glob(source, recursive=True))  # noqa: PTH207
     if path.is_dir():
-        paths = (each for each in path.iterdir() if not each.name.startswith(".") and _suffix(each))
+        paths = [each for each in path.iterdir() if not each.name.startswith(".") and _suffix(each)]
+    else:
+        paths = [path] if path.is_file() else [*map(Path, glob.glob(source, recursive=True))]  # noqa: PTH207
     if not (found := sorted(paths, key=lambda each: natural_key(each.as_posix()))):
         what = "expected tables (.parquet, .jsonl, .csv), found nothing"
         raise unreadable(path, what, "check the path, or name the files by a quoted pattern")

@@ -33,10 +33,10 @@ def write_files(folder: Path, tables: Iterable[Any]) -> int:
     groups, num_rows = regrouped(tables), 0
     folder.mkdir(exist_ok=True)
     for number in count():
-        path, its = folder / f"{number:06}.parquet", islice(groups, FILE_ROWS // GROUP_ROWS)
-        if (first := next(its, None)) is None:
+        path, more = folder / f"{number:06}.parquet", islice(groups, FILE_ROWS // GROUP_ROWS)
+        if (first := next(more, None)) is None:
             return num_rows
-        its = chain([first], its)
+        its = chain([first], more)
         if path.exists():
             num_rows += sum(len(each) for each in its)
             continue
@@ -85,7 +85,7 @@ def column(values: list[Any]) -> Any:
     with suppress(arrow.ArrowException, OverflowError):
         return arrow.array(values)
     with suppress(OverflowError):
-        if {type(value) for value in values} <= {int, float, type(None)}:
+        if float in (kinds := {type(value) for value in values}) and kinds <= {int, float, type(None)}:
             return arrow.array(None if value is None else float(value) for value in values)
     return arrow.array(map(_text, values), arrow.string())
 
