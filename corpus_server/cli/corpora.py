@@ -35,7 +35,7 @@ from corpus_server.corpus.selection import ShardFile, files_left_out, is_metadat
 from corpus_server.corpus.verify import record
 from corpus_server.corpus.verify import verify as verify_corpus
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter, TextUnavailable
+from corpus_server.errors import CorpusServerError, InvalidParameter, TextUnavailable
 from corpus_server.plan.rows import Windows
 from corpus_server.read.text import decode
 
@@ -78,8 +78,11 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
             if file.path not in masks
         },
     }
-    if (table := corpus.metadata()) is not None:
-        inspected["metadata"] = {"columns": table.columns, "digest": metadata_digest(table.paths)}
+    try:
+        if (table := corpus.metadata()) is not None:
+            inspected["metadata"] = {"columns": table.columns, "digest": metadata_digest(table.paths)}
+    except CorpusServerError as error:  # tokens are served without
+        warn(error.detail)
     if seq_len is not None:
         counts = np.diff(corpus.starts).tolist()
         windows = np.diff(Windows([counts], seq_len=seq_len, stride=seq_len).shard_window.astype(np.int64))
