@@ -201,11 +201,11 @@ class _Reader(io.RawIOBase):
 
 
 def python_rows(batch: Any) -> list[dict[str, Any]]:
-    """Return the rows of a record batch as Python's values; nanoseconds, which it has not, are cut."""
-    arrow = optional_package("pyarrow", extra="build", purpose="metadata of documents")
+    """Return the rows of a record batch as Python's values; as text what Python has not: nanoseconds, say."""
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if arrow.types.is_timestamp(column.type) and column.type.unit == "ns":
-            column = column.cast(arrow.timestamp("us", column.type.tz), safe=False)
-        columns[name] = column.to_pylist()
+        try:
+            columns[name] = column.to_pylist()
+        except (ValueError, OverflowError):
+            columns[name] = column.cast("string").to_pylist()
     return [{name: values[row] for name, values in columns.items()} for row in range(batch.num_rows)]
