@@ -14,13 +14,15 @@ import numpy as np
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.metadata.files import own_folder, record_digests
+from corpus_server.corpus.metadata import DocumentTable
+from corpus_server.corpus.metadata.files import files_in, own_folder, record_digests
 from corpus_server.corpus.metadata.pieces import append, tables
 from corpus_server.corpus.metadata.write import regrouped, write_files
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.extras import optional_package
+from corpus_server.user_files import reason_of
 from corpus_server.viewing.metadata import Metadata
 from corpus_server.viewing.tables import PLACES, find_tables, read_table
 
@@ -75,10 +77,10 @@ def attach(
                 files = sorted((scratch / "table").iterdir())
                 found = opened.enter_context(Metadata(corpus, scratch, files)).in_order(key)
             with publishing_folder(target, replace=True) as folder:
-                write_files(folder, _merged(corpus, found, added))
+                write_files(folder, _merged(_present(corpus, target), found, added))
                 digest = record_digests(folder)
         except OSError as error:
-            what = f"the metadata cannot be written: {error.strerror}"
+            what = f"the metadata cannot be written: {reason_of(error)}"
             raise unreadable(target, what, "make room, or run it where the folder is writable") from error
     with Corpus.open(spec) as corpus:
         table = corpus.metadata()
@@ -149,10 +151,19 @@ def _check_places(corpus: Corpus, path: Path, first: int, batch: Any) -> None:
         )
 
 
-def _merged(corpus: Corpus, found: Iterable[Any], added: list[str]) -> Iterator[Any]:
+def _present(corpus: Corpus, target: Path) -> DocumentTable | None:
+    """Return the metadata that the corpus has, None if it has none or only that of more shards."""
+    try:
+        return corpus.metadata()
+    except UnreadableCorpus:
+        if files_in(target):
+            raise
+        return None
+
+
+def _merged(old: DocumentTable | None, found: Iterable[Any], added: list[str]) -> Iterator[Any]:
     """Yield the rows of the metadata with columns added, in tables of one schema."""
     arrow = optional_package("pyarrow", extra="build", purpose="metadata of documents")
-    old = corpus.metadata()
     kept = [] if old is None else [name for name in old.columns if name not in added]
     if old is None or not kept:
         yield from (each.select(added) for each in found)

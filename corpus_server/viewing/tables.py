@@ -28,8 +28,8 @@ from corpus_server.corpus.selection import natural_key
 from corpus_server.errors import InvalidParameter
 from corpus_server.extras import optional_package
 
-PLACES: Final = ("start", "end")
-"""Columns of OLMo's tables that say which tokens of its file a document is."""
+PLACES: Final = ("#start", "#end")
+"""Columns of OLMo's tables, which have no names, that say which tokens of its file a document is."""
 
 _OLMO: Final = (*PLACES, "id", "source", "place")
 _LINES: Final = (".jsonl", ".ndjson", ".json")
@@ -176,7 +176,13 @@ def _read_csv(path: Path, keep: Collection[str] | None) -> Iterator[Any]:
             ),
         )
         for batch in reader:
-            yield arrow.record_batch({name: _narrowed(batch.column(name)) for name in kept})
+            columns = {name: batch.column(name) for name in kept}
+            yield arrow.record_batch(
+                {
+                    name: its.cast(arrow.int64()) if name in PLACES else _narrowed(its)
+                    for name, its in columns.items()
+                }
+            )
 
 
 def _narrowed(texts: Any) -> Any:

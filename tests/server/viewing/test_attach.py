@@ -155,6 +155,20 @@ def test_tables_of_olmo_are_taken_and_their_places_compared(tmp_path: Path) -> N
     assert "says 2 tokens of document 0, which has 3" in wrong.stderr
 
 
+def test_a_selection_has_metadata_of_its_own_beside_that_of_all_shards(folder: Path, tmp_path: Path) -> None:
+    for name, rows in (("all", ROWS), ("first", ROWS[:25])):
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(rows))
+    assert attach(folder, tmp_path / "all.jsonl").returncode == 0
+    for corpus in (folder / "0.bin", f"{folder},include=0.*"):
+        run = run_here("index", f"{corpus},dtype=uint32", "--metadata", tmp_path / "first.jsonl")
+        assert run.returncode == 0, run.stderr
+    own = sorted(folder.glob("documents.*"))
+    assert [pq.read_table(each / "000000.parquet").num_rows for each in own] == [25, 25]
+    assert own[0].name == "documents.0.bin"
+    assert metadata_of(folder / "0.bin", dtype="uint32") == ROWS[:25]
+    assert metadata_of(folder, dtype="uint32") == ROWS
+
+
 def test_a_corpus_with_its_own_index_or_none_yet(tmp_path: Path) -> None:
     table = tmp_path / "rows.jsonl"
     table.write_bytes(lines(ROWS[:2]))
@@ -220,6 +234,7 @@ def test_what_does_not_fit_is_refused_in_one_line_and_changes_nothing(
         ("t.parquet", parquet([{"a": 1}]), "keep must be columns of t.parquet: a, got 'id'"),
         ("t.csv", csv_text([{"a": 1}]), "keep must be columns of t.csv: a, got 'id'"),
         ("t.jsonl.gz", gzip.compress(lines(ROWS))[:-20], "t.jsonl.gz: cannot be read: "),
+        ("t.csv.gz", gzip.compress(b"0,5,id,s,1\nx,9,id,s,2\n"), "t.csv.gz: cannot be read: "),
         ("t.csv", b"id,b\n1,2\n1,2,3\n", "t.csv: cannot be read: CSV parse error"),
         ("t.txt", b"x", "is no table that can be read; known are .parquet, .jsonl and .csv"),
         ("", b"", "expected tables (.parquet, .jsonl, .csv), found nothing"),
