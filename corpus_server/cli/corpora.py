@@ -105,7 +105,7 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
 
 
 def _other(file: ShardFile) -> str:
-    if is_metadata(file.path):
+    if is_metadata(file.name):
         return "metadata of documents"
     return side_file(file.path) or ("no tokens" if is_side_file(file.path) else "not chosen")
 

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from corpus_server.corpus.files import unreadable
@@ -84,8 +84,9 @@ def corpora_of_splits(spec: CorpusSpec) -> list[CorpusSpec]:
     ]
 
 
-def is_metadata(path: Path) -> bool:
-    """Tell whether a file below a corpus's folder holds rows of documents, and no tokens."""
+def is_metadata(name: str) -> bool:
+    """Tell whether a file of a corpus's folder holds rows of documents, and no tokens."""
+    path = PurePosixPath(name)
     return path.suffix == ".parquet" and path.parent.name.partition(".")[0] == METADATA_FOLDER
 
 
@@ -112,7 +113,7 @@ def _matching(spec: CorpusSpec) -> tuple[list[ShardFile], list[ShardFile]]:
     path = data_path(spec.path)
     if path.is_dir():
         found = sorted(_walk(path, spec.include), key=lambda file: natural_key(file.name))
-        shards = [file for file in found if not is_side_file(file.path) and not is_metadata(file.path)]
+        shards = [file for file in found if not is_side_file(file.path) and not is_metadata(file.name)]
     elif path.exists():
         shards = found = [ShardFile(path.name, path)]
     else:

@@ -179,6 +179,12 @@ def test_files_do_not_depend_on_the_pieces_in_which_rows_come(tmp_path: Path) ->
     assert whole == pieces
 
 
+def test_a_folder_of_parquet_that_is_called_documents_is_no_metadata(tmp_path: Path) -> None:
+    write_metadata(tmp_path / "documents", {"text": ["a"]})
+    with pytest.raises(UnreadableCorpus, match=r"0.parquet: .*corpus-server build"):
+        Corpus.open(spec(tmp_path / "documents"))
+
+
 def test_a_token_file_without_documents_has_no_rows(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [1, 2, 3])
     write_metadata(tmp_path / "documents", {"id": [1]})
