@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
+from corpus_server.answers.documents import Found, find_metadata, metadata_tag, named, naming_columns
 from corpus_server.answers.question import CorpusName, PlanId, question
 from corpus_server.answers.questions import TOKENS
 from corpus_server.answers.response import (
@@ -31,6 +33,7 @@ from corpus_server.answers.tokens import (
     Step,
     Token,
     TokensQuery,
+    choose_format,
     plan_headers,
     staged_rows,
     token_range,
@@ -67,6 +70,9 @@ SAMPLE_DOCUMENTS = 2048
 
 TOP_TOKENS = 50
 
+NAMED_DOCUMENTS = 1024
+"""A response names the documents of rows until there are so many: each costs up to a few milliseconds."""
+
 DIFF_ROWS = 1 << 21
 """Rows of each plan that are compared at most: about a second."""
 
@@ -84,6 +90,8 @@ class RowsQuery(QueryParameters):
     """Where a plan balances ranks: `first` counts the rows of so many ranks, one rank after another."""
     count: Annotated[int, Integer(1, 4096)] = 8
     """Rows."""
+    metadata: Literal["names", "all"] = "names"
+    """Columns of each document's metadata: those that name it, or all."""
 
 
 class SpansQuery(QueryParameters):
@@ -121,6 +129,20 @@ class DiffQuery(QueryParameters):
 
 
 @described
+class NamedDocument:
+    """A document that a row holds tokens of."""
+
+    document: int
+    """Its number in the corpus of the row."""
+    id: Any
+    """Column `id` of its metadata."""
+    source: Any
+    """Column `source` of its metadata; without one `url`, else `file_path`."""
+    metadata: dict[str, Any] | None
+    """All columns, if the request asks for them."""
+
+
+@described
 class Row:
     """One row of a global batch; of a view, tokens and documents have the numbers of its corpus."""
 
@@ -132,6 +154,8 @@ class Row:
     spans: list[Span]
     unused: int
     """Tokens at the end of the row that belong to no document."""
+    documents: list[NamedDocument] | None
+    """Where its documents came from; none without metadata. Null if the rows before name 1,024."""
 
 
 @described
@@ -144,6 +168,8 @@ class Rows:
     global_batch_size: int
     first: int
     rows: list[Row]
+    problems: list[str]
+    """Why the metadata of a corpus is not shown."""
 
 
 @described
@@ -241,12 +267,22 @@ def tokens(service: Service, name: CorpusName, query: TokensQuery, request: Requ
 def document(
     service: Service, name: CorpusName, number: DocumentNumber, query: FormatQuery, request: RequestHead
 ) -> Slices[Response]:
-    """Return one document: its token range and its tokens; of a view, `base_document` is its corpus's own."""
-    corpus, fields = service.corpus(name, request.caller), {"document": int(number)}
+    """Return one document: its token range, its tokens and, if the corpus has any, its metadata.
+
+    Of a view, `base_document` is its corpus's own number. Long values of the metadata are cut. If the
+    metadata cannot be read, `metadata_problem` says why.
+    """
+    corpus = service.corpus(name, request.caller)
+    fields: dict[str, Any] = {"document": int(number)}
     if isinstance(corpus, View):
         fields["base_document"] = corpus.base_document(int(number))
     start, stop = corpus.document_range(int(number))
-    more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields)
+    tag = ""
+    if corpus.metadata_paths and choose_format(request, query, "json") == "json":
+        own = fields.get("base_document", int(number))
+        tag, found = metadata_tag(corpus), (yield from find_metadata(corpus, [own]))
+        fields |= {"metadata": found.rows.get(own), "metadata_problem": found.problem}
+    more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields, tag=tag)
     return (yield from more)
 
 
@@ -262,7 +298,7 @@ def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHe
     whole = WindowReading(bound, step=step, count=1, rank=0, rows=size, world_size=world_size)
     yield from staged_rows(service, bound, whole)
     first_shard = {name: n for n, (name, _) in reversed(list(enumerate(bound.shards)))}
-    shown = []
+    shown: list[Row] = []
     places = range(query.first, query.first + count)
     found, borders = bound.sampler.pieces(step, places, world_size=world_size)
     (numbers,) = bound.sampler.row_numbers(step, places, world_size=world_size).tolist()
@@ -276,9 +312,19 @@ def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHe
             begins.append(corpus.starts[shard_number - first_shard[name]] + start)
             texts += cut(corpus, begins[-1], left[:length])
             left = left[length:]
-        its = Row(row=number, corpus=name, shard=shard.name, start=begins[0], spans=texts, unused=len(left))
+        its = Row(
+            row=number,
+            corpus=name,
+            shard=shard.name,
+            start=begins[0],
+            spans=texts,
+            unused=len(left),
+            documents=None,
+        )
         shown.append(its)
         yield None
+    corpora = {name: corpus.base for name, corpus in bound.corpora.items()}
+    shown, problems = yield from _name_documents(corpora, shown, all_columns=query.metadata == "all")
     fields = Rows(
         plan=bound.plan.id,
         step=step,
@@ -286,8 +332,48 @@ def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHe
         global_batch_size=size,
         first=query.first,
         rows=shown,
+        problems=problems,
     )
     return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id})
+
+
+def _name_documents(
+    corpora: Mapping[str, Corpus], rows: Sequence[Row], *, all_columns: bool
+) -> Slices[tuple[list[Row], list[str]]]:
+    """Return rows with where their documents came from, and why that cannot be said of a corpus."""
+    wanted: dict[str, set[int]] = {}
+    num_named = 0
+    for row in rows:
+        if sum(map(len, wanted.values())) >= NAMED_DOCUMENTS:
+            break
+        if corpora[row.corpus].metadata_paths:
+            wanted.setdefault(row.corpus, set()).update(_documents_of(row))
+        num_named += 1
+    found: dict[str, Found] = {}
+    for name, numbers in wanted.items():
+        columns = None if all_columns else naming_columns()
+        found[name] = yield from find_metadata(corpora[name], numbers, columns)
+
+    def named_in(row: Row) -> list[NamedDocument]:
+        its = found[row.corpus].rows if row.corpus in found else {}
+        return [
+            NamedDocument(
+                document=number,
+                id=named(its[number], "id"),
+                source=named(its[number], "source"),
+                metadata=its[number] if all_columns else None,
+            )
+            for number in _documents_of(row)
+            if number in its
+        ]
+
+    shown = [replace(row, documents=named_in(row)) for row in rows[:num_named]]
+    problems = [its.problem for its in found.values() if its.problem is not None]
+    return [*shown, *rows[num_named:]], problems
+
+
+def _documents_of(row: Row) -> list[int]:
+    return list(dict.fromkeys(span.document for span in row.spans if span.document is not None))
 
 
 @question("/v1/corpora/{name}/spans", Spans)

@@ -231,7 +231,7 @@ def plan_of(service: Service, query: PlanQuery, caller: Caller, *, names_corpus:
 def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
     """Make the response to `/v1/batches`: the tokens of a rank, `(count, rows, seq_len + 1)`, C order."""
     bound = plan_of(service, query, request.caller)
-    chosen = _choose_format(request, query, default="raw")
+    chosen = choose_format(request, query, default="raw")
     reading = _windows(bound, query)
     beside = _beside(query, reading, chosen)
     size = num_bytes(reading, *beside.values())
@@ -268,7 +268,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     A piece of `NO_SHARD` fills the end of a row with the token id in place of its start.
     """
     bound = plan_of(service, query, request.caller)
-    chosen = _choose_format(request, query, default="json")
+    chosen = choose_format(request, query, default="json")
     reading = _windows(bound, query)
     are_windows, shape = bound.sampler.is_window, reading.shape[:2]
     numbers = 2 if are_windows else 4  # of each piece; a row has at least one
@@ -335,7 +335,8 @@ def token_range(
     request: RequestHead,
     *,
     default: Format,
-    fields: Mapping[str, int],
+    fields: Mapping[str, Any],
+    tag: str = "",
 ) -> Slices[Response]:
     """Make the response that holds tokens [start, stop) of a corpus.
 
@@ -343,13 +344,15 @@ def token_range(
         start, stop: corpus-wide, inside the corpus.
         default: format where the request names none.
         fields: what a JSON response says besides.
+        tag: tells what they say apart from what they said before, if the corpus's fingerprint does not.
     """
-    chosen = _choose_format(request, query, default)
+    chosen = choose_format(request, query, default)
     gatherer = service.catalog.gatherer(corpus.name)
     reading = RangeReading(corpus, gatherer, start=start, stop=stop)
     service.admission.check_size(num_bytes(reading), "count")
     _check_text(service, chosen, [corpus], reading)
     identity = f"{corpus.fingerprint}.{start}.{stop}.{_representation(query, chosen)}"
+    identity += f".{tag}" if tag else ""
     if chosen == "text":
         headers = dict(NO_STORE)
     else:
@@ -374,7 +377,7 @@ def token_range(
     return response
 
 
-def _choose_format(request: RequestHead, query: FormatQuery, default: Format) -> Format:
+def choose_format(request: RequestHead, query: FormatQuery, default: Format) -> Format:
     """Return the format asked for, by parameter or by `Accept`."""
     return query.format or negotiate(request.headers.get("accept"), default)
 

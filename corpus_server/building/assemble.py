@@ -13,7 +13,8 @@ from typing import Literal
 
 from corpus_server import __version__
 from corpus_server.building.job import PARTS, WHOLE, BuildOptions, Input, Job, smallest_dtype
-from corpus_server.building.joining import SplitTokens, write_shards
+from corpus_server.building.joining import SplitTokens, cuts, write_shards
+from corpus_server.building.kept import write_metadata
 from corpus_server.building.manifest import (
     Manifest,
     ManifestShard,
@@ -68,6 +69,9 @@ def assemble(
         write_shards(
             documents, folder, dtype=dtype, eot=options.eot, shard_tokens=shard_tokens, written=written
         )
+        if options.keep:
+            ends = cuts(documents.ends(0, documents.num_tokens), shard_tokens)
+            write_metadata(documents, splits[name].kept, folder, ends)
         split = name if options.splits else None
         manifests[split] = _describe(folder, split, documents, origin, options, report)
     sync_folder(work / WHOLE)

@@ -65,6 +65,7 @@ class BuildOptions(Strict):
         shard_tokens: most tokens of a shard.
         splits: parts of the corpus besides `train`, which gets the remaining documents. Empty: no division.
         pack, seq_len: put whole documents into rows of `seq_len + 1` tokens, see pack.py.
+        keep: fields or columns of the records that become the metadata of the documents, see kept.py.
     """
 
     tokenizer: str | None
@@ -76,6 +77,7 @@ class BuildOptions(Strict):
     splits: tuple[Split, ...] = ()
     pack: Literal["best-fit"] | None = None
     seq_len: int | None = None
+    keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.eot < (self.vocab_size or MAX_IDS):

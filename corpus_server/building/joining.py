@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.building.job import BuildOptions
 from corpus_server.building.pack import Documents, Tokens
@@ -61,6 +62,18 @@ class SplitTokens(Documents):
                     inside = ends[(ends > start) & (ends <= stop)]
                     if inside.size:
                         yield inside
+
+    def numbers(self) -> Iterator[NDArray[np.int64]]:
+        """Yield which document of the input each document is: its own number."""
+        first = 0
+        for some in self.ends(0, self.num_tokens):
+            yield np.arange(first, first + some.size)
+            first += some.size
+
+    @property
+    def kept(self) -> list[Path]:
+        """Files with the kept fields of the documents, in order."""
+        return [part_path(self._folder, number, f"{self._split}.kept") for number in self._numbers]
 
     def _within(self, start: int, stop: int) -> range:
         """Return the indices of the parts that hold the tokens [start, stop)."""

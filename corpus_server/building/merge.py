@@ -35,7 +35,10 @@ from corpus_server.corpus.fingerprints import (
     save_sidecar,
 )
 from corpus_server.corpus.formats.documents import documents_path
+from corpus_server.corpus.metadata import DocumentTable
+from corpus_server.corpus.metadata.files import FileDigest, files_in, known_digests, save_digests
 from corpus_server.corpus.publish import publishing_folder
+from corpus_server.corpus.selection import METADATA_FOLDER
 from corpus_server.corpus.shards import Shard
 from corpus_server.errors import InvalidParameter
 
@@ -122,6 +125,7 @@ def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
     first = corpora[0].manifest
     if isinstance(first.tokenizer, Source):
         _place(corpora[0].folder / first.tokenizer.path, folder / first.tokenizer.path, copy=copy)
+    _merge_metadata(corpora, folder, copy=copy)
     hashes = RecordedHashes(
         sampled=sampled_fingerprint([shard for corpus in corpora for shard in corpus.shards]),
         shards=tuple(digests),
@@ -144,6 +148,30 @@ def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
     )
     write_manifest(folder, manifest)
     return manifest
+
+
+def _merge_metadata(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> None:
+    """Place the metadata of all corpora, one after another, or of none."""
+    found = {corpus.folder: files_in(corpus.folder / METADATA_FOLDER) for corpus in corpora}
+    if not any(found.values()):
+        return
+    if without := [path for path, files in found.items() if not files]:
+        having = next(path for path, files in found.items() if files)
+        raise InvalidParameter(
+            f"corpora must all have metadata of documents or none: {having} has some, {without[0]} has none",
+            remedy="attach some with corpus-server index --metadata, or remove the folder documents",
+        )
+    target = folder / METADATA_FOLDER
+    target.mkdir()
+    digests: list[FileDigest] = []
+    for corpus in corpora:
+        files = found[corpus.folder]
+        DocumentTable(files, sum(shard.num_documents for shard in corpus.manifest.shards)).close()
+        for path, its in zip(files, known_digests(files), strict=True):
+            name = f"{len(digests):06}.parquet"
+            _place(path, target / name, copy=copy)
+            digests.append(replace(its, name=name))
+    save_digests(target, digests)
 
 
 def _place(source: Path, target: Path, *, copy: bool) -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.building.manifest import Packing
 from corpus_server.corpus.formats.layout import Ends
@@ -49,6 +50,9 @@ class Documents(Protocol):
 
     def ends(self, start: int, stop: int) -> Iterator[Ends]:
         """Yield the ends of documents in (start, stop], some at a time, increasing."""
+
+    def numbers(self) -> Iterator[NDArray[np.int64]]:
+        """Yield which document of the input each document is, as many at a time as `ends` of all does."""
 
 
 class PackedDocuments(Documents):
@@ -98,6 +102,13 @@ class PackedDocuments(Documents):
             ends = arranged.ends + np.uint64(base)
             yield ends[(ends > start) & (ends <= stop)]
 
+    def numbers(self) -> Iterator[NDArray[np.int64]]:
+        """Yield which document of the input each piece is of, in their order here, some at a time."""
+        first = 0
+        for _, _, arranged in self._buffers(0, self.num_tokens):
+            yield arranged.documents + first
+            first += int(arranged.documents.max()) + 1
+
     def _buffers(self, start: int, stop: int) -> Iterator[tuple[int, int, Arrangement]]:
         """Yield the buffers that hold [start, stop): number, first packed token, arrangement."""
         number = bisect_right(self._packed_starts, start) - 1
@@ -115,6 +126,7 @@ class Arrangement:
 
     Attributes:
         num_tokens: of all rows, padding included.
+        documents: `(num_pieces,) int64`, which document each piece is of.
         starts: `(num_pieces,) int64`, first token of each piece, in the documents.
         lengths: `(num_pieces,) int64`, tokens of each piece.
         targets: `(num_pieces,) int64`, first token of each piece, in the rows; ascending.
@@ -122,6 +134,7 @@ class Arrangement:
     """
 
     num_tokens: int
+    documents: np.ndarray[tuple[int], np.dtype[np.int64]]
     starts: np.ndarray[tuple[int], np.dtype[np.int64]]
     lengths: np.ndarray[tuple[int], np.dtype[np.int64]]
     targets: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -139,10 +152,11 @@ class Arrangement:
 
 def arrange(lengths: Sequence[int] | np.ndarray[Any, Any], row_tokens: int) -> Arrangement:
     """Return how documents of these lengths, each at least 1, are packed."""
-    starts, pieces = [], []
+    documents, starts, pieces = [], [], []
     start = 0
-    for length in map(int, lengths):
+    for number, length in enumerate(map(int, lengths)):
         for first in range(start, start + length, row_tokens):
+            documents.append(number)
             starts.append(first)
             pieces.append(min(row_tokens, start + length - first))
         start += length
@@ -157,6 +171,7 @@ def arrange(lengths: Sequence[int] | np.ndarray[Any, Any], row_tokens: int) -> A
     num_tokens = len(rows) * row_tokens
     return Arrangement(
         num_tokens=num_tokens,
+        documents=np.array(documents, np.int64)[order],
         starts=np.array(starts, np.int64)[order],
         lengths=np.array(pieces, np.int64)[order],
         targets=np.array(targets, np.int64),

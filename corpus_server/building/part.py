@@ -4,6 +4,7 @@ A part leaves these files, each published when it is complete. The last one show
 
     000012.SPLIT.tokens    documents one after another, an end-of-text token behind each; `options.part_dtype`
     000012.SPLIT.lengths   tokens of each document, with its end-of-text token; <u8
+    000012.SPLIT.kept      fields of each document, if some are kept, see kept.py
     000012.json            counts
 """
 
@@ -17,14 +18,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import xxhash
 
 from corpus_server.building.job import MAX_IDS, BuildOptions, Part
+from corpus_server.building.kept import Kept
 from corpus_server.building.manifest import Strict, read_json, write_json
 from corpus_server.building.sources import Document, read_documents
+from corpus_server.corpus.metadata.pieces import append
+from corpus_server.corpus.metadata.write import record_batch
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.tokenizers import Tokenizer, open_tokenizer
 
@@ -61,7 +65,7 @@ class PartResult(Strict):
 
 
 def part_path(folder: Path, number: int, name: str) -> Path:
-    """Return where a file of a part lies; `name` is `SPLIT.tokens`, `SPLIT.lengths` or `json`."""
+    """Return where a file of a part lies; `name` is `SPLIT.tokens`, `.lengths` or `.kept`, or `json`."""
     return folder / f"{number:06}.{name}"
 
 
@@ -78,7 +82,7 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
         for batch in _batches(read_documents(part, options)):
             for document, ids in zip(batch, _encode(batch, options), strict=True):
                 if len(ids):  # else it is left out
-                    writers[choose(document)].add(ids)
+                    writers[choose(document)].add(ids, document.kept)
             for writer in writers:
                 writer.flush()
     splits = {writer.name: writer.result() for writer in writers}
@@ -161,16 +165,22 @@ class _Writer:
         self._eot = np.array([options.eot], self._dtype)
         paths = (part_path(folder, number, f"{name}.{kind}") for kind in ("tokens", "lengths"))
         self._tokens_file, self._lengths_file = (files.enter_context(publishing(path)) for path in paths)
+        self._keep = options.keep
+        self._kept_file: BinaryIO | None = None
+        if options.keep:
+            self._kept_file = files.enter_context(publishing(part_path(folder, number, f"{name}.kept")))
         self._pieces: list[Tokens] = []
         self._lengths: list[int] = []
+        self._kept: list[Kept] = []
         self._num_documents = self._num_tokens = self._largest_id = 0
 
-    def add(self, ids: Tokens) -> None:
-        """Take a document that has at least one token."""
+    def add(self, ids: Tokens, kept: Kept) -> None:
+        """Take a document that has at least one token, and what is kept beside them."""
         # Rows of data sets often bring their end-of-text token.
         ends = int(ids[-1] == self._eot[0])
         self._pieces += (ids,) if ends else (ids, self._eot)
         self._lengths.append(len(ids) + 1 - ends)
+        self._kept.append(kept)
 
     def flush(self) -> None:
         """Write what was added."""
@@ -182,9 +192,11 @@ class _Writer:
             raise RuntimeError(f"the tokenizer gave id {self._largest_id}, beyond its vocabulary")
         self._tokens_file.write(tokens.astype(self._dtype, copy=False).data)
         self._lengths_file.write(np.array(self._lengths, LENGTH_DTYPE).data)
+        if self._kept_file is not None:
+            append(self._kept_file, record_batch(self._keep, self._kept))
         self._num_documents += len(self._lengths)
         self._num_tokens += tokens.size
-        self._pieces, self._lengths = [], []
+        self._pieces, self._lengths, self._kept = [], [], []
 
     def result(self) -> PartSplit:
         """Return the counts."""

@@ -30,6 +30,7 @@ import numpy as np
 import orjson
 
 from corpus_server.building.job import BuildOptions, Input, Part, Slice
+from corpus_server.building.kept import Kept, columns_to_read, kept_fields, kept_rows
 from corpus_server.building.samples import litdata_items, mds_samples
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.litdata import read_index
@@ -56,12 +57,14 @@ class Document(NamedTuple):
         unit: what the file counts its documents in, for errors: "row", say; "" for a whole file.
         number: of the row, sample or item, counted from 0; of a line, the byte at which it begins.
         content: text, or token ids `(n,)` of any integer type; empty where the file has a null.
+        kept: values of the fields that `options.keep` names.
     """
 
     path: str
     unit: str
     number: int
     content: Any
+    kept: Kept = ()
 
     def unreadable(self, what: str, remedy: str | None = None) -> UnreadableCorpus:
         """Return the error for this document."""
@@ -70,10 +73,11 @@ class Document(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How files of one kind are divided and read."""
+    """How files of one kind are divided and read, and whether their documents have fields to keep."""
 
     divide: Callable[[Input], Iterator[Slice]]
     read: Callable[[Slice, BuildOptions], Iterator[Document]]
+    has_fields: bool = False
 
 
 def find_inputs(sources: Sequence[str]) -> tuple[Input, ...]:
@@ -123,8 +127,12 @@ def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
 def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
     """Yield the documents of a part in order; what is no document is an error with its place."""
     for piece in part.slices:
+        kind = kind_of(Path(piece.path))
+        if options.keep and not kind.has_fields:
+            remedy = "keep fields of JSON lines, Parquet and Arrow files"
+            raise _unreadable(piece.path, "", f"has no field {options.keep[0]!r} to keep", remedy)
         with _reading(piece.path):
-            yield from kind_of(Path(piece.path)).read(piece, options)
+            yield from kind.read(piece, options)
 
 
 def kind_of(path: Path) -> Kind:
@@ -248,8 +256,7 @@ def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
             if not line:
                 break
             if not line.isspace():
-                document = Document(piece.path, "line", position, line)
-                yield document._replace(content=_json_content(document, options))
+                yield _json_document(Document(piece.path, "line", position, line), options)
             position += len(line)
 
 
@@ -263,14 +270,21 @@ def _line_number(path: str, position: int) -> int:
     return number
 
 
-def _json_content(line: Document, options: BuildOptions) -> str | np.ndarray[Any, np.dtype[Any]]:
-    name = options.column or options.text_field
+def _json_document(line: Document, options: BuildOptions) -> Document:
     try:
         record = orjson.loads(line.content)
     except orjson.JSONDecodeError as error:
         raise line.unreadable(f"is not JSON: {error}", "was the copy interrupted?") from error
     if not isinstance(record, dict):
         raise line.unreadable(f"expected an object, got {line.content[:40]!r}")
+    kept = kept_fields(record, options.keep)
+    return line._replace(content=_json_content(line, record, options), kept=kept)
+
+
+def _json_content(
+    line: Document, record: dict[str, Any], options: BuildOptions
+) -> str | np.ndarray[Any, np.dtype[Any]]:
+    name = options.column or options.text_field
     if name not in record:
         raise line.unreadable(*_no_field(name, list(record), options))
     value = record[name]
@@ -291,8 +305,9 @@ def _read_parquet(piece: Slice, options: BuildOptions) -> Iterator[Document]:
         name = _column(piece.path, parquet.schema_arrow, options)
         row = sum(parquet.metadata.row_group(number).num_rows for number in range(piece.start))
         groups = list(range(piece.start, piece.stop))
-        for batch in parquet.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=[name]):
-            yield from _rows(piece.path, row, batch.column(0), options)
+        names = {name, *columns_to_read(parquet.schema_arrow.names, options.keep)}
+        for batch in parquet.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=list(names)):
+            yield from _with_kept(_rows(piece.path, row, batch.column(name), options), batch, options)
             row += batch.num_rows
 
 
@@ -306,9 +321,10 @@ def _read_arrow(piece: Slice, options: BuildOptions) -> Iterator[Document]:
             name, row = _column(piece.path, reader.schema, options), 0
             batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
             for batch in batches:
-                column = batch.column(name)
-                for first in range(0, len(column), _ROWS_AT_ONCE):
-                    yield from _rows(piece.path, row + first, column.slice(first, _ROWS_AT_ONCE), options)
+                for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                    some = batch.slice(first, _ROWS_AT_ONCE)
+                    rows = _rows(piece.path, row + first, some.column(name), options)
+                    yield from _with_kept(rows, some, options)
                 row += batch.num_rows
 
 
@@ -328,7 +344,25 @@ def _column(path: str, schema: Any, options: BuildOptions) -> str:
     if options.column is None and not is_text:
         remedy = _IS_IDS.format(name) if is_list else None
         raise _unreadable(path, "", f"expected text in column {name!r}, got {found}", remedy)
+    _check_kept(path, schema, options)
     return name
+
+
+def _check_kept(path: str, schema: Any, options: BuildOptions) -> None:
+    """Refuse kept fields that neither the columns nor the fields of a column `metadata` have."""
+    names = list(schema.names)
+    if "metadata" in names and _pyarrow(path).types.is_struct(nested := schema.field("metadata").type):
+        names += [field.name for field in nested]
+    if missing := [name for name in options.keep if name not in names]:
+        what, _ = _no_field(missing[0], names, options)
+        raise _unreadable(path, "", what, "name fields that all files have with --keep")
+
+
+def _with_kept(rows: Iterator[Document], batch: Any, options: BuildOptions) -> Iterator[Document]:
+    if not options.keep:
+        return rows
+    both = zip(rows, kept_rows(batch, options.keep), strict=True)
+    return (document._replace(kept=kept) for document, kept in both)
 
 
 def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator[Document]:
@@ -414,12 +448,14 @@ def _unreadable(path: str, place: str, what: str, remedy: str | None = None) -> 
 
 
 _TEXT: Final = dict.fromkeys((".txt", ".text"), Kind(_divide_not, _read_text))
-_LINES: Final = dict.fromkeys((".jsonl", ".ndjson", ".json"), Kind(_divide_lines, _read_lines))
+_LINES: Final = dict.fromkeys(
+    (".jsonl", ".ndjson", ".json"), Kind(_divide_lines, _read_lines, has_fields=True)
+)
 KINDS: Final = {
     **_TEXT,
     **_LINES,
-    ".parquet": Kind(_divide_row_groups, _read_parquet),
-    **dict.fromkeys((".arrow", ".feather"), Kind(_divide_not, _read_arrow)),
+    ".parquet": Kind(_divide_row_groups, _read_parquet, has_fields=True),
+    **dict.fromkeys((".arrow", ".feather"), Kind(_divide_not, _read_arrow, has_fields=True)),
     ".mds": Kind(_divide_not, _read_mds),
     ".bin": Kind(_divide_not, _read_litdata),
 }

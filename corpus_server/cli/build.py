@@ -15,10 +15,11 @@ from corpus_server.building import Split
 from corpus_server.building.driver import RunParts, choose_options
 from corpus_server.building.driver import build as build_corpus
 from corpus_server.building.job import SHARD_TOKENS
+from corpus_server.building.kept import columns_without_values
 from corpus_server.building.manifest import Manifest
 from corpus_server.building.merge import merge as merge_corpora
 from corpus_server.building.running import in_processes, on_ray
-from corpus_server.cli.common import AsJson, print_json, progress, say
+from corpus_server.cli.common import AsJson, print_json, progress, say, split_names, warn
 from corpus_server.errors import InvalidParameter
 
 
@@ -60,6 +61,12 @@ def build(
         typer.Option(metavar="best-fit", help="Put whole documents into rows of seq_len + 1 tokens."),
     ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Inputs per row, with --pack.")] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD,...", help="Fields or columns that become the metadata of the documents."
+        ),
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes that tokenize.", show_default="one per core")
     ] = None,
@@ -91,6 +98,7 @@ def build(
         shard_tokens=shard_tokens,
         pack=pack,
         seq_len=seq_len,
+        keep=split_names("keep", keep) or (),
     )
     num_processes = processes or len(os.sched_getaffinity(0))
     run_parts: RunParts = on_ray if ray else partial(in_processes, num_processes=num_processes)
@@ -100,6 +108,9 @@ def build(
     if task is not None:
         return
     said = {out / (name or ""): manifest for name, manifest in built.items()}
+    for path in said if keep else ():
+        for name in columns_without_values(path):
+            warn(f"{path}: no document has a value of {name!r}")
     if as_json:
         wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "packing")
         print_json({str(path): _facts(manifest, wanted) for path, manifest in said.items()})

@@ -24,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.progress import Progress as Report
 from corpus_server.corpus_spec import OPTIONS, CorpusSpec
+from corpus_server.errors import InvalidParameter
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,6 +87,16 @@ def warn_of_strange_ids(corpus: Corpus) -> None:
     """Print a warning if a sample of the corpus holds ids that its tokenizer does not have."""
     if (warning := corpus.vocabulary_warning()) is not None:
         warn(warning)
+
+
+def split_names(what: str, text: str | None) -> tuple[str, ...] | None:
+    """Return the names that an option lists, `a,b`; None if it is not given."""
+    if text is None:
+        return None
+    names = tuple(each.strip() for each in text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise InvalidParameter.expected(what, "different names, for example url,score", text)
+    return names
 
 
 def print_json(value: object) -> None:

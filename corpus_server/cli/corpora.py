@@ -22,17 +22,20 @@ from corpus_server.cli.common import (
     print_json,
     progress,
     say,
+    split_names,
     warn,
     warn_of_strange_ids,
 )
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats.registry import is_side_file, side_file
+from corpus_server.corpus.index import Indexed
 from corpus_server.corpus.index import index as index_corpus
-from corpus_server.corpus.selection import files_left_out
+from corpus_server.corpus.metadata.files import metadata_digest
+from corpus_server.corpus.selection import ShardFile, files_left_out, is_metadata
 from corpus_server.corpus.verify import record
 from corpus_server.corpus.verify import verify as verify_corpus
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import TextUnavailable
+from corpus_server.errors import CorpusServerError, InvalidParameter, TextUnavailable
 from corpus_server.plan.rows import Windows
 from corpus_server.read.text import decode
 
@@ -73,11 +76,16 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
         "sample": None if ids is None else ids._asdict(),
         "documents_listed": any(shard.listed_ends is not None for shard in corpus.shards),
         "other_files": {
-            file.name: side_file(file.path) or ("no tokens" if is_side_file(file.path) else "not chosen")
+            file.name: _other(file)
             for file in (files_left_out(spec) if spec.store is None else ())
             if file.path not in masks
         },
     }
+    try:
+        if (table := corpus.metadata()) is not None:
+            inspected["metadata"] = {"columns": table.columns, "digest": metadata_digest(table.paths)}
+    except CorpusServerError as error:  # tokens are served without
+        warn(error.detail)
     if seq_len is not None:
         counts = np.diff(corpus.starts).tolist()
         windows = np.diff(Windows([counts], seq_len=seq_len, stride=seq_len).shard_window.astype(np.int64))
@@ -97,6 +105,12 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
         except TextUnavailable as error:
             inspected["text"] = f"({error.detail})"
     return {**corpus.describe(), "inspected": inspected}
+
+
+def _other(file: ShardFile) -> str:
+    if is_metadata(file.name):
+        return "metadata of documents"
+    return side_file(file.path) or ("no tokens" if is_side_file(file.path) else "not chosen")
 
 
 def verify(
@@ -162,6 +176,8 @@ def _facts(described: dict[str, Any]) -> Table:
     if described["num_masks"]:
         num_shards = f"{described['num_masks']:,} of {len(described['shards']):,} shards"
         facts["loss masks"] = f"{num_shards} have one; mask=no leaves them out"
+    if metadata := inspected.get("metadata"):
+        facts["metadata"] = ", ".join(f"{name} ({kind})" for name, kind in metadata["columns"].items())
     if (ids := inspected["sample"]) is not None:
         facts["largest id"] = f"{ids['largest']:,} among {ids['num_tokens']:,} sampled tokens"
         if ids["smallest"] < 0:
@@ -208,20 +224,63 @@ def index(
     force: Annotated[
         bool, typer.Option("--force", help="Rewrite sidecars that are up to date, too.")
     ] = False,
+    metadata: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE",
+            help="Attach the rows of a table (Parquet, JSON lines, CSV; a quoted pattern) to the documents, "
+            "in their order.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="With --metadata: find rows by a column that is there already."),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN,...", help="With --metadata: these columns.", show_default="all but the text"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find where documents end (PATH,eot=ID), and keep the ends in sidecars beside the shards.
 
+    With --metadata also say where the documents came from, in Parquet files beside the shards.
+
     Example: corpus-server index /data/fineweb,eot=50256
     """
-    with progress(quiet=as_json) as report:
-        indexed = index_corpus(spec, force=force, progress=report)
-    if indexed.found_nowhere:
-        warn(f"token {spec.eot} occurs nowhere: is it the right id? Every shard is one document now")
-    if as_json:
+    if metadata is None and (key is not None or keep is not None):
+        raise InvalidParameter.expected("metadata", "given with --key and --keep", None)
+    answer: dict[str, Any] = {}
+    lines: list[str] = []
+    if metadata is None or force or spec.eot is not None or not _has_documents(spec):
+        with progress(quiet=as_json) as report:
+            indexed = index_corpus(spec, force=force, progress=report)
+        if indexed.found_nowhere:
+            warn(f"token {spec.eot} occurs nowhere: is it the right id? Every shard is one document now")
         counts = {"num_documents": indexed.num_documents, "found_nowhere": indexed.found_nowhere}
-        print_json({**dataclasses.asdict(indexed), **counts})
-        return
+        answer |= {**dataclasses.asdict(indexed), **counts}
+        lines += _indexed(indexed)
+    if metadata is not None:
+        from corpus_server.viewing.attach import attach
+
+        attached = attach(spec, metadata, key=key, keep=split_names("keep", keep))
+        answer["metadata"] = dataclasses.asdict(attached)
+        columns = ", ".join(f"{name} ({kind})" for name, kind in attached.columns.items())
+        lines.append(f"{attached.num_documents:,} rows of metadata in {attached.folder}: {columns}")
+    if as_json:
+        print_json(answer)
+    else:
+        say("\n".join(lines))
+
+
+def _has_documents(spec: CorpusSpec) -> bool:
+    with Corpus.open(dataclasses.replace(spec, view=None)) as corpus:
+        return corpus.num_documents is not None
+
+
+def _indexed(indexed: Indexed) -> list[str]:
     lines = [f"{indexed.num_documents:,} documents in {indexed.num_tokens:,} tokens"]
     for action, said in (
         ("written", "indexed; the ends are beside them in *.documents"),
@@ -230,4 +289,4 @@ def index(
     ):
         if count := sum(shard.action == action for shard in indexed.shards):
             lines.append(f"  {count:,} shard{'s' if count > 1 else ''} {said}")
-    console.print("\n".join(lines))
+    return lines

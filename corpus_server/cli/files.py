@@ -55,10 +55,10 @@ class Files(Asked):
 
 
 @contextmanager
-def open_files(spec: CorpusSpec) -> Iterator[Files]:
-    """Open a corpus to ask about it."""
+def open_files(*specs: CorpusSpec) -> Iterator[Files]:
+    """Open corpora to ask about them."""
     with (
         tempfile.TemporaryDirectory(prefix="corpus-server-") as folder,
-        Service.open(Settings(corpora=(spec,), state_dir=Path(folder), max_text_tokens=2**40)) as service,
+        Service.open(Settings(corpora=specs, state_dir=Path(folder), max_text_tokens=2**40)) as service,
     ):
         yield Files(service)

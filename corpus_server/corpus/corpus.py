@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,8 @@ from corpus_server.corpus.files import Closing, Files, OpenFile, unreadable
 from corpus_server.corpus.fingerprints import SampledIds, check_fingerprints, sample_ids
 from corpus_server.corpus.formats.layout import TokenDtype, token_dtype
 from corpus_server.corpus.formats.registry import data_path, find_mask
+from corpus_server.corpus.metadata import DocumentTable
+from corpus_server.corpus.metadata.files import metadata_files
 from corpus_server.corpus.selection import ShardFile, list_shards
 from corpus_server.corpus.shards import Shard, contents, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
@@ -40,6 +43,7 @@ class Corpus(Closing):
         tokenizer: decodes tokens to text, or None; `tokenizer_name` is "bytes" or the name of its file.
         num_documents: documents of all shards; None unless every shard has an index.
         num_masks: shards that have a loss mask; the others count as all ones.
+        metadata_paths: files of the metadata of its documents, none if there is no metadata.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class Corpus(Closing):
         *,
         eot: int | None,
         tokenizer: Path | str | None,
+        metadata_paths: Sequence[Path] = (),
+        files: Files | None = None,
     ) -> None:
         self.name = spec.name
         self.earlier = spec.earlier
@@ -69,6 +75,10 @@ class Corpus(Closing):
         # Number of each shard's first document, then of all.
         self._document_starts = (0, *accumulate(index.num_documents for index in self._indices))
         self.num_documents = self._document_starts[-1] if self._indices else None
+        self.metadata_paths = tuple(metadata_paths)
+        self._open_file = OpenFile if files is None else files.open
+        self._metadata: DocumentTable | None = None
+        self._metadata_lock = threading.Lock()
 
     @classmethod
     def open(cls, spec: CorpusSpec, files: Files | None = None) -> Corpus:
@@ -86,6 +96,8 @@ class Corpus(Closing):
                 check_fingerprints(spec, contents(shards)),
                 eot=_find_eot(spec, shards),
                 tokenizer=find_tokenizer(spec, [shard.dtype for shard in shards]),
+                metadata_paths=metadata_files(spec),
+                files=files,
             )
             on_error.pop_all()
         return corpus
@@ -114,6 +126,25 @@ class Corpus(Closing):
         self.tokenizer = None  # a large vocabulary takes 100 MB
         for shard in self.shards:
             shard.close()
+        if self._metadata is not None:
+            self._metadata.close()
+
+    def metadata(self) -> DocumentTable | None:
+        """Return the metadata of the corpus's documents, opened at the first call; None if there is none.
+
+        Raises:
+            UnknownDocument: there is no document index.
+            UnreadableCorpus: it is damaged, or has other rows than there are documents.
+            MissingPackage: pyarrow is not installed.
+        """
+        if not self.metadata_paths:
+            return None
+        if self.num_documents is None:
+            raise self.no_documents(None)
+        with self._metadata_lock:
+            if self._metadata is None:
+                self._metadata = DocumentTable(self.metadata_paths, self.num_documents, self._open_file)
+            return self._metadata
 
     def locate_range(self, start: int, count: int) -> list[tuple[int, int, int]]:
         """Return the pieces of tokens [start, start + count): (shard number, start, stop in the shard)."""
@@ -218,6 +249,7 @@ class Corpus(Closing):
             "eot": self.eot,
             "tokenizer": self.tokenizer_name,
             "num_masks": self.num_masks,
+            "has_metadata": bool(self.metadata_paths),
             "shards": [shard.describe() for shard in self.shards],
         }
 

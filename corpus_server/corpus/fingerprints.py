@@ -149,12 +149,15 @@ def sidecar_path(spec: CorpusSpec) -> Path:
     """
     path = data_path(spec.path)
     stem = "corpus" if path.is_dir() else path.name
+    return (path if path.is_dir() else path.parent) / f"{stem}{selection_suffix(spec)}.hashes.json"
+
+
+def selection_suffix(spec: CorpusSpec) -> str:
+    """Return what tells a selection of a folder's shards apart in names of files; "" for all of them."""
     selection = [spec.include, spec.exclude, spec.split, spec.token_range]
     if any(selection[:2]) or spec.token_range is not None:
-        stem += f".{hashlib.sha256(json.dumps(selection).encode()).hexdigest()[:16]}"
-    elif spec.split is not None:
-        stem += f".{spec.split}"
-    return (path if path.is_dir() else path.parent) / f"{stem}.hashes.json"
+        return f".{hashlib.sha256(json.dumps(selection).encode()).hexdigest()[:16]}"
+    return "" if spec.split is None else f".{spec.split}"
 
 
 def load_sidecar(spec: CorpusSpec) -> RecordedHashes | None:

@@ -7,6 +7,7 @@ unlocks what a killed process left behind, and the next writer takes it over. A 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux
 _BUSY = "another process is writing it"
 
 
@@ -45,10 +47,11 @@ def publishing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def publishing_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `path`, which must not hold anything, as `publishing` does.
+def publishing_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty folder that becomes `path`, as `publishing` does.
 
     The block flushes the files that it writes; the names in the folder and its subfolders are flushed here.
+    `path` must not hold anything, unless `replace` is set: then what it holds is removed.
     """
     temporary = _temporary(path)
     temporary.mkdir(exist_ok=True)
@@ -63,13 +66,30 @@ def publishing_folder(path: Path) -> Iterator[Path]:
             yield temporary
             for folder, _, _ in os.walk(temporary):
                 sync_folder(Path(folder))
-            temporary.rename(path)
+            if replace and path.exists():
+                _replace(temporary, path)
+            else:
+                temporary.rename(path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     finally:
         os.close(lock)
     sync_folder(path.parent)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Give a folder the name of another one, and remove that."""
+    first, second = os.fsencode(temporary), os.fsencode(path)
+    if ctypes.CDLL(None, use_errno=True).renameat2(_AT_FDCWD, first, _AT_FDCWD, second, _RENAME_EXCHANGE):
+        # Network file systems cannot exchange names: for a moment there is no folder of this name.
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        temporary.rename(path)
+        shutil.rmtree(old)
+    else:
+        shutil.rmtree(temporary)
 
 
 def sync_folder(path: Path) -> None:

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from corpus_server.corpus.files import unreadable
@@ -20,8 +20,8 @@ from corpus_server.corpus.formats.registry import check_folder, check_masks, dat
 from corpus_server.corpus_spec import ALL, ESCAPES, OTHER, CorpusSpec, split_of
 from corpus_server.errors import UnreadableCorpus
 
-METADATA = "documents/*.parquet"
-"""Files of a corpus's folder with a row for each document, in its order."""
+METADATA_FOLDER = "documents"
+"""Folder beside shards with Parquet files of a row for each document; `documents.SPLIT` for a selection."""
 
 
 class ShardFile(NamedTuple):
@@ -84,6 +84,12 @@ def corpora_of_splits(spec: CorpusSpec) -> list[CorpusSpec]:
     ]
 
 
+def is_metadata(name: str) -> bool:
+    """Tell whether a file of a corpus's folder holds rows of documents, and no tokens."""
+    path = PurePosixPath(name)
+    return path.suffix == ".parquet" and path.parent.name.partition(".")[0] == METADATA_FOLDER
+
+
 def natural_key(name: str) -> tuple[list[tuple[int, int | str]], str]:
     """Return a sort key under which numbers inside names count as numbers."""
     parts = (part for part in re.split(r"(\d+|/)", name) if part)
@@ -107,9 +113,7 @@ def _matching(spec: CorpusSpec) -> tuple[list[ShardFile], list[ShardFile]]:
     path = data_path(spec.path)
     if path.is_dir():
         found = sorted(_walk(path, spec.include), key=lambda file: natural_key(file.name))
-        shards = [
-            file for file in found if not is_side_file(file.path) and not fnmatchcase(file.name, METADATA)
-        ]
+        shards = [file for file in found if not is_side_file(file.path) and not is_metadata(file.name)]
     elif path.exists():
         shards = found = [ShardFile(path.name, path)]
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -29,12 +29,20 @@ from corpus_server.corpus.fingerprints import (
 )
 from corpus_server.corpus.formats.masks import MASK_DTYPE
 from corpus_server.corpus.formats.registry import mask_names
+from corpus_server.corpus.metadata import DocumentTable
+from corpus_server.corpus.metadata.files import find_problem, metadata_files, record_digests
 from corpus_server.corpus.progress import ByteCounter, Progress
 from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus.shards import Shard, contents
 from corpus_server.corpus.views import View, open_corpus
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed, UnreadableCorpus
+from corpus_server.errors import (
+    CorpusChanged,
+    CorpusServerError,
+    MissingPackage,
+    ReadFailed,
+    UnreadableCorpus,
+)
 
 _NUM_THREADS: Final = 2  # one waits for the disk while the other hashes
 _BLOCKS_AT_ONCE: Final = 16
@@ -100,7 +108,7 @@ class Verification:
 
 
 def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
-    """Hash a corpus, of a view its corpus, as it is now and publish its sidecar atomically.
+    """Hash a corpus, of a view its corpus, and its metadata as they are now; publish each sidecar atomically.
 
     Publishes nothing if a shard was written to meanwhile, or if the disk did not deliver.
     """
@@ -116,6 +124,8 @@ def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
         recorded = RecordedHashes(sampled=sampled_fingerprint(content), shards=hashes)
         for each in content:
             each.file.check_unchanged()
+    if files := metadata_files(spec):
+        record_digests(files[0].parent)
     return Recorded(
         sidecar=save_sidecar(spec, recorded),
         fingerprints={"sampled": recorded.sampled, "full": recorded.full},
@@ -172,7 +182,20 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
             else:
                 found.add_problem(None, "the sidecar's sampled fingerprint is wrong")
         found.num_tokens = sum(shard.num_tokens for shard in shards)
+        if files := metadata_files(spec):
+            _verify_metadata(files, shards, found)
     return found
+
+
+def _verify_metadata(files: Sequence[Path], shards: Sequence[Shard], found: Verification) -> None:
+    """Compare metadata with its digest, and the number of its rows with that of the documents."""
+    try:
+        found.add_problem(None, find_problem(files))
+        documents = [shard.documents for shard in shards if shard.documents is not None]
+        with suppress(MissingPackage):  # without pyarrow the digest alone tells
+            DocumentTable(files, sum(index.num_documents for index in documents)).close()
+    except UnreadableCorpus as error:
+        found.add_problem(None, error.detail)
 
 
 def _verify_view(spec: CorpusSpec, progress: Progress | None) -> Verification:

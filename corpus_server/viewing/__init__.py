@@ -1,4 +1,4 @@
-"""Making views: what users say about documents -> a multiplicity of each."""
+"""What users say about documents: tables of metadata, and views, a multiplicity of each."""
 
 from corpus_server.viewing.create import Selection, create
 

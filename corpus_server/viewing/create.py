@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.metadata.files import metadata_digest
 from corpus_server.corpus.views.file import MAX_MULTIPLICITY, Int64Array, Multiplicities, ViewHeader
 from corpus_server.corpus.views.make import make_view
 from corpus_server.corpus_spec import CorpusSpec
@@ -65,17 +66,17 @@ def create(spec: CorpusSpec, selection: Selection, out: Path) -> ViewHeader:
         digest = None
         if selection.asks_metadata:
             # Closed before the index is made, which takes memory, too.
-            with _metadata(spec, corpus.num_documents, out) as metadata:
+            with _metadata(corpus, out) as metadata:
                 counts = _count(selection, corpus.num_documents, metadata)
-                digest = metadata.digest()
+                digest = metadata_digest(metadata.files)
         else:
             counts = _count(selection, corpus.num_documents, None)
         return make_view(corpus, counts, out, made=selection.described(), metadata=digest)
 
 
-def _metadata(spec: CorpusSpec, num_documents: int, out: Path) -> Metadata:
+def _metadata(corpus: Corpus, out: Path) -> Metadata:
     try:
-        return Metadata(spec, num_documents, out.absolute().parent)
+        return Metadata(corpus, out.absolute().parent)
     except OSError as error:
         raise unreadable(out, f"cannot be written: {error.strerror}", "name another place") from error
 

@@ -1,25 +1,21 @@
-"""The metadata of a corpus: `documents/*.parquet` beside its shards, one row a document, in its order.
-
-Files count in the order of their names. DuckDB reads the columns that an expression names, out of core.
-"""
+"""The metadata of a corpus, as DuckDB reads it: the columns that an expression names, out of core."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
+from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing, unreadable
-from corpus_server.corpus.formats.registry import data_path
-from corpus_server.corpus.selection import METADATA, natural_key
-from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.corpus.metadata import DocumentTable
+from corpus_server.corpus.selection import METADATA_FOLDER
 from corpus_server.errors import InvalidParameter
 from corpus_server.extras import optional_package
 from corpus_server.viewing.expressions import check_expression
@@ -37,41 +33,40 @@ _NUMBERS: Final = (
 )
 
 
-def metadata_files(spec: CorpusSpec) -> list[Path]:
-    """Return the files of a corpus's metadata, none if there is no metadata."""
-    path = data_path(spec.path)
-    folder = path if path.is_dir() else path.parent
-    return sorted(folder.glob(METADATA), key=lambda each: natural_key(each.name))
-
-
 class Metadata(Closing):
     """The metadata of a corpus, open for questions. DuckDB may read its files and nothing else.
 
     Args:
+        corpus: it has a document index.
         scratch: folder for what does not fit into memory.
+        beside: files of another table, which `in_order` asks.
 
     Raises:
         UnreadableCorpus: there is none, it cannot be read, or it has other rows than documents.
         MissingPackage: DuckDB is not installed.
     """
 
-    def __init__(self, spec: CorpusSpec, num_documents: int, scratch: Path) -> None:
-        self._duckdb = optional_package("duckdb", extra="views", purpose="an expression over metadata")
-        self._arrow = optional_package("pyarrow", extra="views", purpose="an expression over metadata")
-        self.files = metadata_files(spec)
-        if not self.files:
-            remedy = "expressions need it: put one row a document, in order, into documents/*.parquet"
-            raise unreadable(spec.path, f"has no metadata ({METADATA})", remedy)
-        self._scratch = TemporaryDirectory(prefix=".view-", dir=scratch)
+    def __init__(self, corpus: Corpus, scratch: Path, beside: Sequence[Path] = ()) -> None:
+        self._duckdb = optional_package("duckdb", extra="views", purpose="a question about metadata")
+        self._arrow = optional_package("pyarrow", extra="views", purpose="a question about metadata")
+        table = corpus.metadata()
+        if table is None:
+            what = f"has no metadata ({METADATA_FOLDER}/*.parquet beside its shards)"
+            raise InvalidParameter(
+                f"corpus {corpus.name!r} {what}",
+                remedy="attach some: corpus-server index CORPUS --metadata TABLE",
+            )
+        self.files = table.paths
+        self._scratch = TemporaryDirectory(prefix=".metadata-", dir=scratch)
         self._connection = self._duckdb.connect()
         try:
-            self._open(spec, num_documents)
+            self._open(table, beside)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, spec: CorpusSpec, num_documents: int) -> None:
-        names = ", ".join(_quoted(str(each)) for each in self.files)
+    def _open(self, table: DocumentTable, beside: Sequence[Path]) -> None:
+        names = ", ".join(_quoted(str(each)) for each in (*table.paths, *beside))
         run = self._connection.execute
         run(f"SET temp_directory = {_quoted(self._scratch.name)}")
         run(f"SET memory_limit = '{MEMORY}'")
@@ -82,34 +77,20 @@ class Metadata(Closing):
         try:
             run(f"SET allowed_paths = [{names}]")
             run("SET enable_external_access = false")
-            counts = run(f"SELECT file_name, num_rows FROM parquet_file_metadata([{names}])").fetchall()
-            rows = dict(counts)
-            parts, first = [], 0
-            for each in self.files:
-                file = _quoted(str(each))
-                parts.append(
-                    f"SELECT *, {first} + file_row_number AS {_NUMBER} "
-                    f"FROM read_parquet({file}, file_row_number = true)"
-                )
-                first += rows[str(each)]
-            if first != num_documents:
-                what = f"its metadata has {first:,} rows, the corpus {num_documents:,} documents"
-                raise unreadable(self.files[0].parent, what, "it needs one row for each document, in order")
+            parts = (
+                f"SELECT *, {first} + file_row_number AS {_NUMBER} "
+                f"FROM read_parquet({_quoted(str(path))}, file_row_number = true)"
+                for path, first in zip(table.paths, table.starts, strict=False)
+            )
             # By name: files that were written at different times may have their columns in another order.
             run(f"CREATE VIEW documents AS {' UNION ALL BY NAME '.join(parts)}")
+            if beside:
+                listed = ", ".join(_quoted(str(each)) for each in beside)
+                run(f"CREATE VIEW beside AS SELECT * FROM read_parquet([{listed}])")
         except self._duckdb.Error as error:
             what = f"its metadata cannot be read: {_first_line(error)}"
             raise unreadable(self.files[0].parent, what, "write it again") from error
         run("SET lock_configuration = true")
-
-    def digest(self) -> str:
-        """Return a digest of the files' bytes."""
-        digest = xxhash.xxh3_128()
-        for path in self.files:
-            with path.open("rb", buffering=0) as file:
-                while data := file.read(1 << 20):
-                    digest.update(data)
-        return f"xxh3-{digest.hexdigest()}"
 
     def condition(self, what: str, text: str) -> Iterator[NDArray[np.bool_]]:
         """Yield in order for which documents an expression is true; null counts as false."""
@@ -160,6 +141,38 @@ class Metadata(Closing):
             numbers.append(number)
         return np.array(numbers, dtype=np.int64)
 
+    def in_order(self, key: str) -> Iterator[Any]:
+        """Yield the rows of the table beside the metadata in the order of the documents, as tables.
+
+        Each document names its row by the value of a column that both tables have.
+
+        Raises:
+            InvalidParameter: a value is missing, or is in a table twice, or in one of them alone.
+        """
+        own, its = self._column("key", key), f'beside."{_doubled(key)}"'
+        for table, name, what in (
+            ("documents", own, "the documents'"),
+            ("beside", its, "the table's"),
+        ):
+            for (missing,) in self._rows(f"SELECT count(*) FROM {table} WHERE {name} IS NULL"):
+                if missing:
+                    raise _wrong("key", f"{what} column {key!r} is null in {missing:,} rows", "a key in each")
+            twice = f"SELECT {name}::VARCHAR, count(*) FROM {table} GROUP BY 1 HAVING count(*) > 1"
+            for value, count in self._rows(f"{twice} ORDER BY 1 LIMIT 1"):
+                found = f"{what} column {key!r} has {value!r} in {count:,} rows"
+                raise _wrong("key", found, "each key in one row")
+        for table, name, other, its_name, what in (
+            ("documents", own, "beside", its, "documents are in no row of the table"),
+            ("beside", its, "documents", own, "rows of the table are of no document"),
+        ):
+            joined = f"FROM {table} ANTI JOIN {other} ON {name}::VARCHAR = {its_name}::VARCHAR"
+            for count, value in self._rows(f"SELECT count(*), min({name}::VARCHAR) {joined}"):
+                if count:
+                    raise _wrong("key", f"{count:,} {what}, the first by key is {value!r}", "a row of each")
+        joined = f"documents JOIN beside ON {own}::VARCHAR = {its}::VARCHAR"
+        ordered = self._batches("key", f"SELECT beside.* FROM {joined} ORDER BY documents.{_NUMBER}")
+        return (self._arrow.table(each) for each in ordered)
+
     def _item(self, what: str, text: str, kinds: tuple[str, ...], accepted: str) -> str:
         item = check_expression(self._connection, what, text)
         ((_, kind, *_),) = self._rows(f"DESCRIBE SELECT {item} AS value FROM documents", what)
@@ -172,7 +185,7 @@ class Metadata(Closing):
         columns = [each for each in columns if each not in ("file_row_number", _NUMBER.strip('"'))]
         if name not in columns:
             raise InvalidParameter.expected(what, f"a column of the metadata: {', '.join(columns)}", name)
-        return 'documents."' + name.replace('"', '""') + '"'
+        return f'documents."{_doubled(name)}"'
 
     def _rows(self, query: str, what: str = "metadata") -> list[tuple[Any, ...]]:
         with self._bounded(what):
@@ -207,6 +220,10 @@ class Metadata(Closing):
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _doubled(name: str) -> str:
+    return name.replace('"', '""')
 
 
 def _first_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from corpus_server.corpus.index import index
 from tests.corpora import spec, write_raw
+from tests.metadata import write_metadata
 from tests.serving import ROOT, RunningServer
 
 CHROMIUM = shutil.which("chromium")
@@ -49,6 +50,10 @@ def browser() -> Iterator[Browser]:
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("page")
     pages = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
+    names = [f"doc {number}" for number in range(len(pages))]
+    write_metadata(folder / "documents.docs.bin", {"id": names, "license": ["Apache-2.0"] * len(names)})
+    hostile = [*HOSTILE[:5], "x" * 5000, HOSTILE[6]] * 40
+    write_metadata(folder / "documents.hostile.bin", {"id": hostile, "source": hostile, HOSTILE[1]: hostile})
     corpora: dict[str, Path | str] = {
         "docs": write_documents(folder / "docs.bin", pages),
         "hostile": write_documents(folder / "hostile.bin", HOSTILE * 40),

@@ -138,28 +138,50 @@ def test_the_step_shows_the_text_that_the_route_gives(
 def test_text_of_strangers_stays_text(opened: Opened, plans: dict[str, str]) -> None:
     for address in (
         "/page/corpora/hostile?start=0",
+        "/page/corpora/hostile?document=1",
         f"/page/plans/{plans['plan']}/steps/41?until=44",
         f"/page/lookup?plan={plans['plan']}&corpus=hostile&text=turned",
     ):
         page = opened.show(address)
         expect(page.locator(".text").first).to_be_visible()
         assert page.evaluate("window.pwned") is None
-        assert page.locator(".text").locator("img, script, h1, b").count() == 0
-        assert not any(re.search(INVISIBLE, text) for text in page.locator(".text").all_inner_texts())
+        shown = page.locator(".text, .origins, .facts")
+        assert shown.locator("img, script, h1, b").count() == 0
+        assert not any(re.search(INVISIBLE, text) for text in shown.all_inner_texts())
     page = opened.show("/page/corpora/hostile?start=0")
-    shown = page.locator(".text").inner_text()
+    text_shown = page.locator(".text").inner_text()
     for text in (
         "<script>window.pwned = 1</script>",
         "{{ 7 * 7 }}",
         "\u27e8U+202E\u27e9turned",
         "\u2401\u2402\u241b",
     ):
-        assert text in shown
-    assert not re.search(INVISIBLE, shown)
+        assert text in text_shown
+    assert not re.search(INVISIBLE, text_shown)
     page.get_by_role("textbox", name="Text").fill("<img src=x onerror='window.pwned = 1'>")
     page.get_by_role("button", name="Search a sample").click()
     expect(page.locator("mark").first).to_have_text("<img src=x onerror='window.pwned = 1'>")
     assert page.evaluate("window.pwned") is None
+
+
+def test_where_documents_came_from_is_shown(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show("/page/corpora/docs?document=2")
+    expect(page.locator("#text .facts")).to_contain_text("Apache-2.0")
+    expect(page.locator("#text .facts")).to_contain_text("doc 2")
+    page.get_by_role("button", name="After").click()
+    expect(page.locator("#text .facts")).to_have_count(0)
+    page = opened.show(f"/page/plans/{plans['plan']}/steps/41")
+    for row in server.get(f"/v1/plans/{plans['plan']}/rows", step=41).json()["rows"]:
+        shown = page.locator(f"#row-{row['row']} .origins li").all_inner_texts()
+        assert len(shown) == len(row["documents"]) > 0
+        for text, each in zip(shown, row["documents"], strict=True):
+            assert text.startswith(f"document {each['document']}")
+            assert row["corpus"] == "hostile" or each["id"] in text
+            assert len(text) < 500
+    opened.show("/page/corpora/hostile?document=5")
+    expect(page.locator("#text .facts")).to_contain_text("(5,000 characters)")
 
 
 def test_everything_can_be_done_by_keyboard(opened: Opened, plans: dict[str, str]) -> None:

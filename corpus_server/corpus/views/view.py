@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Files
 from corpus_server.corpus.fingerprints import SampledIds
+from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.views.file import Int64Array, ViewFile
 from corpus_server.corpus.views.places import Places
 from corpus_server.corpus_spec import CorpusSpec
@@ -59,7 +60,8 @@ class View(Corpus):
         if base.num_documents is None:
             raise base.no_documents(None)
         self._check(base)
-        for name in ("eot", "shards", "dtype", "tokenizer", "tokenizer_name", "num_masks"):
+        same = ("eot", "shards", "dtype", "tokenizer", "tokenizer_name", "num_masks", "metadata_paths")
+        for name in same:
             setattr(self, name, getattr(base, name))
         self.name, self.earlier = spec.name, spec.earlier
         self.fingerprints = {kind: header.fingerprint(value) for kind, value in base.fingerprints.items()}
@@ -105,6 +107,10 @@ class View(Corpus):
         found = self.places.pieces(np.array([start]), np.array([stop]))
         ranges = zip(found.starts.tolist(), found.stops.tolist(), strict=True)
         return [piece for first, end in ranges for piece in self._base.locate_range(first, end - first)]
+
+    def metadata(self) -> DocumentTable | None:
+        """Return the metadata of the corpus, whose documents have other numbers."""
+        return self._base.metadata()
 
     def document_edges(self, first: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Refuse: only a corpus has them."""

@@ -147,6 +147,7 @@ def test_rows_of_a_step_say_where_they_lie(
         "plan_step": plan_step,
         "global_batch_size": ROWS,
         "first": first,
+        "problems": [],
     }
     located = service.plan(plan_id, GET.caller).sampler.locate(step).reshape(-1, 2).tolist()
     stop = min(ROWS, first + count)
@@ -154,6 +155,7 @@ def test_rows_of_a_step_say_where_they_lie(
     for row, (shard, start) in zip(shown, located[first:stop], strict=True):
         corpus, name, base = [("docs", "docs.bin", 0), ("ids", "0.bin", 0), ("ids", "1.bin", 70)][shard]
         assert (row["corpus"], row["shard"], row["start"]) == (corpus, name, base + start)
+        assert row["documents"] == []
         check_spans(corpus, base + start, base + start + SEQ_LEN + 1, row["spans"])
     assert response.headers.items() >= {"Cache-Control": "no-store", "Corpus-Plan": plan_id}.items()
 

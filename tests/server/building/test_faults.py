@@ -30,6 +30,7 @@ FAULT = Path(__file__).with_name("fault")
 # Small parts and shards, so that there are many files to be killed at.
 PRELUDE = "import corpus_server.building.sources as s; s.PART_BYTES = 20_000"
 OPTIONS = ("--tokenizer", "bytes", "--shard-tokens", "30000", "--split", "val=0.2", "--processes", "2")
+OPTIONS += ("--keep", "n")
 
 
 def build(source: Path, out: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -41,6 +41,9 @@ class SomeDocuments:
         for first in range(0, len(inside), self._piece):
             yield inside[first : first + self._piece]
 
+    def numbers(self) -> Iterator[np.ndarray]:
+        yield np.arange(self.num_documents)
+
 
 def all_of(pieces: Iterator[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, "uint32"), *pieces])

@@ -48,6 +48,7 @@ def test_describes_itself(tmp_path: Path) -> None:
         "eot": None,
         "tokenizer": None,
         "num_masks": 0,
+        "has_metadata": False,
         "shards": [
             {"name": "a.bin", "file": "a.bin", "format": "raw", "num_tokens": 2, "dtype": "uint16"}
             | {"data_offset": 0, "size_bytes": 4},

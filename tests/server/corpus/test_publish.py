@@ -6,9 +6,11 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from corpus_server.corpus import publish
 from corpus_server.corpus.publish import publishing, publishing_folder, remove_stale
 from tests.corpora import open_descriptors
 
@@ -189,3 +191,24 @@ def test_a_published_folder_is_not_taken_for_the_one_aside(
     ):
         pass
     assert (names(tmp_path / "a"), open_descriptors()) == (["b"], before)
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_folder_is_replaced_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    """Network file systems cannot exchange two names, and none of them is here."""
+    if not exchanges:
+        monkeypatch.setattr(publish.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(renameat2=lambda *_: -1))
+    old = tmp_path / "a"
+    old.mkdir()
+    (old / "one").write_bytes(b"old")
+    (old / "two").write_bytes(b"old")
+    with publishing_folder(old, replace=True) as folder:
+        (folder / "one").write_bytes(b"new")
+        assert names(old) == ["one", "two"]
+    assert names(tmp_path) == ["a"]
+    assert (names(old), (old / "one").read_bytes()) == (["one"], b"new")
+    with pytest.raises(ZeroDivisionError), publishing_folder(old, replace=True):
+        _ = 1 / 0
+    assert (names(tmp_path), names(old)) == (["a"], ["one"])

@@ -18,6 +18,7 @@ from corpus_client import CorpusLoader, Staging
 from corpus_server.corpus.index import index
 from tests import stores
 from tests.corpora import some_tokens, spec
+from tests.metadata import write_metadata
 from tests.serving import Answer, RunningServer, check_problem
 from tests.stores import Faults, WebServer
 
@@ -116,8 +117,9 @@ def test_rows_of_documents_are_those_of_local_files(tmp_path: Path, bucket: Buck
     for name, content in shards().items():
         tokens = np.frombuffer(content, "<u2") % 100  # a document has about 100 tokens
         (local.parent / name).write_bytes(np.append(tokens[:-1], np.uint16(0)).tobytes())
-    index(spec(local, eot=0))
-    url = bucket({f"web/{path.name}": path.read_bytes() for path in local.iterdir()})
+    num_documents = index(spec(local, eot=0)).num_documents
+    write_metadata(local / "documents", {"id": list(range(num_documents))})
+    url = bucket({f"web/{name}": content for name, content in stores.contents(local).items()})
     with start(f"{url}/web", tmp_path / "a") as there, RunningServer({"web": local}, tmp_path) as here:
         plans = []
         for order in ("sequential", {"shuffle": {"block_windows": 200, "group_blocks": 1}}, "shuffle"):
@@ -129,6 +131,10 @@ def test_rows_of_documents_are_those_of_local_files(tmp_path: Path, bucket: Buck
             part = {"plan": plan, "step": step, "rank": 1, "world_size": 2}
             ours, theirs = (server.get("/v1/batches", **part) for server in (there, here))
             assert (ours.status, ours.body) == (200, theirs.body)
+        for number in (0, num_documents - 1):
+            path = f"/v1/corpora/web/documents/{number}"
+            assert there.get(path).json() == here.get(path).json()
+            assert there.get(path).json()["metadata"] == {"id": number}
         refused = there.get("/v1/batches", plan=plans[2], step=0)
         assert "bounded shuffle, for example" in check_problem(refused, 422, "cache-too-small")["remedy"]
 

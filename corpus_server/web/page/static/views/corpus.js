@@ -1,5 +1,6 @@
 import { $, h, bytes, code, facts, number, parameters, table, visible, corpusAddress } from "../dom.js";
 import { address, ask, fill, problem, Problem } from "../api.js";
+import { metadata } from "../origins.js";
 import { spans } from "../spans.js";
 import { chart } from "../chart.js";
 
@@ -15,10 +16,11 @@ function here(changes) {
   history.replaceState(null, "", address(location.pathname, changes));
 }
 
-function showTokens(start) {
+function showTokens(start, above = []) {
   const target = address(`${route}/spans`, { start, count: COUNT });
   here({ start });
   return fill($("#text"), target, (answer) => [
+    ...above,
     h("p", {}, `tokens ${number(answer.start)} to ${number(answer.stop)} of ${number(answer.num_tokens)}`),
     spans(answer.spans, name),
     h("div", { class: "buttons" },
@@ -32,7 +34,7 @@ async function showDocument(document_) {
   try {
     // The range alone: a document may be longer than a page.
     const response = await ask(address(`${route}/documents/${document_}`, { format: "json" }));
-    await showTokens(response.start);
+    await showTokens(response.start, metadata(response));
     here({ document: document_ });
   } catch (error) {
     if (!(error instanceof Problem)) throw error;

@@ -1,5 +1,6 @@
 import { $, h, dot, number, parameters, short, stepAddress, visible, corpusAddress } from "../dom.js";
 import { address, ask, instead, problem, Problem, request } from "../api.js";
+import { origins } from "../origins.js";
 import { spans } from "../spans.js";
 import { chart, colour } from "../chart.js";
 import { points, spikes } from "../spikes.js";
@@ -35,6 +36,7 @@ function row(each) {
       h("a", { href: address("/page/lookup", { plan: id, corpus: each.corpus, token: each.start }) }, "other steps"),
       documents.length ? h("button", { type: "button", onclick: () => deny(each.corpus, documents) },
         documents.length === 1 ? "deny this document" : `deny these ${documents.length} documents`) : null),
+    origins(each.documents, each.corpus),
     spans(each.spans, each.corpus));
   article.style.borderColor = colour(k);
   return article;
@@ -59,7 +61,7 @@ async function show(first = 0) {
     const count = Math.min(PAGE, share - first);
     const target = address(`/v1/plans/${id}/rows`, { step, first: begin, count, ...ranks() });
     const answer = await ask(target);
-    const shown = answer.rows.map(row);
+    const shown = [...answer.problems.map((each) => h("p", { class: "problem" }, each)), ...answer.rows.map(row)];
     if (first) $("#rows").append(...shown, request(target));
     else $("#rows").replaceChildren(...shown, request(target));
     $("#more").hidden = first + count >= share;

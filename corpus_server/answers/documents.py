@@ -1,0 +1,94 @@
+"""Where documents came from: rows of their metadata, as JSON shows them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from corpus_server.answers.response import Slices
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.errors import CorpusServerError
+
+MAX_CHARACTERS: Final = 2000
+"""Of a value; what is longer is cut."""
+
+NAMING: Final = {"id": ("id",), "source": ("source", "url", "file_path")}
+"""What names a document -> the columns that may hold it; the first one that there is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """Rows of metadata.
+
+    Attributes:
+        rows: by number of the document, column -> value.
+        problem: why there are none, although the corpus has metadata. Tokens are shown without.
+    """
+
+    rows: dict[int, dict[str, Any]]
+    problem: str | None = None
+
+
+def metadata_tag(corpus: Corpus) -> str:
+    """Return what tells the metadata of a corpus apart from what it had before; "" without."""
+    try:
+        table = corpus.metadata()
+    except CorpusServerError:
+        return "none"
+    return "" if table is None else table.tag
+
+
+def find_metadata(
+    corpus: Corpus, documents: Iterable[int], columns: Collection[str] | None = None
+) -> Slices[Found]:
+    """Read the metadata of documents, numbered as in the corpus's files, as JSON shows it.
+
+    Args:
+        columns: those to read; None for all.
+    """
+    try:
+        if (table := corpus.metadata()) is None:
+            return Found(rows={})
+        found = yield from table.rows(documents, columns)
+    except CorpusServerError as error:
+        return Found(rows={}, problem=error.detail)
+    return Found(
+        rows={number: {name: shown(value) for name, value in its.items()} for number, its in found.items()}
+    )
+
+
+def named(row: dict[str, Any], what: str) -> Any:
+    """Return the value of the first column that may hold what names a document."""
+    return next((row[name] for name in NAMING[what] if row.get(name) is not None), None)
+
+
+def naming_columns() -> list[str]:
+    """Return the columns that may name a document."""
+    return [name for names in NAMING.values() for name in names]
+
+
+def shown(value: Any) -> Any:
+    """Return a value of a column as JSON has it: dates as text, bytes as hex, what is long cut."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple | dict):
+        text = json.dumps(value, ensure_ascii=False, default=_text)
+        return _cut(text) if len(text) > MAX_CHARACTERS else json.loads(text)
+    return _cut(_text(value))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return f"{text[:MAX_CHARACTERS]}... ({len(text):,} characters)"

@@ -1,0 +1,211 @@
+"""The metadata of a corpus, open for single rows and for all of them. Nothing that serves tokens reads it."""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from corpus_server.corpus.files import Closing, OpenFile, unreadable
+from corpus_server.corpus.metadata.write import GROUP_ROWS, common_schema, conform
+from corpus_server.extras import optional_package
+
+END_BYTES: Final = 4096
+"""At the end of a Parquet file, where it keeps where everything lies, and the range of its values."""
+
+_ROWS_AT_ONCE: Final = 4096  # a few milliseconds of decoding
+
+
+class DocumentTable(Closing):
+    """Files of metadata, open; use it from any thread.
+
+    Args:
+        paths: of the files, in order.
+        num_documents: of the corpus.
+        open_file: opens one of them; another one than `OpenFile` if it lies in an object store.
+
+    Attributes:
+        paths: of the files.
+        starts: number of each file's first row, then of all.
+        columns: names and types of the columns, those of the first file first.
+        tag: tells tables apart without reading them.
+
+    Raises:
+        UnreadableCorpus: a file is damaged, or there are other rows than documents.
+        MissingPackage: pyarrow is not installed.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], num_documents: int, open_file: Callable[[Path], OpenFile] = OpenFile
+    ) -> None:
+        self.paths = tuple(paths)
+        self._files: list[_File] = []
+        try:
+            for path in paths:
+                self._files.append(_File(open_file(path)))
+            self.starts = (0, *accumulate(file.num_rows for file in self._files))
+            if self.starts[-1] != num_documents:
+                what = f"its metadata has {self.starts[-1]:,} rows, the corpus {num_documents:,} documents"
+                raise unreadable(paths[0].parent, what, "it needs one row for each document, in order")
+        except BaseException:
+            self.close()
+            raise
+        self.columns: dict[str, str] = {}
+        tag = xxhash.xxh3_64()
+        for file in self._files:
+            self.columns = {**file.columns, **self.columns}
+            tag.update(file.end())
+        self.tag = tag.hexdigest()
+
+    def rows(
+        self, numbers: Iterable[int], columns: Collection[str] | None = None
+    ) -> Generator[None, None, dict[int, dict[str, Any]]]:
+        """Return the rows of documents, column -> value, in slices; a file may lack columns of another.
+
+        Args:
+            numbers: of documents, in [0, num_documents).
+            columns: those to read; None for all.
+
+        Raises:
+            CorpusChanged, ReadFailed, UnreadableCorpus: a file is not what it was.
+        """
+        found: dict[int, dict[str, Any]] = {}
+        wanted: dict[tuple[int, int], list[int]] = {}
+        for number in sorted(set(numbers)):
+            at = bisect_right(self.starts, number) - 1
+            group = bisect_right(self._files[at].group_starts, number - self.starts[at]) - 1
+            wanted.setdefault((at, group), []).append(number)
+        for (at, group), its in wanted.items():
+            file = self._files[at]
+            first, left = self.starts[at] + file.group_starts[group], its
+            for batch in file.batches(_ROWS_AT_ONCE, columns, group):
+                stop = first + batch.num_rows
+                while left and left[0] < stop:
+                    (found[left[0]],) = python_rows(batch.slice(left[0] - first, 1))
+                    left = left[1:]
+                if not left:
+                    break
+                first = stop
+                yield
+        return found
+
+    def tables(self, columns: Collection[str]) -> Iterator[Any]:
+        """Yield some columns of all rows in order, as tables of the one schema that all files have."""
+        schema = common_schema(file.schema for file in self._files)
+        for unwanted in set(schema.names).difference(columns):
+            schema = schema.remove(schema.get_field_index(unwanted))
+        for file in self._files:
+            for batch in file.batches(GROUP_ROWS, columns):
+                yield conform(batch, schema)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+
+class _File(Closing):
+    """One open file of metadata.
+
+    Attributes:
+        schema: Arrow's; `columns` are its names and types as text.
+    """
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self._parquet = optional_package("pyarrow.parquet", extra="build", purpose="metadata of documents")
+        try:
+            with self._reading():
+                self._footer = self._parquet.read_metadata(_Reader(file))
+                self.schema = self._footer.schema.to_arrow_schema()
+        except BaseException:
+            self.close()
+            raise
+        self.num_rows: int = self._footer.num_rows
+        self.columns = {field.name: str(field.type) for field in self.schema}
+
+    @cached_property
+    def group_starts(self) -> tuple[int, ...]:
+        """First row of each row group, then `num_rows`."""
+        groups = range(self._footer.num_row_groups)
+        return (0, *accumulate(self._footer.row_group(number).num_rows for number in groups))
+
+    def end(self) -> bytes:
+        """Return the size and the last bytes of the file."""
+        size = self._file.size_bytes
+        return b"%d " % size + self._file.read(max(0, size - END_BYTES), min(END_BYTES, size))
+
+    def batches(self, size: int, columns: Collection[str] | None, group: int | None = None) -> Iterator[Any]:
+        """Yield record batches of at most `size` rows, of one row group or of all."""
+        names = [name for name in self.columns if columns is None or name in columns]
+        with self._reading():
+            parquet = self._parquet.ParquetFile(_Reader(self._file), metadata=self._footer)
+            groups = None if group is None else [group]
+            read = parquet.iter_batches(size, row_groups=groups, columns=names, use_threads=False)
+        while True:
+            with self._reading():
+                batch = next(read, None)
+            self._file.check_unchanged()
+            if batch is None:
+                return
+            yield batch
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Report what pyarrow raises for a damaged file."""
+        try:
+            yield
+        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+            self._file.check_unchanged()
+            why = (str(error).splitlines() or [""])[0][:200]
+            raise self._file.unreadable(f"its metadata cannot be read: {why}", "write it again") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Reader(io.RawIOBase):
+    """An open file of a corpus as Python's own files are: pyarrow reads the same inode as all others."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = (
+            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size_bytes}[whence]
+        )
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer)[: max(0, self._file.size_bytes - self._at)]
+        self._file.read_into(self._at, wanted)
+        self._at += len(wanted)
+        return len(wanted)
+
+
+def python_rows(batch: Any) -> list[dict[str, Any]]:
+    """Return the rows of a record batch as Python's values; as text what Python has not: nanoseconds, say."""
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns[name] = column.to_pylist()
+        except (ValueError, OverflowError):
+            columns[name] = column.cast("string").to_pylist()
+    return [{name: values[row] for name, values in columns.items()} for row in range(batch.num_rows)]
