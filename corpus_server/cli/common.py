@@ -23,6 +23,7 @@ from rich.progress import (
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.progress import Progress as Report
 from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.stores.hub import fetched
 
 DAMAGED = 1
 MISTAKE = 2
@@ -31,19 +32,27 @@ errors = Console(stderr=True, highlight=False)
 console = Console(highlight=False)
 
 CORPUS_HELP = (
-    "\\[NAME=]PATH\\[#SPLIT]\\[,OPTION=VALUE...]: a token file, a folder of shards, or quoted patterns "
-    "joined by commas; #train chooses the files whose names say so; options are dtype, eot, tokenizer, "
-    "include, exclude, token_range, earlier."
+    "\\[NAME=]PATH\\[#SPLIT]\\[,OPTION=VALUE...]: a token file, a folder of shards, quoted patterns "
+    "joined by commas, s3://BUCKET/PATH or hf://datasets/ORG/NAME; #train chooses the files whose names say "
+    "so; options are dtype, eot, tokenizer, include, exclude, token_range, earlier."
 )
-CorpusArgument = Annotated[
-    CorpusSpec,
-    typer.Argument(parser=CorpusSpec.parse, metavar="CORPUS", help=CORPUS_HELP, show_default=False),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 say = partial(console.print, soft_wrap=True, markup=False)
 tell = partial(errors.print, soft_wrap=True)
+note = partial(errors.print, soft_wrap=True, markup=False)
+
+
+def read_corpus(text: str) -> CorpusSpec:
+    """Return the corpus that a command line names, as files of this machine or of an object store."""
+    return fetched(CorpusSpec.parse(text), note)
+
+
+CorpusArgument = Annotated[
+    CorpusSpec,
+    typer.Argument(parser=read_corpus, metavar="CORPUS", help=CORPUS_HELP, show_default=False),
+]
 
 
 def warn(text: str) -> None:
