@@ -61,6 +61,9 @@ class Hub:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def do_HEAD(self) -> None:
+                self.do_GET()
+
             def do_GET(self) -> None:
                 path = unquote(urlsplit(self.path).path).strip("/")
                 hub.asked.append(path)
@@ -70,8 +73,6 @@ class Hub:
                     self._describe(path.removeprefix("api/").removeprefix("models/"))
                 else:
                     self._file(*path.split("/resolve/", 1))
-
-            do_HEAD = do_GET
 
             def _describe(self, path: str) -> None:
                 for what in ("/revision/", "/tree/"):

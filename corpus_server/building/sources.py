@@ -10,7 +10,8 @@
     chunk-*.bin (litData)                    an item          files
 
 The division depends on the files alone, and the corpus does not depend on the division: parts are joined in
-the order of the files, and inside a file in its own order. Texts longer than `TEXT_CHARS` are read and encoded in pieces.
+the order of the files, and inside a file in its own order. A text longer than `TEXT_CHARS` is read and
+encoded in pieces.
 """
 
 from __future__ import annotations

@@ -291,7 +291,10 @@ def test_a_restart_with_other_options_or_sources_is_refused_by_name(
     with pytest.raises(InvalidParameter, match=r"a\.jsonl was changed") as caught:
         build_here(named, tmp_path / "out", tokenizer="bytes")
     assert caught.value.remedy is not None
-    assert "remove the folder" in caught.value.remedy
+    assert "--fresh" in caught.value.remedy
+    monkeypatch.undo()
+    build_here(named, tmp_path / "out", tokenizer="bytes", fresh=True)
+    assert len(documents_of(tmp_path / "out")) == 21
 
 
 def raise_interrupt(*_: object) -> None:
