@@ -47,9 +47,9 @@ def find_inputs(sources: Sequence[str], include: Sequence[str] = ()) -> tuple[In
         UnreadableCorpus: a source names nothing, a file is of an unknown kind or named twice, all are empty.
     """
     cut = map(_cut_field, sources)
-    inputs = tuple(_input(path, field, include) for text, field in cut for path in _paths(text, include))
+    inputs = tuple(_input(path, field) for text, field in cut for path in _paths(text, include))
     # Not `resolve`: caches hold links under several names to files of equal content.
-    path, count = Counter(each.path for each in inputs).most_common(1)[0]
+    path, count = Counter(map(os.path.abspath, (each.path for each in inputs))).most_common(1)[0]
     if count > 1:
         raise unreadable(Path(path), f"is named {count} times among the sources", "name it once")
     if not any(each.num_bytes for each in inputs):
@@ -107,6 +107,7 @@ def _paths(source: str, include: Sequence[str]) -> list[Path]:
             raise unreadable(path, f"expected files {wanted} in the folder, found none", remedy)
         return found
     if path.exists():
+        _check_kind(path, include)
         return [path]
     paths = map(Path, glob.glob(source, recursive=True))  # noqa: PTH207 - any part may be a pattern
     matched = sorted(paths, key=lambda each: natural_key(each.as_posix()))
@@ -117,6 +118,8 @@ def _paths(source: str, include: Sequence[str]) -> list[Path]:
         raise unreadable(
             path, "the pattern matches folders and no file", "name the files in them, as with DIR/**"
         )
+    for each in found:
+        _check_kind(each, include)
     return found
 
 
@@ -142,8 +145,7 @@ def _check_kind(path: Path, include: Sequence[str]) -> None:
         check_kind(path)
 
 
-def _input(path: Path, text_field: str | None, include: Sequence[str]) -> Input:
-    _check_kind(path, include)
+def _input(path: Path, text_field: str | None) -> Input:
     if (mask := find_mask(path)) is not None:
         raise unreadable(
             mask, "is a loss mask, and build copies none", "serve the token file beside it as it is"

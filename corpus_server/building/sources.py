@@ -115,7 +115,7 @@ def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
             for document in _kind(piece.path).read(piece, options):
                 content = document.content
                 if isinstance(content, str) and len(content) > TEXT_CHARS:
-                    yield from _in_pieces(document, lambda text=content: [text], options)
+                    yield from _in_pieces(document, (content,).__iter__, options)
                 else:
                     yield document
 

@@ -100,9 +100,7 @@ class Snapshot:
         free = shutil.disk_usage(next(each for each in self.folder.parents if each.is_dir())).free
         if num_bytes > free:
             cache = self.folder.parents[2]
-            what = (
-                f"{_shown(num_bytes)} are to be downloaded, and the disk of {cache} has {_shown(free)} left"
-            )
+            what = f"{_shown(num_bytes)} to download, but the disk of {cache} has {_shown(free)} left"
             raise StoreFailed(f"{self.url}: {what}", remedy="make room, or set HF_HOME to another disk")
 
 

@@ -146,6 +146,19 @@ def test_what_does_not_fit_is_not_begun(hub: Hub, run: Run) -> None:
     assert "make room, or set HF_HOME to another disk" in err.splitlines()[-1]
 
 
+def test_a_full_disk_is_said_and_the_same_command_continues(hub: Hub, run: Run, small_disk: Path) -> None:
+    hub.repositories[DATA]["main"]["web_val_000000.bin"] = bytes(2_000_000)
+    hub.sizes[DATA, "web_val_000000.bin"] = 10  # so that the room seems to suffice
+    command = ("inspect", f"hf://{DATA}#val")
+    ((code, _, err),) = run(command, HF_HOME=str(small_disk))
+    assert code == 2
+    assert f"the disk of {small_disk}/hub is full (make room, or set HF_HOME" in err.splitlines()[-1]
+    subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
+    hub.sizes.clear()
+    ((code, _, err),) = run(command, HF_HOME=str(small_disk))
+    assert code == 0, err
+
+
 @pytest.mark.parametrize("down", [True, False], ids=["no-network", "out-of-order"])
 def test_a_hub_that_does_not_answer_is_one_line_unless_the_cache_has_all(
     hub: Hub, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, down: bool
