@@ -38,7 +38,10 @@ def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> 
     """Return the options of a build, with what the tokenizer says: its vocabulary, its end-of-text token."""
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
     if opened is None and others.get("column") is None:
-        accepted = "'bytes', a tokenizer.json, a tiktoken rank file or a SentencePiece model"
+        accepted = (
+            "'gpt2' or another model of the Hugging Face Hub, a tokenizer.json, a tiktoken rank file, "
+            "a SentencePiece model or 'bytes'"
+        )
         remedy = "for token ids name their column with --column"
         raise InvalidParameter.expected("tokenizer", accepted, None, remedy=remedy)
     if eot is None and opened is not None:

@@ -37,9 +37,9 @@ from corpus_server.corpus.formats.litdata import read_index
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.extras import optional_package
 
-# Characters that are encoded at once; a tokenizer takes about ten times their memory. A longer text is cut at
-# ends of lines, where few tokenizers would join what is before with what is behind.
-TEXT_CHARS: Final = 4 << 20
+# Characters that are encoded at once: `tokenizers` takes 200 bytes for each of their tokens. A longer text is
+# cut at ends of lines, where few tokenizers would join what is before with what is behind.
+TEXT_CHARS: Final = 1 << 20
 _READ_BYTES: Final = 1 << 20
 
 PART_BYTES: Final = 16 << 20  # bytes of input; a few seconds of work, which is what a kill costs a process

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats.foreign import check_name
 from corpus_server.corpus.formats.registry import (
     check_folder,
     check_masks,
-    check_name,
     data_path,
     is_other_kind,
     is_side_file,

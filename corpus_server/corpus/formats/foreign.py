@@ -103,7 +103,8 @@ def _text_or_ids(source: Path) -> str:
     return f"if it holds text, {build_text(source)}; if it holds token ids, {build_ids(source)}"
 
 
-def _check_name(path: Path) -> None:
+def check_name(path: Path) -> None:
+    """Raise UnreadableCorpus if a file's name says that it is not served; it need not be on this machine."""
     suffix = path.suffix.lower()
     is_compressed = any(suffix in suffixes for _, suffixes, _, _ in _COMPRESSED)
     inner = Path(path.stem).suffix.lower() if is_compressed else suffix
@@ -163,4 +164,4 @@ def _refuse_zarr(file: OpenFile) -> None:
             )
 
 
-FORMAT: Final = Format(read=_read, check_name=_check_name)
+FORMAT: Final = Format(read=_read)

@@ -109,7 +109,6 @@ class Format:
         mask_names: the names, one or several, that the loss mask of a token file of a name may have.
         find_data: returns the data file that a path stands for (Megatron: X or X.idx for X.bin), or None
             if the path is none of this format's.
-        check_name: raises if a file's name says that it is not served; the file may be elsewhere.
         check_folder: given all files of a folder and whether the user named a dtype, raises if a file
             lacks its counterpart.
     """
@@ -119,7 +118,6 @@ class Format:
     loss_masks: Mapping[str, str] = field(default_factory=dict)
     mask_names: Callable[[str], Collection[str]] = lambda name: ()
     find_data: Callable[[Path], Path | None] = lambda path: None
-    check_name: Callable[[Path], None] = lambda path: None
     check_folder: Callable[[Collection[Path], bool], None] = lambda paths, dtype_given: None
 
 

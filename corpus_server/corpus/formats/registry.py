@@ -106,12 +106,6 @@ def is_other_kind(path: Path) -> bool:
     return path.suffix.lower() in _OTHER_KINDS
 
 
-def check_name(path: Path) -> None:
-    """Raise UnreadableCorpus if a file is of a kind that is not served, as far as its name tells."""
-    for each in FORMATS:
-        each.check_name(path)
-
-
 def mask_names(name: str) -> list[str]:
     """Return the names that the loss mask of a token file may have; it lies in the same folder."""
     return [mask for each in FORMATS for mask in each.mask_names(name)]

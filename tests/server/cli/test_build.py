@@ -43,7 +43,7 @@ def test_text_becomes_a_corpus_that_is_served_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "tokenizer must be 'bytes', a tokenizer.json, a tiktoken rank file or a SentencePiece model"),
+        ((), "tokenizer must be 'gpt2' or another model of the Hugging Face Hub, a tokenizer.json, "),
         (("--tokenizer", "bytes", "--split", "val"), "split must be NAME=SHARE, for example val=0.001"),
         (("--tokenizer", "bytes", "--split", "web=0.1"), "split must be one of dev, eval, test, val"),
         (("--tokenizer", "bytes"), "a.jsonl: line 2: is not JSON"),
