@@ -79,7 +79,9 @@ class Hub:
                     repository, found, revision = path.partition(what)
                     if found and (files := self._find(repository, revision)) is not None:
                         commit = _commit(repository, files)
-                        about = {"id": repository.removeprefix("datasets/"), "sha": commit, "siblings": []}
+                        siblings = [{"rfilename": name} for name in files]
+                        name = repository.removeprefix("datasets/")
+                        about = {"id": name, "sha": commit, "siblings": siblings}
                         tree = [
                             {
                                 "type": "file",
@@ -114,8 +116,14 @@ class Hub:
                 content = files[name]
                 if self.command == "GET":
                     hub.downloads.append(name)
-                etag = hashlib.sha1(content).hexdigest()
-                self._send(content, ETag=f'"{etag}"', **{"X-Repo-Commit": _commit(repository, files)})
+                headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+                headers["X-Repo-Commit"] = _commit(repository, files)
+                if self.command == "GET" and (wanted := self.headers.get("Range")):
+                    start = int(wanted.removeprefix("bytes=").split("-")[0])
+                    headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+                    self._send(content[start:], 206, **headers)
+                else:
+                    self._send(content, **headers)
 
             def _refuse(self, status: int, code: str, message: str) -> None:
                 self._send(b"{}", status, **{"X-Error-Code": code, "X-Error-Message": message})

@@ -76,6 +76,8 @@ class Snapshot:
         self._check_room(left)
         hub = _library(self.url)
         with _asking(self.url, self.name):
+            if hub.constants.HF_HUB_OFFLINE:  # some releases of the library would return what there is
+                raise hub.errors.OfflineModeIsEnabled
             hub.snapshot_download(
                 self.name,
                 repo_type=self.kind,
@@ -84,7 +86,8 @@ class Snapshot:
                 allow_patterns=None if len(missing) == len(self.sizes) else [*map(glob.escape, missing)],
             )
         if lost := [name for name in missing if not self._holds(name)]:
-            raise StoreFailed(f"{self.url}: {lost[0]} did not come as the Hub lists it", remedy="try again")
+            what = f"{self.url}: {lost[0]} is not in the cache, or not as the Hub lists it"
+            raise StoreFailed(what, remedy="check the network, and try again")
         with suppress(OSError):  # a cache for reading: without the network it cannot be used
             _write(self.folder / _LISTING, json.dumps(self.sizes))
             if self.revision != self.commit:

@@ -334,7 +334,7 @@ def test_an_existing_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eot": 1}, "tokenizer must be 'bytes', a tokenizer.json, "),
+        ({"eot": 1}, "tokenizer must be 'gpt2' or another model of the Hugging Face Hub, "),
         ({"column": "ids"}, "no end-of-text token is known, because there is no tokenizer"),
         ({"column": "ids", "eot": 2**32}, r"eot must be in \[0, 4294967295\]"),
         ({"tokenizer": "bytes", "eot": 256}, r"eot must be in \[0, 255\]"),
