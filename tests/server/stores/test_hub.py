@@ -75,21 +75,23 @@ def test_a_split_is_served_from_the_commit_that_was_the_newest(hub: Hub, run: Ru
     assert json.loads(out)["name"] == "web10B-train"
     assert sorted(hub.downloads) == TRAIN
 
-    # What is in the cache is not asked for again, and needs no network; so are the files that commands add.
+    # What is in the cache is not asked for again; commands may add files.
     hub.asked.clear()
     recorded, _ = run(("verify", "--record", url), ("verify", f"hf://{DATA}@{commit}#train"))
     assert recorded[0] == 0
     assert hub.asked == [f"api/{DATA}/revision/main"]
-    hub.asked.clear()
+    there, missing = run(("inspect", url, "--json"), ("inspect", f"hf://{DATA}#val"), HF_HUB_OFFLINE="1")
+    assert json.loads(there[1])["fingerprint_kind"] == "full"
+    assert (missing[0], "HF_HUB_OFFLINE is set" in missing[2]) == (2, True)
+
     config = f'[corpora.web]\npath = "{url}"\n[corpora.first]\npath = "hf://{DATA}@{commit}/{TRAIN[0]}"'
-    prelude = "import os; os.environ['HF_HUB_OFFLINE'] = '1'"
-    with RunningServer({}, tmp_path, config=config, workers=2, prelude=prelude) as server:
+    named = {"all": f"hf://{DATA}"}
+    with RunningServer(named, tmp_path, config=config, workers=2, arguments=["--splits"]) as server:
         got = np.frombuffer(server.get("/v1/corpora/web/tokens?start=900&count=200").body, "<u2")
-        one = server.get("/v1/corpora/first").json()
+        corpora = {each["name"]: each["num_tokens"] for each in server.get("/v1/corpora").json()["corpora"]}
     assert got.tolist() == np.concatenate([*TOKENS.values()])[900:1100].tolist()
-    assert (one["num_tokens"], one["shards"][0]["name"], hub.asked) == (1000, TRAIN[0], [])
-    ((code, _, err),) = run(("inspect", f"hf://{DATA}#val"), HF_HUB_OFFLINE="1")
-    assert (code, "HF_HUB_OFFLINE is set" in err) == (2, True)
+    assert corpora == {"web": 2500, "first": 1000, "all-train": 2500, "all-val": 100}
+    assert sorted(hub.downloads) == [*TRAIN, "web_val_000000.bin"]
 
 
 def test_a_branch_stays_at_its_commit_until_it_is_asked_again(hub: Hub, run: Run) -> None:
