@@ -1,9 +1,11 @@
 """Find the files that the sources of a build name.
 
-texts/                    all files of known kinds below a folder
-'texts/*.jsonl'           files that a pattern matches
-rest.parquet?text=body    its text is the field `body`, whatever `--text-field` says
-hf://datasets/ORG/NAME    a repository of the Hugging Face Hub, or a folder, file or pattern of it
+    texts/                    all files of known kinds below a folder
+    'texts/*.jsonl'           files that a pattern matches
+    rest.parquet?text=body    its text is the field `body`, whatever `--text-field` says
+    hf://datasets/ORG/NAME    a repository of the Hugging Face Hub, or a folder, file or pattern of it
+
+Those of the Hub are downloaded once, before anything else, and are files of this machine from then on.
 """
 
 from __future__ import annotations

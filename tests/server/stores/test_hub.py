@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ import pytest
 from tests.hub import Hub
 from tests.server.building.sources import lines, texts, write_jsonl
 from tests.server.corpus.test_tokenizers import write_tokenizer_json
-from tests.serving import ROOT, RunningServer, environment, run_here
+from tests.serving import ROOT, RunningServer, environment, run_here, wait_until
 
 pytest.importorskip("huggingface_hub")
 
@@ -89,6 +91,12 @@ def test_a_split_is_served_from_the_commit_that_was_the_newest(hub: Hub, run: Ru
     with RunningServer(named, tmp_path, config=config, workers=2, arguments=["--splits"]) as server:
         got = np.frombuffer(server.get("/v1/corpora/web/tokens?start=900&count=200").body, "<u2")
         corpora = {each["name"]: each["num_tokens"] for each in server.get("/v1/corpora").json()["corpora"]}
+        # A server keeps its commit when it reads its configuration again.
+        hub.repositories[DATA]["main"] = {"new.bin": bytes(20)}
+        hub.asked.clear()
+        os.kill(server.pid, signal.SIGHUP)
+        wait_until(lambda: "were replaced" in server.log(), server.log)
+        assert (server.get("/v1/corpora/web").json()["num_tokens"], hub.asked) == (2500, [])
     assert got.tolist() == np.concatenate([*TOKENS.values()])[900:1100].tolist()
     assert corpora == {"web": 2500, "first": 1000, "all-train": 2500, "all-val": 100}
     assert sorted(hub.downloads) == [*TRAIN, "web_val_000000.bin"]
