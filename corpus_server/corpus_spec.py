@@ -5,6 +5,7 @@
     /data/web                                   a token file or a folder of shards
     'web=/data/*_train_*.bin,/more/*.bin'       the files that patterns match
     s3://bucket/web                             the same in an object store, see `docs/stores.md`
+    hf://datasets/ORG/NAME@REVISION/web#train   the same in a repository of the Hugging Face Hub
     /data/web#train                             the files of one split, by the words of their names
     hq=/data/web?view=hq.view                   a view of it, see `docs/views.md`
     web=/data/web,dtype=uint32,eot=50256        options
@@ -40,7 +41,15 @@ MANIFEST: Final = "manifest.json"  # in a folder that `build` wrote; its splits 
 OTHER: Final = "other"  # the split of files whose names say none
 ALL: Final = "all"  # says that a corpus may hold files of several splits
 
-_STORE: Final = re.compile(r"(s3|gs|az|https?)://[^/,#]*")
+HUB: Final = re.compile(
+    r"hf://(?:(datasets|models)/)?([^/,#@]+(?:/[^/,#@]+)?)(?:@(refs/(?:convert|pr)/[^/,#]+|[^/,#]+))?"
+)
+"""A repository of the Hugging Face Hub: kind, None for a model; its name, most often ORG/NAME; revision."""
+
+STORE: Final = re.compile(rf"(?:s3|gs|az|https?)://[^/,#]*|{HUB.pattern}")
+"""How a path begins that is not one of this machine."""
+
+_TOKENIZER_FILES: Final = (".json", ".tiktoken", ".model")
 _PATTERNS: Final = ("include", "exclude")
 OPTIONS: Final = ("dtype", "eot", "tokenizer", "mask", *_PATTERNS, "token_range", "earlier", "view")
 _VIEW: Final = "?view="  # PATH?view=FILE is PATH,view=FILE
@@ -65,7 +74,7 @@ class CorpusSpec:
 
     name: str  # letters, digits, `.`, `_`, `-`; what URLs and plans call it
     path: Path  # a token file or a folder of shards
-    store: str | None = None  # `s3://bucket`: the object store in which the path lies; None: on this machine
+    store: str | None = None  # `s3://bucket` or `hf://datasets/ORG/NAME`: where the path lies; None: here
     include: tuple[str, ...] = ()  # patterns of the folder's shards that count; () stands for all
     exclude: tuple[str, ...] = ()  # patterns of shards that do not
     split: str | None = None  # values of SPLITS joined by `+`, OTHER or ALL; None: there is only one
@@ -73,7 +82,7 @@ class CorpusSpec:
     dtype: str | None = None  # token type of headerless files; None takes the format's default
     eot: int | None = None  # id of the end-of-text token; None takes that of the sidecars of documents
     earlier: tuple[str, ...] = ()  # corpora served here that hold what this one held before
-    tokenizer: str | None = None  # `bytes`, `none`, the path of a file, or None to look beside the shards
+    tokenizer: str | None = None  # see `tokenizer_source`; None to look beside the shards
     mask: bool = True  # loss masks beside the shards belong to the corpus; else they are left out
     view: str | None = None  # path of a view: its documents are the corpus
     of: str | None = None  # with a view: the path as given, which may be the name of another corpus
@@ -140,6 +149,18 @@ class CorpusSpec:
         return shlex.quote(",".join(paths) + ("" if split is None else f"#{split}"))
 
 
+def tokenizer_source(text: str, folder: Path = Path()) -> str:
+    """Return what names a tokenizer: `bytes`, `none`, the absolute path of a file, or `hf://REPOSITORY`.
+
+    `gpt2` and `ORG/NAME` are repositories of the Hugging Face Hub if there is no file of that name.
+    """
+    if text in ("bytes", "none") or HUB.match(text):
+        return text
+    path = _at(folder, text)
+    may_be_repository = all(map(NAME.fullmatch, text.split("/", 1))) and path.suffix not in _TOKENIZER_FILES
+    return f"hf://{text}" if may_be_repository and not path.exists() else str(path.absolute())
+
+
 def with_views(specs: Iterable[CorpusSpec]) -> tuple[CorpusSpec, ...]:
     """Return the corpora of one configuration, in which views of others have the files of those."""
     every = tuple(specs)
@@ -199,6 +220,8 @@ def _default_name(
     # Not `stem`: of the Megatron prefix llama-1.5B_text_document it would leave llama-1.
     is_folder = store is None and path.is_dir()
     name = path.name if is_folder else re.sub(r"\.[a-z]+$", "", path.name)
+    if not name and store is not None:  # of the bucket or the repository
+        name = store.partition("@")[0].rpartition("/")[2]
     if split not in (None, ALL):
         name += f"-{split.replace('+', '-')}"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:128] or "corpus"
@@ -240,7 +263,7 @@ def _read_path(folder: Path, text: str) -> dict[str, Any]:
     pieces = _cut(text, ",")
     if not all(pieces):  # an empty path would be the current folder
         raise InvalidParameter.expected("path", "a path, or several joined by commas", text)
-    stores = [match[0] if (match := _STORE.match(piece)) else None for piece in pieces]
+    stores = [match[0] if (match := STORE.match(piece)) else None for piece in pieces]
     if other := next((n for n, each in enumerate(stores) if each != stores[0]), None):
         accepted = f"paths of one store, {stores[0] or 'this machine'}"
         raise InvalidParameter.expected("path", accepted, pieces[other])
@@ -313,8 +336,8 @@ def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[
             (given[key],) = _strings(where + key, [value])
     if "view" in given:
         given["view"] = str(_at(folder, given["view"]).absolute())
-    if given.get("tokenizer", "none") not in ("bytes", "none"):
-        given["tokenizer"] = str(_at(folder, given["tokenizer"]).absolute())
+    if "tokenizer" in given:
+        given["tokenizer"] = tokenizer_source(given["tokenizer"], folder)
     return given
 
 

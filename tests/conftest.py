@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import subprocess
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -165,3 +166,20 @@ def server(
     paths = {name: corpus.path for name, corpus in corpora.items()}
     with RunningServer(paths, tmp_path_factory.mktemp("server"), workers=2) as running:
         yield running
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system in memory with room for 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)

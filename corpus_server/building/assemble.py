@@ -47,7 +47,7 @@ def assemble(
             f"split {empty[0]!r} got none of the {num_documents} documents"
             if num_documents
             else "the sources hold no document that has a token",
-            remedy=f"give it a larger share, and remove {work}" if num_documents else None,
+            remedy="give it a larger share, and say --fresh" if num_documents else None,
         )
     dtype = options.part_dtype
     if options.vocab_size is None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from corpus_server.building.assemble import assemble, origin_of
+from corpus_server.building.inputs import find_inputs
 from corpus_server.building.job import PARTS, WHOLE, BuildOptions, Input, Job, Part, work_folder
 from corpus_server.building.manifest import Manifest, folders, read_manifest
 from corpus_server.building.part import PartResult, find_result
-from corpus_server.building.sources import find_inputs, plan_parts
+from corpus_server.building.sources import check_first, plan_parts
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.progress import Progress
 from corpus_server.corpus.publish import sync_folder
@@ -37,7 +38,10 @@ def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> 
     """Return the options of a build, with what the tokenizer says: its vocabulary, its end-of-text token."""
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
     if opened is None and others.get("column") is None:
-        accepted = "'bytes', a tokenizer.json, a tiktoken rank file or a SentencePiece model"
+        accepted = (
+            "'gpt2' or another model of the Hugging Face Hub, a tokenizer.json, a tiktoken rank file, "
+            "a SentencePiece model or 'bytes'"
+        )
         remedy = "for token ids name their column with --column"
         raise InvalidParameter.expected("tokenizer", accepted, None, remedy=remedy)
     if eot is None and opened is not None:
@@ -60,6 +64,8 @@ def build(
     run_parts: RunParts,
     report: Progress = ignore,
     *,
+    include: Sequence[str] = (),
+    fresh: bool = False,
     task: tuple[int, int] | None = None,
 ) -> dict[str | None, Manifest]:
     """Build the corpus `out`, or continue where a build of it was interrupted.
@@ -68,6 +74,8 @@ def build(
     completed before is left as it is.
 
     Args:
+        include: see `find_inputs`.
+        fresh: forget an unfinished build, instead of continuing it.
         task: K and N, to run only share K of N of the parts, at the same time as other shares. A build
             without it then finds these parts done.
 
@@ -79,9 +87,11 @@ def build(
         InvalidParameter: `out` exists, or its work folder holds another job.
         UnreadableCorpus: a source cannot be read or was changed meanwhile, or the disk refuses.
     """
-    inputs = _find_all(sources, options)
+    inputs = _find_all(sources, options, include)
     work = work_folder(out)
     with _writing(work):
+        if fresh and work.is_dir():
+            shutil.rmtree(work)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             return _built_before(out, work, options, inputs)
         job = _begin(work, options, inputs)
@@ -89,9 +99,9 @@ def build(
         results = _run(job, job.parts[number::count], work, run_parts, report)
         if task is not None:
             return {}
-        if changed := {*job.inputs} ^ {*_find_all(sources, options)}:
+        if changed := {*job.inputs} ^ {*_find_all(sources, options, include)}:
             paths = sorted(each.path for each in changed)
-            raise unreadable(Path(paths[0]), "was changed while it was read", f"remove {work} to build anew")
+            raise unreadable(Path(paths[0]), "was changed while it was read", "say --fresh to build anew")
         manifests = assemble(job, results, work, report)
         (work / WHOLE).rename(out)
         sync_folder(out.parent)
@@ -101,9 +111,10 @@ def build(
 
 def _begin(work: Path, options: BuildOptions, inputs: tuple[Input, ...]) -> Job:
     """Return the job in the folder `work`, after checking that it is this one, or begin it there."""
-    (work / PARTS).mkdir(parents=True, exist_ok=True)
     sources = inputs if options.tokenizer_file is None else inputs[:-1]
     while (job := Job.load(work)) is None:
+        check_first(sources, options)
+        (work / PARTS).mkdir(parents=True, exist_ok=True)
         try:
             Job(options=options, inputs=inputs, parts=plan_parts(sources)).save(work)
         except BlockingIOError:  # all tasks of an array begin at once, and another one is saving it
@@ -129,9 +140,9 @@ def _run(
     return [result for result in results.values() if result is not None]
 
 
-def _find_all(sources: Sequence[str], options: BuildOptions) -> tuple[Input, ...]:
+def _find_all(sources: Sequence[str], options: BuildOptions, include: Sequence[str]) -> tuple[Input, ...]:
     """Return the sources' files, and behind them the tokenizer's."""
-    inputs, path = find_inputs(sources), options.tokenizer_file
+    inputs, path = find_inputs(sources, include), options.tokenizer_file
     return inputs if path is None else (*inputs, dataclasses.replace(Input.of(path), name=path.name))
 
 

@@ -132,6 +132,7 @@ class Input(Strict):
     name: str = field(compare=False)  # as the user gave it, or below the folder that the user gave
     num_bytes: int
     mtime_ns: int
+    text_field: str | None = None  # None: that of the options
 
     @classmethod
     def of(cls, path: Path) -> Input:
@@ -153,6 +154,7 @@ class Slice(Strict):
     start: int
     stop: int
     num_bytes: int
+    text_field: str | None = None  # of the input
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +187,7 @@ class Job(Strict):
     @classmethod
     def load(cls, work: Path) -> Job | None:
         """Return the job of a work folder, None if none was saved there."""
-        return read_json(cls, work / _FILE, "job", f"remove {work} to build anew")
+        return read_json(cls, work / _FILE, "job", "say --fresh to build anew")
 
     def check_same(self, options: BuildOptions, inputs: tuple[Input, ...], work: Path) -> None:
         """Raise InvalidParameter, naming the difference, unless the job was begun with these."""
@@ -200,5 +202,5 @@ class Job(Strict):
         if changed:
             raise InvalidParameter(
                 f"{work} holds an unfinished build: {changed[0]}",
-                remedy="build as before to continue it, or remove the folder to build anew",
+                remedy="build as before to continue it, or say --fresh to build anew",
             )

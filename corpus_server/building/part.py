@@ -81,8 +81,7 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
         writers = [_Writer(options, part.number, folder, name, files) for name in options.split_names]
         for batch in _batches(read_documents(part, options)):
             for document, ids in zip(batch, _encode(batch, options), strict=True):
-                if len(ids):  # else it is left out
-                    writers[choose(document)].add(ids, document.kept)
+                writers[choose(document)].add(ids, document.kept, is_last=document.is_last)
             for writer in writers:
                 writer.flush()
     splits = {writer.name: writer.result() for writer in writers}
@@ -149,8 +148,10 @@ def _chooser(options: BuildOptions) -> Callable[[Document], int]:
         if not bounds:
             return 0
         content = document.content
-        data = content.encode() if isinstance(content, str) else content.astype("<u4").tobytes()
-        found = bisect_right(bounds, xxhash.xxh3_64_intdigest(data))
+        if (digest := document.digest) is None:
+            data = content.encode() if isinstance(content, str) else content.astype("<u4").tobytes()
+            digest = xxhash.xxh3_64_intdigest(data)
+        found = bisect_right(bounds, digest)
         return (found + 1) % (len(bounds) + 1)  # `train`, number 0, takes what no share does
 
     return choose
@@ -172,15 +173,23 @@ class _Writer:
         self._pieces: list[Tokens] = []
         self._lengths: list[int] = []
         self._kept: list[Kept] = []
+        self._length = 0  # of the document that is not complete yet
         self._num_documents = self._num_tokens = self._largest_id = 0
 
-    def add(self, ids: Tokens, kept: Kept) -> None:
-        """Take a document that has at least one token, and what is kept beside them."""
+    def add(self, ids: Tokens, kept: Kept, *, is_last: bool) -> None:
+        """Take a document, or the next piece of one; a document without a token is left out."""
+        if len(ids):
+            self._pieces.append(ids)
+            self._length += len(ids)
+        if not is_last or not self._length:
+            return
         # Rows of data sets often bring their end-of-text token.
-        ends = int(ids[-1] == self._eot[0])
-        self._pieces += (ids,) if ends else (ids, self._eot)
-        self._lengths.append(len(ids) + 1 - ends)
+        if not len(ids) or ids[-1] != self._eot[0]:
+            self._pieces.append(self._eot)
+            self._length += 1
+        self._lengths.append(self._length)
         self._kept.append(kept)
+        self._length = 0
 
     def flush(self) -> None:
         """Write what was added."""

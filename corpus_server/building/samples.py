@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -47,6 +47,20 @@ def mds_samples(data: bytes, column: str) -> Iterator[str | Ids]:
         except (KeyError, IndexError, TypeError) as error:
             what = f"its column {column!r} is no {columns[number].encoding}: {error!r}"
             raise ValueError(what) from error
+
+
+def check_mds(file: IO[bytes], column: str, *, is_text: bool) -> None:
+    """Raise ValueError if the head of an MDS shard says no such column, or one of another kind."""
+    head = file.read(_U4.itemsize)
+    offsets = file.read(_U4.itemsize * (1 + int.from_bytes(head, "little")))
+    begin = int.from_bytes(offsets[: _U4.itemsize], "little")
+    columns = read_columns(file.read(max(0, begin - len(head) - len(offsets))))
+    found = next((each for each in columns if each.name == column), None)
+    if found is None:
+        raise ValueError(f"has no column {column!r}, only {', '.join(repr(each.name) for each in columns)}")
+    if (found.encoding == "str") != is_text:
+        wanted = "text" if is_text else "token ids"
+        raise ValueError(f"its column {column!r} is {found.encoding}, expected {wanted}")
 
 
 def _mds_value(value: bytes, encoding: str) -> str | Ids:

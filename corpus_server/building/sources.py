@@ -1,7 +1,7 @@
-"""Find the input files, divide them into parts, and read their documents.
+"""Divide the input files into parts, and read their documents.
 
     files                                    a document is    divided at
-    .txt .text                               a file           files
+    .txt .text, and what --include chooses   a file           files
     .jsonl .ndjson .json                     a line           lines
     these with .gz or .zst behind            as above         files
     .parquet                                 a row            row groups
@@ -10,17 +10,17 @@
     chunk-*.bin (litData)                    an item          files
 
 The division depends on the files alone, and the corpus does not depend on the division: parts are joined in
-the order of the files, and inside a file in its own order.
+the order of the files, and inside a file in its own order. A text longer than `TEXT_CHARS` is read and
+encoded in pieces.
 """
 
 from __future__ import annotations
 
-import glob
+import codecs
+import dataclasses
 import gzip
 import io
-import os
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,16 +28,20 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 import orjson
+import xxhash
 
 from corpus_server.building.job import BuildOptions, Input, Part, Slice
 from corpus_server.building.kept import Kept, columns_to_read, kept_fields, kept_rows
-from corpus_server.building.samples import litdata_items, mds_samples
+from corpus_server.building.samples import check_mds, litdata_items, mds_samples
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.litdata import read_index
-from corpus_server.corpus.formats.registry import find_mask, side_file
-from corpus_server.corpus.selection import natural_key
-from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from corpus_server.errors import UnreadableCorpus
 from corpus_server.extras import optional_package
+
+# Characters that are encoded at once: `tokenizers` takes 200 bytes for each of their tokens. A longer text is
+# cut at ends of lines, where few tokenizers would join what is before with what is behind.
+TEXT_CHARS: Final = 1 << 20
+_READ_BYTES: Final = 1 << 20
 
 PART_BYTES: Final = 16 << 20  # bytes of input; a few seconds of work, which is what a kill costs a process
 
@@ -58,6 +62,8 @@ class Document(NamedTuple):
         number: of the row, sample or item, counted from 0; of a line, the byte at which it begins.
         content: text, or token ids `(n,)` of any integer type; empty where the file has a null.
         kept: values of the fields that `options.keep` names.
+        is_last: more of the same document follows, unless it is set.
+        digest: xxh3-64 of the whole text, where `content` is a piece and the build has splits.
     """
 
     path: str
@@ -65,6 +71,8 @@ class Document(NamedTuple):
     number: int
     content: Any
     kept: Kept = ()
+    is_last: bool = True
+    digest: int | None = None
 
     def unreadable(self, what: str, remedy: str | None = None) -> UnreadableCorpus:
         """Return the error for this document."""
@@ -73,32 +81,15 @@ class Document(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How files of one kind are divided and read, and whether their documents have fields to keep."""
+    """How files of one kind are divided and read, and whether their documents have fields to keep.
+
+    `check` reads no more than a first document takes.
+    """
 
     divide: Callable[[Input], Iterator[Slice]]
     read: Callable[[Slice, BuildOptions], Iterator[Document]]
+    check: Callable[[Slice, BuildOptions], object]
     has_fields: bool = False
-
-
-def find_inputs(sources: Sequence[str]) -> tuple[Input, ...]:
-    """Return the files that the sources name: files, folders and quoted patterns.
-
-    The sources keep their order; the files of a folder or pattern come in natural order. A folder stands for
-    all files below it whose suffix is known, except hidden ones, plain `.json` and the side files of formats:
-    Hugging Face's `datasets` describes its Arrow files in such files, and keeps copies beside them.
-
-    Raises:
-        UnreadableCorpus: a source names nothing, a file is of an unknown kind or named twice, all are empty.
-    """
-    paths = [path for source in sources for path in _expand(source)]
-    # Not `resolve`: caches hold links under several names to files of equal content.
-    path, count = Counter(map(os.path.abspath, paths)).most_common(1)[0]
-    if count > 1:
-        raise unreadable(Path(path), f"is named {count} times among the sources", "name it once")
-    inputs = tuple(_input(path) for path in paths)
-    if not any(each.num_bytes for each in inputs):
-        raise unreadable(Path(sources[0]), "the sources are empty files", "was the copy interrupted?")
-    return inputs
 
 
 def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
@@ -109,7 +100,7 @@ def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
     pending: list[Slice] = []
     num_bytes = 0
     for each in inputs:
-        for piece in kind_of(Path(each.path)).divide(each):
+        for piece in _kind(each.path).divide(each):
             most = min(PART_BYTES, max(_LEAST_PART_BYTES, left // _SHARE_OF_LEFT))
             if pending and num_bytes + piece.num_bytes > most:
                 parts.append(Part(number=len(parts), slices=tuple(pending)))
@@ -119,7 +110,7 @@ def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
             if pending and (pending[-1].path, pending[-1].stop) == (piece.path, piece.start):
                 before = pending.pop()
                 both = before.num_bytes + piece.num_bytes
-                piece = Slice(path=piece.path, start=before.start, stop=piece.stop, num_bytes=both)
+                piece = dataclasses.replace(piece, start=before.start, num_bytes=both)
             pending.append(piece)
     return (*parts, Part(number=len(parts), slices=tuple(pending)))
 
@@ -127,22 +118,39 @@ def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
 def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
     """Yield the documents of a part in order; what is no document is an error with its place."""
     for piece in part.slices:
-        kind = kind_of(Path(piece.path))
-        if options.keep and not kind.has_fields:
-            remedy = "keep fields of JSON lines, Parquet and Arrow files"
-            raise _unreadable(piece.path, "", f"has no field {options.keep[0]!r} to keep", remedy)
         with _reading(piece.path):
-            yield from kind.read(piece, options)
+            for document in _kind(piece.path, options).read(piece, options):
+                content = document.content
+                if isinstance(content, str) and len(content) > TEXT_CHARS:
+                    yield from _in_pieces(document, (content,).__iter__, options)
+                else:
+                    yield document
 
 
-def kind_of(path: Path) -> Kind:
-    """Return how a file is read, by its name; raise UnreadableCorpus for an unknown one."""
-    if (kind := KINDS.get(_suffix(path))) is None:
-        raise unreadable(path, "is of no kind that can be read", f"known are {', '.join(KINDS)}")
+def check_first(inputs: Iterable[Input], options: BuildOptions) -> None:
+    """Raise UnreadableCorpus if the first document of an input cannot be read, before hours of work."""
+    for each in inputs:
+        if each.num_bytes:
+            with _reading(each.path):
+                _kind(each.path, options).check(next(_divide_not(each)), options)
+
+
+def check_kind(path: Path) -> None:
+    """Raise UnreadableCorpus if a file's name is that of no kind."""
+    if suffix_of(path) not in KINDS:
+        remedy = f"known are {', '.join(KINDS)}; read it as text with --include '*{path.suffix}'"
+        raise unreadable(path, "is of no kind that can be read", remedy)
+
+
+def _kind(path: str, options: BuildOptions | None = None) -> Kind:
+    kind = KINDS.get(suffix_of(Path(path)), _TEXT_KIND)
+    if options is not None and options.keep and not kind.has_fields:
+        remedy = "keep fields of JSON lines, Parquet and Arrow files"
+        raise _unreadable(path, "", f"has no field {options.keep[0]!r} to keep", remedy)
     return kind
 
 
-def _suffix(path: Path) -> str:
+def suffix_of(path: Path) -> str:
     """Return `.jsonl` for `x.jsonl.gz`; compressed Parquet and Arrow files do not exist."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if len(suffixes) > 1 and suffixes[-1] in _COMPRESSED and suffixes[-2] in (*_TEXT, *_LINES, ".mds"):
@@ -150,62 +158,12 @@ def _suffix(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _expand(source: str) -> list[Path]:
-    if not source:  # an empty path would be the current folder
-        raise InvalidParameter.expected("source", "a file, a folder or a pattern", source)
-    path = Path(source)
-    if path.is_dir():
-        # Not `rglob`, which passes over folders that may not be listed.
-        within = (
-            Path(folder, name) for folder, _, names in os.walk(path, onerror=_unlistable) for name in names
-        )
-        chosen = (each for each in within if each.is_file() and _is_chosen(each.relative_to(path)))
-        found = sorted(chosen, key=lambda each: natural_key(each.as_posix()))
-        if not found:
-            raise unreadable(path, f"expected files of {', '.join(KINDS)} in the folder, found none")
-        return found
-    if path.exists():
-        return [path]
-    paths = map(Path, glob.glob(source, recursive=True))  # noqa: PTH207 - any part may be a pattern
-    matched = sorted(paths, key=lambda each: natural_key(each.as_posix()))
-    if not matched:
-        raise unreadable(path, "expected a file, a folder or a pattern, found nothing", "check the path")
-    found = [each for each in matched if not each.is_dir()]
-    if not found:
-        raise unreadable(
-            path, "the pattern matches folders and no file", "name the files in them, as with DIR/**"
-        )
-    return found
-
-
-def _unlistable(error: OSError) -> None:
-    raise unreadable(Path(error.filename), f"cannot be listed: {error.strerror}") from error
-
-
-def _is_chosen(path: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.parts)
-    is_chunk = path.name.startswith("chunk-") or path.suffix != ".bin"
-    is_source = _suffix(path) in KINDS and path.suffix != ".json" and side_file(path) is None
-    return not hidden and is_source and is_chunk
-
-
-def _input(path: Path) -> Input:
-    kind_of(path)
-    if (mask := find_mask(path)) is not None:
-        raise unreadable(
-            mask, "is a loss mask, and build copies none", "serve the token file beside it as it is"
-        )
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise unreadable(path, "its name is not UTF-8, which the manifest is", "rename it") from None
-    if path.exists() and not path.is_file():  # a named pipe would be waited for without end
-        raise unreadable(path, "expected a regular file, found another kind")
-    return Input.of(path)
+def _slice(file: Input, start: int, stop: int, num_bytes: int) -> Slice:
+    return Slice(path=file.path, start=start, stop=stop, num_bytes=num_bytes, text_field=file.text_field)
 
 
 def _divide_not(file: Input) -> Iterator[Slice]:
-    yield Slice(path=file.path, start=0, stop=file.num_bytes, num_bytes=file.num_bytes)
+    yield _slice(file, 0, file.num_bytes, file.num_bytes)
 
 
 def _divide_lines(file: Input) -> Iterator[Slice]:
@@ -215,7 +173,7 @@ def _divide_lines(file: Input) -> Iterator[Slice]:
     step = min(PART_BYTES, _LEAST_PART_BYTES)
     for start in range(0, file.num_bytes, step):
         stop = min(start + step, file.num_bytes)
-        yield Slice(path=file.path, start=start, stop=stop, num_bytes=stop - start)
+        yield _slice(file, start, stop, stop - start)
 
 
 def _divide_row_groups(file: Input) -> Iterator[Slice]:
@@ -227,19 +185,66 @@ def _divide_row_groups(file: Input) -> Iterator[Slice]:
     for number, size in enumerate(sizes):
         # Its share of the file: the sizes are those of the uncompressed columns.
         num_bytes = file.num_bytes * size // total
-        yield Slice(path=file.path, start=number, stop=number + 1, num_bytes=num_bytes)
+        yield _slice(file, number, number + 1, num_bytes)
 
 
 def _read_text(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    _check_text(piece, options)
+    yield from _in_pieces(Document(piece.path, "", 0, ""), lambda: _texts(piece.path), options)
+
+
+def _check_text(piece: Slice, options: BuildOptions) -> None:
     if options.column is not None:
         raise _unreadable(piece.path, "", f"is text, which has no column {options.column!r} of token ids")
-    with _open(piece.path) as file:
-        content = file.read()
-    try:
-        yield Document(piece.path, "", 0, content.decode())
-    except UnicodeDecodeError as error:
-        place, remedy = f"byte {error.start}", "convert it with iconv"
-        raise _unreadable(piece.path, place, "is not UTF-8", remedy) from error
+    next(_texts(piece.path), None)
+
+
+def _texts(path: str) -> Iterator[str]:
+    """Yield the text of a file, some at a time."""
+    decoder, position = codecs.getincrementaldecoder("utf-8")(), 0
+    with _open(path) as file:
+        while (data := file.read(_READ_BYTES)) or decoder.getstate()[0]:
+            begin = position - len(decoder.getstate()[0])
+            try:
+                yield decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                place, remedy = f"byte {begin + error.start}", "convert it with iconv"
+                raise _unreadable(path, place, "is not UTF-8", remedy) from error
+            position += len(data)
+
+
+def _in_pieces(
+    document: Document, texts: Callable[[], Iterable[str]], options: BuildOptions
+) -> Iterator[Document]:
+    """Yield a document of any length in pieces of at most `TEXT_CHARS`, cut at ends of lines.
+
+    `texts` gives its text, some at a time; where documents are chosen by their content it is read twice.
+    """
+    pieces = _pieces(texts())
+    before, digest = next(pieces, ""), None
+    for piece in pieces:
+        if digest is None and options.splits:
+            whole = xxhash.xxh3_64()
+            for text in texts():
+                whole.update(text.encode())
+            digest = whole.intdigest()
+        yield document._replace(content=before, is_last=False, digest=digest)
+        before = piece
+    yield document._replace(content=before, digest=digest)
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[str]:
+    held = ""
+    for text in texts:
+        held, start = held + text, 0
+        while len(held) - start > TEXT_CHARS:
+            stop = start + TEXT_CHARS
+            stop = held.rfind("\n", start, stop) + 1 or stop
+            yield held[start:stop]
+            start = stop
+        held = held[start:]
+    if held:
+        yield held
 
 
 def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
@@ -256,7 +261,8 @@ def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
             if not line:
                 break
             if not line.isspace():
-                yield _json_document(Document(piece.path, "line", position, line), options)
+                document = Document(piece.path, "line", position, line)
+                yield _json_document(document, options, piece)
             position += len(line)
 
 
@@ -270,7 +276,11 @@ def _line_number(path: str, position: int) -> int:
     return number
 
 
-def _json_document(line: Document, options: BuildOptions) -> Document:
+def _field(piece: Slice, options: BuildOptions) -> str:
+    return options.column or piece.text_field or options.text_field
+
+
+def _json_document(line: Document, options: BuildOptions, piece: Slice) -> Document:
     try:
         record = orjson.loads(line.content)
     except orjson.JSONDecodeError as error:
@@ -278,13 +288,13 @@ def _json_document(line: Document, options: BuildOptions) -> Document:
     if not isinstance(record, dict):
         raise line.unreadable(f"expected an object, got {line.content[:40]!r}")
     kept = kept_fields(record, options.keep)
-    return line._replace(content=_json_content(line, record, options), kept=kept)
+    content = _json_content(line, record, _field(piece, options), options)
+    return line._replace(content=content, kept=kept)
 
 
 def _json_content(
-    line: Document, record: dict[str, Any], options: BuildOptions
+    line: Document, record: dict[str, Any], name: str, options: BuildOptions
 ) -> str | np.ndarray[Any, np.dtype[Any]]:
-    name = options.column or options.text_field
     if name not in record:
         raise line.unreadable(*_no_field(name, list(record), options))
     value = record[name]
@@ -302,7 +312,7 @@ def _json_content(
 
 def _read_parquet(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     with _open_parquet(piece.path) as parquet:
-        name = _column(piece.path, parquet.schema_arrow, options)
+        name = _column(piece, parquet.schema_arrow, options)
         row = sum(parquet.metadata.row_group(number).num_rows for number in range(piece.start))
         groups = list(range(piece.start, piece.stop))
         names = {name, *columns_to_read(parquet.schema_arrow.names, options.keep)}
@@ -311,27 +321,44 @@ def _read_parquet(piece: Slice, options: BuildOptions) -> Iterator[Document]:
             row += batch.num_rows
 
 
+def _check_parquet(piece: Slice, options: BuildOptions) -> None:
+    with _open_parquet(piece.path) as parquet:
+        _column(piece, parquet.schema_arrow, options)
+
+
 def _read_arrow(piece: Slice, options: BuildOptions) -> Iterator[Document]:
-    """Read either layout: the file format (Feather), or the stream that `datasets` writes."""
-    arrow = _pyarrow(piece.path)
-    with arrow.memory_map(piece.path) as file:
+    with _open_arrow(piece.path) as reader:
+        name, row = _column(piece, reader.schema, options), 0
+        is_file = hasattr(reader, "get_batch")
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        for batch in batches:
+            for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                some = batch.slice(first, _ROWS_AT_ONCE)
+                rows = _rows(piece.path, row + first, some.column(name), options)
+                yield from _with_kept(rows, some, options)
+            row += batch.num_rows
+
+
+def _check_arrow(piece: Slice, options: BuildOptions) -> None:
+    with _open_arrow(piece.path) as reader:
+        _column(piece, reader.schema, options)
+
+
+@contextmanager
+def _open_arrow(path: str) -> Iterator[Any]:
+    """Open either layout: the file format (Feather), or the stream that `datasets` writes."""
+    arrow = _pyarrow(path)
+    with arrow.memory_map(path) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         with (arrow.ipc.open_file if is_file else arrow.ipc.open_stream)(file) as reader:
-            name, row = _column(piece.path, reader.schema, options), 0
-            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-            for batch in batches:
-                for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                    some = batch.slice(first, _ROWS_AT_ONCE)
-                    rows = _rows(piece.path, row + first, some.column(name), options)
-                    yield from _with_kept(rows, some, options)
-                row += batch.num_rows
+            yield reader
 
 
-def _column(path: str, schema: Any, options: BuildOptions) -> str:
+def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
     """Return the column to read after checking its type."""
+    path, name = piece.path, _field(piece, options)
     types = _pyarrow(path).types
-    name = options.column or options.text_field
     if name not in schema.names:
         raise _unreadable(path, "", *_no_field(name, schema.names, options))
     if schema.names.count(name) > 1:
@@ -381,7 +408,7 @@ def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator
 
 def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     with _open(piece.path) as file:
-        samples = mds_samples(file.read(), options.column or options.text_field)
+        samples = mds_samples(file.read(), _field(piece, options))
     for number, content in enumerate(samples):
         document = Document(piece.path, "sample", number, content)
         if isinstance(content, str) != (options.column is None):
@@ -390,7 +417,13 @@ def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
         yield document
 
 
-def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+def _check_mds(piece: Slice, options: BuildOptions) -> None:
+    with _open(piece.path) as file:
+        check_mds(file, _field(piece, options), is_text=options.column is None)
+
+
+def _litdata_config(piece: Slice, options: BuildOptions) -> tuple[dict[str, Any], bool]:
+    """Return the configuration of a chunk's folder, and whether its items have no sizes before them."""
     path = Path(piece.path)
     index = path.with_name("index.json")
     config, num_tokens = read_index(index) if index.exists() else ({}, {})
@@ -399,8 +432,13 @@ def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
         raise _unreadable(piece.path, "", what, "serve it as it is")
     if options.column is None:
         raise _unreadable(piece.path, "", "holds token ids", "say --column tokens")
+    return config, num_tokens[path.name] is not None
+
+
+def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    config, flat = _litdata_config(piece, options)
     with _open(piece.path) as file:
-        items = litdata_items(file.read(), config, flat=num_tokens[path.name] is not None)
+        items = litdata_items(file.read(), config, flat=flat)
     for number, ids in enumerate(items):
         yield Document(piece.path, "item", number, ids)
 
@@ -409,7 +447,7 @@ _IS_IDS: Final = "for token ids say --column {}"
 
 
 def _no_field(name: str, found: Sequence[str], options: BuildOptions) -> tuple[str, str]:
-    option = "--text-field" if options.column is None else "--column"
+    option = "--text-field, or for one source SOURCE?text=" if options.column is None else "--column"
     return f"has no field {name!r}, only {', '.join(map(repr, found))}", f"name one of them with {option}"
 
 
@@ -447,15 +485,20 @@ def _unreadable(path: str, place: str, what: str, remedy: str | None = None) -> 
     return unreadable(Path(path), f"{place}: {what}" if place else what, remedy)
 
 
-_TEXT: Final = dict.fromkeys((".txt", ".text"), Kind(_divide_not, _read_text))
+def _check_lines(piece: Slice, options: BuildOptions) -> None:
+    next(_read_lines(piece, options), None)
+
+
+_TEXT_KIND: Final = Kind(_divide_not, _read_text, _check_text)
+_TEXT: Final = dict.fromkeys((".txt", ".text"), _TEXT_KIND)
 _LINES: Final = dict.fromkeys(
-    (".jsonl", ".ndjson", ".json"), Kind(_divide_lines, _read_lines, has_fields=True)
+    (".jsonl", ".ndjson", ".json"), Kind(_divide_lines, _read_lines, _check_lines, has_fields=True)
 )
 KINDS: Final = {
     **_TEXT,
     **_LINES,
-    ".parquet": Kind(_divide_row_groups, _read_parquet, has_fields=True),
-    **dict.fromkeys((".arrow", ".feather"), Kind(_divide_not, _read_arrow, has_fields=True)),
-    ".mds": Kind(_divide_not, _read_mds),
-    ".bin": Kind(_divide_not, _read_litdata),
+    ".parquet": Kind(_divide_row_groups, _read_parquet, _check_parquet, has_fields=True),
+    **dict.fromkeys((".arrow", ".feather"), Kind(_divide_not, _read_arrow, _check_arrow, has_fields=True)),
+    ".mds": Kind(_divide_not, _read_mds, _check_mds),
+    ".bin": Kind(_divide_not, _read_litdata, _litdata_config),
 }

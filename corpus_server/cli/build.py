@@ -14,13 +14,16 @@ import typer
 from corpus_server.building import Split
 from corpus_server.building.driver import RunParts, choose_options
 from corpus_server.building.driver import build as build_corpus
+from corpus_server.building.inputs import fetch_source
 from corpus_server.building.job import SHARD_TOKENS
 from corpus_server.building.kept import columns_without_values
 from corpus_server.building.manifest import Manifest
 from corpus_server.building.merge import merge as merge_corpora
 from corpus_server.building.running import in_processes, on_ray
-from corpus_server.cli.common import AsJson, print_json, progress, say, split_names, warn
+from corpus_server.cli.common import AsJson, note, print_json, progress, say, split_names, warn
+from corpus_server.corpus_spec import tokenizer_source
 from corpus_server.errors import InvalidParameter
+from corpus_server.stores.hub import fetched_tokenizer
 
 
 def build(
@@ -28,15 +31,27 @@ def build(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Files, folders or quoted patterns: .txt (one document), .jsonl, both also .gz and .zst, "
-            ".parquet, .arrow, .mds, litData's chunks.",
+            help="Files, folders, quoted patterns or hf://datasets/ORG/NAME\\[/PATH]: .txt (one document), "
+            ".jsonl, both also .gz and .zst, .parquet, .arrow, .mds, litData's chunks. SOURCE?text=FIELD has "
+            "its text in that field.",
             show_default=False,
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the corpus; must not exist.")],
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="`bytes`, a tokenizer.json, tiktoken ranks or a SentencePiece model."),
+        typer.Option(
+            help="`bytes`, a tokenizer.json, tiktoken ranks, a SentencePiece model, or a repository of the "
+            "Hugging Face Hub: `gpt2`, ORG/NAME, hf://ORG/NAME@REVISION."
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Of folders read only the files that match, as text if of no other kind: '*.md'; may be "
+            "repeated.",
+        ),
     ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
     column: Annotated[
@@ -81,6 +96,9 @@ def build(
             "without --task then makes the corpus.",
         ),
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew where an unfinished build lies beside OUT.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a corpus of text or token ids. After an interruption the same command continues.
@@ -89,6 +107,10 @@ def build(
     """
     if ray and processes is not None:
         raise InvalidParameter.expected("processes", "left out with --ray", processes)
+    if fresh and task is not None:
+        raise InvalidParameter.expected("fresh", "left out with --task, as tasks share the work", True)
+    if tokenizer is not None:
+        tokenizer = fetched_tokenizer(tokenizer_source(tokenizer), note)
     options = choose_options(
         tokenizer=tokenizer,
         eot=eot,
@@ -102,9 +124,12 @@ def build(
     )
     num_processes = processes or len(os.sched_getaffinity(0))
     run_parts: RunParts = on_ray if ray else partial(in_processes, num_processes=num_processes)
+    share = None if task is None else _task(task)
+    sources = [fetch_source(source, include or (), note) for source in sources]
     with progress(quiet=as_json) as report:
-        share = None if task is None else _task(task)
-        built = build_corpus(sources, out, options, run_parts, report, task=share)
+        built = build_corpus(
+            sources, out, options, run_parts, report, include=include or (), fresh=fresh, task=share
+        )
     if task is not None:
         return
     said = {out / (name or ""): manifest for name, manifest in built.items()}

@@ -25,6 +25,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.progress import Progress as Report
 from corpus_server.corpus_spec import OPTIONS, CorpusSpec
 from corpus_server.errors import InvalidParameter
+from corpus_server.stores.hub import fetched
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,13 +36,10 @@ errors = Console(stderr=True, highlight=False)
 console = Console(highlight=False)
 
 CORPUS_HELP = (
-    "\\[NAME=]PATH\\[#SPLIT]\\[,OPTION=VALUE...]: a token file, a folder of shards, or quoted patterns "
-    f"joined by commas; #train chooses the files whose names say so; options are {', '.join(OPTIONS)}."
+    "\\[NAME=]PATH\\[#SPLIT]\\[,OPTION=VALUE...]: a token file, a folder of shards, quoted patterns "
+    "joined by commas, s3://BUCKET/PATH or hf://datasets/ORG/NAME; #train chooses the files whose names say "
+    f"so; options are {', '.join(OPTIONS)}."
 )
-CorpusArgument = Annotated[
-    CorpusSpec,
-    typer.Argument(parser=CorpusSpec.parse, metavar="CORPUS", help=CORPUS_HELP, show_default=False),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
@@ -76,6 +74,18 @@ class App(typer.Typer):
 
 say = partial(console.print, soft_wrap=True, markup=False)
 tell = partial(errors.print, soft_wrap=True)
+note = partial(errors.print, soft_wrap=True, markup=False)
+
+
+def read_corpus(text: str) -> CorpusSpec:
+    """Return the corpus that a command line names, as files of this machine or of an object store."""
+    return fetched(CorpusSpec.parse(text), note)
+
+
+CorpusArgument = Annotated[
+    CorpusSpec,
+    typer.Argument(parser=read_corpus, metavar="CORPUS", help=CORPUS_HELP, show_default=False),
+]
 
 
 def warn(text: str) -> None:

@@ -14,9 +14,8 @@ from rich.bar import Bar
 from rich.table import Table
 from rich.text import Text
 
-from corpus_server.cli.common import CORPUS_HELP, AsJson, console, print_json
+from corpus_server.cli.common import CORPUS_HELP, AsJson, console, print_json, read_corpus
 from corpus_server.cli.server import Asked, Server, server_url
-from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
 
 SourceArgument = Annotated[
@@ -178,5 +177,5 @@ def _opened(source: str, plan: str | None = None) -> Iterator[Asked]:
         )
     from corpus_server.cli.files import open_files  # loads pydantic, which the other commands do not wait for
 
-    with open_files(CorpusSpec.parse(source)) as files:
+    with open_files(read_corpus(source)) as files:
         yield files

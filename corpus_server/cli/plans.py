@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from corpus_server.catalog import Catalog
-from corpus_server.cli.common import App, AsJson, console, print_json, tell
+from corpus_server.cli.common import App, AsJson, console, print_json, read_corpus, tell
 from corpus_server.cli.server import Server, server_url
-from corpus_server.corpus_spec import CorpusSpec, escaped
+from corpus_server.corpus_spec import escaped
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
 from corpus_server.plan.importing import ImportedOrder, ImportedRows, Trainer, import_plan
@@ -215,7 +215,7 @@ def diff(
 
 
 def _compare(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:
-    with Catalog.open(CorpusSpec.parse(text) for text in corpora) as catalog:
+    with Catalog.open(read_corpus(text) for text in corpora) as catalog:
         one, other = _bind(a, catalog), _bind(b, catalog)
         compared = compare_slices(one.sampler, other.sampler, num_steps=steps, max_rows=max_rows)
         rows, changes = finish(compared), finish(view_changes(one, other))

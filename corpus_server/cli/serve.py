@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -13,11 +14,12 @@ from rich.markup import escape
 
 from corpus_server.admission.access import Access
 from corpus_server.catalog import Catalog
-from corpus_server.cli.common import CORPUS_HELP, errors, warn_of_strange_ids
+from corpus_server.cli.common import CORPUS_HELP, errors, note, warn_of_strange_ids
 from corpus_server.corpus.selection import corpora_of_splits
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.run import run
 from corpus_server.settings import EXPOSED, Settings, all_settings
+from corpus_server.stores.hub import fetched
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -73,10 +75,11 @@ def serve(
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def read_settings() -> Settings:
-        specs = corpora or []
+        specs = [fetched(spec, note, splits=splits) for spec in corpora or []]
         if splits:
             specs = [each for spec in specs for each in corpora_of_splits(spec)]
         settings = Settings.read(config, corpora=tuple(specs), **given)
+        settings = replace(settings, corpora=tuple(fetched(spec, note) for spec in settings.corpora))
         Access(settings.tokens)  # a mistake in the file is found before any worker starts
         return settings
 

@@ -10,13 +10,22 @@ import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats.registry import check_folder, check_masks, data_path, is_side_file
+from corpus_server.corpus.formats.foreign import check_name
+from corpus_server.corpus.formats.registry import (
+    check_folder,
+    check_masks,
+    data_path,
+    is_other_kind,
+    is_side_file,
+    is_unread,
+)
+from corpus_server.corpus.snapshots import check_link
 from corpus_server.corpus_spec import ALL, ESCAPES, OTHER, CorpusSpec, split_of
 from corpus_server.errors import UnreadableCorpus
 
@@ -31,12 +40,15 @@ class ShardFile(NamedTuple):
     path: Path
 
 
-def list_shards(spec: CorpusSpec) -> list[ShardFile]:
+def list_shards(spec: CorpusSpec, found: Sequence[ShardFile] | None = None) -> list[ShardFile]:
     """Return the shards of a corpus, in natural order (`b2` before `b10`).
 
     Refuses a path, pattern or split that chooses none, and files of several splits.
+
+    Args:
+        found: all files of the corpus's folder, in this order, where they are not on this machine yet.
     """
-    found, chosen = _matching(spec)
+    found, chosen = _matching(spec) if found is None else (found, _chosen(spec, spec.path, found))
     by_split = _by_split(chosen)
     if spec.split is not None:
         shards = chosen if spec.split == ALL else by_split.get(spec.split, [])
@@ -65,6 +77,20 @@ def _with_side_files(spec: CorpusSpec, found: Sequence[ShardFile], shards: Seque
         and file.path.with_suffix("") not in stems
         and (spec.split in (None, ALL) or split_of(file.name) == spec.split)
     }
+
+
+def files_of(spec: CorpusSpec, found: Sequence[ShardFile]) -> list[ShardFile]:
+    """Return the shards of a corpus and the files beside them, of all files of its folder.
+
+    For files that are not on this machine yet, see `list_shards`: refuses what `serve` would refuse by its
+    name, and leaves out what nobody opens.
+    """
+    found = [file for file in found if not is_other_kind(file.path)] or found
+    shards = list_shards(spec, found)
+    for file in shards:
+        check_name(file.path)
+    wanted = _with_side_files(spec, found, shards)
+    return [file for file in found if file.path in wanted and not is_unread(file.path)]
 
 
 def files_left_out(spec: CorpusSpec) -> list[ShardFile]:
@@ -112,26 +138,45 @@ def _matching(spec: CorpusSpec) -> tuple[list[ShardFile], list[ShardFile]]:
         )
     path = data_path(spec.path)
     if path.is_dir():
-        found = sorted(_walk(path, spec.include), key=lambda file: natural_key(file.name))
+        found = in_order(walk(path, spec.include))
+        return found, _chosen(spec, path, found)
+    if path.exists():
+        return (found := [ShardFile(path.name, path)]), _chosen(spec, path, found, in_folder=False)
+    what = "expected a token file or a folder of shards, found nothing"
+    raise unreadable(spec.path, what, f"check the path and that it is mounted; {ESCAPES}")
+
+
+def in_order(files: Iterable[ShardFile]) -> list[ShardFile]:
+    """Return files in natural order of their names."""
+    return sorted(files, key=lambda file: natural_key(file.name))
+
+
+def _chosen(
+    spec: CorpusSpec, path: Path, found: Sequence[ShardFile], *, in_folder: bool = True
+) -> list[ShardFile]:
+    """Return those of the files that are shards, and that the patterns choose."""
+    shards = list(found)
+    if in_folder:
         shards = [file for file in found if not is_side_file(file.path) and not is_metadata(file.name)]
-    elif path.exists():
-        shards = found = [ShardFile(path.name, path)]
-    else:
-        what = "expected a token file or a folder of shards, found nothing"
-        raise unreadable(spec.path, what, f"check the path and that it is mounted; {ESCAPES}")
+        if shards and all(is_other_kind(file.path) for file in shards):
+            raise _no_tokens(path, found)
     for pattern in (*spec.include, *spec.exclude):
         # A typing error in a pattern must not serve what the user meant to leave out.
-        if not any(_matches(file.name, pattern) for file in shards):
+        if not any(matches(file.name, pattern) for file in shards):
             what = f"the pattern {pattern!r} matches no token file"
             raise unreadable(path, what, f"check its spelling; {ESCAPES}")
     if spec.include:
-        shards = [file for file in shards if any(_matches(file.name, each) for each in spec.include)]
-    shards = [file for file in shards if not any(_matches(file.name, each) for each in spec.exclude)]
+        shards = [file for file in shards if any(matches(file.name, each) for each in spec.include)]
+    shards = [file for file in shards if not any(matches(file.name, each) for each in spec.exclude)]
     if not shards:
-        seen = f"only {_examples(found, 5)}" if found else "nothing"
-        remedy = f"check the path, or make token files of text: corpus-server build {path} --out DIR"
-        raise unreadable(path, f"expected token files in the folder, found {seen}", remedy)
-    return found, shards
+        raise _no_tokens(path, found)
+    return shards
+
+
+def _no_tokens(path: Path, found: Sequence[ShardFile]) -> UnreadableCorpus:
+    seen = f"only {_examples(found, 5)}" if found else "nothing"
+    remedy = f"check the path, or make token files of text: corpus-server build {path} --out DIR"
+    return unreadable(path, f"expected token files in the folder, found {seen}", remedy)
 
 
 def _by_split(shards: Sequence[ShardFile]) -> dict[str, list[ShardFile]]:
@@ -164,7 +209,8 @@ def _examples(files: Sequence[ShardFile], most: int = 2) -> str:
     return names if len(files) <= most else f"{names} and {len(files) - most:,} more"
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
+    """Tell whether a name matches a pattern, in which `*` stays within a folder, and `**/` does not."""
     return _match(name.split("/"), pattern.split("/"))
 
 
@@ -182,7 +228,7 @@ def _match(parts: list[str], pattern: list[str], *, is_folder: bool = False) -> 
     )
 
 
-def _walk(root: Path, include: Sequence[str]) -> Iterator[ShardFile]:
+def walk(root: Path, include: Sequence[str] = ()) -> Iterator[ShardFile]:
     """Yield every file under `root` that is not hidden; refuse links that leave it.
 
     Does not enter folders in which no file can match: patterns of two disks meet in the root of all files.
@@ -210,17 +256,5 @@ def _walk(root: Path, include: Sequence[str]) -> Iterator[ShardFile]:
                     pending.append(path)
                     continue
             if entry.is_symlink():
-                _check_link(path, real_root)
+                check_link(path, real_root)
             yield ShardFile(relative.as_posix(), path)
-
-
-def _check_link(path: Path, real_root: Path) -> None:
-    target = Path(os.path.realpath(path))  # resolve() raises on circular links
-    if not target.is_relative_to(real_root):
-        raise unreadable(
-            path,
-            f"is a symbolic link that leaves the corpus folder (to {target})",
-            "copy or hard-link the file, or serve the folder that really holds it",
-        )
-    if target.is_dir():
-        raise unreadable(path, "is a symbolic link to a folder, its shards would count twice", "remove it")

@@ -99,7 +99,8 @@ def _open(path: Path) -> Tokenizer:
         content = read_regular(path)
     except OSError as error:
         what = f"the tokenizer cannot be read: {reason_of(error)}"
-        raise unreadable(path, what, "check its path") from error
+        remedy = "check its path, or name a repository of the Hugging Face Hub: gpt2, ORG/NAME"
+        raise unreadable(path, what, remedy) from error
     head = content[:64]
     if head.lstrip()[:1] == b"{":
         return _HuggingFace(path, content)

@@ -15,9 +15,9 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -25,7 +25,7 @@ from typing import Final
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.corpus.fingerprints import load_sidecar
-from corpus_server.corpus.formats.registry import is_mask, is_side_file, mask_names
+from corpus_server.corpus.formats.registry import is_mask, is_side_file, is_unread, mask_names
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.shards import contents
 from corpus_server.corpus.tokenizers import FILE_NAMES
@@ -40,9 +40,6 @@ from corpus_server.stores.staged import StagedFile, is_staged
 _THREADS: Final = 32  # requests at a time while a corpus is opened; each waits for the network
 
 _LOOK_SECONDS: Final = 0.1  # whether another process has made the folder
-
-# Beside shards and opened by nobody: an object of this kind may be large.
-_UNREAD: Final = (".txt", ".log", ".md", ".rst", ".py", ".sh", ".pkl")
 
 # What may lie beside a file of a web server, which lists nothing. {0} is its name, {1} without the extension.
 _BESIDE: Final = (
@@ -105,13 +102,8 @@ class Mirror(Closing):
     def open_corpus(self) -> Corpus:
         """Open the corpus; the caller closes it."""
         spec = replace(self._spec, path=self._root / self._rest, store=None)
-        try:
+        with said_of(str(self._root), self._url[: len(self._url) - len(self._rest)].rstrip("/")):
             corpus = open_corpus(spec, files=self)
-        except UnreadableCorpus as error:
-            # The user never named the folder.
-            local, url = str(self._root), self._url[: len(self._url) - len(self._rest)].rstrip("/")
-            detail, remedy = (text and text.replace(local, url) for text in (error.detail, error.remedy))
-            raise UnreadableCorpus(detail or "", received=self._url, remedy=remedy) from error
         hashes = load_sidecar(spec)
         content = contents(corpus.shards)
         recorded = (None,) * len(content) if hashes is None else hashes.shards
@@ -142,15 +134,9 @@ class Mirror(Closing):
         if found := self._store.list(path, recursive=True):
             return path, "", found
         folder, _, name = path.rpartition("/")
-        stem, masks = PurePosixPath(name).stem, mask_names(name)
-        beside = [
-            each
-            for each in self._store.list(folder, recursive=False)
-            if (its := PurePosixPath(each.path)).name.startswith(stem)
-            or its.name in masks
-            or any(map(its.match, FILE_NAMES))
-        ]
-        return folder, name, beside if any(name in each.path for each in beside) else []
+        listed = {each.path: each for each in self._store.list(folder, recursive=False)}
+        wanted = beside(path, listed)
+        return folder, name, [listed[each] for each in wanted] if any(name in each for each in wanted) else []
 
     def _find_on_web(
         self, url: str, path: str, patterns: Sequence[str]
@@ -188,7 +174,7 @@ class Mirror(Closing):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            if is_side_file(path) and path.suffix not in _UNREAD and not is_mask(path):
+            if is_side_file(path) and not is_unread(path) and not is_mask(path):
                 for start in range(0, what.size_bytes, RANGE_BYTES):
                     file.write(self._store.read(what, start, min(start + RANGE_BYTES, what.size_bytes)))
 
@@ -200,6 +186,28 @@ class Mirror(Closing):
                     lock = _lock(each, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(each, ignore_errors=True)
                     os.close(lock)
+
+
+def beside(path: str, paths: Iterable[str]) -> list[str]:
+    """Return the paths of a file and of what may belong to it: its side files, masks, the tokenizer."""
+    folder, _, name = path.rpartition("/")
+    stem, masks = PurePosixPath(name).stem, mask_names(name)
+    return [
+        each
+        for each in paths
+        if (its := PurePosixPath(each)).parent == PurePosixPath(folder)
+        and (its.name.startswith(stem) or its.name in masks or any(map(its.match, FILE_NAMES)))
+    ]
+
+
+@contextmanager
+def said_of(local: str, url: str) -> Iterator[None]:
+    """Report errors about a folder that the user never named as errors about its URL."""
+    try:
+        yield
+    except UnreadableCorpus as error:
+        detail, remedy = (text and text.replace(local, url) for text in (error.detail, error.remedy))
+        raise UnreadableCorpus(detail or "", received=url, remedy=remedy) from error
 
 
 def _name_below(folder: str, path: str) -> str:

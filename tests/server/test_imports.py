@@ -30,7 +30,10 @@ LEVELS = (
 
 WEB_FRAMEWORK = ("fastapi", "starlette")
 # Packages of the extras: an installation without them must work.
-OPTIONAL = ("tokenizers", "tiktoken", "sentencepiece", "pyarrow", "zstandard", "ray", "obstore", "duckdb")
+OPTIONAL = (
+    *("tokenizers", "tiktoken", "sentencepiece", "pyarrow", "zstandard", "ray", "obstore", "duckdb"),
+    "huggingface_hub",
+)
 
 
 @pytest.mark.parametrize("name", layers.packages(PACKAGE))

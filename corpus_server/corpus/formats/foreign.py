@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import OpenFile, unreadable
 from corpus_server.corpus.formats.layout import Format, TokenDtype, build_ids, build_text, not_served
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.user_files import parse_json
@@ -49,6 +49,8 @@ _COMPRESSED: Final = (
 )
 _BUILD_DECOMPRESSES: Final = ("gzip", "Zstandard")
 _BUILD_COMPRESSED: Final = (".jsonl", ".ndjson", ".json", ".txt", ".text", ".mds")
+
+_SOME_ARE_SERVED: Final = (".arrow", ".feather", ".mds")  # the content decides
 
 _ID_COLUMNS: Final = ("input_ids", "tokens", "token_ids")
 _TEXT_COLUMNS: Final = ("text", "content")
@@ -94,8 +96,25 @@ def _build(file: OpenFile, what: str, suffix: str, in_folder: bool) -> Unreadabl
             name = next((each for each in wanted if each in found), found[0])
             remedy = build_ids(source, name) if kind == "token ids" else build_text(source, name)
             return not_served(file, f"{what} with {kind} in {name!r}", remedy)
-    both = f"if it holds text, {build_text(source)}; if it holds token ids, {build_ids(source)}"
-    return not_served(file, what, both)
+    return not_served(file, what, _text_or_ids(source))
+
+
+def _text_or_ids(source: Path) -> str:
+    return f"if it holds text, {build_text(source)}; if it holds token ids, {build_ids(source)}"
+
+
+def check_name(path: Path) -> None:
+    """Raise UnreadableCorpus if a file's name says that it is not served; it need not be on this machine."""
+    suffix = path.suffix.lower()
+    is_compressed = any(suffix in suffixes for _, suffixes, _, _ in _COMPRESSED)
+    inner = Path(path.stem).suffix.lower() if is_compressed else suffix
+    if inner in _SOME_ARE_SERVED and not is_compressed:
+        return
+    named = ((what, remedy) for what, remedy, suffixes, _ in _KINDS if inner in suffixes)
+    what, remedy = next(named, ("a compressed file" if is_compressed else None, _UNPACK))
+    if what is not None:
+        remedy = remedy or _text_or_ids(path.parent)
+        raise unreadable(path, f"is {what}, which is not served", remedy)
 
 
 def _columns(path: Path) -> dict[str, str]:

@@ -6,6 +6,8 @@ contradict is refused.
 
 from __future__ import annotations
 
+import codecs
+import re
 from typing import Final
 
 import numpy as np
@@ -18,6 +20,7 @@ from corpus_server.corpus.formats.layout import (
     Run,
     ShardLayout,
     TokenDtype,
+    build_text,
     whole_number,
 )
 
@@ -26,6 +29,8 @@ _SUFFIXES: Final = (".bin", ".raw", ".tokens")
 
 _SAMPLE_BYTES: Final = 4096
 _MIN_SAMPLE_BYTES: Final = 512
+_MIN_TEXT_BYTES: Final = 64  # 32 tokens of a vocabulary of 50,000 look like text once in 10^17 times
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 def headerless_layout(file: OpenFile, dtype: TokenDtype | None, *, name: str, reason: str) -> ShardLayout:
@@ -50,6 +55,12 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
 def _check_guess(file: OpenFile) -> None:
     """Refuse to read as uint16 what its first tokens show to be something else."""
     sample = file.head(_SAMPLE_BYTES)
+    if len(sample) >= _MIN_TEXT_BYTES and _is_text(sample):
+        raise file.unreadable(
+            "its bytes are printable text, and no dtype was given",
+            f"{build_text(file.path)}; or say dtype uint8 to serve its bytes as tokens (or uint16 if that is "
+            "really meant)",
+        )
     if len(sample) < _MIN_SAMPLE_BYTES:
         return
     # Tokens of 4 bytes, read as uint16, show at once: every second one is almost zero.
@@ -64,6 +75,15 @@ def _check_guess(file: OpenFile) -> None:
             "its tokens look like uint32, but no dtype was given and the default is uint16",
             "say dtype uint32 (or int32; or uint16 if that is really meant)",
         )
+
+
+def _is_text(sample: bytes) -> bool:
+    """Tell whether bytes are UTF-8 without control characters; the last character may be cut."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(sample)
+    except UnicodeDecodeError:
+        return False
+    return _CONTROL.search(sample) is None
 
 
 FORMAT: Final = Format(read=_read)

@@ -53,6 +53,14 @@ _OTHER_SIDE_FILES: Final = (
     *("*.pkl", "*.model", "*.vocab", "*.tiktoken", "*.sha256", "*.sha1", "*.md5"),
     *("LICENSE", "README", "NOTICE", "_SUCCESS", "SHA256SUMS", "MD5SUMS"),
 )
+# Of the files beside shards those that nobody opens, and that may be large.
+_UNREAD: Final = (".txt", ".log", ".md", ".rst", ".py", ".sh", ".pkl")
+# Pictures, pages, programs: refused beside token files. A folder of nothing else holds no token files.
+_OTHER_KINDS: Final = (
+    *(".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".ico", ".pdf", ".mp4", ".mp3", ".wav", ".ttf"),
+    *(".html", ".htm", ".css", ".js", ".ts", ".ipynb", ".tex", ".bib", ".docx", ".xml", ".lock", ".ini"),
+    *(".c", ".h", ".cc", ".cpp", ".cu", ".hpp", ".rs", ".go", ".java", ".so", ".pyc", ".whl", ".cfg"),
+)
 _LEFT_OUT: Final = re.compile("|".join(map(fnmatch.translate, (*_SIDE_FILES, *_OTHER_SIDE_FILES))))
 
 
@@ -86,6 +94,16 @@ def data_path(path: Path) -> Path:
 def is_side_file(path: Path) -> bool:
     """Tell whether a file of a folder accompanies shards and is none."""
     return _LEFT_OUT.match(path.name) is not None
+
+
+def is_unread(path: Path) -> bool:
+    """Tell whether a file that lies beside shards is never opened."""
+    return is_side_file(path) and path.suffix in _UNREAD
+
+
+def is_other_kind(path: Path) -> bool:
+    """Tell whether a file's name says that it is a picture, a program or the like, and holds no tokens."""
+    return path.suffix.lower() in _OTHER_KINDS
 
 
 def mask_names(name: str) -> list[str]:

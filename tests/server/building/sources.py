@@ -91,9 +91,11 @@ def in_this_process(job: Job, parts: Sequence[Part], folder: Path) -> Iterator[P
     return (build_part(job.options, part, folder) for part in reversed(parts))
 
 
-def build_here(sources: Sequence[Path], out: Path, **options: Any) -> dict[str | None, Manifest]:
+def build_here(
+    sources: Sequence[Path], out: Path, *, fresh: bool = False, **options: Any
+) -> dict[str | None, Manifest]:
     chosen = choose_options(**{"tokenizer": None, "eot": None, **options})
-    return build([str(source) for source in sources], out, chosen, in_this_process)
+    return build([str(source) for source in sources], out, chosen, in_this_process, fresh=fresh)
 
 
 def content(folder: Path) -> dict[str, bytes]:

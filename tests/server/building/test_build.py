@@ -291,7 +291,10 @@ def test_a_restart_with_other_options_or_sources_is_refused_by_name(
     with pytest.raises(InvalidParameter, match=r"a\.jsonl was changed") as caught:
         build_here(named, tmp_path / "out", tokenizer="bytes")
     assert caught.value.remedy is not None
-    assert "remove the folder" in caught.value.remedy
+    assert "--fresh" in caught.value.remedy
+    monkeypatch.undo()
+    build_here(named, tmp_path / "out", tokenizer="bytes", fresh=True)
+    assert len(documents_of(tmp_path / "out")) == 21
 
 
 def raise_interrupt(*_: object) -> None:
@@ -331,7 +334,7 @@ def test_an_existing_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eot": 1}, "tokenizer must be 'bytes', a tokenizer.json, "),
+        ({"eot": 1}, "tokenizer must be 'gpt2' or another model of the Hugging Face Hub, "),
         ({"column": "ids"}, "no end-of-text token is known, because there is no tokenizer"),
         ({"column": "ids", "eot": 2**32}, r"eot must be in \[0, 4294967295\]"),
         ({"tokenizer": "bytes", "eot": 256}, r"eot must be in \[0, 255\]"),

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -68,23 +67,6 @@ def test_a_build_that_was_killed_anywhere_is_continued_to_the_same_bytes(tmp_pat
         assert again.returncode == 0, (point, again.stderr)
         assert content(out) == expected, point
         assert not list(tmp_path.glob(f"*{out.name}.*")), point
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system in memory with room for 1 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def test_a_full_disk_publishes_nothing_and_the_build_goes_on_when_there_is_room(

@@ -37,7 +37,7 @@ def test_a_job_is_read_as_it_was_saved_and_not_by_another_release(tmp_path: Path
 def test_a_damaged_job_is_named_with_the_way_out(tmp_path: Path, content: str) -> None:
     (tmp_path / "job.json").write_text(content)
     with pytest.raises(
-        UnreadableCorpus, match=r"job\.json: is no job of version 1: .*; remove .* to build anew"
+        UnreadableCorpus, match=r"job\.json: is no job of version 1: .*; say --fresh to build anew"
     ):
         Job.load(tmp_path)
 

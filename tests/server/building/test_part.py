@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from corpus_server.building import part
+from corpus_server.building import part, sources
+from corpus_server.building.inputs import find_inputs
 from corpus_server.building.job import BuildOptions
 from corpus_server.building.part import build_part, part_path
-from corpus_server.building.sources import find_inputs, plan_parts
+from corpus_server.building.sources import plan_parts
 from corpus_server.errors import UnreadableCorpus
 
 
@@ -61,3 +64,22 @@ def test_a_tokenizer_that_exceeds_its_vocabulary_is_noticed(
         return
     with pytest.raises(RuntimeError, match="gave id 256, beyond its vocabulary"):
         build(tmp_path, options, "text")
+
+
+def test_a_long_text_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a megabyte may hold a gigabyte of text; it is one document."""
+    monkeypatch.setattr(sources, "TEXT_CHARS", 1 << 16)
+    monkeypatch.setattr(sources, "_READ_BYTES", 1 << 16)
+    num_bytes = 1 << 25
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0123456\n" * (num_bytes // 8)))
+    (tmp_path / "b.txt").write_text("b")
+    (whole,) = plan_parts(find_inputs([str(tmp_path)]))
+    (tmp_path / "parts").mkdir()
+    tracemalloc.start()
+    try:
+        result = build_part(BuildOptions(tokenizer="bytes", eot=0, vocab_size=256), whole, tmp_path / "parts")
+        assert tracemalloc.get_traced_memory()[1] < num_bytes / 2
+    finally:
+        tracemalloc.stop()
+    lengths = np.fromfile(part_path(tmp_path / "parts", 0, "train.lengths"), "<u8").tolist()
+    assert (result.num_tokens, lengths) == (num_bytes + 3, [num_bytes + 1, 2])

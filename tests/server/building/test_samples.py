@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from corpus_server.building.inputs import find_inputs
 from corpus_server.building.job import BuildOptions
 from corpus_server.building.samples import mds_samples
-from corpus_server.building.sources import find_inputs, plan_parts, read_documents
+from corpus_server.building.sources import plan_parts, read_documents
 from corpus_server.errors import UnreadableCorpus
 
 REAL = Path(__file__).parents[1] / "corpus/formats/real"

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 import zstandard
 
 from corpus_server.building import sources
-from corpus_server.building.job import BuildOptions
-from corpus_server.building.sources import find_inputs, plan_parts, read_documents
+from corpus_server.building.inputs import find_inputs
+from corpus_server.building.job import BuildOptions, Split
+from corpus_server.building.sources import plan_parts, read_documents
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from tests.server.building.sources import (
     lines,
@@ -30,12 +35,12 @@ TEXT = BuildOptions(tokenizer="bytes", eot=0, vocab_size=256)
 IDS = BuildOptions(tokenizer=None, eot=0, vocab_size=None, column="ids")
 
 
-def names(*named: Path | str) -> list[str]:
-    return [Path(each.path).name for each in find_inputs([str(path) for path in named])]
+def names(*named: Path | str, include: Sequence[str] = ()) -> list[str]:
+    return [Path(each.path).name for each in find_inputs([str(path) for path in named], include)]
 
 
-def read(path: Path, options: BuildOptions = TEXT) -> list[Any]:
-    parts = plan_parts(find_inputs([str(path)]))
+def read(path: Path | str, options: BuildOptions = TEXT, include: Sequence[str] = ()) -> list[Any]:
+    parts = plan_parts(find_inputs([str(path)], include))
     return [document.content for part in parts for document in read_documents(part, options)]
 
 
@@ -68,7 +73,7 @@ def test_sources_keep_their_order_and_patterns_are_natural(tmp_path: Path) -> No
     [
         ("nothing.jsonl", "expected a file, a folder or a pattern, found nothing"),
         ("none*.jsonl", "expected a file, a folder or a pattern, found nothing"),
-        ("a.csv", r"a\.csv: is of no kind that can be read; known are \.txt, "),
+        ("a.csv", r"a\.csv: is of no kind that can be read; known are \.txt, .* with --include '\*\.csv'"),
         ("a.parquet.gz", "is of no kind"),
         ("folder", "expected files of .* in the folder, found none"),
         ("empty.jsonl", "the sources are empty files"),
@@ -81,6 +86,81 @@ def test_sources_that_give_nothing(tmp_path: Path, name: str, message: str) -> N
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(UnreadableCorpus, match=message):
         find_inputs([str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    ("include", "found"),
+    [
+        (["*.md"], ["README.md", "b.md"]),
+        (["*.md", "*.jsonl"], ["README.md", "a.jsonl", "b.md"]),
+        (["sub/*"], ["b.md", "c.py.gz"]),
+        (["**/*.py.gz"], ["c.py.gz"]),
+        (["*.parquet"], "expected files that match *.parquet in the folder, found none"),
+        ([], ["a.jsonl"]),
+    ],
+)
+def test_files_of_other_names_are_text_if_they_are_included(
+    tmp_path: Path, include: list[str], found: list[str] | str
+) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("README.md", "sub/b.md", ".x.md", "x.png"):
+        (tmp_path / name).write_text(f"# {name}")
+    (tmp_path / "sub" / "c.py.gz").write_bytes(gzip.compress(b"pass"))
+    (tmp_path / "a.jsonl").write_bytes(lines(["a"]))
+    if isinstance(found, str):
+        with pytest.raises(UnreadableCorpus, match=re.escape(found)):
+            names(tmp_path, include=include)
+        return
+    assert names(tmp_path, include=include) == found
+    contents = {"README.md": "# README.md", "b.md": "# sub/b.md", "c.py.gz": "pass", "a.jsonl": "a"}
+    assert read(tmp_path, include=include) == [contents[name] for name in found]
+    assert read(tmp_path / "README.md", include=["*.md"]) == ["# README.md"]
+
+
+def test_a_source_says_the_field_of_its_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(["a"], "body"))
+    (tmp_path / "b.jsonl?text=x").mkdir()  # a path that is there is no field
+    (tmp_path / "b.jsonl?text=x" / "b.jsonl").write_bytes(lines(["b"]))
+    assert read(f"{tmp_path}/a.jsonl?text=body") == read(f"{tmp_path}/*.jsonl?text=body") == ["a"]
+    assert read(f"{tmp_path}/b.jsonl?text=x") == ["b"]
+    with pytest.raises(UnreadableCorpus, match=r"or for one source SOURCE\?text="):
+        read(tmp_path / "a.jsonl")
+
+
+def test_links_that_leave_a_folder_are_refused_as_servers_refuse_them(tmp_path: Path) -> None:
+    for folder in ("texts", "outside"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(folder)
+    link = tmp_path / "texts" / "link.txt"
+    for target, said in (("../outside/a.txt", "leaves the folder"), ("../outside", "leaves the folder")):
+        link.symlink_to(target)
+        with pytest.raises(UnreadableCorpus, match=rf"link\.txt: is a symbolic link that {said} "):
+            find_inputs([str(tmp_path / "texts")])
+        link.unlink()
+    link.symlink_to("a.txt")
+    assert names(tmp_path / "texts") == ["a.txt", "link.txt"]
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+def test_a_long_text_is_one_document_in_pieces_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str
+) -> None:
+    text = "".join(f"{'ä🦆'[: number % 3]}{number}\n" * (number % 5) for number in range(300)) + "x" * 500
+    data = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[packed](text.encode())
+    (tmp_path / f"a.txt{packed}").write_bytes(data)
+    (tmp_path / "b.jsonl").write_bytes(lines([text]))
+    monkeypatch.setattr(sources, "TEXT_CHARS", 100)
+    monkeypatch.setattr(sources, "_READ_BYTES", 7)
+    options = dataclasses.replace(TEXT, splits=(Split(name="val", share=0.5),))
+    for name in (f"a.txt{packed}", "b.jsonl"):
+        (part,) = plan_parts(find_inputs([str(tmp_path / name)]))
+        pieces = list(read_documents(part, options))
+        assert "".join(each.content for each in pieces) == text
+        assert max(len(each.content) for each in pieces) <= 100
+        assert all(each.content.endswith("\n") for each in pieces if "x" not in each.content)
+        assert [each.is_last for each in pieces] == [False] * (len(pieces) - 1) + [True]
+        # So a long text goes to the split that it would go to as a whole.
+        assert {each.digest for each in pieces} == {xxhash.xxh3_64_intdigest(text.encode())}
 
 
 def test_a_file_that_is_named_twice_is_an_error(tmp_path: Path) -> None:
@@ -179,7 +259,7 @@ def test_small_files_share_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (b"[1]", r"expected an object, got b'\[1\]"),
         (
             b'{"body": "a", "n": 1}',
-            "has no field 'text', only 'body', 'n'; name one of them with --text-field",
+            "has no field 'text', only 'body', 'n'; name one of them with --text-field, or for one source ",
         ),
         (b'{"text": 5}', "expected text in 'text', got 5"),
         (b'{"text": [5]}', r"expected text in 'text', got \[5\]; for token ids say --column text"),

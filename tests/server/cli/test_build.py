@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.building.sources import texts, write_jsonl
+from tests.server.building.sources import WRITERS, texts, write_jsonl
+from tests.server.building.test_samples import shard
 from tests.server.corpus.test_tokenizers import write_tokenizer_json
 from tests.serving import RunningServer, run_here
 
@@ -42,7 +43,7 @@ def test_text_becomes_a_corpus_that_is_served_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "tokenizer must be 'bytes', a tokenizer.json, a tiktoken rank file or a SentencePiece model"),
+        ((), "tokenizer must be 'gpt2' or another model of the Hugging Face Hub, a tokenizer.json, "),
         (("--tokenizer", "bytes", "--split", "val"), "split must be NAME=SHARE, for example val=0.001"),
         (("--tokenizer", "bytes", "--split", "web=0.1"), "split must be one of dev, eval, test, val"),
         (("--tokenizer", "bytes"), "a.jsonl: line 2: is not JSON"),
@@ -56,3 +57,42 @@ def test_a_mistake_is_one_line(tmp_path: Path, arguments: tuple[str, ...], messa
     (line,) = said.stderr.splitlines()
     assert message in line
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "c.txt", "c.mds"])
+def test_every_source_is_checked_before_any_work(tmp_path: Path, name: str) -> None:
+    """A build of hours must not end at its last file, because that has another field."""
+    good = write_jsonl(tmp_path / "good.jsonl", texts(3))
+    bad = tmp_path / name
+    if name == "c.txt":
+        bad.write_bytes(b"abc\xff")
+    elif name == "c.mds":
+        bad.write_bytes(shard([("body", "str", b"To be")]))
+    else:
+        WRITERS[name](bad, texts(3), field="body")
+    said = run_here("build", good, bad, "--tokenizer", "bytes", "--out", tmp_path / "out")
+    (line,) = said.stderr.splitlines()
+    assert said.returncode == 2
+    assert f"{name}: " in line
+    assert ("'body'" in line) == (name != "c.txt")
+    assert not (tmp_path / "out.building").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["s3://bucket/web"], "source must be a path of this machine, or hf://..., got 's3://bucket/web'"),
+        (["a.jsonl", "--fresh", "--task", "0/2"], "fresh must be left out with --task"),
+        (
+            ["a.jsonl", "--tokenizer", "tok.json"],
+            "No such file or directory; check its path, or name",
+        ),
+    ],
+)
+def test_what_build_cannot_read_is_said(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    named = [str(tmp_path / each) if each == "a.jsonl" else each for each in arguments]
+    said = run_here("build", "--tokenizer", "bytes", *named, "--out", tmp_path / "out")
+    (line,) = said.stderr.splitlines()
+    assert said.returncode == 2
+    assert message in line

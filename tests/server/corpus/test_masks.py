@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from corpus_server.building.inputs import find_inputs
 from corpus_server.building.merge import merge
-from corpus_server.building.sources import find_inputs
 from corpus_server.corpus.fingerprints import sidecar_path
 from corpus_server.corpus.index import index
 from corpus_server.corpus.verify import record, verify

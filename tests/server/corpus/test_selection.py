@@ -63,6 +63,14 @@ def test_an_empty_folder_is_refused(tmp_path: Path, side_files: list[str], found
     )
 
 
+def test_a_folder_without_token_files_is_not_blamed_on_a_picture(tmp_path: Path) -> None:
+    for name in ("a.png", "b.CSS", "c.md"):
+        (tmp_path / name).touch()
+    assert _refusal(tmp_path).startswith(
+        f"{tmp_path}: expected token files in the folder, found only a.png, b.CSS, c.md; check the path"
+    )
+
+
 def test_a_missing_path_is_refused(tmp_path: Path) -> None:
     assert _refusal(tmp_path / "missing") == (
         f"{tmp_path / 'missing'}: expected a token file or a folder of shards, found nothing; "
@@ -147,9 +155,22 @@ def test_links_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> N
     target = outside if name == "linked" else write_raw(outside / "secret", [1])
     (root / name).symlink_to(target)
     assert _refusal(root) == (
-        f"{root / name}: is a symbolic link that leaves the corpus folder (to {target}); "
-        "copy or hard-link the file, or serve the folder that really holds it"
+        f"{root / name}: is a symbolic link that leaves the folder {root} (to {target}); "
+        "copy or hard-link the file, or name the folder that really holds it"
     )
+
+
+def test_links_of_the_cache_of_the_hub_lead_to_its_blobs(tmp_path: Path) -> None:
+    repository = tmp_path / "datasets--org--web"
+    folder = repository / "snapshots" / ("0" * 40) / "data"
+    for each in (folder, repository / "blobs"):
+        each.mkdir(parents=True)
+    write_raw(repository / "blobs" / "abc", [1, 2])
+    (folder / "a.bin").symlink_to("../../../blobs/abc")
+    for path in (folder, folder.parent):
+        assert [file.path for file in list_shards(spec(path))] == [folder / "a.bin"]
+    (folder / "b.bin").symlink_to("../../../refs")
+    assert "is a symbolic link that leaves the folder" in _refusal(folder)
 
 
 def test_links_inside_the_folder(tmp_path: Path) -> None:
@@ -160,7 +181,7 @@ def test_links_inside_the_folder(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["b.bin", "sub/a.bin"]
     (tmp_path / "again").symlink_to("sub")
     assert _refusal(tmp_path) == (
-        f"{tmp_path / 'again'}: is a symbolic link to a folder, its shards would count twice; remove it"
+        f"{tmp_path / 'again'}: is a symbolic link to a folder, its files would count twice; remove it"
     )
     (tmp_path / "again").unlink()
     (tmp_path / "circle.bin").symlink_to("circle.bin")

@@ -84,6 +84,27 @@ def assert_guess(path: Path, said: str | None) -> None:
     assert caught.value.detail == f"{path}: {said}"
 
 
+@pytest.mark.parametrize(
+    ("content", "is_text"),
+    [
+        ("Apache License\n" * 5, True),
+        ("Grüße, 世界 🦆\t\r\n" * 400, True),  # the sample ends inside a character
+        ("x" * 63 + "\x00", False),
+        ("short", False),
+    ],
+)
+def test_text_is_not_served_as_tokens_by_mistake(tmp_path: Path, content: str, is_text: bool) -> None:
+    data = content.encode()
+    (tmp_path / "lic").write_bytes(data + b"." * (len(data) % 2))
+    if not is_text:
+        assert recognise(tmp_path / "lic").dtype == np.dtype("<u2")
+        return
+    with pytest.raises(UnreadableCorpus, match=r"printable text, .*corpus-server build .*dtype uint8"):
+        recognise(tmp_path / "lic")
+    for dtype in ("uint8", "uint16"):
+        assert recognise(tmp_path / "lic", dtype=dtype).dtype == np.dtype(dtype)
+
+
 def test_in_a_folder_other_names_are_refused(tmp_path: Path) -> None:
     for name in ("a.bin", "b.raw", "c.tokens"):
         write_raw(tmp_path / name, [1])
