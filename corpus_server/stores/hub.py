@@ -259,8 +259,8 @@ def _failure(url: str, name: str, hub: Any, chain: Sequence[BaseException]) -> C
     if caused_by("RepositoryNotFoundError"):
         kind = "data set" if "/datasets/" in page else "model"
         remedy = (
-            "check the name (a data set is hf://datasets/ORG/NAME), or the path if a file was meant; a private "
-            "one needs HF_TOKEN"
+            "check the name (a data set is hf://datasets/ORG/NAME), or the path if a file was meant; "
+            "a private one needs HF_TOKEN"
         )
         what = f"{url}: {endpoint} has no {kind} {name!r}, or it is private"
         return UnreadableCorpus(what, received=url, remedy=remedy)
