@@ -258,7 +258,10 @@ def _failure(url: str, name: str, hub: Any, chain: Sequence[BaseException]) -> C
         return UnreadableCorpus(f"{url}: is gated: its owners decide who may read it", remedy=remedy)
     if caused_by("RepositoryNotFoundError"):
         kind = "data set" if "/datasets/" in page else "model"
-        remedy = "check the name (a data set is hf://datasets/ORG/NAME); a private one needs HF_TOKEN"
+        remedy = (
+            "check the name (a data set is hf://datasets/ORG/NAME), or the path if a file was meant; "
+            "a private one needs HF_TOKEN"
+        )
         what = f"{url}: {endpoint} has no {kind} {name!r}, or it is private"
         return UnreadableCorpus(what, received=url, remedy=remedy)
     if caused_by("RevisionNotFoundError"):
