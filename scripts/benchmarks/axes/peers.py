@@ -33,7 +33,6 @@ WANTED = ((NOW, GRPC, 1.0), (NOW, FLIGHT, 1.0), (NOW, NANOGPT, 8.0), (INDICES, G
 
 def measure(options: Options) -> Report:
     """Measure all contenders at both shapes."""
-    options = options.in_force()
     path = resident_corpus(options)
     report = Report(data={}, tables=[])
     with ExitStack() as stack:
