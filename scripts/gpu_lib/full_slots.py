@@ -1,6 +1,6 @@
 """The loader's device half over slots that are full already: what it costs without a network.
 
-`python -m scripts.gpu_lib.full_slots DEVICE REPEATS SIZES` measures batches of these bytes, and prints JSON.
+Run as a program it measures what `corpus-client transfer` does, then batches, and prints both as JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from corpus_client.staging.options import PREFETCH_BYTES
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import find_device, open_stager
 from corpus_client.staging.slots import choose_slot_sizes, cut_slots
+from corpus_client.tools import transfer
 from corpus_client.tools.timing import Clock
 from corpus_client.tools.transfer import host_memory
 
@@ -85,5 +86,8 @@ def measure(clock: Clock, sizes: Sequence[int], repeats: int) -> list[dict[str, 
 
 
 if __name__ == "__main__":
-    name, repeats, sizes = sys.argv[1:]
-    print(json.dumps(measure(Clock(find_device(name)), list(map(int, sizes.split(","))), int(repeats))))
+    name, repeats, copies, batches = sys.argv[1:]
+    device, times = find_device(name), int(repeats)
+    found = transfer.measure(device, list(map(int, copies.split(","))), times).data
+    sent = measure(Clock(device), list(map(int, batches.split(","))), times)
+    print(json.dumps({**found, "batches": sent}))

@@ -100,9 +100,7 @@ def transfer(run: Run) -> Report:
     if not run.quick:
         sizes = [",".join(map(str, each)) for each in ((*BATCH_SIZES, 1 << 28), BATCH_SIZES)]
     repeats = "3" if run.quick else "20"
-    copies = run.client("transfer", "--sizes", sizes[0], "--repeats", repeats)
-    batches = run.json_of("scripts.gpu_lib.full_slots", run.device, repeats, sizes[1])
-    return transfer_report({**copies, "batches": batches})
+    return transfer_report(run.json_of("scripts.gpu_lib.full_slots", run.device, repeats, *sizes))
 
 
 def transfer_report(data: dict[str, Any]) -> Report:

@@ -70,14 +70,17 @@ def test_throughput_takes_the_strongest_limit_of_each_round(options: Options) ->
         assert its["contenders"][winner]["million_tokens_per_second"]["median"] == max(speeds)
 
 
-def test_data_of_the_cold_axis_come_from_the_disk(options: Options, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", cold.PARTS)
+def test_data_of_the_cold_axis_come_from_the_disk(part: str, options: Options, tmp_path: Path) -> None:
     drop(write_raw(tmp_path / "probe", range(5000)))  # skips where pages cannot be dropped
-    report = cold.measure(options)
-    check_whole(report, "cold")
-    its = report.data["64 x 1,025"]
-    assert set(its) == {cold.LIMIT, *cold.MODES}
-    assert all(each[cold.FROM_DISK]["lowest"] >= 1 for each in its.values())
-    assert {"bounded", "beside"} < set(report.data)
+    report = cold.measure(replace(options, only=(part,)))
+    contenders = check_whole(report, "cold")
+    if part == "windows":
+        assert {cold.LIMIT, *cold.MODES} <= contenders
+        its = report.data["64 x 1,025"].values()
+        assert all(each[cold.FROM_DISK]["lowest"] >= 1 for each in its)
+    else:
+        assert cold.BOUNDED in contenders
 
 
 def test_a_part_that_does_not_exist_is_refused(options: Options) -> None:
