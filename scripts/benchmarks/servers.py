@@ -95,12 +95,12 @@ def trusted_certificate() -> Iterator[Path]:
 
 
 @contextmanager
-def spawn_peer(kind: str, path: Path, *options: str) -> Iterator[Address]:
+def spawn_peer(kind: str, path: Path) -> Iterator[Address]:
     """Start the server of a peer of `scripts.benchmarks.peers` over a corpus."""
     with tempfile.TemporaryDirectory() as folder:
         address_file = Path(folder) / "address"
         command = [sys.executable, "-m", "scripts.benchmarks.peers", kind, str(path), str(address_file)]
-        with running([*command, *options], ready=address_file.exists) as process:
+        with running(command, ready=address_file.exists) as process:
             yield Address(address_file.read_text(), [process.pid], path.stat().st_size // 2)
 
 

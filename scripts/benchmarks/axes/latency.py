@@ -40,7 +40,7 @@ def measure(options: Options) -> Report:
     shape = shapes_of(options)[0]
     path = resident_corpus(options)
     rounds = Rounds(f"one request of {shape} at a time", LATENCY)
-    with now_and_before(options, path) as servers, spawn_peer("bare", path, "tcp") as peer:
+    with now_and_before(options, path) as servers, spawn_peer("bare", path) as peer:
         makers = with_and_without_checksum(OneAtATime, servers, shape, path)
         makers.append(partial(Bare, LIMIT, peer, shape, sending="gather", in_flight=1))
         with ExitStack() as stack:

@@ -56,7 +56,7 @@ def _measure_workers(
     """Measure our server and bare ones, each with every number of clients."""
     with ExitStack() as stack:
         server = stack.enter_context(serving({NAME: path}, arguments=["--workers", str(num_workers)]))
-        peers = [stack.enter_context(spawn_peer("bare", path, "tcp")) for _ in range(num_workers)]
+        peers = [stack.enter_context(spawn_peer("bare", path)) for _ in range(num_workers)]
 
         def job(kind: Literal["ours", "bare"], at: str) -> Job:
             return Job(kind=kind, at=at, path=str(path), rows=shape.rows, length=shape.length)

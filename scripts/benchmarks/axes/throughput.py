@@ -35,10 +35,10 @@ def measure(options: Options) -> Report:
     """Measure all contenders at both shapes."""
     path = resident_corpus(options)
     report = Report(data={}, tables=[])
-    with now_and_before(options, path) as servers, spawn_peer("bare", path, "tcp") as peer:
+    with now_and_before(options, path) as servers, spawn_peer("bare", path) as peer:
         for shape, of_limit in zip(shapes_of(options), OF_LIMIT, strict=True):
             makers = with_and_without_checksum(Ours, servers, shape, path)
-            makers += bare.makers("bare", peer, shape, steps_per_request(shape), IN_FLIGHT)
+            makers += bare.makers(peer, shape, steps_per_request(shape), IN_FLIGHT)
             rounds = contest(Rounds(f"{shape} uint16", DELIVERY), shape, path, options, makers)
             limits = [name for name in rounds.values if name.startswith("bare")]
             winners = rounds.add_strongest(LIMIT, limits)

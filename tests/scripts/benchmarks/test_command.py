@@ -172,7 +172,7 @@ def test_a_peer_that_does_not_start_fails_with_its_last_words(
 ) -> None:
     with (
         pytest.raises(ServerFailed, match="ended with exit code 1"),
-        spawn_peer("bare", tmp_path / "absent.bin", "tcp"),
+        spawn_peer("bare", tmp_path / "absent.bin"),
     ):
         pytest.fail("it never was ready")
     assert "No such file" in capfd.readouterr().err

@@ -90,11 +90,10 @@ def test_inputs_and_targets_that_do_not_belong_together_are_refused() -> None:
         windows_of((tokens[:, :-1], tokens[:, :-1]))
 
 
-@pytest.mark.parametrize("transport", ["tcp", "unix"])
-def test_bare_sockets_send_batches_of_more_slices_than_one_call_takes(path: Path, transport: str) -> None:
+def test_bare_sockets_send_batches_of_more_slices_than_one_call_takes(path: Path) -> None:
     """In every way, one step or several to a request."""
     shape = Shape(rows=2 * MAX_SLICES + 1, length=129)
-    with spawn_peer("bare", path, transport) as peer:
+    with spawn_peer("bare", path) as peer:
         for sending, steps in itertools.product(SENDINGS, (1, 2)):
             bare = Bare(sending, peer, shape, sending=sending, steps=steps)
             check(bare, path, shape)
@@ -105,7 +104,7 @@ def test_bare_sockets_send_batches_of_more_slices_than_one_call_takes(path: Path
 def test_connections_of_a_bare_server_do_not_share_buffers(path: Path, sending: Sending) -> None:
     """One that waits with answers in flight still gets its own tokens."""
     shape = Shape(rows=512, length=2049)
-    with spawn_peer("bare", path, "tcp") as peer:
+    with spawn_peer("bare", path) as peer:
         waiting, busy = (Bare("bare", peer, shape, sending=sending, steps=4) for _ in range(2))
         for _ in range(5):
             busy.next()
