@@ -42,7 +42,7 @@ ALL: Final = "all"  # says that a corpus may hold files of several splits
 
 _STORE: Final = re.compile(r"(s3|gs|az|https?)://[^/,#]*")
 _PATTERNS: Final = ("include", "exclude")
-_OPTIONS: Final = ("dtype", "eot", "tokenizer", "mask", *_PATTERNS, "token_range", "earlier", "view")
+OPTIONS: Final = ("dtype", "eot", "tokenizer", "mask", *_PATTERNS, "token_range", "earlier", "view")
 _VIEW: Final = "?view="  # PATH?view=FILE is PATH,view=FILE
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
@@ -284,9 +284,10 @@ def _read_split(text: str) -> str:
 
 def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the options as fields; values are those of TOML, or text of the command line."""
-    if unknown := sorted(set(options) - set(_OPTIONS)):
+    if unknown := sorted(set(options) - set(OPTIONS)):
         raise InvalidParameter(
-            f"{where}unknown {', '.join(unknown)}; known are {', '.join(sorted(('path', *_OPTIONS)))}",
+            f"{where}unknown {', '.join(unknown)}; known are "
+            f"{', '.join(sorted((*OPTIONS, 'path') if where else OPTIONS))}",
             parameter=unknown[0],
         )
     given: dict[str, Any] = {}

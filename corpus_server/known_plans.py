@@ -75,12 +75,13 @@ class KnownPlans:
             )
 
     def keep_document(
-        self, body: bytes | bytearray, caller: Caller = ANYONE, *, keep: bool = True
+        self, body: bytes | bytearray, caller: Caller = ANYONE, *, keep: bool = True, run: str = ""
     ) -> BoundPlan:
         """Bind the plan of a posted document, remember it, and keep it in the store.
 
         Args:
             keep: else the plan is only bound, as if it had never been posted.
+            run: the name of the run that posts it.
 
         Raises:
             Forbidden: the caller may not read one of its corpora.
@@ -91,7 +92,7 @@ class KnownPlans:
             bound = self._bind(self._parsed(body), caller)
             if not keep:
                 return bound
-            self._store.add(bound.plan, owner=caller.name, most=caller.limits.max_plans)
+            self._store.add(bound.plan, owner=caller.name, most=caller.limits.max_plans, run=run)
             return self._remember(bound)
 
     def spelled(self, spelling: Mapping[str, Any], caller: Caller = ANYONE) -> BoundPlan:

@@ -43,6 +43,9 @@ AVERAGE_SECONDS = 30.0
 TOKEN_ROUTES = ("/v1/batches", "/v1/indices")
 """Throughput and latency are those of training; a look at the page must not be seen in them."""
 
+TOOLS = frozenset({"bench", "doctor", "explore", "export"})
+"""Names that the commands give their runs: the page folds them away."""
+
 State = dict[str, Any]
 
 _own: State = {}  # where no supervisor gave a folder
@@ -187,7 +190,9 @@ class Rank:
     rank: int
     world_size: int
     step: int
-    """Last training step of what it asked for last."""
+    """Last training step of what it asked for last, which a loader prefetches."""
+    trained_step: int | None
+    """The last step that its loader had yielded by then; null if it does not say."""
     seen_unix_seconds: float
     """When it asked for that."""
     steps_per_second: float
@@ -199,8 +204,12 @@ class Rank:
 
 @described
 class PlanRanks:
-    """A plan and the ranks that read it."""
+    """A plan and the ranks of one run that read it."""
 
+    run: str
+    """Name of the run; empty if the clients give none."""
+    is_tool: bool
+    """Whether a command that measures or shows gave it."""
     plan: str
     ranks: list[Rank]
 
@@ -231,7 +240,8 @@ class Live:
     """What the page shows of `corpora`."""
     corpora: list[Corpus]
     plans: list[PlanRanks]
-    """The one that was read last first."""
+    """The one that was read last first, those of a run together; behind the runs with a name those without,
+    then tools."""
 
 
 def publish() -> None:
@@ -365,23 +375,24 @@ def _corpora(change: Change, average: Callable[[str, float], float]) -> list[Cor
 
 
 def _plans(change: Change, now: float, average: Callable[[str, float], float]) -> list[PlanRanks]:
-    """Return the plans, the one that was asked for last first, each with its ranks in order."""
+    """Return the plans of each run, the one that was asked for last first, with their ranks in order."""
     newest = sorted(change.after[RANKS.name].items(), key=lambda each: -each[1][0])[:MAX_SHOWN_RANKS]
-    plans: dict[str, list[Rank]] = {}
+    runs: dict[str, dict[str, list[Rank]]] = {}
     for key, its in newest:
         if now - its[0] > HOUR_SECONDS:
             continue
         last = change.before.get(RANKS.name, {}).get(key, its)
         speed, waiting, sending = (
             average(f"{k} {' '.join(key)}", b - a)
-            for k, (a, b) in enumerate(zip(last[2:], its[2:], strict=True))
+            for k, (a, b) in enumerate(zip(last[3:], its[3:], strict=True))
         )
-        plan, world_size, rank = key
-        plans.setdefault(plan, []).append(
+        run, plan, world_size, rank = key
+        runs.setdefault(run, {}).setdefault(plan, []).append(
             Rank(
                 rank=int(rank),
                 world_size=int(world_size),
                 step=int(its[1]),
+                trained_step=int(its[2]) if its[2] >= 0 else None,
                 seen_unix_seconds=its[0],
                 steps_per_second=speed,
                 # Several connections of one rank may wait at the same time.
@@ -390,6 +401,12 @@ def _plans(change: Change, now: float, average: Callable[[str, float], float]) -
             )
         )
     return [
-        PlanRanks(plan=plan, ranks=sorted(its, key=lambda each: (each.world_size, each.rank)))
-        for plan, its in plans.items()
+        PlanRanks(
+            run=run,
+            is_tool=run in TOOLS,
+            plan=plan,
+            ranks=sorted(its, key=lambda each: (each.world_size, each.rank)),
+        )
+        for run in sorted(runs, key=lambda each: (each in TOOLS, not each))
+        for plan, its in runs[run].items()
     ]

@@ -35,6 +35,9 @@ MAX_BYTES = 2**30
 
 _BEGINNING = '{"fingerprints":'
 _MAX_NAMED = 5
+MAX_RUNS = 32
+"""Names of runs that are kept of a plan, those seen last."""
+
 _SEEN_SECONDS = 60.0
 """A plan that is seen again within a minute is not written again."""
 
@@ -67,6 +70,16 @@ _SCHEMA = f"""
     PRAGMA user_version = {_SCHEMA_VERSION};
 """
 
+# Not in the schema, whose change would lose the plans: a release that does not know it goes on without.
+_RUNS = """
+    CREATE TABLE IF NOT EXISTS runs (
+        plan TEXT NOT NULL, run TEXT NOT NULL, seen REAL NOT NULL, PRIMARY KEY (plan, run)
+    ) WITHOUT ROWID;
+    CREATE TRIGGER IF NOT EXISTS runs_removed AFTER DELETE ON plans BEGIN
+        DELETE FROM runs WHERE plan = old.id;
+    END;
+"""
+
 _EVICT = """
     DELETE FROM plans WHERE id = (
         SELECT CASE WHEN num_plans > ? OR num_bytes > ? THEN
@@ -75,6 +88,11 @@ _EVICT = """
     )
 """
 """Removes the plan not seen for the longest time if there are too many; never the newest, nor a kept one."""
+
+_RUNS_OF_PLAN = """
+    (SELECT group_concat(run, ' ')
+        FROM (SELECT its.run FROM runs AS its WHERE its.plan = plans.id ORDER BY its.seen DESC))
+"""
 
 _EVICT_OF_OWNER = """
     DELETE FROM plans WHERE id IN (
@@ -92,11 +110,13 @@ class StoredPlan(NamedTuple):
     Attributes:
         document: canonical JSON.
         seen: when, in Unix seconds.
+        runs: names of those that posted it, last seen first.
     """
 
     id: str
     document: str
     seen: float
+    runs: tuple[str, ...] = ()
 
     @property
     def sources(self) -> list[str]:
@@ -134,11 +154,13 @@ class PlanStore(Closing):
         try:
             self._open()
         except (OSError, sqlite3.Error) as error:
-            wrong, remedy = "cannot be written", "give another with --state-dir"
+            detail = f"state_dir {state_dir} cannot be written: {error}; give another with --state-dir"
             if read_only:
-                wrong = "holds no plans that can be read"
-                remedy = "name the folder that the server was given with --state-dir"
-            detail = f"state_dir {state_dir} {wrong}: {error}; {remedy}"
+                why = f": {error}" if self._path.exists() else ""
+                detail = (
+                    f"state_dir {state_dir} holds no plans that can be read{why}; give the URL of a server, "
+                    "or the folder that it was given with --state-dir"
+                )
             raise InvalidParameter(detail, parameter="state_dir", received=str(state_dir)) from error
 
     def close(self) -> None:
@@ -146,18 +168,21 @@ class PlanStore(Closing):
         with self._lock:
             self._connection.close()
 
-    def add(self, plan: Plan, *, owner: str = "anyone", most: int | None = None) -> None:
+    def add(self, plan: Plan, *, owner: str = "anyone", most: int | None = None, run: str = "") -> None:
         """Keep a bound plan, or note that it was seen again.
 
         Args:
             owner: who posts it.
             most: plans of this owner that are kept; those not seen for the longest time make room.
+            run: the name of the run that posts it; "" for none.
         """
         now, document = time.time(), plan.canonical_json
         known = self._rows("SELECT seen FROM plans WHERE id = ?", plan.id)
-        if known and 0 <= now - known[0][0] < _SEEN_SECONDS:
-            return
         try:
+            if run:
+                self._add_run(plan.id, run, now)
+            if known and 0 <= now - known[0][0] < _SEEN_SECONDS:
+                return
             self._rows(
                 "INSERT INTO plans (id, seen, num_bytes, owner, document) VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET seen = excluded.seen",
@@ -171,6 +196,17 @@ class PlanStore(Closing):
         except StateUnavailable:
             if not known:
                 raise
+
+    def _add_run(self, plan_id: str, run: str, now: float) -> None:
+        known = self._rows("SELECT seen FROM runs WHERE plan = ? AND run = ?", plan_id, run)
+        if known and 0 <= now - known[0][0] < _SEEN_SECONDS:
+            return
+        self._rows("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", plan_id, run, now)
+        self._rows(
+            "DELETE FROM runs WHERE plan = ? AND run IN "
+            "(SELECT run FROM runs WHERE plan = ? ORDER BY seen DESC LIMIT -1 OFFSET ?)",
+            *(plan_id, plan_id, MAX_RUNS),
+        )
 
     def document(self, plan_id: str) -> str | None:
         """Return the canonical JSON of the plan of that id, or None."""
@@ -190,11 +226,17 @@ class PlanStore(Closing):
         self._rows("UPDATE plans SET kept = ? WHERE id = ?", kept, plan_id)
 
     def listed(
-        self, limit: int, *, max_bytes: int | None = None, may_read: Callable[[str], bool] | None = None
+        self,
+        limit: int,
+        *,
+        run: str | None = None,
+        max_bytes: int | None = None,
+        may_read: Callable[[str], bool] | None = None,
     ) -> list[StoredPlan]:
         """Return at most `limit` plans, those seen last.
 
         Args:
+            run: only plans that a run of this name has posted, by when it did so.
             max_bytes: of the documents that are looked at; the first one is in any case.
             may_read: leaves out plans with a corpus for which it is false.
         """
@@ -202,9 +244,16 @@ class PlanStore(Closing):
         def read(connection: sqlite3.Connection) -> list[Row]:
             found: list[Row] = []
             num_bytes = 0
+            # A folder that is only read may be of a server that knew no runs.
+            has_runs = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone()
+            if run is not None and not has_runs:
+                return []
+            names = _RUNS_OF_PLAN if has_runs else "''"
+            source = "plans" if run is None else "plans JOIN runs ON plan = id AND run = ?"
+            seen = "plans.seen" if run is None else "runs.seen"
             for row in connection.execute(
-                "SELECT id, document, seen FROM plans ORDER BY seen DESC, id LIMIT ?",
-                (limit if may_read is None else -1,),
+                f"SELECT id, document, {seen}, {names} FROM {source} ORDER BY {seen} DESC, id LIMIT ?",
+                (*(() if run is None else (run,)), limit if may_read is None else -1),
             ):
                 num_bytes += len(row[1])
                 if found and max_bytes is not None and num_bytes > max_bytes:
@@ -212,13 +261,16 @@ class PlanStore(Closing):
                 found.append(row)
             return found
 
-        plans = map(StoredPlan._make, self._run(read))
+        plans = (
+            StoredPlan(plan_id, document, seen, tuple((runs or "").split()))
+            for plan_id, document, seen, runs in self._run(read)
+        )
         allowed = (each for each in plans if may_read is None or all(map(may_read, each.sources)))
         return list(islice(allowed, limit))
 
-    def newest(self, limit: int) -> list[tuple[Plan, float]]:
-        """Return the plans seen last, each with its Unix time."""
-        return [(Plan.parse(each.document), each.seen) for each in self.listed(limit)]
+    def newest(self, limit: int, run: str | None = None) -> list[tuple[Plan, float, tuple[str, ...]]]:
+        """Return the plans seen last, or those of a run, each with its Unix time and its runs."""
+        return [(Plan.parse(each.document), each.seen, each.runs) for each in self.listed(limit, run=run)]
 
     def count(self) -> int:
         """Return how many plans there are."""
@@ -335,6 +387,7 @@ def _open(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
                 raise sqlite3.NotSupportedError(f"version {version}, this release reads {_SCHEMA_VERSION}")
             if version != _SCHEMA_VERSION:
                 connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+            connection.executescript(_RUNS)
         # Touches every table, so that most damage shows here and not in a request.
         connection.execute("SELECT * FROM totals, plans ORDER BY seen DESC, id LIMIT 1").fetchall()
     except BaseException:

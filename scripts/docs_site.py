@@ -28,12 +28,12 @@ ELSEWHERE = {
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not below docs/."""
-    from corpus_client.__main__ import make_app
-    from corpus_server.cli import app
+    from corpus_client.tools.app import app as client
+    from corpus_server.cli import app as server
 
     made = {page: (ROOT / source).read_text() for source, page in ELSEWHERE.items()}
-    made["reference/corpus-server.md"] = command_reference(app, "corpus-server")
-    made["reference/corpus-client.md"] = command_reference(make_app(), "corpus-client")
+    made["reference/corpus-server.md"] = command_reference(server, "corpus-server")
+    made["reference/corpus-client.md"] = command_reference(client, "corpus-client")
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
     return files

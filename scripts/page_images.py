@@ -32,6 +32,7 @@ IMAGES = ROOT / "docs" / "images"
 CORPUS_MB = 12
 TRAFFIC_SECONDS = 120.0
 WORLD_SIZE = 4
+RUN, AHEAD = "gpt2-124m-a", 40  # name of the training run, steps that it prefetches
 QUALITY = 60
 """Of WebP: letters are still sharp, and all pictures together stay below a megabyte."""
 
@@ -57,7 +58,7 @@ def main() -> None:
         command = [sys.executable, "-m", "corpus_server", "serve", *served, "--port", str(port)]
         command += ["--workers", "2", "--state-dir", state, "--log-level", "warning"]
         with running(command, ready=partial(is_ready, url)), sync_playwright() as playwright:
-            plans = [post(url, each) for each in variants()]
+            plans = [post(url, each, run) for each, run in variants()]
             chromium = shutil.which("chromium")
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             with training(url, plans[0]):
@@ -70,16 +71,13 @@ def main() -> None:
     print(f"{sum(path.stat().st_size for path in IMAGES.glob('*.webp')) / 1e3:.0f} kB in {IMAGES}")
 
 
-def variants() -> Iterator[dict[str, Any]]:
-    """Yield the plans that the list shows, the one of the training run first."""
-    yield PLAN
-    yield {**PLAN, "skip_steps": [[120, 124]]}
-    yield {**PLAN, "order": {"shuffle": {"block_windows": 64, "group_blocks": 8}}}
-    yield {
-        "seq_len": 128,
-        "order": "sequential",
-        "stages": [{"global_batch_size": 8, "mixture": {"held-out": 1}}],
-    }
+def variants() -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the plans that the list shows and the runs that have them, the one of the training run first."""
+    yield PLAN, RUN
+    yield {**PLAN, "skip_steps": [[120, 124]]}, RUN
+    yield {**PLAN, "order": {"shuffle": {"block_windows": 64, "group_blocks": 8}}}, "bounded"
+    held_out = {"global_batch_size": 8, "mixture": {"held-out": 1}}
+    yield {"seq_len": 128, "order": "sequential", "stages": [held_out]}, "doctor"
 
 
 def addresses(plans: list[str]) -> dict[str, str]:
@@ -129,10 +127,10 @@ def losses() -> str:
     )
 
 
-def post(url: str, document: dict[str, Any]) -> str:
+def post(url: str, document: dict[str, Any], run: str) -> str:
     """Post a plan; return its id."""
     with closing(connect(url)) as connection:
-        connection.request("POST", "/v1/plans", json.dumps(document).encode())
+        connection.request("POST", "/v1/plans", json.dumps(document).encode(), {"Corpus-Run": run})
         return str(json.loads(connection.getresponse().read())["id"])
 
 
@@ -158,7 +156,8 @@ def train(url: str, plan: str, rank: int, ends: threading.Event) -> None:
             query = {"plan": plan, "step": step, "rank": rank, "world_size": WORLD_SIZE}
             if step % 97 == 50 and rank == 0:
                 query["count"] = 9999
-            connection.request("GET", f"/v1/batches?{urlencode(query)}")
+            said = {"Corpus-Run": RUN, "Corpus-Trained-Step": str(step - AHEAD)}
+            connection.request("GET", f"/v1/batches?{urlencode(query)}", headers=said)
             connection.getresponse().read()
             pause = 0.02 + 0.015 * (time.time() // 20 % 3) + (0.01 if rank == 2 else 0)
             if ends.wait(pause):

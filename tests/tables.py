@@ -85,7 +85,9 @@ def orders() -> Rows:
 def accepted(schema: dict[str, Any]) -> str:
     """Say which values a schema accepts: a range, choices, a pattern, or a text of a length."""
     if "enum" in schema:
-        return ", ".join(f"`{each}`" for each in schema["enum"])
+        single = [each for each in schema["enum"] if "," not in each]
+        names = ", ".join(f"`{each}`" for each in single)
+        return names if len(single) == len(schema["enum"]) else f"some of {names}, with commas between them"
     if "minimum" in schema:
         return f"[{power(schema['minimum'])}, {power(schema['maximum'])}]"
     if "pattern" in schema:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.layout import ITEM_BYTES, batch_bytes, views
 from corpus_client.network.options import Network
+from corpus_client.observe.recorder import Recorder
 from corpus_client.plan.document import requested_plan
 from corpus_client.plan.requests import AheadRequests, names_beside
 from corpus_client.plan.schedule import pieces, rank_shapes
@@ -90,14 +91,16 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         num_steps: int | None = None,
         sources: bool = False,
         loss_mask: bool | None = None,
+        run: str | None = None,
         network: Network | None = None,
         **plan: Any,
     ) -> None:
         document = requested_plan(**plan)
         network = network or Network()
-        super().__init__(urls, network, num_steps)
+        super().__init__(urls, network, num_steps, run)
         self.place = find_rank(rank, world_size)  # rank and world size, as given or found
         self._in_flight = network.in_flight
+        self._recorder = Recorder()
         with self._connect() as replicas:
             self._bound = replicas.bind(document)
         self._beside = names_beside(self._bound, sources=sources, loss_mask=loss_mask)
@@ -112,6 +115,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
             if not self._received:
                 self._receive()
             batch = self._batch(self._step, self._received.popleft())
+            self._recorder.yielded_step = self._step
             self._step, self._used = self._step + 1, True
         except BaseException as error:
             # An interrupt (Ctrl-C), too: it may fall between taking a batch and counting it.
@@ -150,7 +154,9 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
                 max_bytes=REQUEST_BYTES,
                 batch_bytes=lambda shape: batch_bytes(self._beside, shape, itemsize),
             )
-            self._ahead = AheadRequests(self._step_requests(self._beside), wanted, self._in_flight)
+            self._ahead = AheadRequests(
+                self._step_requests(self._beside, self._recorder), wanted, self._in_flight
+            )
         exchange, _ = self._ahead.next()
         body = np.empty(exchange.request.num_bytes, np.uint8).data
         self._ahead.requests.finish(exchange, body)

@@ -53,6 +53,8 @@ class CorpusLoader(PlanLoader[Batch]):
         sources: bring `Batch.sources`, the source of each row.
         loss_mask: whether masks of the corpora come with the tokens, as part of `Batch.loss_mask`; None: if
             there are any.
+        run: name of the run, by which the server's page, metrics and log group what it asks for; 1 to 64
+            letters, digits, `.`, `_` or `-`. It decides nothing.
         network, staging, placement: see `Network`, `Staging` and `Placement`.
 
     Raises:
@@ -79,6 +81,7 @@ class CorpusLoader(PlanLoader[Batch]):
         ignore_index: int | None = None,
         sources: bool = False,
         loss_mask: bool | None = None,
+        run: str | None = None,
         network: Network | None = None,
         staging: Staging | None = None,
         placement: Placement | None = None,
@@ -97,7 +100,7 @@ class CorpusLoader(PlanLoader[Batch]):
                     f"{name}={kind.__name__}(...)"
                 )
         network, staging, placement = network or Network(), staging or Staging(), placement or Placement()
-        super().__init__(urls, network, num_steps)
+        super().__init__(urls, network, num_steps, run)
         self._placement = placement
         place, stride = placement.find(), placement.step_stride
         self.place = place[:2]
@@ -187,6 +190,7 @@ class CorpusLoader(PlanLoader[Batch]):
             self._num_batches += 1
             self._num_tokens += tensors[0].numel()
             self._step, self._used = step + options.step_stride, True
+            self._recorder.yielded_step = step
         except StopIteration:
             self._used = True
             raise

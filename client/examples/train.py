@@ -117,7 +117,13 @@ class Trainer:
         shape = {"seq_len": self.args.seq_len, "global_batch_size": self.args.global_batch_size}
         network = Network(auth=self.args.token_file)
         loader = CorpusLoader(
-            self.args.urls, corpus=corpus, **shape, device=self.device, network=network, **changes
+            self.args.urls,
+            corpus=corpus,
+            **shape,
+            run=self.args.run,
+            device=self.device,
+            network=network,
+            **changes,
         )
         loader.check_vocab_size(self.args.vocab_size)  # else torch fails in mid-run, without the reason
         return loader
@@ -337,6 +343,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("urls", nargs="+", metavar="URL", help="of the server, or of several replicas")
     add("--token-file", type=Path, help="file with the access token, for servers that ask for one")
+    add("--run", help="name of the run, by which the server's page groups what it asks for")
     add("--corpus", required=True, help="name of the corpus to train on")
     add("--eval-corpus", help="name of a corpus to evaluate on")
     add("--vocab-size", type=int, required=True, help="largest token id + 1, or more")

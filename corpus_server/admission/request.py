@@ -20,6 +20,17 @@ SCOPES = ("plans", "inspect", "metrics")
 REQUEST_ID = "X-Request-Id"
 """Header of every request that a client wants to find again, and of every response."""
 
+RUN = "Corpus-Run"
+"""Header with the name of the run that asks: for people; it decides no byte of a response."""
+
+TRAINED_STEP = "Corpus-Trained-Step"
+"""Header with the last step that a loader had yielded when it sent the request."""
+
+RUN_PATTERN = "^[A-Za-z0-9._-]{1,64}$"
+
+_GOOD_RUN = re.compile(RUN_PATTERN[1:-1])
+_GOOD_STEP = re.compile(r"[0-9]{1,13}", re.ASCII)
+
 _ID = r"[A-Za-z0-9._-]{1,128}"
 _GOOD_ID = re.compile(_ID)
 # Up to a line that is no continuation, which would otherwise continue the line before.
@@ -131,6 +142,18 @@ class RequestHead:
             request_id=request_id(headers.get("x-request-id")),
             trace_parent=headers.get("traceparent", ""),
         )
+
+    @property
+    def run(self) -> str:
+        """Name of the run that asks; "" if it gives none, or one that is not well formed."""
+        name = self.headers.get("corpus-run", "")
+        return name if _GOOD_RUN.fullmatch(name) else ""
+
+    @property
+    def trained_step(self) -> int | None:
+        """The last step that the loader had yielded; None if it does not say."""
+        step = self.headers.get("corpus-trained-step", "")
+        return int(step) if _GOOD_STEP.fullmatch(step) else None
 
     @property
     def path(self) -> bytes:

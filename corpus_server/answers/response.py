@@ -22,7 +22,7 @@ import orjson
 import xxhash
 from pydantic import ValidationError
 
-from corpus_server.admission.request import REQUEST_ID, RequestHead
+from corpus_server.admission.request import REQUEST_ID, RUN_PATTERN, RequestHead
 from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized
 from corpus_server.read.bound_plan import Source
 from corpus_server.read.reading import PIECE_BYTES, Reading, hash_slices, num_bytes, read_pieces
@@ -97,6 +97,12 @@ to do until that is done, and need not keep a thread."""
 class ClientLeft(Exception):
     """Whoever asked has closed the connection, or takes nothing any more."""
 
+
+_PATTERNS = {
+    "^[0-9a-f]{64}$": "the 64 digits (0-9, a-f) of a plan's id",
+    RUN_PATTERN: "1 to 64 letters, digits, '.', '_' or '-'",
+}
+"""What people are told instead of a regular expression."""
 
 _MAX_ECHO = 200  # characters of a received value that are sent back
 
@@ -376,7 +382,8 @@ def invalid_parameter(found: Sequence[Mapping[str, Any]]) -> InvalidParameter:
     if first["type"] == "missing":
         return InvalidParameter(f"{name} is missing", parameter=name)
     context = first.get("ctx") or {}
-    accepted = context.get("accepted") or context.get("expected") or context.get("pattern")
+    pattern = context.get("pattern", "")
+    accepted = context.get("accepted") or context.get("expected") or _PATTERNS.get(pattern, pattern) or None
     said = f"must be {accepted}" if accepted else first["msg"]
     return InvalidParameter(
         f"{name} {said}, got {_echo(received)!r}", parameter=name, received=received, accepted=accepted

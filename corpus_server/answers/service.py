@@ -338,7 +338,7 @@ class Requests:
             tracing.trace(answered)
         is_notable = answered.seconds > SLOW_SECONDS or not (200 <= status < 300 or status == 304)
         if self._logs == "all" or (is_notable and self._logs == "notable" and self._may_log()):
-            # Nothing that a client may choose but its id and method, and no secrets.
+            # Nothing that a client may choose but its id, run and method, and no secrets.
             fields = {
                 "request_id": answered.request.request_id,
                 "method": answered.request.method[: tracing.MAX_METHOD],
@@ -349,7 +349,8 @@ class Requests:
                 "seconds": round(answered.seconds, 6),
                 "token": answered.request.caller.name,
             }
-            _log.info("request", extra=fields | ({"type": kind} if (kind := answered.problem_type) else {}))
+            more = {"run": answered.request.run, "type": answered.problem_type}
+            _log.info("request", extra=fields | {name: value for name, value in more.items() if value})
 
     def _may_log(self) -> bool:
         second = int(time.monotonic())

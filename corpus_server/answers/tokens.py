@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import chain, pairwise, permutations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -99,8 +99,8 @@ class Names:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Describe the names."""
-        name = "|".join(self.known)
-        return {"type": "string", "pattern": f"^({name})(,({name}))*$"}
+        some = (permutations(self.known, count + 1) for count in range(len(self.known)))
+        return {"type": "string", "enum": [",".join(each) for each in chain.from_iterable(some)]}
 
     def _parse(self, value: object) -> str:
         names = value.split(",") if isinstance(value, str) else []
@@ -454,9 +454,15 @@ def _note(
     """
     if request.method == "HEAD":
         return None
-    part = {"rank": query.rank, "world_size": query.world_size}
-    steps = range(query.step, query.step + query.count)
-    return service.readers.note(bound, steps, reads_tokens=reads_tokens, **part)
+    return service.readers.note(
+        bound,
+        range(query.step, query.step + query.count),
+        rank=query.rank,
+        world_size=query.world_size,
+        reads_tokens=reads_tokens,
+        run=request.run,
+        trained_step=request.trained_step,
+    )
 
 
 def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> Slices[None]:

@@ -16,7 +16,7 @@ from rich.markup import escape
 from corpus_server import __version__
 from corpus_server.cli import plans, view
 from corpus_server.cli.build import build, merge
-from corpus_server.cli.common import MISTAKE, console, tell
+from corpus_server.cli.common import MISTAKE, App, console, tell
 from corpus_server.cli.corpora import index, inspect, verify
 from corpus_server.cli.explore import explore, stats
 from corpus_server.cli.serve import serve
@@ -25,10 +25,9 @@ from corpus_server.errors import CorpusServerError, printable
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = App(
     name="corpus-server",
     help="Serve large files of token ids to pretraining runs.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 for command in (serve, inspect, verify, index, build, merge, token, explore, stats):

@@ -76,7 +76,10 @@ def build(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a corpus of text or token ids. After an interruption the same command continues."""
+    """Make a corpus of text or token ids. After an interruption the same command continues.
+
+    Example: corpus-server build 'texts/*.jsonl' --tokenizer tokenizer.json --out corpus
+    """
     if ray and processes is not None:
         raise InvalidParameter.expected("processes", "left out with --ray", processes)
     options = choose_options(
@@ -128,7 +131,10 @@ def merge(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Join built corpora by hard links, without moving a token."""
+    """Join built corpora by hard links, without moving a token.
+
+    Example: corpus-server merge corpus-a corpus-b --out corpus
+    """
     merged = {out / (name or ""): made for name, made in merge_corpora(corpora, out, copy=copy).items()}
     if as_json:
         wanted = ("num_tokens", "num_documents", "num_shards", "fingerprint")

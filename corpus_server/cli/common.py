@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -19,10 +19,13 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from typer.core import TyperCommand, TyperGroup
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.progress import Progress as Report
-from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.corpus_spec import OPTIONS, CorpusSpec
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 DAMAGED = 1
 MISTAKE = 2
@@ -32,14 +35,42 @@ console = Console(highlight=False)
 
 CORPUS_HELP = (
     "\\[NAME=]PATH\\[#SPLIT]\\[,OPTION=VALUE...]: a token file, a folder of shards, or quoted patterns "
-    "joined by commas; #train chooses the files whose names say so; options are dtype, eot, tokenizer, "
-    "include, exclude, token_range, earlier."
+    f"joined by commas; #train chooses the files whose names say so; options are {', '.join(OPTIONS)}."
 )
 CorpusArgument = Annotated[
     CorpusSpec,
     typer.Argument(parser=CorpusSpec.parse, metavar="CORPUS", help=CORPUS_HELP, show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+class _Parameters:
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return arguments and options; nothing follows a flag, so its help names no type."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in parameters:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return parameters
+
+
+class _Command(_Parameters, TyperCommand):
+    pass
+
+
+class _Group(_Parameters, TyperGroup):
+    pass
+
+
+class App(typer.Typer):
+    """Commands whose help shows no `<bool>`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=_Group, no_args_is_help=True, **options)
+
+    def command(self, *arguments: Any, **options: Any) -> Callable[[F], F]:
+        """Register a command."""
+        return super().command(*arguments, cls=_Command, **options)
 
 
 say = partial(console.print, soft_wrap=True, markup=False)

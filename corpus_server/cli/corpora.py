@@ -50,7 +50,10 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a corpus as `serve` would serve it, without reading all of it."""
+    """Describe a corpus as `serve` would serve it, without reading all of it.
+
+    Example: corpus-server inspect /data/fineweb --seq-len 1024
+    """
     with Catalog.open([spec]) as catalog:
         corpus = catalog.corpus(spec.name)
         described = _describe(spec, corpus, seq_len)
@@ -103,7 +106,10 @@ def verify(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte and compare it with the recorded hashes, or record them."""
+    """Read every byte and compare it with the recorded hashes, or record them.
+
+    Example: corpus-server verify --record /data/fineweb
+    """
     with progress(quiet=as_json) as report:
         if record_:
             recorded = record(spec, progress=report)
@@ -204,7 +210,10 @@ def index(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find where documents end (PATH,eot=ID), and keep the ends in sidecars beside the shards."""
+    """Find where documents end (PATH,eot=ID), and keep the ends in sidecars beside the shards.
+
+    Example: corpus-server index /data/fineweb,eot=50256
+    """
     with progress(quiet=as_json) as report:
         indexed = index_corpus(spec, force=force, progress=report)
     if indexed.found_nowhere:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from corpus_server.cli.common import CORPUS_HELP, AsJson, console, print_json
-from corpus_server.cli.server import Asked, Server
+from corpus_server.cli.server import Asked, Server, server_url
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
 
@@ -39,6 +39,7 @@ def explore(
     start: Annotated[int, typer.Option(min=0, help="Show tokens from this one on.")] = 0,
     count: Annotated[int, typer.Option(min=1, help="Tokens, or with --step rows, to show.")] = 512,
     plan: Annotated[str | None, typer.Option(metavar="ID", help="A plan that the server keeps.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="NAME", help="The plan that this run has now.")] = None,
     step: Annotated[int | None, typer.Option(min=0, help="Show the rows of a training step.")] = None,
     seq_len: Annotated[int | None, typer.Option(min=1, help="Without --plan: inputs per row.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Without --plan: rows of a step.")] = None,
@@ -47,9 +48,16 @@ def explore(
     pager: Annotated[bool, typer.Option("--pager", help="Page through the output.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a document, a range of tokens or the rows of a step as text."""
-    with _opened(source, plan) as asked:
-        name, path = asked.of_corpus(corpus)
+    """Show a document, a range of tokens or the rows of a step as text.
+
+    Example: corpus-server explore http://localhost:8000 --run gpt2-124m-a --step 400
+    """
+    if (plan or run) and step is None:
+        raise InvalidParameter("--plan and --run need --step", parameter="step")
+    with _opened(source, plan or run) as asked:
+        if run is not None:
+            plan = plan or _plan_of(asked, run)
+        name, path = ("", "") if plan else asked.of_corpus(corpus)
         if step is not None:
             stage = {"global_batch_size": batch_size, "mixture": {name: 1}}
             spelled = {"seq_len": seq_len, "seed": seed, "rows": rows, "stages": [stage]}
@@ -84,7 +92,10 @@ def stats(
     seed: Annotated[int, typer.Option(min=0, help="Which parts are sampled.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the lengths of documents and the frequencies of tokens in a sample."""
+    """Show the lengths of documents and the frequencies of tokens in a sample.
+
+    Example: corpus-server stats /data/fineweb
+    """
     with _opened(source) as asked:
         answer = asked.ask(f"{asked.of_corpus(corpus)[1]}/statistics", seed=seed)
     if as_json:
@@ -114,6 +125,18 @@ def stats(
         for each in answer["top_tokens"][:20]
     ]
     console.print(_bars(("token", "occurrences"), top))
+
+
+def _plan_of(asked: Asked, run: str) -> str:
+    found = asked.ask("/v1/plans", run=run, limit=1)["plans"]
+    if not found:
+        raise InvalidParameter(
+            f"no run named {run!r} has posted a plan here; corpus-server plans list URL shows which have",
+            parameter="run",
+            received=run,
+        )
+    plan: str = found[0]["id"]
+    return plan
 
 
 def _text(spans: list[dict[str, Any]]) -> Text:
@@ -146,11 +169,13 @@ def _bars(head: tuple[str, str], rows: list[tuple[str, int]]) -> Table:
 @contextmanager
 def _opened(source: str, plan: str | None = None) -> Iterator[Asked]:
     """Yield what answers about a corpus: a server, or files in this process."""
-    if source.startswith(("http://", "https://")):
-        yield Server(source)
+    if (url := server_url(source)) is not None:
+        yield Server(url)
         return
     if plan is not None:
-        raise InvalidParameter("a plan's id needs a server; spell the plan for files", parameter="plan")
+        raise InvalidParameter(
+            "the id of a plan and the name of a run need a server; spell the plan for files", parameter="plan"
+        )
     from corpus_server.cli.files import open_files  # loads pydantic, which the other commands do not wait for
 
     with open_files(CorpusSpec.parse(source)) as files:

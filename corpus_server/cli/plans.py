@@ -16,8 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from corpus_server.catalog import Catalog
-from corpus_server.cli.common import AsJson, console, print_json, tell
-from corpus_server.cli.server import Server
+from corpus_server.cli.common import App, AsJson, console, print_json, tell
+from corpus_server.cli.server import Server, server_url
 from corpus_server.corpus_spec import CorpusSpec, escaped
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
@@ -37,54 +37,62 @@ from corpus_server.settings import default_state_dir
 
 SHORT_ID = 12
 
-app = typer.Typer(
-    name="plans", help="List, show and compare the plans a server has seen.", no_args_is_help=True
-)
+app = App(name="plans", help="List, show and compare the plans a server has seen.")
 
 StateDir = Annotated[
     Path | None,
     typer.Option(help="The server's --state-dir.", show_default="~/.local/state/corpus-server"),
 ]
 ServerUrl = Annotated[
-    str | None, typer.Option("--server", metavar="URL", help="Ask a server, instead of reading its state.")
+    str | None, typer.Argument(metavar="URL", help="Ask a server, instead of reading its state.")
 ]
 Id = Annotated[str, typer.Argument(help="A plan's id, or the beginning of it.")]
 
 
 @contextmanager
-def _opened(state_dir: Path | None, server: str | None) -> Iterator[PlanStore | Server]:
+def _opened(state_dir: Path | None, url: str | None) -> Iterator[PlanStore | Server]:
     """Yield what knows the plans: a server, or the state folder of one."""
-    if server is None:
+    if url is None:
         with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
             yield store
-    elif state_dir is None:
-        yield Server(server)
+    elif state_dir is not None:
+        raise InvalidParameter.expected("state_dir", "left out with a server's URL", str(state_dir))
+    elif (address := server_url(url)) is None:
+        raise InvalidParameter.expected("url", "http://host:port of a server", url)
     else:
-        raise InvalidParameter.expected("state_dir", "left out with --server", str(state_dir))
+        yield Server(address)
 
 
 @app.command("list")
 def list_(
+    url: ServerUrl = None,
     state_dir: StateDir = None,
-    server: ServerUrl = None,
+    run: Annotated[str | None, typer.Option(metavar="NAME", help="Only plans of this run.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show so many, the newest first.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List plans, the last seen first."""
-    with _opened(state_dir, server) as known:
-        found = known.newest(limit)
+    """List plans and the runs that posted them, the last seen first.
+
+    Example: corpus-server plans list http://localhost:8000
+    """
+    with _opened(state_dir, url) as known:
+        found = known.newest(limit, run)
     if as_json:
-        plans = [{"id": plan.id, "seen": _when(seen), "plan": plan.to_json()} for plan, seen in found]
+        plans = [
+            {"id": plan.id, "seen": _when(seen), "runs": runs, "plan": plan.to_json()}
+            for plan, seen, runs in found
+        ]
         print_json({"plans": plans})
         return
     table = Table()
-    for column in ("id", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"):
+    for column in ("id", "seen", "runs", "sources", "seq_len", "batch", "order", "seed", "stages"):
         table.add_column(column, no_wrap=column in ("id", "seen"))
-    for plan, seen in found:
+    for plan, seen, runs in found:
         batches = dict.fromkeys(str(stage.global_batch_size) for stage in plan.stages)
         table.add_row(
             plan.id[:SHORT_ID],
             _when(seen),
+            _shortened(", ".join(runs), 40),
             escape(_shortened(", ".join(plan.sources), 40)),
             ", ".join(dict.fromkeys(str(stage.seq_len or plan.seq_len) for stage in plan.stages)),
             _shortened(", ".join(batches), 20),
@@ -102,7 +110,10 @@ def keep(
     kept: Annotated[bool, typer.Option("--keep/--release", help="Release: it may be removed again.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a plan, however many others come: a server removes those it has not seen for the longest time."""
+    """Keep a plan, however many others come: a server removes those it has not seen for the longest time.
+
+    Example: corpus-server plans keep 3f9c2a7b51d0
+    """
     folder = state_dir or default_state_dir()
     with PlanStore(folder, read_only=True) as store:  # a wrong folder is not made
         plan = store.find(plan_id)
@@ -113,9 +124,12 @@ def keep(
 
 
 @app.command()
-def show(plan_id: Id, state_dir: StateDir = None, server: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Print a plan's canonical JSON, of which its id is the SHA-256; with --json, its id beside it."""
-    with _opened(state_dir, server) as known:
+def show(plan_id: Id, url: ServerUrl = None, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Print a plan's canonical JSON, of which its id is the SHA-256; with --json, its id beside it.
+
+    Example: corpus-server plans show 3f9c2a7b51d0 http://localhost:8000
+    """
+    with _opened(state_dir, url) as known:
         plan = known.find(plan_id)
     if as_json:
         print_json({"id": plan.id, "plan": plan.to_json()})
@@ -138,7 +152,10 @@ def import_(
         int | None, typer.Option(help="Samples of the run, for order megatron, instead of the file's.")
     ] = None,
 ) -> None:
-    """Print the plan that another trainer's data configuration comes to; say what it cannot carry over."""
+    """Print the plan that another trainer's data configuration comes to; say what it cannot carry over.
+
+    Example: corpus-server plans import megatron arguments.txt --seq-len 2048
+    """
     fields = {"seq_len": seq_len, "batch_size": batch_size, "seed": seed, "num_samples": num_samples}
     try:
         text = file.read()
@@ -157,8 +174,8 @@ def import_(
 def diff(
     a: Id,
     b: Id,
+    url: ServerUrl = None,
     state_dir: StateDir = None,
-    server: ServerUrl = None,
     corpora: Annotated[
         list[str] | None,
         typer.Option(
@@ -171,8 +188,11 @@ def diff(
     max_rows: Annotated[int, typer.Option(min=1, help="Compare about so many rows at most.")] = MAX_ROWS,
     as_json: AsJson = False,
 ) -> None:
-    """Say in which fields two plans differ, and from which step on which rows."""
-    with _opened(state_dir, server) as known:
+    """Say in which fields two plans differ, and from which step on which rows.
+
+    Example: corpus-server plans diff 3f9c2a7b51d0 8e01b7c4aa92 http://localhost:8000
+    """
+    with _opened(state_dir, url) as known:
         one, other = known.find(a), known.find(b)
         if isinstance(known, Server) and not corpora:
             answer = known.ask(f"/v1/plans/{one.id}/diff", other=other.id, steps=steps)

@@ -61,8 +61,12 @@ def serve(
     ] = False,
     **given: Any,
 ) -> None:
-    """Serve corpora over HTTP until SIGTERM; SIGHUP reads the configuration again and replaces the workers
-    without a failed request."""
+    """Serve corpora over HTTP until SIGTERM.
+
+    SIGHUP reads the configuration again and replaces the workers without a failed request.
+
+    Example: corpus-server serve fineweb=/data/fineweb --workers 4
+    """
 
     # It would end the process, which may open shards for a minute. The supervisor, which heeds it, reads the
     # settings after that.

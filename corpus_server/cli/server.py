@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
+from corpus_server.admission.request import RUN
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.plan import Plan
 from corpus_server.plan_store import find_by_prefix
@@ -42,6 +45,14 @@ class Asked(ABC):
         return name, f"/v1/corpora/{quote(name, safe='')}"
 
 
+def server_url(text: str) -> str | None:
+    """Return the URL of a server, to which `host:port` is completed; None for anything else."""
+    if text.startswith(("http://", "https://")):
+        return text
+    is_address = re.fullmatch(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]+(/.*)?", text) and not Path(text).exists()
+    return f"http://{text}" if is_address else None
+
+
 class Server(Asked):
     """A server at a URL; `CORPUS_TOKEN` is its access token. It finds plans as `PlanStore` does."""
 
@@ -52,6 +63,7 @@ class Server(Asked):
         """Return the JSON that a route answers."""
         try:
             request = Request(f"{self._url}{path}" + (f"?{urlencode(query)}" if query else ""), data=body)
+            request.add_header(RUN, "explore")
             if token := os.environ.get("CORPUS_TOKEN", "").strip():
                 request.add_header("Authorization", f"Bearer {token}")
             with urlopen(request, timeout=_SECONDS) as response:
@@ -60,19 +72,23 @@ class Server(Asked):
             raise _refusal(error) from error
         except (OSError, HTTPException, ValueError) as error:
             raise CorpusServerError(
-                f"no answer from {self._url}: {error}", remedy="is the server running?"
+                f"no answer from {self._url}: {getattr(error, 'reason', error)}",
+                remedy="is the server running?",
             ) from error
 
-    def newest(self, limit: int) -> list[tuple[Plan, float]]:
-        """Return the plans seen last, each with its Unix time."""
-        found = self.ask("/v1/plans", limit=min(limit, _MAX_PLANS))["plans"]
-        return [(Plan.from_json(each["plan"]), each["seen_unix_seconds"]) for each in found]
+    def newest(self, limit: int, run: str | None = None) -> list[tuple[Plan, float, tuple[str, ...]]]:
+        """Return the plans seen last, or those of a run, each with its Unix time and its runs."""
+        query = {"limit": min(limit, _MAX_PLANS)} | ({} if run is None else {"run": run})
+        return [
+            (Plan.from_json(each["plan"]), each["seen_unix_seconds"], tuple(each["runs"]))
+            for each in self.ask("/v1/plans", None, **query)["plans"]
+        ]
 
     def find(self, prefix: str) -> Plan:
         """Return the one plan whose id begins with `prefix`; if it is not a whole id, of the newest."""
         if len(prefix) == 64:
             return Plan.from_json(self.ask(f"/v1/plans/{quote(prefix, safe='')}")["plan"])
-        return find_by_prefix(prefix, {plan.id: plan for plan, _ in self.newest(_MAX_PLANS)})
+        return find_by_prefix(prefix, {plan.id: plan for plan, *_ in self.newest(_MAX_PLANS)})
 
 
 def _refusal(error: HTTPError) -> CorpusServerError:

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from corpus_server.admission.access import make_token, parse_tokens
 from corpus_server.admission.request import Limits
-from corpus_server.cli.common import tell
+from corpus_server.cli.common import AsJson, print_json, tell
 from corpus_server.corpus_spec import NAME
 from corpus_server.errors import InvalidParameter
 from corpus_server.user_files import read_small_file, reason_of
@@ -32,8 +32,12 @@ def token(
     max_bytes: Annotated[int | None, typer.Option(min=1, help="Bytes under way per process.")] = None,
     max_bytes_per_second: Annotated[int | None, typer.Option(min=1, help="Per process.")] = None,
     max_plans: Annotated[int | None, typer.Option(min=1, help="Plans that the server keeps.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Make an access token, add its hash to a file, and print the token: it is shown this once."""
+    """Make an access token, add its hash to a file, and print the token: it is shown this once.
+
+    Example: corpus-server token tokens.toml training --scope read:fineweb --scope plans
+    """
     if not NAME.fullmatch(name):
         raise InvalidParameter.expected("name", "1 to 128 letters, digits, '.', '_' or '-'", name)
     limits = Limits(max_requests, max_bytes, max_bytes_per_second, max_plans)
@@ -55,6 +59,9 @@ def token(
         raise InvalidParameter(
             f"cannot add a token to {file}: {reason_of(error)}", parameter="file"
         ) from error
+    if as_json:
+        print_json({"name": name, "token": secret, "file": file, "scopes": scope, "expires": until})
+        return
     tell(escape(f"added {name} to {file}; the token, which is not kept anywhere:"))
     print(secret)
 

@@ -11,12 +11,10 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from corpus_server.cli.common import AsJson, CorpusArgument, console, print_json
+from corpus_server.cli.common import App, AsJson, CorpusArgument, console, print_json
 from corpus_server.corpus.views.file import ViewFile, ViewHeader
 
-app = typer.Typer(
-    name="view", help="Make and show views: documents of a corpus, chosen and repeated.", no_args_is_help=True
-)
+app = App(name="view", help="Make and show views: documents of a corpus, chosen and repeated.")
 
 
 @app.command()
@@ -43,7 +41,10 @@ def create(
     seed: Annotated[int, typer.Option(min=0, help="Chooses the documents of a fraction.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Choose documents of a corpus by its metadata or by lists; nothing of the tokens is copied."""
+    """Choose documents of a corpus by its metadata or by lists; nothing of the tokens is copied.
+
+    Example: corpus-server view create /data/web --where 'score >= 0.8' --out hq.view
+    """
     from corpus_server.viewing import Selection
     from corpus_server.viewing import create as create_view
 
@@ -58,7 +59,10 @@ def show(
     file: Annotated[Path, typer.Argument(help="A view.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say what a view holds, of which corpus, and how it was made."""
+    """Say what a view holds, of which corpus, and how it was made.
+
+    Example: corpus-server view show hq.view
+    """
     with ViewFile(file) as view:
         header = view.header
     _print(file, header, as_json=as_json)

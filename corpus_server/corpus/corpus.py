@@ -125,7 +125,10 @@ class Corpus(Closing):
                 received=count,
                 accepted=f"start + count <= {self.num_tokens}",
             )
-        return list(_pieces(self.starts, start, start + count))
+        return self._pieces_of(start, start + count)
+
+    def _pieces_of(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        return list(_pieces(self.starts, start, stop))
 
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of a document, corpus-wide.

@@ -140,7 +140,7 @@ class Exchange:
         head: Callable[[Response], bytes] | None = None,
     ) -> None:
         self._service = service
-        self._is_head = request.method == "HEAD"
+        self._is_head, self._run = request.method == "HEAD", request.run
         self._work = work
         self._line = line
         self._head = head
@@ -234,7 +234,7 @@ class Exchange:
         if response is None or not self.done or self._is_head:
             return  # of what was not sent as a whole nothing is counted
         if response.source is not None:
-            metrics.count_tokens(response.source, response.num_tokens)
+            metrics.count_tokens(response.source, response.num_tokens, self._run)
         if response.reader is not None:
             making, steps = self._wait_seconds + self._make_seconds, response.num_steps
             response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)

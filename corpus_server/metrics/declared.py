@@ -16,7 +16,7 @@ from corpus_server.read import gather
 from corpus_server.read.bound_plan import Source
 
 MAX_PLANS: Final = 32
-"""Plans that have a label of their own in a process; what others read is counted as `other`."""
+"""Plans, each with its run, that have labels of their own in a process; all others count as `other`."""
 
 PLAN_IDLE_SECONDS: Final = 600.0
 """A plan that is not read for so long gives its label to another one. Prometheus forgets after 300 s."""
@@ -39,7 +39,7 @@ TOKENS: Final = Counter(
     "corpus",
     live=[Curve("Tokens per second", per_second=True), CorpusColumn("tokens/s", per_second=True)],
 )
-PLAN_TOKENS: Final = Counter("corpus_plan_tokens", "tokens sent", "plan", max_ended=MAX_PLANS + 1)
+PLAN_TOKENS: Final = Counter("corpus_plan_tokens", "tokens sent", "plan", "run", max_ended=MAX_PLANS + 1)
 STAGE_SECONDS: Final = Histogram(
     "corpus_stage_seconds",
     "where the time of a fast-path response goes: `wait` for a thread or staged shards, `locate` rows, "
@@ -85,19 +85,20 @@ for _error in _ERRORS:
 class _Ranks(Shared):
     """What each rank asked for. No metric, since there may be thousands: for `/v1/live`.
 
-    A series is when a rank asked last (unix seconds), its last step, and three sums: steps, seconds in which
-    responses were made, seconds of sending.
+    A series is when a rank asked last (unix seconds), its last step, the step that it had trained (-1: not
+    known), and three sums: steps, seconds in which responses were made, seconds of sending.
     """
 
     @staticmethod
     def add_up(a: list[float], b: list[float]) -> list[float]:
         """Return the numbers of two processes as one; the step that was asked for last counts."""
-        return [*max(a[:2], b[:2]), *Shared.add_up(a[2:], b[2:])]
+        return [*max(a[:3], b[:3]), *Shared.add_up(a[3:], b[3:])]
 
 
-RANKS: Final = _Ranks("ranks", ("plan", "world_size", "rank"), width=5, max_ended=MAX_RANKS)
+RANKS: Final = _Ranks("ranks", ("run", "plan", "world_size", "rank"), width=6, max_ended=MAX_RANKS)
 
-_plans: OrderedDict[str, float] = OrderedDict()  # with a label: when they were read last, longest ago first
+_plans: OrderedDict[tuple[str, ...], float] = OrderedDict()
+"""Plans and runs with labels: when they were read last, longest ago first."""
 
 
 def count(route: str, status: int, sent_bytes: int, seconds: float, *, via: str) -> None:
@@ -120,23 +121,23 @@ def count_stages(seconds: Iterable[float]) -> None:
         STAGE_SECONDS.observe(each, stage)
 
 
-def count_tokens(source: Source, num_tokens: int) -> None:
-    """Count tokens that were sent."""
+def count_tokens(source: Source, num_tokens: int, run: str = "") -> None:
+    """Count tokens that were sent to a run; "" has no name."""
     for corpus, share in source.shares.items():
         TOKENS.add(share * num_tokens, corpus)
     if source.plan_id:  # else a range of a corpus
-        PLAN_TOKENS.add(num_tokens, _plan_label(source.plan_id))
+        PLAN_TOKENS.add(num_tokens, *_plan_labels(source.plan_id, run))
 
 
-def _plan_label(plan_id: str) -> str:
-    """Return the label under which a plan's tokens count; for the event loop's thread."""
+def _plan_labels(*labels: str) -> tuple[str, ...]:
+    """Return the labels under which the tokens of a plan and a run count; for the event loop's thread."""
     now = time.monotonic()
-    if plan_id not in _plans and len(_plans) >= MAX_PLANS:
+    if labels not in _plans and len(_plans) >= MAX_PLANS:
         oldest, read_at = next(iter(_plans.items()))
         if now - read_at <= PLAN_IDLE_SECONDS:
-            return "other"
+            return "other", "other"
         del _plans[oldest]
-        PLAN_TOKENS.remove(oldest)
-    _plans[plan_id] = now
-    _plans.move_to_end(plan_id)
-    return plan_id
+        PLAN_TOKENS.remove(*oldest)
+    _plans[labels] = now
+    _plans.move_to_end(labels)
+    return labels

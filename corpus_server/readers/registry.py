@@ -1,4 +1,4 @@
-"""Who reads: which rank of which plan is at which step.
+"""Who reads: which rank of which run and plan is at which step.
 
     note(request)  ->  active  -- silent for 60 s -->  idle  -- its place is needed -->  forgotten
                        subscribers are told            the page shows it
@@ -48,15 +48,25 @@ class Reader:
     Attributes:
         seen_seconds, seen_unix_seconds, last_step: monotonic time, unix time and last step of its latest
             request. Workers compare the unix times, which a conversion would shift by some milliseconds.
+        trained_step: the last step that its loader had yielded by then; None: it did not say.
         bound: its plan; None when idle, so that the plan need not stay in memory.
         work: by subscriber; None until tokens are read for it.
         counts: steps sent, seconds in which responses were made, seconds of sending.
     """
 
-    __slots__ = ("bound", "counts", "last_step", "seen_seconds", "seen_unix_seconds", "work")
+    __slots__ = (
+        "bound",
+        "counts",
+        "last_step",
+        "seen_seconds",
+        "seen_unix_seconds",
+        "trained_step",
+        "work",
+    )
 
     def __init__(self) -> None:
         self.seen_seconds, self.seen_unix_seconds, self.last_step = 0.0, 0.0, 0
+        self.trained_step: int | None = None
         self.bound: BoundPlan | None = None
         self.work: list[tuple[Subscriber[Any], Ahead]] | None = None
         self.counts = [0.0, 0.0, 0.0]
@@ -81,16 +91,24 @@ class Registry:
     def __init__(self) -> None:
         self._subscribers: list[Subscriber[Any]] = []
         self._lock = threading.Lock()
-        # By plan, world size and rank; silent for longest first.
-        self._active: OrderedDict[tuple[str, int, int], Reader] = OrderedDict()
-        self._idle: OrderedDict[tuple[str, int, int], Reader] = OrderedDict()
+        # By run, plan, world size and rank; silent for longest first.
+        self._active: OrderedDict[tuple[str, str, int, int], Reader] = OrderedDict()
+        self._idle: OrderedDict[tuple[str, str, int, int], Reader] = OrderedDict()
 
     def add_subscriber(self, subscriber: Subscriber[Any]) -> None:
         """Have a subscriber told of all readers from now on."""
         self._subscribers.append(subscriber)
 
     def note(
-        self, bound: BoundPlan, steps: range, *, rank: int, world_size: int, reads_tokens: bool = True
+        self,
+        bound: BoundPlan,
+        steps: range,
+        *,
+        rank: int,
+        world_size: int,
+        reads_tokens: bool = True,
+        run: str = "",
+        trained_step: int | None = None,
     ) -> Reader | None:
         """Note a request for steps, checked; tell subscribers that have something to do for it.
 
@@ -98,12 +116,13 @@ class Registry:
 
         Args:
             reads_tokens: False for indices: the client reads its own copy, so nothing is done ahead.
+            run, trained_step: as the request says, see `RequestHead`.
 
         Returns:
             Its reader; None if there is no place for one more.
         """
         now = time.monotonic()
-        key = (bound.plan.id, world_size, rank)
+        key = (run, bound.plan.id, world_size, rank)
         with self._lock:
             self._end_idle(now)
             reader = self._active.pop(key, None) or self._idle.pop(key, None)
@@ -115,7 +134,7 @@ class Registry:
                 reader = Reader()
             self._active[key] = reader
             reader.seen_seconds, reader.seen_unix_seconds = now, time.time()
-            reader.last_step = steps.stop - 1
+            reader.last_step, reader.trained_step = steps.stop - 1, trained_step
             if reader.bound is not bound:  # new, or the catalogue was reloaded
                 reader.end()
                 reader.bound = bound
@@ -145,7 +164,8 @@ class Registry:
     def counts(self) -> dict[tuple[str, ...], list[float]]:
         """Return what the page shows of readers to which something was sent.
 
-        By plan, world size and rank: unix time and last step of its latest request, then `Reader.counts`.
+        By run, plan, world size and rank: unix time and last step of its latest request, the step that was
+        trained (-1: not known), then `Reader.counts`.
         """
         with self._lock:
             active, idle = list(self._active.items()), list(self._idle.items())
@@ -153,8 +173,13 @@ class Registry:
         if len(shown) > MAX_COUNTED:  # always the same ones: the page shows how their counts grow
             shown.sort(key=lambda each: (each[1].bound is None, each[0]))
         return {
-            (plan, str(world_size), str(rank)): [its.seen_unix_seconds, its.last_step, *its.counts]
-            for (plan, world_size, rank), its in shown[:MAX_COUNTED]
+            (run, plan, str(world_size), str(rank)): [
+                its.seen_unix_seconds,
+                its.last_step,
+                -1 if its.trained_step is None else its.trained_step,
+                *its.counts,
+            ]
+            for (run, plan, world_size, rank), its in shown[:MAX_COUNTED]
         }
 
     def _end_idle(self, now: float) -> None:

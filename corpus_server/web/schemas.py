@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from corpus_server.admission.request import RUN_PATTERN
 from corpus_server.answers.tokens import Integer, QueryParameters
 
 
@@ -14,6 +15,8 @@ class PlansQuery(QueryParameters):
 
     limit: Annotated[int, Integer(1, 1000)] = 100
     """Plans, last seen first."""
+    run: Annotated[str, Field(pattern=RUN_PATTERN)] | None = None
+    """Only plans that a run of this name has posted, see `Corpus-Run`."""
 
 
 class PostQuery(QueryParameters):
@@ -157,6 +160,7 @@ class PlanItem(BaseModel):
     id: str
     plan: dict[str, Any]
     seen_unix_seconds: float
+    runs: Annotated[list[str], Field(description="Names of the runs that posted it, last seen first.")]
 
 
 class PlansAnswer(BaseModel):

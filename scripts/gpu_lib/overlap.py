@@ -302,13 +302,16 @@ def overlap(
         place = find_device(device)
         rows = max(1, parse_size(batch) // (2 * (seq_len + 1)))
         plan: dict[str, Any] = {"corpus": corpus, "seq_len": seq_len, "global_batch_size": rows}
+        network = report.read_network("bench", None, None)
         feed = Feed(
             np.random.default_rng(0).integers(0, 50_257, POOL_TOKENS, np.uint16),
             rows=rows,
             window=seq_len + 1,
             device=place,
             workers=workers,
-            open_loader=partial(report.open_loader, url, device=place, **plan) if url else None,
+            open_loader=partial(report.open_loader, url, device=place, network=network, **plan)
+            if url
+            else None,
         )
         return report_of(measure(feed, step_ms / 1e3, steps, rounds))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ PLAN: dict[str, Any] = {
         {"from_step": 40, "global_batch_size": 12, "mixture": {"docs": 0.5, "hostile": 0.5}},
     ],
 }
+RUN = "gpt2-124m.a"
 INVISIBLE = "[\u202a-\u202e\u2066-\u2069\u200b\ufeff\x00-\x08\x1b]"
 SECONDS = 30_000  # milliseconds; a loaded machine is slow
 
@@ -47,10 +49,15 @@ POLICY = (
 
 @pytest.fixture(scope="module")
 def plans(server: RunningServer) -> dict[str, str]:
-    other = {**PLAN, "skip_steps": [[10, 12]]}
-    return {
-        name: server.post_plan(document).json()["id"] for name, document in (("plan", PLAN), ("other", other))
-    }
+    """Plans of a run and of a tool, which have read a step of each."""
+    ids = {}
+    for name, document in {"plan": PLAN, "other": {**PLAN, "skip_steps": [[10, 12]]}}.items():
+        for run in (RUN, "bench"):
+            named = {"Corpus-Run": run}
+            posted = server.get("/v1/plans", method="POST", body=json.dumps(document).encode(), headers=named)
+            ids[name] = posted.json()["id"]
+            server.get("/v1/batches", plan=ids[name], step=1, headers=named)
+    return ids
 
 
 class Opened:
@@ -101,6 +108,9 @@ def test_every_view_is_accessible_and_asks_nobody_else(
         page = tab.show(VIEWS[view].format(**plans))
         if view != "new":
             expect(page.locator(".request").first).to_be_visible()
+        if view == "live":
+            expect(page.get_by_role("region", name=f"Ranks of run {RUN}")).to_have_count(2)
+            page.get_by_text("Tools: 2 plans, 2 ranks").click()
         expect(page.locator(".problem")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         found = Axe().run(page).response["violations"]
@@ -177,21 +187,72 @@ def test_the_ranks_of_a_run_are_seen_live(
     page = opened.show("/page/live")
     for step in (3, 4):
         for rank in (0, 1):
-            server.get("/v1/batches", plan=plans["plan"], step=step, rank=rank, world_size=2)
-    row = page.get_by_role("row").filter(has=page.get_by_role("cell", name="1", exact=True))
-    expect(row.first).to_contain_text("waiting")
+            named = {"Corpus-Run": "live", "Corpus-Trained-Step": str(step - 2)}
+            part = {"plan": plans["plan"], "step": step, "rank": rank, "world_size": 2}
+            server.get("/v1/batches", **part, headers=named)
+    ranks = page.get_by_role("region", name=f"Ranks of run live, plan {plans['plan']}")
+    row = ranks.get_by_role("row").filter(has=page.get_by_role("cell", name="1 of 2", exact=True))
+    expect(row).to_contain_text("waiting")
+    expect(row.get_by_role("link")).to_have_text(["2", "4"])
+    expect(page.locator("#ranks")).to_contain_text("trained up to step 2, asked for up to step 4")
     for name in ("tokens per second", "p50 latency", "in flight", "refusals in the hour", "page-cache hits"):
         expect(page.locator(".tile").filter(has_text=name)).to_have_count(1)
+    tools = page.locator("details").filter(has_text="Tools:")
+    expect(tools.get_by_role("table").first).to_be_hidden()
+    tools.locator("summary").click()
     # Who stands on a link stays there when the next sample comes, and the link leads to what the rank saw.
-    page.get_by_role("link", name="4", exact=True).last.focus()
+    row.get_by_role("link", name="4", exact=True).focus()
     seen = page.evaluate("document.activeElement.href")
     page.evaluate("document.activeElement.dataset.old = 'yes'")
     expect(page.locator("[data-old]")).to_have_count(0)
     assert page.evaluate("document.activeElement.href") == seen
+    expect(tools.get_by_role("table").first).to_be_visible()
     page.keyboard.press("Enter")
     expect(page.locator("#step-number")).to_have_text("4")
     assert page.url.endswith("/steps/4?rank=1&world_size=2")
     expect(page.locator(".train-row").first).to_have_id("row-4")
+
+
+def test_the_list_shows_the_plans_of_a_run_and_folds_those_of_tools(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    body = json.dumps({**PLAN, "seed": 77}).encode()
+    made = server.get("/v1/plans", method="POST", body=body, headers={"Corpus-Run": "doctor"}).json()["id"]
+    page = opened.show("/page/plans")
+    expect(page.get_by_role("link", name=made[:12])).to_be_hidden()
+    page.get_by_text("1 of tools alone").click()
+    expect(page.get_by_role("link", name=made[:12])).to_be_visible()
+    page.get_by_role("link", name=RUN).first.click()
+    expect(page.locator("#plans")).to_contain_text(f"2 plans of the run {RUN}")
+    expect(page.get_by_role("row")).to_have_count(3)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("/page/plans/zzz", "must be the 64 digits (0-9, a-f) of a plan's id, got 'zzz'"),
+        ("/page/plans/zzz/steps/3?until=5", "must be the 64 digits (0-9, a-f) of a plan's id, got 'zzz'"),
+        (f"/page/plans/{'a' * 64}", "this server has not seen plan"),
+        ("/page/corpora/nope", "no corpus"),
+    ],
+)
+def test_what_does_not_exist_is_one_message(opened: Opened, address: str, said: str) -> None:
+    page = opened.show(address)
+    expect(page.locator("main .problem")).to_have_count(1)
+    expect(page.locator("main .problem")).to_contain_text(said)
+    assert page.locator("main :is(h2, form, table)").count() == 0
+    opened.problems.clear()  # Chromium reports every 4xx as a console message
+
+
+def test_the_python_lines_of_a_plan_are_python(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    opened.show(f"/page/plans/{plans['other']}")
+    shown = opened.page.locator("#document pre").last.text_content()
+    assert shown is not None
+    (assigned,) = [each for each in ast.parse(shown).body if isinstance(each, ast.Assign)][:1]
+    assert ast.literal_eval(assigned.value) == server.get(f"/v1/plans/{plans['other']}").json()["plan"]
+    assert max(map(len, shown.splitlines())) < 110
 
 
 def test_two_plans_of_the_list_are_compared(opened: Opened, plans: dict[str, str]) -> None:

@@ -54,14 +54,19 @@ def test_without_torch_what_needs_it_says_so_in_a_sentence(name: str) -> None:
     assert "ArrayLoader" in last
 
 
-@pytest.mark.parametrize(("missing", "extra"), [("typer", "tools"), ("rich", "tools"), ("torch", "torch")])
-def test_the_command_without_its_extra_says_so_in_a_sentence(missing: str, extra: str) -> None:
-    pytest.importorskip("typer", reason="typer is not installed here")
-    done = without([missing], "from corpus_client.__main__ import main; main()")
+@pytest.mark.parametrize(
+    ("missing", "what", "extras"),
+    [
+        (["rich"], "rich, which is", "tools"),
+        (["torch"], "torch, which is", "torch"),
+        (["typer", "torch"], "typer, torch, which are", "tools,torch"),
+    ],
+)
+def test_the_command_without_its_extras_names_all_of_them(missing: list[str], what: str, extras: str) -> None:
+    done = without(missing, "from corpus_client.__main__ import main; main()")
     assert done.returncode == 1
     assert done.stderr == (
-        f"corpus-client: the command needs {missing}, which is not installed; "
-        f"pip install 'corpus-client[{extra}]'\n"
+        f"corpus-client: the command needs {what} not installed; pip install 'corpus-client[{extras}]'\n"
     )
 
 

@@ -58,7 +58,7 @@ def test_a_wrong_import_would_be_seen() -> None:
         ("import corpus_client.network.replicas", WEB | {"torch", "numpy"}),
         ("from corpus_client import ArrayLoader", WEB | {"torch", "typer", "threadpoolctl"}),
         ("import corpus_client.__main__", WEB | {"torch", "numpy", "httpx", "typer"}),
-        ("from corpus_client.__main__ import make_app; make_app()", WEB | {"corpus_server", "matplotlib"}),
+        ("from corpus_client.tools.app import app", WEB | {"corpus_server", "matplotlib"}),
         ("from corpus_client import CorpusLoader, RemoteCorpus, get_batch", WEB | {"corpus_server"}),
         ("from corpus_client import CorpusIterableDataset", WEB | {"corpus_server", "torchdata"}),
     ],

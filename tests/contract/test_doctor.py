@@ -186,6 +186,6 @@ def test_something_else_on_that_port(server: RunningServer) -> None:
 )
 def test_a_mistake_is_one_line(arguments: tuple[str, ...], message: str) -> None:
     done = doctor(*arguments, *(() if "--device" in arguments else SMALL))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(message)
     assert len(done.stderr.splitlines()) == 1

@@ -116,9 +116,9 @@ def test_without_a_server_the_loader_is_left_out_and_it_says_how_to_start_one() 
         (["--device", "tpu"], "device must be 'cpu' or an accelerator that torch sees here, got 'tpu'"),
     ],
 )
-def test_errors_are_one_line_and_exit_code_1(arguments: list[str], message: str) -> None:
+def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
     done = run([*TINY, *arguments])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
 

@@ -130,13 +130,13 @@ def test_a_file_that_no_worker_of_this_release_wrote_hides_no_counts(
 ) -> None:
     """Left by a worker that was killed: it is passed over, here and when it is added to the past."""
     monkeypatch.setenv(shared.FOLDER_VARIABLE, str(tmp_path))
-    (tmp_path / "99999999.json").write_text('{"corpus_plan_tokens": [[["abc"], [7.0]]]}')
+    (tmp_path / "99999999.json").write_text('{"corpus_plan_tokens": [[["abc", "a"], [7.0]]]}')
     for name in ("99999998.json", "past.json"):
         if content is None:
             os.mkfifo(tmp_path / name)
         else:
             (tmp_path / name).write_bytes(content)
-    counted = b'corpus_plan_tokens_total{plan="abc"} 7.0'
+    counted = b'corpus_plan_tokens_total{plan="abc",run="a"} 7.0'
     assert counted in shared.render()
     shared.add_ended(tmp_path, 99999999)
     assert {path.name for path in tmp_path.glob("*.json")} == {"past.json", f"{os.getpid()}.json"}

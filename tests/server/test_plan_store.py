@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from corpus_server import plan_store
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan import Plan
 from corpus_server.plan_store import PlanStore, StoredPlan
@@ -335,6 +336,33 @@ def test_a_plan_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
                 store.find(wrong)
         with pytest.raises(UnknownPlan):
             store.find("f" * 64)
+
+
+def test_the_runs_that_posted_a_plan_are_listed_last_seen_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_store, "MAX_RUNS", 2)
+    now = 1e9
+    monkeypatch.setattr(plan_store, "time", SimpleNamespace(time=lambda: now))
+    with PlanStore(tmp_path, max_plans=2) as store, PlanStore(tmp_path, read_only=True) as reading:
+        for run in ("a", "", "b", "a", "c", "a"):
+            now += 40.0  # within a minute a plan is not written again, but a new run of it is
+            store.add(bound(1), run=run)
+        store.add(bound(2), run="b")
+        assert [each.runs for each in reading.listed(9)] == [("b",), ("a", "c")]
+        assert [(plan.seed, runs) for plan, _, runs in reading.newest(9, "a")] == [(1, ("a", "c"))]
+        assert reading.newest(9, "z") == []
+        for seed in (3, 4):
+            store.add(bound(seed))
+            now += 1.0
+        assert store.newest(9, "a") == []  # removed with its plan
+    with contextlib.closing(sqlite3.connect(tmp_path / "plans.sqlite")) as older:
+        older.execute("DROP TRIGGER runs_removed")
+        older.execute("DROP TABLE runs")
+        older.commit()
+    with PlanStore(tmp_path, read_only=True) as reading:
+        assert [each.runs for each in reading.listed(9)] == [(), ()]
+        assert reading.newest(9, "a") == []
 
 
 def test_opening_for_reading_creates_nothing_and_sees_what_a_server_adds(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 
@@ -27,6 +27,10 @@ MAX_IN_FLIGHT = 64
 OWN_HEADERS = ("host", "content-length", "transfer-encoding", "connection", "expect")
 """They say how a request is framed; a second one would make it another request, or none."""
 
+RUN_HEADER = "Corpus-Run"
+TRAINED_STEP_HEADER = "Corpus-Trained-Step"
+
+_RUN = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
 _TOKEN = re.compile(r"[!-~]+")
@@ -88,6 +92,17 @@ class Network:
                 raise errors.InvalidArgument("auth= and an Authorization header say the same; give one")
         # Made here, so that a wrong one is found now and not by the first request.
         object.__setattr__(self, "credentials", Credentials(self.auth))
+
+    def named(self, run: str | None) -> Network:
+        """Return these options for a run of this name, which every request says; None: without one."""
+        if run is None:
+            return self
+        if not isinstance(run, str) or not _RUN.fullmatch(run):
+            raise errors.InvalidArgument(
+                f"run must be a name of 1 to 64 letters, digits, '.', '_' or '-', got {run!r}"
+            )
+        others = {name: value for name, value in self.headers.items() if name.lower() != RUN_HEADER.lower()}
+        return replace(self, headers={**others, RUN_HEADER: run})
 
     @property
     def attempt_seconds(self) -> float:

@@ -23,7 +23,7 @@ import xxhash
 from corpus_client import errors
 from corpus_client.network import wire
 from corpus_client.network.endpoint import Endpoint
-from corpus_client.network.options import Network
+from corpus_client.network.options import TRAINED_STEP_HEADER, Network
 from corpus_client.observe.recorder import Recorder
 from corpus_client.observe.telemetry import SentRequest
 
@@ -119,7 +119,10 @@ class Connection:
             self._num_named += 1
             sent = SentRequest(self.endpoint.name, "GET", path, f"{self._id_prefix}-{self._num_named}")
             self._sent.append(sent)
-            self._open_socket.sendall(head + wire.header_lines(sent.headers()) + b"\r\n")
+            more = sent.headers()
+            if (step := self._recorder.yielded_step) is not None:
+                more[TRAINED_STEP_HEADER] = str(step)
+            self._open_socket.sendall(head + wire.header_lines(more) + b"\r\n")
         except OSError as error:
             raise self._failed(error, stale=self._num_answers > 0) from error
 

@@ -16,8 +16,9 @@ word (`Server-Timing`), at most that time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 Phase = Literal["send", "answer", "receive", "host", "retry", "idle"]
 
@@ -75,6 +76,14 @@ class WaitSeconds(_Seconds):
         return cause if seconds > 0 else ""
 
 
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{name}/", value)
+        else:
+            yield f"{prefix}{name}", value
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderStats:
     """What a loader has done since it was made; `since` makes it what was done since an earlier look."""
@@ -111,6 +120,14 @@ class LoaderStats:
     def fill(self) -> float:
         """Share of the slots that are ready: near 1 where the loader keeps up, near 0 where it does not."""
         return self.ready_slots / self.num_slots if self.num_slots else 0.0
+
+    def as_dict(self, prefix: str = "data/") -> dict[str, float]:
+        """Return all numbers under flat names, as W&B, TensorBoard and MLflow take them.
+
+        `data/tokens_per_second`, `data/wait/network`, ...
+        """
+        rates = {name: getattr(self, name) for name in ("tokens_per_second", "wait_share", "fill")}
+        return dict(_flat(prefix, rates | asdict(self)))
 
     def since(self, earlier: LoaderStats) -> LoaderStats:
         """Return the counters less those of an earlier look; slots and bytes of the ring are those of now."""

@@ -41,6 +41,7 @@ class Recorder:
     def __init__(self, num_steps: int = 0, nvtx: Any = None) -> None:
         self.num_steps = num_steps
         self.received_bytes = self.num_retries = 0  # as in `LoaderStats`
+        self.yielded_step: int | None = None  # the loader's last one, which requests tell the server
         self._nvtx = nvtx
         self._lock = threading.Lock()
         self._phase: Phase = "idle"

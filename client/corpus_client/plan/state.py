@@ -21,6 +21,7 @@ from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
 from corpus_client.network.wire import DIGEST, ArrayRequest
+from corpus_client.observe.recorder import Recorder
 from corpus_client.plan import receipts
 from corpus_client.plan.document import MAX_STEP, integer
 from corpus_client.plan.requests import StepRequests
@@ -92,10 +93,13 @@ class PlanLoader(Generic[B]):
     """A place in a plan, used by one thread at a time. A loader sets `_bound`, makes batches, can `_stop`."""
 
     _bound: BoundPlan
+    _recorder: Recorder  # of the requests for batches
     place: tuple[int, int]  # rank and world size
 
-    def __init__(self, urls: str | Sequence[str], network: Network, num_steps: int | None) -> None:
-        self._connect = partial(Replicas, urls, network)
+    def __init__(
+        self, urls: str | Sequence[str], network: Network, num_steps: int | None, run: str | None
+    ) -> None:
+        self._connect = partial(Replicas, urls, network.named(run))
         self._end_step = None if num_steps is None else integer("num_steps", num_steps, 0, MAX_STEP)
         self._step = 0
         self._used = False  # whether a batch, or the end, was yielded since the last `seek`
@@ -216,7 +220,7 @@ class PlanLoader(Generic[B]):
         self._check_thread()
         if step != self._step:
             self._stop()
-        self._step, self._used = step, False
+        self._step, self._used, self._recorder.yielded_step = step, False, None
         self._thread = None
 
     def state_dict(self, *, receipt: bool = False) -> dict[str, Any]:
@@ -276,9 +280,9 @@ class PlanLoader(Generic[B]):
         """Drop what was fetched ahead; the next batch starts fetching again."""
         raise NotImplementedError
 
-    def _step_requests(self, beside: Sequence[str]) -> StepRequests:
+    def _step_requests(self, beside: Sequence[str], recorder: Recorder | None = None) -> StepRequests:
         rank, world_size = self.place
-        replicas = self._connect(plan=self._bound)
+        replicas = self._connect(plan=self._bound, recorder=recorder)
         return StepRequests(replicas, self._bound, rank=rank, world_size=world_size, beside=beside)
 
     def _receive_step(

@@ -55,11 +55,14 @@ def bench(
     device: report.Device = None,
     as_json: report.AsJson = False,
 ) -> None:
-    """Measure batches as a training loop sees them, which does nothing but ask for the next."""
+    """Measure batches as a training loop sees them, which does nothing but ask for the next.
+
+    Example: corpus-client bench localhost:8000 --corpus fineweb --batch-size 64
+    """
 
     def measured() -> report.Report:
         with report.open_loader(
-            urls,
+            report.whole_urls(urls),
             device=device,
             corpus=corpus,
             seq_len=seq_len,
@@ -67,7 +70,7 @@ def bench(
             order=order,
             dtype=None if stored else torch.int64,
             network=replace(
-                report.read_network(header, token_file),
+                report.read_network("bench", header, token_file),
                 deadline_seconds=report.ANSWER_SECONDS,
                 in_flight=in_flight,
                 verify=verify,

@@ -42,6 +42,8 @@ def doctor(
     """Check servers, replicas and this machine, and answer: is data my bottleneck?
 
     Exit code 1 if a check fails.
+
+    Example: corpus-client doctor localhost:8000 --corpus fineweb --step-seconds 0.25
     """
 
     def servers(endpoints: Sequence[Endpoint], network: Network, place: torch.device) -> Iterator[Check]:
@@ -88,8 +90,10 @@ def doctor(
             )
         if step_seconds is not None and not step_seconds > 0:
             raise errors.InvalidArgument(f"step_seconds must be above 0, got {step_seconds}")
-        endpoints, place = [Endpoint.parse(url) for url in urls], find_device(device)
-        network = replace(report.read_network(header, token_file), deadline_seconds=report.ANSWER_SECONDS)
+        endpoints, place = [Endpoint.parse(url) for url in report.whole_urls(urls)], find_device(device)
+        network = replace(
+            report.read_network("doctor", header, token_file), deadline_seconds=report.ANSWER_SECONDS
+        )
         made = [*servers(endpoints, network, place)]
         here = any(each.socket_path or each.host in LOOPBACK for each in endpoints)
         num_loaders = ranks_on_host(otherwise=max(1, torch.cuda.device_count()))

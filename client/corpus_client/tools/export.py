@@ -39,16 +39,19 @@ def export(
     token_file: report.TokenFile = None,
     as_json: report.AsJson = False,
 ) -> None:
-    """Write the global batches of steps [START, STOP) to a file, which appears when it is complete."""
+    """Write the global batches of steps [START, STOP) to a file, which appears when it is complete.
+
+    Example: corpus-client export localhost:8000 --plan plan.json --stop 100 --out steps.npy
+    """
 
     def exported() -> report.Report:
-        network = report.read_network(header, token_file)
+        servers, network = report.whole_urls(urls), report.read_network("export", header, token_file)
         if out.exists() or not 0 <= start < stop:
             exists = " (it exists)" if out.exists() else ""
             raise errors.InvalidArgument(
                 f"export needs a new file and 0 <= start < stop, got {out}{exists}, {start}, {stop}"
             )
-        with ArrayLoader(urls, plan=plan, rank=0, world_size=1, num_steps=stop, network=network) as loader:
+        with ArrayLoader(servers, plan=plan, rank=0, world_size=1, num_steps=stop, network=network) as loader:
             if loader.is_masked:
                 raise errors.InvalidArgument(
                     "an export holds no loss masks, and corpora of the plan have some; serve with mask=no"

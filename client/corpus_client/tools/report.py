@@ -19,7 +19,7 @@ from corpus_client.plan.world import Placement
 
 ANSWER_SECONDS = 30.0  # for one request, retries included: a person waits for the command
 
-URLS = "http://host:port or uds:///path of the server, or of its replicas"
+URLS = "host:port, https://host:port or uds:///path of the server, or of its replicas"
 
 Header = Annotated[list[str] | None, typer.Option(help="'NAME: VALUE' sent with every request; repeatable")]
 TokenFile = Annotated[Path | None, typer.Option(help="file with a bearer token that every request carries")]
@@ -42,9 +42,10 @@ def run(measure: Callable[[], Report], *, as_json: bool) -> Report:
         with console.status("measuring"):
             report = measure()
     except errors.CorpusClientError as error:
+        # Exit code 2, as of corpus-server: 1 stands for what was looked at and is not as it should be.
         # Brackets in the message are not markup.
         Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(2) from error
     if as_json:
         typer.echo(json.dumps(report.data))
     else:
@@ -53,15 +54,20 @@ def run(measure: Callable[[], Report], *, as_json: bool) -> Report:
     return report
 
 
-def read_network(header: Sequence[str] | None, token_file: Path | None) -> Network:
-    """Return what `--header` and `--token-file` ask for."""
+def whole_urls(urls: Sequence[str]) -> list[str]:
+    """Return URLs of servers, in which `http://` may have been left out."""
+    return [url if "://" in url else f"http://{url}" for url in urls]
+
+
+def read_network(run: str, header: Sequence[str] | None, token_file: Path | None) -> Network:
+    """Return what `--header` and `--token-file` ask for; run: name of the command, for the server's page."""
     headers = {}
     for line in header or ():
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
             raise errors.InvalidArgument(f"--header must be 'NAME: VALUE', got {line!r}")
         headers[name.strip()] = value.strip()
-    return Network(headers=headers, auth=token_file)
+    return Network(headers=headers, auth=token_file).named(run)
 
 
 def open_loader(urls: str | Sequence[str], *, world_size: int = 1, **options: Any) -> CorpusLoader:

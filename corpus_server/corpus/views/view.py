@@ -101,23 +101,10 @@ class View(Corpus):
         """Those of the corpus."""
         return self._base.sampled_ids
 
-    def locate_range(self, start: int, count: int) -> list[tuple[int, int, int]]:
-        """Return the pieces of tokens [start, start + count) of the view: see `Corpus.locate_range`."""
-        if start < 0 or count < 0 or start + count > self.num_tokens:
-            raise InvalidParameter(
-                f"start + count must be at most {self.num_tokens}, the tokens of view {self.name!r}, "
-                f"got {start} + {count}",
-                parameter="count",
-                received=count,
-                accepted=f"start + count <= {self.num_tokens}",
-            )
-        found = self.places.pieces(np.array([start]), np.array([start + count]))
-        base = self._base
-        return [
-            piece
-            for first, stop in zip(found.starts.tolist(), found.stops.tolist(), strict=True)
-            for piece in base.locate_range(first, stop - first)
-        ]
+    def _pieces_of(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        found = self.places.pieces(np.array([start]), np.array([stop]))
+        ranges = zip(found.starts.tolist(), found.stops.tolist(), strict=True)
+        return [piece for first, end in ranges for piece in self._base.locate_range(first, end - first)]
 
     def document_edges(self, first: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Refuse: only a corpus has them."""

@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
 from corpus_server import __version__
+from corpus_server.live import TOOLS
 from corpus_server.plan import ORDERS
 from corpus_server.plan.layouts import LAYOUTS
 
@@ -54,6 +55,7 @@ def add_page(app: FastAPI) -> None:
     )
     templates.globals["orders"] = [each for each in ORDERS if not fields(each)]
     templates.globals["layouts"] = LAYOUTS.kinds
+    templates.globals["tools"] = sorted(TOOLS)
     for path, (name, title) in VIEWS.items():
         template = templates.get_template(f"{name}.html")
         app.add_api_route(

@@ -34,7 +34,8 @@ async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> Asg
         await _receive(call.request, body, count, call.service.settings.body_timeout_seconds)
         keep, plans = query.keep == "true", call.service.plans
         described = await call.run(
-            lambda: plans.keep_document(body, call.head.caller, keep=keep).to_json(), size_bytes=len(body)
+            lambda: plans.keep_document(body, call.head.caller, keep=keep, run=call.head.run).to_json(),
+            size_bytes=len(body),
         )
     return AsgiResponse(described, media_type="application/json")
 
@@ -48,9 +49,16 @@ async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiRe
 
     def list_them() -> Response:
         may_read = call.head.caller.may_read  # a plan tells the fingerprints of its corpora
-        newest = call.service.store.listed(query.limit, max_bytes=MAX_LIST_BYTES, may_read=may_read)
+        newest = call.service.store.listed(
+            query.limit, run=query.run, max_bytes=MAX_LIST_BYTES, may_read=may_read
+        )
         plans = [
-            {"id": each.id, "plan": Fragment(each.document), "seen_unix_seconds": each.seen}
+            {
+                "id": each.id,
+                "plan": Fragment(each.document),
+                "seen_unix_seconds": each.seen,
+                "runs": each.runs,
+            }
             for each in newest
         ]
         return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})

@@ -13,9 +13,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from corpus_client.__main__ import make_app
 from corpus_client.staging.ring import find_device
 from corpus_client.tools import checks
+from corpus_client.tools.app import app
 from corpus_client.tools.timing import Clock
 from corpus_client.tools.transfer import KINDS, host_memory
 from scripts.gpu_lib import full_slots, overlap
@@ -28,7 +28,7 @@ SIZE = 16 << 20
 
 def test_transfer_measures_every_kind_of_memory(accelerator: Accelerator) -> None:
     sizes = ["--device", accelerator.name, "--sizes", "64KiB,4MiB"]
-    done = CliRunner().invoke(make_app(), ["transfer", *sizes, "--repeats", "3", "--json"])
+    done = CliRunner().invoke(app, ["transfer", *sizes, "--repeats", "3", "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert {f"{kind} to device" for kind in KINDS} <= {each["name"] for each in report["measurements"]}

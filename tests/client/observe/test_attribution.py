@@ -59,6 +59,10 @@ def test_since_is_the_difference_of_counters_beside_the_present_state() -> None:
     assert since.wait == WaitSeconds(host=1.5)
     assert since.fetch == FetchSeconds(send=2)
     assert (since.ready_slots, since.num_slots) == (3, 4)
+    flat = since.as_dict()
+    assert (flat["data/tokens_per_second"], flat["data/wait/host"], flat["data/fetch/send"]) == (10.0, 1.5, 2)
+    assert all(isinstance(value, int | float) for value in flat.values())
+    assert set(since.as_dict(prefix="")) == {name.removeprefix("data/") for name in flat}
 
 
 class SlowSource(CountingSource):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from corpus_client import __version__
 from tests.client.reference_server import ReferenceServer
 
 
@@ -19,10 +20,18 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
+def test_the_version_is_printed() -> None:
+    code = "from corpus_client.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"corpus-client {__version__}\n"
+
+
 @pytest.fixture
 def small(server: ReferenceServer) -> list[str]:
     return [
-        server.url,
+        server.url.removeprefix("http://"),
         "--corpus",
         "web",
         "--seq-len",
@@ -59,9 +68,9 @@ def test_table_for_people(small: list[str]) -> None:
         assert word in done.stdout
 
 
-def test_error_is_one_line_and_exit_code_1(server: ReferenceServer) -> None:
+def test_error_is_one_line_and_exit_code_2(server: ReferenceServer) -> None:
     done = bench(server.url, "--corpus", "webb", "--json")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: no corpus is named 'webb'")
     assert "Traceback" not in done.stderr
@@ -71,7 +80,7 @@ def test_brackets_in_an_error_are_no_markup(server: ReferenceServer) -> None:
     """And a long one is one line, however narrow the terminal."""
     name = "[red]" + "b" * 150
     done = bench(server.url, "--corpus", name)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert repr(name) in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -87,6 +96,7 @@ def test_headers_and_a_token_go_with_every_request(
     for headers in server.headers:
         lowered = {name.lower(): value for name, value in headers.items()}
         assert (lowered["x-run"], lowered["authorization"]) == ("seven", "Bearer secret-1")
+        assert lowered["corpus-run"] == "bench"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +110,6 @@ def test_credentials_that_cannot_be_read_are_one_line(
     small: list[str], arguments: list[str], message: str
 ) -> None:
     done = bench(*small, *arguments)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith(message)
     assert len(done.stderr.splitlines()) == 1

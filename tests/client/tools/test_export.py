@@ -91,7 +91,7 @@ def test_what_cannot_be_exported_is_named_and_leaves_nothing(
     server: ReferenceServer, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     done = export(server, tmp_path / "rows.npy", *arguments)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert message in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 

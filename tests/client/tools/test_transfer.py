@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from corpus_client.__main__ import make_app
 from corpus_client.tools import transfer
+from corpus_client.tools.app import app
 from corpus_client.tools.timing import (
     LEAST_REPEATS,
     WARM_UPS,
@@ -26,7 +26,7 @@ from corpus_client.tools.timing import (
 )
 from corpus_client.tools.transfer import KINDS, host_memory
 
-run = partial(CliRunner().invoke, make_app(), env={"COLUMNS": "500"})
+run = partial(CliRunner().invoke, app, env={"COLUMNS": "500"})
 CPU = torch.device("cpu")
 SIZE = 8200
 TINY = ["transfer", "--device", "cpu", "--sizes", "4KiB,64KiB", "--repeats", "3"]
@@ -82,9 +82,9 @@ def test_copies_to_a_device_are_measured_and_shown(monkeypatch: pytest.MonkeyPat
         (["--sizes", "32GiB", "--device", "cpu"], "no more than a quarter of the memory that is free"),
     ],
 )
-def test_errors_are_one_line_and_exit_code_1(arguments: list[str], message: str) -> None:
+def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
     done = run(["transfer", *arguments])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
 

@@ -124,7 +124,8 @@ def test_a_batch_is_sent_with_all_that_is_said_of_it(world: World) -> None:
     content = body(response)
     assert content == right.tobytes()
     assert charges == [len(content)]
-    assert note.call_args == call(world.bound, range(4, 6), reads_tokens=True, rank=1, world_size=2)
+    part = {"rank": 1, "world_size": 2, "run": "", "trained_step": None}
+    assert note.call_args == call(world.bound, range(4, 6), reads_tokens=True, **part)
     plan_id = world.bound.plan.id
     assert response.headers == {
         "ETag": f'"{plan_id}.batches.4.2.1.2.raw"',

@@ -13,6 +13,7 @@ from tests.corpora import spec, write_raw
 from tests.serving import RunningServer, run_here
 from tests.tokens import Tokens
 
+SMALL = ("--seq-len", "16", "--batch-size", "3")
 TEXTS = [b"first document\x00", b"the \x1b[31msecond\x00", "dr\u00fcben \u202eturned\x00".encode()]
 
 
@@ -28,7 +29,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     folder = tmp_path_factory.mktemp("served")
     tokens = Tokens(folder / "tokens.toml")
-    tokens.add("reader", "read:*", "plans")
+    tokens.add("reader", "read:*", "plans", "inspect")
     with RunningServer(
         {"words": f"{corpus},dtype=uint8"}, folder, arguments=["--tokens", str(tokens.path)]
     ) as server:
@@ -59,6 +60,18 @@ def test_files_and_server_give_the_same(
     assert of_files.stdout == of_server.stdout
 
 
+def test_a_run_names_its_plan(served: tuple[str, str]) -> None:
+    """The command names itself when it posts a plan. `http://` may be left out."""
+    url, token = served
+    asked = (url.removeprefix("http://"), "--step", "1", "--json")
+    spelled = run_here("explore", *asked, *SMALL, "--seed", "99", CORPUS_TOKEN=token)
+    named = run_here("explore", *asked, "--run", "explore", CORPUS_TOKEN=token)
+    assert (named.returncode, named.stdout) == (0, spelled.stdout), named.stderr
+    unknown = run_here("explore", *asked, "--run", "typo", CORPUS_TOKEN=token)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "no run named 'typo' has posted a plan here" in unknown.stderr
+
+
 def test_a_document_is_shown_and_its_control_characters_by_name(corpus: Path) -> None:
     shown = run_here("explore", f"{corpus},dtype=uint8", "--document", "1").stdout
     assert "[document 1] the \\x1b[31msecond" in shown
@@ -80,7 +93,11 @@ def test_statistics_are_drawn(corpus: Path) -> None:
         (("explore", "{url}", "--document", "900"), "document must be in [0, 60)"),
         (("explore", "{url}", "--corpus", "none"), "none"),
         (("explore", "http://127.0.0.1:9"), "is the server running?"),
-        (("explore", "{corpus}", "--plan", "0" * 64, "--step", "1"), "a plan's id needs a server"),
+        (("explore", "{url}", "--run", "a"), "--plan and --run need --step"),
+        (
+            ("explore", "{corpus}", "--plan", "0" * 64, "--step", "1"),
+            "need a server; spell the plan",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -79,22 +79,27 @@ def test_a_server_and_its_state_folder_give_the_same(tmp_path: Path) -> None:
                 "/v1/plans",
                 method="POST",
                 body=json.dumps(one_source("web", 16, 8, seed=seed)).encode(),
-                headers=header,
+                headers={**header, "Corpus-Run": f"run-{seed}"},
             ).json()["id"]
             for seed in (1, 2)
         )
-        for asked in (["list"], ["list", "--json"], ["show", one], ["show", other[:9], "--json"]):
-            of_server = run(*asked, "--server", server.url, token=header["Authorization"][7:])
+        for asked in (
+            ["list"],
+            ["list", "--run", "run-2", "--json"],
+            ["show", one],
+            ["show", other[:9], "--json"],
+        ):
+            of_server = run(*asked, server.url, token=header["Authorization"][7:])
             of_folder = run(*asked, "--state-dir", tmp_path / "state")
             assert (of_server.returncode, of_server.stderr) == (0, "")
             assert of_server.stdout == of_folder.stdout
         for option in ((), ("--json",)):
             asked = ["diff", one, other, *option]
-            of_server = run(*asked, "--server", server.url, token=header["Authorization"][7:])
+            of_server = run(*asked, server.url, token=header["Authorization"][7:])
             of_folder = run(*asked, "--state-dir", tmp_path / "state", "--corpus", f"web={path}")
             assert (of_server.returncode, of_server.stderr) == (0, "")
             assert of_server.stdout == of_folder.stdout
-        refused = run("list", "--server", server.url)
+        refused = run("list", server.url)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "token" in refused.stderr
 
@@ -115,10 +120,17 @@ def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_pat
     for arguments, message in (
         (["show", "0123456789abcdef", "--state-dir", state], "no plan here begins with '0123456789abcdef'"),
         (["show", "xyz", "--state-dir", state], "id must be up to 64 of the digits"),
-        (["list", "--state-dir", tmp_path / "none"], "holds no plans that can be read"),
-        (["list", "--server", "http://127.0.0.1:9"], "is the server running?"),
-        (["list", "--server", "http://[", "--state-dir", state], "state_dir must be left out with --server"),
-        (["list", "--server", "http://["], "no answer from http://["),
+        (
+            ["list", "--state-dir", tmp_path / "none"],
+            "holds no plans that can be read; give the URL of a server",
+        ),
+        (
+            ["list", "127.0.0.1:9"],
+            "http://127.0.0.1:9: [Errno 111] Connection refused (is the",
+        ),
+        (["list", "http://[", "--state-dir", state], "state_dir must be left out with a server's URL"),
+        (["list", "http://["], "no answer from http://["),
+        (["list", "web"], "url must be http://host:port of a server, got 'web'"),
         (
             ["diff", one, skipping, "--state-dir", state, "--corpus", f"code={path}"],
             "reads corpus 'web': name it with --corpus web=PATH",

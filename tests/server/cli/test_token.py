@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -31,6 +32,14 @@ def test_tokens_are_added_and_only_their_hashes_are_kept(tmp_path: Path) -> None
     assert not any(secret in file.read_text() for secret in secrets)
     assert file.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["tokens.toml"]
+
+
+def test_json_for_machines(tmp_path: Path) -> None:
+    made = make(tmp_path / "tokens.toml", "ops", "--scope", "metrics", "--expires", "2999-01-01", "--json")
+    assert made.stderr == ""
+    said = json.loads(made.stdout)
+    assert Access(tmp_path / "tokens.toml").caller(f"Bearer {said['token']}").name == said["name"] == "ops"
+    assert (said["scopes"], said["expires"]) == (["metrics"], "2999-01-01 00:00:00+00:00")
 
 
 def test_who_could_read_the_file_still_can(tmp_path: Path) -> None:

@@ -63,13 +63,13 @@ class World:
         return self.catalog.bind(Plan(seq_len=16, seed=seed, stages=(stage,)))
 
     def ask(
-        self, step: int, *, rank: int = 0, bound: BoundPlan | None = None, **more: bool
+        self, step: int, *, rank: int = 0, bound: BoundPlan | None = None, **more: Any
     ) -> module.Reader | None:
         return self.registry.note(bound or self.bound, range(step, step + 2), rank=rank, world_size=8, **more)
 
     def ranks(self) -> list[int]:
         """Return the ranks that the page shows."""
-        return [int(rank) for _, _, rank in self.registry.counts()]
+        return [int(rank) for *_, rank in self.registry.counts()]
 
 
 @pytest.fixture
@@ -155,8 +155,14 @@ def test_a_full_registry_gives_the_places_of_idle_readers_to_new_ones(
 
 
 def test_what_the_page_shows_of_a_rank_is_the_step_asked_for_last_and_what_was_sent(world: World) -> None:
-    """A rank has step 7 and asks for 9 before the response with 7 has ended; idle ranks are shown, too."""
+    """A rank has step 7 and asks for 9 before the response with 7 has ended; idle ranks are shown, too.
+
+    What another run asks for of the same plan is counted by itself.
+    """
     first = world.ask(6)
+    named = world.ask(30, run="a", trained_step=12)
+    assert named is not None
+    named.sent(2, making_seconds=0.0, sending_seconds=0.0)
     world.ask(0, rank=1)  # gets nothing
     world.now += 1.5
     second = world.ask(8, reads_tokens=False)
@@ -166,5 +172,9 @@ def test_what_the_page_shows_of_a_rank_is_the_step_asked_for_last_and_what_was_s
         first.sent(2, making_seconds=making, sending_seconds=sending)
     world.now += 3000.0
     world.registry.end_idle()
-    expected = {(world.bound.plan.id, "8", "0"): [5e8 + 1001.5, 9.0, 4.0, 1.5, 0.75]}
+    plan = world.bound.plan.id
+    expected = {
+        ("", plan, "8", "0"): [5e8 + 1001.5, 9.0, -1, 4.0, 1.5, 0.75],
+        ("a", plan, "8", "0"): [5e8 + 1000, 31.0, 12, 2.0, 0.0, 0.0],
+    }
     assert world.registry.counts() == expected

@@ -69,8 +69,12 @@ export const curl = (target, document_ = null) => `curl ${target.includes("follo
   document_ ? ` -d ${quoted(JSON.stringify(document_))}` : ""}${
   sessionStorage.getItem(KEY) ? ' -H "Authorization: Bearer $CORPUS_TOKEN"' : ""}`;
 
-// Fills an element with what `show` makes of a route's answer, with the curl line that fetches the same.
-export async function fill(element, target, show) {
+// Shows an error instead of everything in the view but its name.
+export const instead = (error, target) => $("#view").replaceChildren($("h1"), problem(error), request(target));
+
+// Fills an element with what `show` makes of a route's answer, with the curl line that fetches the same. `isAll`: without
+// an answer there is nothing else to see.
+export async function fill(element, target, show, isAll = false) {
   const busy = setTimeout(() => element.replaceChildren(h("p", { class: "busy" }, "asking ...")), 150);
   try {
     const shown = await show(await ask(target));
@@ -79,7 +83,8 @@ export async function fill(element, target, show) {
   } catch (error) {
     clearTimeout(busy);
     if (!(error instanceof Problem)) throw error;
-    element.replaceChildren(problem(error), request(target));
+    if (isAll) instead(error, target);
+    else element.replaceChildren(problem(error), request(target));
   }
 }
 

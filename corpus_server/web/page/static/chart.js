@@ -1,12 +1,19 @@
 // Plots lines with uPlot in the page's colours.
 
 /* global uPlot */
-import { h, number } from "./dom.js";
+import { compact, h, number } from "./dom.js";
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const colour = (n) => style(`--series-${n % 8}`);
 
 const decades = (_, values) => values.map((v) => (v !== null && Math.abs(Math.log10(v) % 1) < 1e-9 ? v : null));
+
+// A value whose neighbours are missing is no line; without a point it would not be seen.
+const alone = (plot, n) => plot.data[n].flatMap((value, k, all) => (
+  value !== null && (all[k - 1] ?? null) === null && (all[k + 1] ?? null) === null ? [k] : []));
+
+// As wide as the longest label of the axis.
+const width = (_, values) => 18 + 7 * Math.max(3, ...(values ?? []).map((each) => each?.length ?? 0));
 
 // The element that is returned has `update(x, values)`, with values for each series.
 export function chart({ x, series, xLabel, xSteps = null, logX = false, logY = false, fromZero = false, bars = false, height = 240, onClick = null, marks = [], xText = number }) {
@@ -23,13 +30,15 @@ export function chart({ x, series, xLabel, xSteps = null, logX = false, logY = f
     axes: [
       axis({ label: xLabel, labelSize: 20, labelFont: "12px system-ui, sans-serif", size: 30, grid: { show: false }, ...(xSteps ? { incrs: xSteps } : {}), values: (_, values) => label(values, xText) }),
       // Of a logarithmic axis only the powers of ten are drawn.
-      axis({ size: 62, ...(logY ? { grid: { ...grid, filter: decades }, filter: decades } : {}), values: (_, values) => label(values, number) }),
+      axis({ size: width, ...(logY ? { grid: { ...grid, filter: decades }, filter: decades } : {}), values: (_, values) => label(values, compact) }),
     ],
     series: [{ label: xLabel ?? "", value: (_, v) => (v === null ? "" : xText(v)) }, ...series.map((each, n) => ({
       label: each.label, stroke: colour(n), width: 2, fill: bars ? colour(n) : undefined,
       paths: bars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
-      points: { show: marks.length > 0, filter: (_, k) => (k === n + 1 ? marks : null), size: 9, fill: colour(n) },
-      value: (_, v) => (v === null ? "" : number(v)),
+      points: { show: false, filter: marks.length ? () => marks : alone, size: marks.length ? 9 : 5, fill: colour(n) },
+      // A chart of what goes on shows its last value where no pointer chooses one.
+      value: (plot, v, k, at) => ((shown) => (shown === null || shown === undefined ? "" : number(shown)))(
+        at === null && !xLabel ? plot.data[k].findLast((each) => each !== null) : v),
     }))],
     hooks: onClick ? { ready: [(plot) => plot.over.addEventListener("click", () => {
       if (plot.cursor.idx !== null) onClick(plot.data[0][plot.cursor.idx]);

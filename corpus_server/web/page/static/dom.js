@@ -16,12 +16,12 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-export function table(head, rows) {
+export function table(head, rows, label = head.join(", ")) {
   // A column of numbers stands to the right, its name too.
   const isNumber = head.map((_, column) => rows.some((row) => typeof row[column] === "number"));
   const cells = (tag, row) => row.map((cell, column) => h(tag, { class: isNumber[column] ? "number" : null },
     typeof cell === "number" ? number(cell) : cell));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": head.join(", ") },
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
     h("table", {}, h("thead", {}, h("tr", {}, cells("th", head))),
       h("tbody", {}, rows.map((row) => h("tr", {}, cells("td", row))))));
 }
@@ -34,8 +34,11 @@ export function facts(pairs) {
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const fewDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
-export const few = (value) => fewDigits.format(value);
+export const few = (value) => fewDigits.format(Math.abs(value) < 5e-4 ? 0 : value); // averages fade, and never reach 0
 export const number = (value) => (Number.isInteger(value) ? whole : digits).format(value);
+
+const brief = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+export const compact = (value) => brief.format(value);
 
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];
@@ -46,6 +49,7 @@ export function bytes(value) {
 
 export const short = (id) => id.slice(0, 12);
 export const planLink = (id) => h("a", { href: `/page/plans/${id}` }, h("code", { title: id }, short(id)));
+export const plansAddress = (run) => `/page/plans?run=${encodeURIComponent(run)}`;
 export const stepAddress = (plan, step) => `/page/plans/${plan}/steps/${step}`;
 export const corpusAddress = (name) => `/page/corpora/${encodeURIComponent(name)}`;
 
@@ -70,6 +74,26 @@ export function dot(fill) {
   element.style.background = fill;
   return element;
 }
+
+const WORDS = new Map([[true, "True"], [false, "False"], [null, "None"]]);
+const inOneLine = (value) => {
+  if (Array.isArray(value)) return `[${value.map(inOneLine).join(", ")}]`;
+  if (typeof value !== "object" || value === null) return WORDS.get(value) ?? (typeof value === "string" ? JSON.stringify(value) : String(value));
+  return `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${inOneLine(each)}`).join(", ")}}`;
+};
+
+// A value of JSON as Python writes it, over as many lines as it needs.
+export function python(value, indent = "") {
+  const line = inOneLine(value);
+  if (typeof value !== "object" || line.length + indent.length <= 88) return line;
+  const more = `${indent}    `;
+  const parts = Array.isArray(value) ? value.map((each) => python(each, more))
+    : Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${python(each, more)}`);
+  const [open, close] = Array.isArray(value) ? "[]" : "{}";
+  return `${open}\n${parts.map((each) => `${more}${each},\n`).join("")}${indent}${close}`;
+}
+
+export const loaderOf = (plan) => `from corpus_client import CorpusLoader\n\nplan = ${python(plan)}\nloader = CorpusLoader("${location.origin}", plan=plan, run="my-run")`;
 
 export function code(label, text, isOpen = false) {
   return h("details", { class: "code", open: isOpen }, h("summary", {}, label), copyButton(text, "Copy"), h("pre", { tabindex: "0" }, text));

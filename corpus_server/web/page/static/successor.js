@@ -31,7 +31,7 @@ export async function successor(element, id, document_, what) {
     const target = `/v1/plans/${id}/diff?other=${answer.id}`;
     const { rows } = await ask(target);
     element.replaceChildren(h("div", { class: "card" },
-      h("p", {}, `${what} Successor: `, planLink(answer.id), `. Steps before ${number(rows.equal_steps ?? 0)} are the same by the documents; `,
+      h("p", {}, `${what} Successor: `, planLink(answer.id), rows.equal_steps ? `. Steps before ${number(rows.equal_steps)} are the same by the documents; ` : ". By the documents every step may differ; ",
         rows.first_step === null ? "no compared step differs." : `the first step that differs is ${number(rows.first_step)}.`,
         " ", h("a", { href: `/page/plans/${id}/diff/${answer.id}` }, "What differs")),
       rows.steps.length ? table(["step", "rows that differ"], rows.steps.map((each) => [each.step, each.num_rows])) : "",

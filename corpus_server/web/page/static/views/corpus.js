@@ -72,8 +72,8 @@ fill($("#facts"), route, (corpus) => {
     ["size", bytes(corpus.shards.reduce((sum, shard) => sum + shard.size_bytes, 0))],
     ["end of text", corpus.eot], ["tokenizer", corpus.tokenizer ?? "none"],
     ["fingerprint", h("code", {}, corpus.fingerprint)],
-  ]), code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", corpus=${JSON.stringify(name)}, seq_len=1024, global_batch_size=512, seed=1337)`)];
-});
+  ]), code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", corpus=${JSON.stringify(name)}, seq_len=1024, global_batch_size=512, seed=1337, run="my-run")`)];
+}, true);
 
 fill($("#statistics"), `${route}/statistics`, (answer) => {
   const lengths = answer.document_lengths;

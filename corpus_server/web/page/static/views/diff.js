@@ -17,7 +17,7 @@ fill($("#diff"), `/v1/plans/${one}/diff?other=${other}`, (answer) => [
 
 function proof(rows) {
   if (rows.equal_steps === null) return "Every step is the same.";
-  const before = `Steps before ${number(rows.equal_steps)} are the same, by the documents alone.`;
-  if (rows.first_step === null) return `${before} Rows were compared up to step ${number(rows.compared_until)}: none differs.`;
-  return `${before} The first step that differs is ${number(rows.first_step)}; rows were compared up to step ${number(rows.compared_until)}. ${rows.steps.length} steps that differ are listed; all compared rows that are not listed are the same.`;
+  const before = rows.equal_steps ? `Steps before ${number(rows.equal_steps)} are the same, by the documents alone. ` : "";
+  if (rows.first_step === null) return `${before}Rows were compared up to step ${number(rows.compared_until)}: none differs.`;
+  return `${before}The first step that differs is ${number(rows.first_step)}; rows were compared up to step ${number(rows.compared_until)}. ${rows.steps.length} steps that differ are listed; all compared rows that are not listed are the same.`;
 }

@@ -1,4 +1,4 @@
-import { $, h, bytes, corpusAddress, few, number, planLink, stepAddress, table } from "../dom.js";
+import { $, h, bytes, corpusAddress, few, number, planLink, plansAddress, stepAddress, table } from "../dom.js";
 import { address, follow, problem, request } from "../api.js";
 import { chart } from "../chart.js";
 
@@ -53,26 +53,51 @@ function share(rank) {
     bar.style.width = `${value * 100}%`;
     return bar;
   };
-  const percent = (value) => `${Math.round(value * 100)} %`;
+  const percent = (value) => `${Math.round(value * 100)}\u00a0%`;
   return h("span", { class: "share" }, h("span", { class: "bar", "aria-hidden": "true" }, part("waiting", rank.waiting_share), part("sending", Math.min(rank.sending_share, 1 - rank.waiting_share))),
-    `${percent(rank.waiting_share)} waiting, ${percent(rank.sending_share)} sending`);
+    `${percent(rank.waiting_share)}\u00a0waiting, ${percent(rank.sending_share)}\u00a0sending`);
+}
+
+const opened = new Map();  // what the reader has folded, or unfolded
+
+function folded(name, isOpen, summary, ...children) {
+  const element = h("details", { class: "folded", open: opened.get(name) ?? isOpen }, h("summary", { onclick: () => opened.set(name, !element.open) }, summary), ...children);
+  return element;
+}
+
+const plural = (count, name) => `${number(count)} ${name}${count === 1 ? "" : "s"}`;
+
+function upTo(what, steps) {
+  const known = steps.filter((each) => each !== null);
+  if (!known.length) return [];
+  const [first, last] = [Math.min(...known), Math.max(...known)];
+  return [first === last ? `${what} step ${number(last)}` : `${what} steps ${number(first)} to ${number(last)}`];
+}
+
+function planOf(live, { run, plan, ranks: its }) {
+  const newest = Math.max(...its.map((each) => each.seen_unix_seconds));
+  const step = (each, at) => (at === null ? "-" : h("a", { href: address(stepAddress(plan, at), each.world_size > 1 ? { rank: each.rank, world_size: each.world_size } : {}) }, number(at)));
+  return [
+    h("p", {}, "Plan ", planLink(plan), `: ${[plural(its.length, "rank"), ...upTo("trained up to", its.map((each) => each.trained_step)),
+      ...upTo("asked for up to", its.map((each) => each.step)), silence(live.unix_seconds - newest)].join(", ")}`),
+    table(["rank", "trained", "asked for up to", "steps/s", "last request", "share of its time"], its.map((each) => [
+      `${each.rank} of ${number(each.world_size)}`, step(each, each.trained_step), step(each, each.step),
+      few(each.steps_per_second), silence(live.unix_seconds - each.seen_unix_seconds), share(each)]),
+    `Ranks of ${run ? `run ${run}` : "no named run"}, plan ${plan}`),
+  ];
 }
 
 function ranks(live) {
   if (!live.plans.length) return [h("p", {}, "Nobody has asked for batches or indices in the last hour.")];
-  return live.plans.flatMap(({ plan, ranks: its }) => {
-    const steps = its.map((each) => each.step);
-    const [first, last] = [Math.min(...steps), Math.max(...steps)];
-    const newest = Math.max(...its.map((each) => each.seen_unix_seconds));
-    return [
-      h("h3", {}, "Plan ", planLink(plan)),
-      h("p", {}, `${number(its.length)} rank${its.length === 1 ? "" : "s"}, ${first === last ? `all at step ${number(first)}` : `at steps ${number(first)} to ${number(last)}`}, ${silence(live.unix_seconds - newest)}`),
-      table(["rank", "of", "last step", "steps/s", "last request", "share of its time"], its.map((each) => [
-        each.rank, each.world_size,
-        h("a", { href: address(stepAddress(plan, each.step), each.world_size > 1 ? { rank: each.rank, world_size: each.world_size } : {}) }, number(each.step)),
-        few(each.steps_per_second), silence(live.unix_seconds - each.seen_unix_seconds), share(each)])),
-    ];
-  });
+  const runs = Map.groupBy(live.plans, ({ run }) => run);
+  const named = [...runs].filter(([run, plans]) => run && !plans[0].is_tool);
+  const tools = live.plans.filter((each) => each.is_tool);
+  const count = (plans) => `${plural(plans.length, "plan")}, ${plural(plans.reduce((sum, { ranks: its }) => sum + its.length, 0), "rank")}`;
+  return [
+    ...named.flatMap(([run, plans]) => [h("h3", {}, "Run ", h("a", { href: plansAddress(run) }, run)), ...plans.flatMap((each) => planOf(live, each))]),
+    ...(runs.has("") ? [folded("unnamed", !named.length, `Without a name: ${count(runs.get(""))}`, ...runs.get("").flatMap((each) => planOf(live, each)))] : []),
+    ...(tools.length ? [folded("tools", false, `Tools: ${count(tools)}`, ...tools.flatMap((each) => [h("h3", {}, each.run), ...planOf(live, each)]))] : []),
+  ];
 }
 
 function corpora(live) {
@@ -91,10 +116,11 @@ function silence(seconds) {
 function replace(holder, shown) {
   const regions = () => [...holder.querySelectorAll(".scroll")];
   const places = regions().map((each) => [each.scrollTop, each.scrollLeft]);
-  const focus = [...holder.querySelectorAll("a, .scroll")].indexOf(document.activeElement);
+  const focusable = () => [...holder.querySelectorAll("a, summary, .scroll")];
+  const focus = focusable().indexOf(document.activeElement);
   holder.replaceChildren(...shown);
   regions().forEach((each, n) => { [each.scrollTop, each.scrollLeft] = places[n] ?? [0, 0]; });
-  if (focus >= 0) [...holder.querySelectorAll("a, .scroll")][focus]?.focus({ preventScroll: true });
+  if (focus >= 0) focusable()[focus]?.focus({ preventScroll: true });
 }
 
 function show(live, isFirst) {

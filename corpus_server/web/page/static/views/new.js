@@ -1,4 +1,4 @@
-import { $, h, code, number, table } from "../dom.js";
+import { $, h, code, loaderOf, number, table } from "../dom.js";
 import { ask, curl, parse, problem, Problem } from "../api.js";
 
 const form = $("#plan");
@@ -27,7 +27,7 @@ async function check() {
     return;
   }
   $("#code").replaceChildren(
-    code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", plan=${JSON.stringify(plan)})`, true),
+    code("Python", loaderOf(plan), true),
     code("curl", curl("/v1/plans", plan), true));
   try {
     const answer = await ask("/v1/plans?keep=false", { method: "POST", body: text.value });

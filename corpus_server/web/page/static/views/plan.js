@@ -1,4 +1,4 @@
-import { $, h, code, dot, facts, number, parameters, short, stepAddress, table, corpusAddress } from "../dom.js";
+import { $, h, code, dot, facts, loaderOf, number, parameters, short, stepAddress, table, corpusAddress } from "../dom.js";
 import { curl, fill } from "../api.js";
 import { chart, colour } from "../chart.js";
 
@@ -66,23 +66,25 @@ fill($("#facts"), `/v1/plans/${id}`, (answer) => {
   const names = Object.keys(answer.sources);
   const stop = lastStep(answer);
   const legend = h("p", { class: "legend" }, names.map((name, k) => h("span", {}, dot(colour(k)), h("a", { href: corpusAddress(name) }, name))));
-  $("#stages").replaceChildren(legend, bands(answer, names, stop), table(
+  // Of one source every band would be one colour.
+  $("#stages").replaceChildren(...(names.length > 1 ? [legend, bands(answer, names, stop)] : []), table(
     ["from step", "batch", ...names, "excluded windows"],
     answer.stages.map((stage) => [
       stage.first_step === null ? "skipped" : number(stage.first_step), stage.global_batch_size,
       ...names.map((name) => share(stage, name)),
       Object.values(stage.excluded_windows).reduce((sum, each) => sum + each, 0)])));
+  $("#sources").replaceChildren(table(["source", "rows", "fill", "steps per epoch"], names.map((name) => [h("a", { href: corpusAddress(name) }, name),
+    answer.sources[name].num_windows, answer.sources[name].fill === undefined ? "whole" : `${(100 * answer.sources[name].fill).toFixed(2)} %`, answer.sources[name].steps_per_epoch ?? "no epochs"])));
   $("#epochs").replaceChildren(epochs(answer, names, stop));
   const text = JSON.stringify(answer.plan, null, 2);
   $("#document").replaceChildren(code("JSON", text),
     code("curl", curl("/v1/plans", answer.plan)),
-    code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", plan=${JSON.stringify(answer.plan)})`));
+    code("Python", loaderOf(answer.plan)));
   return [facts([
     ["seq_len", answer.plan.seq_len], ["stride", answer.plan.stride], ["seed", String(answer.plan.seed)],
     ["order", typeof answer.plan.order === "string" ? answer.plan.order : JSON.stringify(answer.plan.order)],
     ["rows", answer.plan.rows === undefined ? "windows" : Object.keys(answer.plan.rows)[0]],
     ["dtype", answer.dtype], ["shards", answer.shards.length],
     ["skipped steps", answer.plan.skip_steps.reduce((sum, [start, end]) => sum + end - start, 0)],
-  ]), table(["source", "rows", "fill", "steps per epoch"], names.map((name) => [h("a", { href: corpusAddress(name) }, name),
-    answer.sources[name].num_windows, answer.sources[name].fill === undefined ? "whole" : `${(100 * answer.sources[name].fill).toFixed(2)} %`, answer.sources[name].steps_per_epoch ?? "no epochs"]))];
-});
+  ])];
+}, true);

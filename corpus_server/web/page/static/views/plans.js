@@ -1,6 +1,8 @@
-import { $, h, number, planLink, short, table } from "../dom.js";
-import { fill } from "../api.js";
+import { $, h, number, planLink, plansAddress, short, table } from "../dom.js";
+import { address, fill } from "../api.js";
 
+const run = new URLSearchParams(location.search).get("run");
+const TOOLS = new Set($("#plans").dataset.tools.split(" "));
 const order = (value) => (typeof value === "string" ? value : "bounded shuffle");
 
 const newPlan = () => h("a", { class: "button primary", href: "/page/plans/new" }, "New plan");
@@ -17,22 +19,33 @@ function compare() {
   return { button, choice };
 }
 
-fill($("#plans"), "/v1/plans", ({ num_plans, plans }) => {
-  if (!plans.length) return [newPlan(), h("p", { class: "lead" }, "No plan was posted yet. A training run posts its own when it starts.")];
+const names = (runs) => h("span", {}, runs.flatMap((name, n) => [n ? ", " : "", h("a", { href: plansAddress(name) }, name)]));
+const isOfTools = ({ runs }) => runs.length > 0 && runs.every((name) => TOOLS.has(name));
+
+fill($("#plans"), address("/v1/plans", { run }), ({ num_plans, plans }) => {
+  const lead = run === null
+    ? `${number(num_plans)} plan${num_plans === 1 ? "" : "s"}, the one seen last first${plans.length < num_plans ? `; ${number(plans.length)} are shown` : ""}.`
+    : h("span", {}, `${number(plans.length)} plan${plans.length === 1 ? "" : "s"} of the run `, h("strong", {}, run), ", the one seen last first. ", h("a", { href: "/page/plans" }, "All plans"));
+  if (!plans.length && run === null) return [newPlan(), h("p", { class: "lead" }, "No plan was posted yet. A training run posts its own when it starts.")];
   const { button, choice } = compare();
+  const listed = (some, label) => table(["compare", "plan", "run", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"], some.map(({ id, plan, seen_unix_seconds, runs }) => [
+    choice(id),
+    planLink(id),
+    names(runs),
+    new Date(seen_unix_seconds * 1000).toISOString().slice(0, 16).replace("T", " "),
+    [...new Set(plan.stages.flatMap((stage) => Object.keys(stage.mixture)))].join(", "),
+    plan.seq_len,
+    [...new Set(plan.stages.map((stage) => stage.global_batch_size))].join(", "),
+    order(plan.order),
+    String(plan.seed),
+    plan.stages.length,
+  ]), label);
+  const ofTools = run === null ? plans.filter(isOfTools) : [];
+  const others = plans.filter((each) => !ofTools.includes(each));
   return [
     h("div", { class: "buttons" }, newPlan(), button),
-    h("p", { class: "lead" }, `${number(num_plans)} plan${num_plans === 1 ? "" : "s"}, the one seen last first${plans.length < num_plans ? `; ${number(plans.length)} are shown` : ""}.`),
-    table(["compare", "plan", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"], plans.map(({ id, plan, seen_unix_seconds }) => [
-      choice(id),
-      planLink(id),
-      new Date(seen_unix_seconds * 1000).toISOString().slice(0, 16).replace("T", " "),
-      [...new Set(plan.stages.flatMap((stage) => Object.keys(stage.mixture)))].join(", "),
-      plan.seq_len,
-      [...new Set(plan.stages.map((stage) => stage.global_batch_size))].join(", "),
-      order(plan.order),
-      String(plan.seed),
-      plan.stages.length,
-    ])),
+    h("p", { class: "lead" }, lead),
+    ...(others.length ? [listed(others, "Plans")] : []),
+    ...(ofTools.length ? [h("details", {}, h("summary", {}, `${number(ofTools.length)} of tools alone`), listed(ofTools, "Plans of tools"))] : []),
   ];
 });

@@ -1,5 +1,5 @@
 import { $, h, dot, number, parameters, short, stepAddress, visible, corpusAddress } from "../dom.js";
-import { address, ask, problem, Problem, request } from "../api.js";
+import { address, ask, instead, problem, Problem, request } from "../api.js";
 import { spans } from "../spans.js";
 import { chart, colour } from "../chart.js";
 import { points, spikes } from "../spikes.js";
@@ -69,6 +69,7 @@ async function show(first = 0) {
     if (!$("#skim").elements.from.value) fillSkim(step, step + 7);
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
+    if (plan === null) { instead(error, `/v1/plans/${id}`); return; }
     $("#rows").replaceChildren(problem(error));
     $("#more").hidden = true;
   }
@@ -185,4 +186,4 @@ addEventListener("drop", async (event) => {
 const wanted = Number(query.get("row") ?? 0);
 await show(wanted - (wanted % PAGE));
 if (query.has("row")) $(`#row-${wanted}`)?.focus();
-if (until !== null) skim(step, Math.max(step, Number(until)));
+if (until !== null && plan) skim(step, Math.max(step, Number(until)));
