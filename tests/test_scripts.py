@@ -19,14 +19,6 @@ from scripts import processes
 from scripts.quickstart_lib import text
 
 ROOT = Path(__file__).parents[1]
-SHELL_SCRIPTS = [
-    "scripts/setup",
-    "scripts/test",
-    "scripts/check",
-    "scripts/quickstart",
-    "scripts/gpu",
-    ".ci/run",
-]
 
 
 @pytest.fixture(scope="module")
@@ -158,14 +150,6 @@ def test_a_tour_that_cannot_have_its_port_says_so_in_one_line(home: Path, tmp_pa
         output, _ = tour.communicate(timeout=60)
     assert tour.returncode == 1
     assert output.splitlines()[-1].startswith(f"quickstart failed: ServerFailed: port {port} of 127.0.0.1")
-
-
-@pytest.mark.parametrize("script", SHELL_SCRIPTS)
-def test_shell_scripts_are_executable_and_parse(script: str) -> None:
-    """scripts/check has shellcheck look at them too."""
-    assert os.access(ROOT / script, os.X_OK)
-    parsed = subprocess.run(["bash", "-n", str(ROOT / script)], capture_output=True, text=True, check=False)
-    assert (parsed.returncode, parsed.stderr) == (0, "")
 
 
 def test_setup_refuses_an_old_python_and_says_what_it_needs(tmp_path: Path) -> None:

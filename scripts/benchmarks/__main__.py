@@ -10,15 +10,15 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 
-from scripts.benchmarks import axes, machine, rendering
-from scripts.benchmarks.report import Options, Report
+from scripts.benchmarks import axes
+from scripts.benchmarks.report import Options, Report, Run, describe_machine
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "bench"
@@ -38,32 +38,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = [name for name in known if name in chosen.axis] or list(known)
     try:
-        options = Options(
-            cache=CACHE,
-            rounds=chosen.rounds,
-            seconds=chosen.seconds,
-            before=chosen.before,
-            only=tuple(chosen.only),
-            quick=chosen.quick,
-        )
+        given = {each.name: getattr(chosen, each.name) for each in fields(Options) if each.name != "cache"}
+        options = Options(cache=CACHE, **{**given, "only": tuple(chosen.only)})
     except ValueError as error:
         parser.error(str(error))
     reports, failures = measure_all({name: known[name] for name in names}, options)
     words = sys.argv[1:] if arguments is None else arguments
-    run = rendering.Run(
-        date=datetime.date.today().isoformat(),
+    run = Run(
+        title=f"scripts/bench, {datetime.date.today().isoformat()}",
         command=" ".join(["scripts/bench", *words]),
-        machine=machine.describe(),
+        machine=describe_machine(),
         reports=reports,
         failures=failures,
     )
     if chosen.json:
-        print(rendering.to_json(run))
+        print(run.to_json())
     else:
         width = None if sys.stdout.isatty() else FILE_COLUMNS
-        Console(width=width).print(Markdown(rendering.to_markdown(run)))
+        Console(width=width).print(Markdown(run.to_markdown()))
     if chosen.save:
-        for path in save(run, RESULTS):
+        for path in save(run, RESULTS, suffix="-tls" * options.tls):
             print(f"saved {path.relative_to(ROOT)}", file=sys.stderr)
     return 1 if failures else 0
 
@@ -87,15 +81,15 @@ def measure_all(chosen: Mapping[str, Any], options: Options) -> tuple[dict[str, 
     return reports, failures
 
 
-def save(run: rendering.Run, folder: Path) -> list[Path]:
+def save(run: Run, folder: Path, suffix: str = "") -> list[Path]:
     """Write a page for each axis, in place of those of earlier days; return the pages."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, report in run.reports.items():
-        for older in folder.glob(f"????-??-??-bench-{name}.md"):
+        for older in folder.glob(f"????-??-??-bench-{name}{suffix}.md"):
             older.unlink()
-        paths.append(folder / f"{run.date}-bench-{name}.md")
-        paths[-1].write_text(rendering.to_markdown(replace(run, reports={name: report}, failures={})))
+        paths.append(folder / f"{datetime.date.today().isoformat()}-bench-{name}{suffix}.md")
+        paths[-1].write_text(replace(run, reports={name: report}, failures={}).to_markdown())
     return paths
 
 
@@ -110,32 +104,20 @@ def _parser(known: Mapping[str, Any]) -> argparse.ArgumentParser:
     default = Options(cache=CACHE)
     parser.add_argument("axis", nargs="*", metavar="AXIS", help="what to measure")
     parser.add_argument("--rounds", type=int, default=default.rounds, help="default %(default)s")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=default.seconds,
-        help="of a contender's turn in a round; default %(default)s",
-    )
+    seconds = "of a contender's turn in a round; default %(default)s"
+    parser.add_argument("--seconds", type=float, default=default.seconds, help=seconds)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--save", action="store_true", help="write scripts/results/DATE-bench-AXIS.md")
-    parser.add_argument(
-        "--before",
-        metavar="COMMIT",
-        help="measure that commit's server beside this tree's, by the same client: throughput, latency, "
-        "tls, paced, cold; of `waits` it is the client's",
+    before = (
+        "that commit's server beside this tree's: throughput, latency, paced, cold; of waits the client's"
     )
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="of `tricks` and `waits`: this one only; may be given several times",
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="everything once, on tiny data: does it run? Under a minute an axis",
-    )
+    parser.add_argument("--before", metavar="COMMIT", help=before)
+    tls = "throughput, latency, paced by https, and without TLS beside it"
+    parser.add_argument("--tls", action="store_true", help=tls)
+    only = "of cold, packing, waits: this part only; may be given several times"
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help=only)
+    quick = "everything once, on tiny data: does it run? Under a minute an axis"
+    parser.add_argument("--quick", action="store_true", help=quick)
     return parser
 
 

@@ -8,17 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from scripts.benchmarks import corpus
-from scripts.benchmarks.checkout import checked_out
 from scripts.benchmarks.contender import Contender, Shape, check
 from scripts.benchmarks.measure import Rounds, measure_once
 from scripts.benchmarks.report import Options
-from scripts.benchmarks.servers import Server, serving
+from scripts.benchmarks.servers import Server, checked_out, serving, trusted_certificate
 
 SHAPES = (Shape(rows=64, length=1025), Shape(rows=512, length=2049))
 QUICK_SHAPES = (Shape(rows=16, length=129), Shape(rows=32, length=257))
 NUM_TOKENS, QUICK_TOKENS = 10**9, 200_000
 
-NOW, BEFORE, UNCHECKED = "ours", "before", ", checksum off"
+NOW, BEFORE, PLAIN, UNCHECKED = "ours", "before", "ours, without TLS", ", checksum off"
 
 Maker = Callable[[], Contender]
 """Connects a contender."""
@@ -37,36 +36,35 @@ def shapes_of(options: Options) -> tuple[Shape, Shape]:
 
 
 @contextmanager
-def now_and_before(
-    options: Options, path: Path, certificate: Path | None = None
-) -> Iterator[dict[str, Server]]:
-    """Serve a corpus from this tree and, with `--before`, from that commit's tree.
-
-    Args:
-        certificate: serve by https, see `serving`.
-    """
-    serve = partial(serving, {corpus.NAME: path}, certificate=certificate)
+def now_and_before(options: Options, path: Path) -> Iterator[dict[str, Server]]:
+    """Serve a corpus from this tree, with `--before` from that commit's, with `--tls` also without TLS."""
     with ExitStack() as stack:
-        servers = {NOW: stack.enter_context(serve())}
+        certificate = stack.enter_context(trusted_certificate()) if options.tls else None
+        serve = partial(serving, {corpus.NAME: path})
+        servers = {NOW: stack.enter_context(serve(certificate=certificate))}
         if options.before is not None:
-            servers[BEFORE] = stack.enter_context(
-                serve(tree=stack.enter_context(checked_out(options.before)))
-            )
+            tree = stack.enter_context(checked_out(options.before))
+            servers[BEFORE] = stack.enter_context(serve(tree=tree, certificate=certificate))
+        if options.tls:
+            servers[PLAIN] = stack.enter_context(serve())
         yield servers
 
 
-def ours_with_and_without_checksum(
+def with_and_without_checksum(
     make: Callable[..., Contender], servers: Mapping[str, Server], shape: Shape, path: Path
 ) -> list[Maker]:
     """Return what connects our client to every server, with checksums and without."""
     return [
-        maker
+        partial(make, name + suffix, server, shape, path, verify=not suffix)
         for name, server in servers.items()
-        for maker in (
-            partial(make, name, server, shape, path),
-            partial(make, name + UNCHECKED, server, shape, path, verify=False),
-        )
+        for suffix in ("", UNCHECKED)
     ]
+
+
+def compared(rounds: Rounds) -> list[tuple[str, str]]:
+    """Return the pairs of our servers that a table compares, as far as they were measured."""
+    pairs = [(NOW, PLAIN), (NOW, BEFORE), (NOW + UNCHECKED, BEFORE + UNCHECKED)]
+    return [pair for pair in pairs if pair[1] in rounds.values]
 
 
 def contest(rounds: Rounds, shape: Shape, path: Path, options: Options, makers: Sequence[Maker]) -> Rounds:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -37,15 +36,6 @@ def warm(path: Path) -> None:
         buffer = bytearray(1 << 22)
         while file.readinto(buffer):
             pass
-
-
-def sparse(folder: Path, num_tokens: int) -> Path:
-    """Return a file of `num_tokens` zero tokens that takes no space on disk."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"sparse_{num_tokens}.bin"
-    with path.open("ab") as file:
-        os.truncate(file.fileno(), 2 * num_tokens)
-    return path
 
 
 def windows_at(

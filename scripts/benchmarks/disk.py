@@ -1,4 +1,4 @@
-"""Measure what a disk delivers of windows at random places, and tell whether bytes came from it."""
+"""Measure what a disk delivers, tell whether bytes came from it, and limit processes in memory and disk."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
+_GROUPS = Path("/sys/fs/cgroup")
 _KEPT_SHARE = 0.02  # of all pages: opening a corpus reads a few of them
 
 
@@ -47,15 +49,6 @@ def _resident_share(path: Path) -> float:
     return float(np.mean(pages & 1))
 
 
-def warm_memory(num_bytes: int) -> None:
-    """Use memory and free it, so that the page cache that is filled next gets pages that the machine has.
-
-    A virtual machine returns free memory to its host within seconds. To get it back costs more than to copy:
-    here, filling the page cache is four times as slow 3 s after the memory was freed as right afterwards.
-    """
-    np.ones(num_bytes, np.uint8)
-
-
 def bytes_read(pids: Sequence[int]) -> int:
     """Return the bytes that disks have read for processes since they began."""
     return sum(psutil.Process(pid).io_counters().read_bytes for pid in pids)
@@ -86,3 +79,50 @@ def read_parallel(
 
     with path.open("rb") as file, ThreadPoolExecutor(depth) as threads:
         return sum(threads.map(work, range(depth))), time.perf_counter() - began
+
+
+@contextmanager
+def limited(
+    pids: Sequence[int], num_bytes: int, *, path: Path, disk_rate: int | None = None
+) -> Iterator[bool]:
+    """Limit processes until the block ends, by control groups of version 1 or 2.
+
+    Yields whether that was possible: it takes root.
+
+    Args:
+        num_bytes: of memory, page cache included.
+        path: a file on the disk.
+        disk_rate: bytes/s that they may read from the disk.
+    """
+    device = path.stat().st_dev
+    disk = f"{os.major(device)}:{os.minor(device)}"
+    version_1 = {_GROUPS / "memory": {"memory.limit_in_bytes": str(num_bytes)}}
+    version_2 = {_GROUPS: {"memory.max": str(num_bytes)}}
+    if disk_rate is not None:
+        version_1[_GROUPS / "blkio"] = {"blkio.throttle.read_bps_device": f"{disk} {disk_rate}"}
+        version_2[_GROUPS]["io.max"] = f"{disk} rbps={disk_rate}"
+    groups: list[Path] = []
+    try:
+        yield any(_join(pids, limits, groups) for limits in (version_1, version_2))
+    finally:
+        for group in groups:
+            # A group that holds processes cannot be removed.
+            for pid in (group / "cgroup.procs").read_text().split():
+                (group.parent / "cgroup.procs").write_text(pid)
+            group.rmdir()
+
+
+def _join(pids: Sequence[int], limits: dict[Path, dict[str, str]], groups: list[Path]) -> bool:
+    """Put processes into new groups below these; return whether that was possible."""
+    try:
+        for root, files in limits.items():
+            group = root / f"bench-{os.getpid()}-{pids[0]}"
+            group.mkdir()
+            groups.append(group)
+            for name, text in files.items():
+                (group / name).write_text(text)
+            for pid in pids:
+                (group / "cgroup.procs").write_text(str(pid))
+    except OSError:
+        return False
+    return True

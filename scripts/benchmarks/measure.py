@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from scripts.benchmarks.contender import Contender, Shape
-from scripts.benchmarks.cpu import cpu_seconds
 from scripts.benchmarks.report import Bound, Table, Target
 
 SPEED, CPU, P50, P99 = (
@@ -31,6 +30,7 @@ COLUMNS = {
 }
 """Heading and format of each figure."""
 
+LATENCY = {figure: COLUMNS[figure] for figure in (P50, P99, CPU)}
 DELIVERY = {figure: COLUMNS[figure] for figure in (SPEED, CPU)}
 """The figures of contenders that prefetch: how long one `next` takes says nothing about those."""
 
@@ -142,6 +142,17 @@ def measure_once(contender: Contender, shape: Shape, seconds: float) -> dict[str
         P50: p50 * 1e3,
         P99: p99 * 1e3,
     }
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """Return the CPU time of this process and others so far, of all their threads, user and system.
+
+    Raises:
+        ProcessLookupError: one of them has ended.
+    """
+    # A process's own clock (CPUCLOCK_SCHED of linux/posix-timers.h) counts nanoseconds; /proc counts
+    # in hundredths of a second.
+    return time.process_time() + sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
 
 
 def spread(figures: Sequence[float]) -> Spread:

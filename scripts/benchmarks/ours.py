@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +18,7 @@ from corpus_client.network.transport import Connection
 from corpus_client.network.wire import steps_request
 from corpus_client.staging.slots import choose_slot_sizes
 from scripts.benchmarks.contender import Shape
-from scripts.benchmarks.corpus import NAME
-from scripts.benchmarks.expected import Expected, Order, document_of
+from scripts.benchmarks.expected import Expected, document_of
 from scripts.benchmarks.servers import Server
 
 PREFETCH_BYTES = 64 << 20
@@ -44,7 +45,8 @@ class Ours:
     """Deliver by `CorpusLoader(dtype=None)`: tokens as stored.
 
     Args:
-        local_root, verify, order: options of the loader.
+        local_root, verify: options of the loader.
+        fields: of the plan, as of `document_of`.
     """
 
     def __init__(
@@ -56,23 +58,25 @@ class Ours:
         *,
         local_root: Path | None = None,
         verify: bool = True,
-        order: Order = "shuffle",
+        **fields: Any,
     ) -> None:
         self.name = name
         self.pids = server.pids
         self.ahead_bytes = ahead_bytes(shape)
         self._loader = CorpusLoader(
             server.url,
-            corpus=NAME,
-            seq_len=shape.length - 1,
-            global_batch_size=shape.rows,
-            order=order,
+            plan=document_of(shape, **fields),
             device="cpu",
             dtype=None,
             network=Network(in_flight=IN_FLIGHT, verify=verify),
             staging=Staging(prefetch_bytes=self.ahead_bytes, local_root=local_root),
         )
-        self._expected = Expected(path, shape, order)
+        self._plan = path, shape, fields
+
+    @cached_property
+    def _expected(self) -> Expected:
+        path, shape, fields = self._plan
+        return Expected(path, shape, **fields)
 
     def next(self) -> torch.Tensor:
         return next(self._loader).tokens

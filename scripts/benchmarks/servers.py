@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import psutil
 
-from scripts import processes
-from scripts.processes import HOST, ROOT, claim_port, is_ready, read, running
-
-LAUNCHER = Path(__file__).with_name("without.py")
+from scripts.processes import HOST, ROOT, claim_port, is_ready, running
 
 
 class Address(NamedTuple):
@@ -39,24 +35,11 @@ class Server:
         url: `http://127.0.0.1:PORT`, `https://127.0.0.1:PORT` or `uds:///PATH`.
         port: on loopback; 0 on a Unix-domain socket.
         pids: its processes: the one that was started, which may be a supervisor, then its workers.
-        state_dir: where it keeps plans.
     """
 
     url: str
     port: int
     pids: list[int]
-    state_dir: Path
-
-    @property
-    def pid(self) -> int:
-        """The process that answers, if there is only one."""
-        return self.pids[-1]
-
-    def post_plan(self, document: Mapping[str, object]) -> str:
-        """Post a plan; return the id that this server gives it. Commits may differ in it."""
-        with closing(processes.connect(self.url)) as connection:
-            connection.request("POST", "/v1/plans", json.dumps(document).encode())
-            return str(json.loads(read(connection))["id"])
 
 
 @contextmanager
@@ -66,8 +49,6 @@ def serving(
     uds: Path | None = None,
     arguments: Sequence[str] = (),
     tree: Path = ROOT,
-    without: str | None = None,
-    settings: Mapping[str, int] | None = None,
     certificate: Path | None = None,
 ) -> Iterator[Server]:
     """Serve corpora from another process until the block ends.
@@ -77,15 +58,12 @@ def serving(
         uds: listen on this Unix-domain socket instead of a port.
         arguments: more of the command line.
         tree: the checkout whose server runs.
-        without: name of a trick that is patched away; see `without.TRICKS`.
-        settings: keys of `[server]` in a configuration file.
         certificate: PEM file of certificate and key; serve by https. See `trusted_certificate`.
     """
     port = 0 if uds else claim_port()
     url = f"uds://{quote(str(uds))}" if uds else f"http{'s' if certificate else ''}://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="bench-state-") as state_dir:
-        program = ["-P", str(LAUNCHER), without] if without else ["-m", "corpus_server"]
-        command = [sys.executable, *program, "serve"]
+        command = [sys.executable, "-m", "corpus_server", "serve"]
         command += [f"{name}={path}" for name, path in corpora.items()]
         command += ["--uds", str(uds)] if uds else ["--port", str(port)]
         command += ["--state-dir", state_dir, "--log-level", "warning"]
@@ -94,20 +72,9 @@ def serving(
         if certificate:
             command += ["--tls-certificate", str(certificate), "--tls-key", str(certificate)]
         command += arguments
-        if settings:
-            config = Path(state_dir) / "corpus.toml"
-            config.write_text("[server]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
-            command += ["--config", str(config)]
         with running(command, ready=partial(is_ready, url), tree=tree) as process:
             workers = psutil.Process(process.pid).children(recursive=True)
-            if without and not all(LAUNCHER.stem in " ".join(worker.cmdline()) for worker in workers):
-                raise RuntimeError(f"{without} must be patched away in workers too; see main in {LAUNCHER}")
-            yield Server(
-                url=url,
-                port=port,
-                pids=[process.pid, *(worker.pid for worker in workers)],
-                state_dir=Path(state_dir),
-            )
+            yield Server(url=url, port=port, pids=[process.pid, *(worker.pid for worker in workers)])
 
 
 @contextmanager
@@ -128,15 +95,32 @@ def trusted_certificate() -> Iterator[Path]:
 
 
 @contextmanager
-def spawn_peer(kind: str, path: Path, *options: str) -> Iterator[Address]:
+def spawn_peer(kind: str, path: Path) -> Iterator[Address]:
     """Start the server of a peer of `scripts.benchmarks.peers` over a corpus."""
     with tempfile.TemporaryDirectory() as folder:
         address_file = Path(folder) / "address"
         command = [sys.executable, "-m", "scripts.benchmarks.peers", kind, str(path), str(address_file)]
-        with running([*command, *options], ready=address_file.exists) as process:
+        with running(command, ready=address_file.exists) as process:
             yield Address(address_file.read_text(), [process.pid], path.stat().st_size // 2)
 
 
-def batches_path(**query: object) -> str:
-    """Return `/v1/batches` with a query."""
-    return f"/v1/batches?{urlencode(query)}"
+@contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """Yield a git worktree of a commit in a temporary folder; remove it afterwards.
+
+    Raises:
+        SystemExit: git does not know the commit.
+    """
+
+    def git(*arguments: str) -> None:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"git {' '.join(arguments)} failed: {done.stderr.strip()}")
+
+    with tempfile.TemporaryDirectory(prefix="bench-before-") as folder:
+        tree = Path(folder) / "tree"
+        git("worktree", "add", "--detach", "--force", str(tree), commit)
+        try:
+            yield tree
+        finally:
+            git("worktree", "remove", "--force", str(tree))

@@ -24,11 +24,8 @@ SERVER = (
     "psutil",
 )
 TESTS = ("pytest", "pytest_timeout", "hypothesis", "psutil")
-PLOTS = ("matplotlib",)
 
-DISTRIBUTIONS = {
-    name: name.replace("_", "-") for name in (*CLIENT, *SERVER, *TESTS, *PLOTS) if name != "torch"
-}
+DISTRIBUTIONS = {name: name.replace("_", "-") for name in (*CLIENT, *SERVER, *TESTS) if name != "torch"}
 """What installs each module; torch comes with the machine, in the build for its CUDA."""
 
 

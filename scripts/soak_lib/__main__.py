@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scripts.benchmarks.machine import describe
+from scripts.benchmarks.report import describe_machine
 from scripts.soak_lib.phases import PHASES, Outcome, Soak
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -30,8 +30,8 @@ def main() -> int:
     logging.getLogger("corpus_client").disabled = True  # a line for each fault that was asked for
     today = datetime.datetime.now(datetime.UTC).date()
     command = f"scripts/soak {' '.join(sys.argv[1:])}".strip()
-    lines = [f"# Soak, {today}", "", *(f"- {name}: {value}" for name, value in describe().items()), ""]
-    lines += [f"    {command}", ""]
+    machine = [f"- {name}: {value}" for name, value in describe_machine().items()]
+    lines = [f"# Soak, {today}", "", *machine, "", f"    {command}", ""]
     failed = False
     for share, phase in chosen:
         with tempfile.TemporaryDirectory(prefix="corpus-soak-") as folder:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.proxy import NGINX
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
-from tests.docker.proxy import RunningProxy
+from tests.docker.proxy import NGINX, RunningProxy
 from tests.serving import RunningServer, check_problem, wait_until
 
 pytestmark = pytest.mark.skipif(NGINX.find() is None, reason="nginx is not installed here")

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.proxy import NGINX
 from tests.corpora import some_tokens, write_raw
-from tests.docker.proxy import RunningProxy
+from tests.docker.proxy import NGINX, RunningProxy
 from tests.raw_http import RawConnection, check_raw_problem, get
 from tests.serving import Answer, RunningServer, check_problem, wait_until
 from tests.tokens import Tokens, plan, post

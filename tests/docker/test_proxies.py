@@ -1,6 +1,7 @@
 """What both shipped proxy configurations do: real nginx and HAProxy over two real replicas.
 
 Catalogue rows 19, 22 to 24: slow heads, stalled readers, what is too large, replicas that go away.
+CORPUS_SOAK_SECONDS=60 kills replicas for so long.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import RemoteDisconnected
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from scripts.benchmarks.proxy import HAPROXY, NGINX, Proxy
 from tests.conftest import ServedCorpus
 from tests.contract.conftest import make_loader, take
 from tests.corpora import some_tokens, write_raw
-from tests.docker.proxy import RunningProxy
+from tests.docker.proxy import HAPROXY, NGINX, Proxy, RunningProxy
 from tests.raw_http import RawConnection, check_raw_problem, get
 from tests.serving import Answer, RunningServer, check_problem, wait_until
 
 INLINE = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=7"
 NUM_SLOW = 500
+SOAK_SECONDS = float(os.environ.get("CORPUS_SOAK_SECONDS", "0"))
 SHORTER = {
     "nginx": {
         "client_header_timeout 5s": "client_header_timeout 2s",
@@ -253,7 +255,11 @@ def test_a_replica_killed_under_load_is_no_failure(web: Path, tmp_path: Path, ki
             return received
 
         ranks = [pool.submit(train, rank) for rank in range(4)]
-        for replica in replicas:
+        end = time.monotonic() + SOAK_SECONDS
+        for number in count():
+            if number >= 2 and time.monotonic() >= end:
+                break
+            replica = replicas[number % 2]
             time.sleep(0.3)
             replica.kill()
             time.sleep(0.3)

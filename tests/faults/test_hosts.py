@@ -1,9 +1,14 @@
-"""Replicas and a training loop on hosts of their own: a host that the network loses, and gets back."""
+"""Replicas and a training loop on hosts of their own: a host that the network loses, and gets back.
+
+CORPUS_SOAK_SECONDS=60 lets the loop take so long.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,8 +16,8 @@ import numpy as np
 import pytest
 
 from scripts.processes import running
-from scripts.soak_lib.hosts import Hosts, server_on, why_not
 from tests.corpora import some_tokens, write_raw
+from tests.faults.hosts import Hosts, server_on, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no network namespaces here: {why_not()}")
 
@@ -26,6 +31,7 @@ with ArrayLoader(sys.argv[1].split(","), **options) as loader:
         sys.stdin.readline()  # until the test says so
 """
 STEPS = 3000  # of which a request asks for 256
+PAUSE_SECONDS = float(os.environ.get("CORPUS_SOAK_SECONDS", "0")) / STEPS
 
 
 def test_a_replica_that_the_network_loses_and_gets_back_changes_no_batch(tmp_path: Path) -> None:
@@ -41,6 +47,7 @@ def test_a_replica_that_the_network_loses_and_gets_back_changes_no_batch(tmp_pat
         assert worker.stdin is not None
         assert worker.stdout is not None
         for expected in range(STEPS):
+            time.sleep(PAUSE_SECONDS)
             match expected:
                 case 700:
                     hosts.link(0, "down")

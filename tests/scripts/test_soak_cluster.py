@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.soak_lib import cluster
+from scripts.soak_lib.deployed import CONTEXT, Pods
 
 REFUSED = "Error from server: Cannot evict pod as it would violate the pod's disruption budget."
 
@@ -34,25 +34,25 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setenv(cluster.CONTEXT, "trial")
+    monkeypatch.setenv(CONTEXT, "trial")
     return tmp_path
 
 
 def test_evictions_that_the_budget_refuses_are_counted_apart(kubectl: Path) -> None:
     (kubectl / "code").write_text(f'case "$*" in *second*) echo "{REFUSED}" >&2; exit 1;; esac\n')
-    assert cluster._evict_all("") == {"evictions": 1, "evictions refused": 1}
+    assert Pods().evict_all() == {"evictions": 1, "evictions refused": 1}
     asked = (kubectl / "asked").read_text().splitlines()
-    assert all(line.startswith(f"--context=trial --namespace={cluster.NAMESPACE} ") for line in asked)
+    assert all(line.startswith(f"--context=trial --namespace={Pods.namespace} ") for line in asked)
     assert not any("starting" in line or "leaving" in line for line in asked)
 
 
 def test_an_eviction_that_fails_otherwise_ends_the_phase(kubectl: Path) -> None:
     (kubectl / "code").write_text("echo 'Error from server (Forbidden)' >&2; exit 1\n")
     with pytest.raises(subprocess.CalledProcessError):
-        cluster._evict_all("")
+        Pods().evict_all()
 
 
 def test_no_cluster_is_disturbed_that_nobody_named(kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(cluster.CONTEXT)
-    assert cluster.CONTEXT in (cluster.why_not() or "")
+    monkeypatch.delenv(CONTEXT)
+    assert CONTEXT in (Pods().why_not() or "")
     assert not (kubectl / "asked").exists()

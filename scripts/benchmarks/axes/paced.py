@@ -10,27 +10,20 @@ with all workers in step, as ranks of one job, and spread over the period, as in
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scripts.benchmarks.clients import Job, connected
 from scripts.benchmarks.contender import Shape
 from scripts.benchmarks.contest import BEFORE, NOW, now_and_before, resident_corpus
-from scripts.benchmarks.cpu import cpu_seconds
 from scripts.benchmarks.expected import Expected
-from scripts.benchmarks.measure import CPU, P50, P99, Rounds
+from scripts.benchmarks.measure import CPU, P50, P99, Rounds, cpu_seconds
 from scripts.benchmarks.report import Options, Report, Target
-from scripts.benchmarks.workers import Job
-from scripts.processes import running
 
 HELP = "64 workers, each asking for 16 x 1,025 every 50 ms: late batches, p50, p99"
 
@@ -63,14 +56,16 @@ def measure(options: Options) -> Report:
     period = f"{PERIOD_SECONDS * 1e3:g} ms"
     rounds = Rounds(f"{num_workers} workers, {shape} every {period} for {seconds:g} s", COLUMNS)
     with now_and_before(options, path) as servers:
-        for number in range(1 if options.quick else options.rounds):
+        for number in range(options.rounds):
             for clock, over in CLOCKS.items():
                 for name in list(servers) if number % 2 == 0 else reversed(list(servers)):
                     server = servers[name]
                     jobs = _jobs(server.url, shape, processes, each, seconds, over)
-                    cpu = _cpu_of(server.pids)
-                    results = run_jobs(jobs)
-                    cpu = _cpu_of(server.pids) - cpu
+                    cpu = cpu_seconds(server.pids) - cpu_seconds([])  # without this process's
+                    with connected(jobs) as clients:
+                        start = time.monotonic() + 0.5  # by then every process has read it
+                        results = [result for its in clients.turn(start) for result in its]
+                    cpu = cpu_seconds(server.pids) - cpu_seconds([]) - cpu
                     check_last(results, jobs[0], path)
                     num_tokens = jobs[0].num_batches * num_workers * shape.num_tokens
                     rounds.add(f"{name}, {clock}", {**_figures(results), CPU: cpu / num_tokens * 1e9})
@@ -99,7 +94,7 @@ def check_last(results: Sequence[dict[str, Any]], job: Job, path: Path) -> None:
     expected = Expected(path, Shape(rows=job.rows * job.world_size, length=job.length))
     for result in results:
         step, digest = result["last"]
-        tokens = expected.batches(job.num_batches, rank=result["rank"], world_size=job.world_size)
+        tokens = expected.batch(job.num_batches, rank=result["rank"], world_size=job.world_size)
         # Step 0 was taken before the start.
         if step != job.num_batches or hashlib.sha256(tokens.tobytes()).hexdigest() != digest:
             raise RuntimeError(
@@ -112,7 +107,8 @@ def _jobs(url: str, shape: Shape, processes: int, each: int, seconds: float, ove
     world_size = processes * each
     return [
         Job(
-            url=url,
+            kind="paced",
+            at=url,
             ranks=list(range(first, first + each)),
             offsets=[over * rank / world_size for rank in range(first, first + each)],
             world_size=world_size,
@@ -123,38 +119,6 @@ def _jobs(url: str, shape: Shape, processes: int, each: int, seconds: float, ove
         )
         for first in range(0, world_size, each)
     ]
-
-
-def run_jobs(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Start a process for each job, let them begin together, and return every worker's result."""
-    with ExitStack() as stack:
-        processes = []
-        for job in jobs:
-            words = [sys.executable, "-m", "scripts.benchmarks.workers", json.dumps(dataclasses.asdict(job))]
-            context = running(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            processes.append(stack.enter_context(context))
-        for process in processes:
-            _read_line(process)
-        start = time.monotonic() + 0.5  # by then every process has read it
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{start}\n".encode())
-            process.stdin.flush()
-        return [result for process in processes for result in json.loads(_read_line(process))]
-
-
-def _read_line(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        process.wait(10)
-        raise RuntimeError(f"a process of workers ended with {process.returncode}")
-    return line
-
-
-def _cpu_of(pids: list[int]) -> float:
-    """Return the CPU seconds of a server, without this process's."""
-    return cpu_seconds(pids) - cpu_seconds([])
 
 
 def _figures(results: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -13,8 +13,7 @@ from pathlib import Path
 from scripts.benchmarks.contest import NOW, Maker, contest, resident_corpus, shapes_of
 from scripts.benchmarks.corpus import NAME
 from scripts.benchmarks.measure import DELIVERY, SPEED, Rounds
-from scripts.benchmarks.ours import IN_FLIGHT, Ours, steps_per_request
-from scripts.benchmarks.peers import bare
+from scripts.benchmarks.ours import Ours
 from scripts.benchmarks.peers.flight import Flight
 from scripts.benchmarks.peers.grpc_stream import GrpcStream
 from scripts.benchmarks.peers.local import Gather, NanoGpt
@@ -26,14 +25,12 @@ HELP = "tokens per second of indices and Unix sockets, gRPC, Arrow Flight, nanoG
 INDICES, UDS = "ours, indices", "ours, Unix socket"
 GRPC, FLIGHT = "gRPC stream", "Arrow Flight DoGet"
 NANOGPT, GATHER = "nanoGPT idiom, int64", "gather in process"
-UNIX_LIMIT = "strongest bare Unix socket"
 WANTED = ((NOW, GRPC, 1.0), (NOW, FLIGHT, 1.0), (NOW, NANOGPT, 8.0), (INDICES, GATHER, 0.85))
 """Contender, the one that it is compared with, and the least ratio of their tokens per second."""
 
 
 def measure(options: Options) -> Report:
     """Measure all contenders at both shapes."""
-    options = options.in_force()
     path = resident_corpus(options)
     report = Report(data={}, tables=[])
     with ExitStack() as stack:
@@ -42,7 +39,6 @@ def measure(options: Options) -> Report:
         ours = enter(serving({NAME: path}))
         uds = enter(serving({NAME: path}, uds=folder / "socket"))
         peers = {kind: enter(spawn_peer(kind, path)) for kind in ("grpc_stream", "flight")}
-        unix = enter(spawn_peer("bare", path, "unix"))
         for shape in shapes_of(options):
             makers: list[Maker] = [
                 partial(Ours, NOW, ours, shape, path),
@@ -52,12 +48,10 @@ def measure(options: Options) -> Report:
                 partial(Flight, FLIGHT, peers["flight"], shape),
                 partial(NanoGpt, NANOGPT, path, shape),
                 partial(Gather, GATHER, path, shape),
-                *bare.makers("bare Unix", unix, shape, steps_per_request(shape), IN_FLIGHT),
             ]
             rounds = contest(Rounds(f"{shape} uint16", DELIVERY), shape, path, options, makers)
-            rounds.add_strongest(UNIX_LIMIT, [name for name in rounds.values if name.startswith("bare")])
             pairs = [(of, to) for of, to, _ in WANTED]
-            report.tables.extend([rounds.table(), rounds.ratio_table([*pairs, (UDS, UNIX_LIMIT)])])
+            report.tables.extend([rounds.table(), rounds.ratio_table([*pairs, (UDS, NOW)])])
             report.targets.extend(
                 rounds.target(of, SPEED, "at least", least, to=to) for of, to, least in WANTED
             )

@@ -7,22 +7,20 @@ cache before every turn, and the server starts anew; it builds its tables before
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from corpus_client import CorpusLoader, Staging
 from scripts.benchmarks import corpus, disk
+from scripts.benchmarks.axes.packing import lognormal
 from scripts.benchmarks.contender import Shape
 from scripts.benchmarks.contest import shapes_of
 from scripts.benchmarks.corpus import NAME, VOCABULARY
 from scripts.benchmarks.measure import CPU, DELIVERY, Rounds, measure_once
-from scripts.benchmarks.ours import ahead_bytes
+from scripts.benchmarks.ours import Ours
 from scripts.benchmarks.report import Options, Report
 from scripts.benchmarks.servers import Server, serving
 from tests.corpora import megatron_index
@@ -30,7 +28,7 @@ from tests.corpora import megatron_index
 HELP = "rows of documents beside windows and Megatron's rows, warm and cold"
 
 NUM_TOKENS, QUICK_TOKENS = 5 * 10**8, 400_000
-MEDIAN, MEAN = 400, 1000  # tokens of a document
+MEAN = 1000  # tokens of a document
 EOS = 0
 NUM_SAMPLES = 12_000_000  # of a run in Megatron's order: more than a loader takes in the time
 WINDOWS, DOCUMENTS, MEGATRON = "windows", "rows of documents", "Megatron's rows"
@@ -38,30 +36,8 @@ IN_BLOCKS = "rows of documents, sequential, blocks of 4,096"
 OF_WINDOWS = 3.0  # CPU of a token of such rows, at most so many times that of a window's
 
 
-class Loader:
-    """Deliver the rows of a plan as stored."""
-
-    def __init__(self, name: str, server: Server, shape: Shape, **plan: Any) -> None:
-        self.name, self.pids, self.ahead_bytes = name, server.pids, ahead_bytes(shape)
-        stage = {"from_step": 0, "global_batch_size": shape.rows, "mixture": {NAME: 1}}
-        self._loader = CorpusLoader(
-            server.url,
-            plan={"seq_len": shape.length - 1, "seed": 1, "stages": [stage], **plan},
-            device="cpu",
-            dtype=None,
-            staging=Staging(prefetch_bytes=self.ahead_bytes),
-        )
-
-    def next(self) -> torch.Tensor:
-        return next(self._loader).tokens
-
-    def close(self) -> None:
-        self._loader.close()
-
-
 def measure(options: Options) -> Report:
     """Measure both shapes, warm and cold."""
-    options = options.in_force()
     path = _corpus(options.cache, QUICK_TOKENS if options.quick else NUM_TOKENS)
     report = Report(data={}, tables=[])
     for shape in shapes_of(options):
@@ -77,44 +53,38 @@ def measure(options: Options) -> Report:
     return report
 
 
-def _plans(options: Options, *, cold: bool) -> dict[str, dict[str, Any]]:
+def _plans(options: Options) -> dict[str, dict[str, Any]]:
     num_samples = NUM_SAMPLES // 12 if options.quick else NUM_SAMPLES
-    plans: dict[str, dict[str, Any]] = {
+    return {
         WINDOWS: {},
         DOCUMENTS: {"rows": {"documents": {}}},
         MEGATRON: {"order": {"megatron": {"num_samples": num_samples}}},
     }
-    if cold:
-        plans[IN_BLOCKS] = {"rows": {"documents": {"block_documents": 4096}}, "order": "sequential"}
-    return plans
 
 
 def _warm(rounds: Rounds, path: Path, shape: Shape, options: Options) -> None:
     with _serving(path) as server, ExitStack() as stack:
         loaders = [
-            stack.enter_context(closing(Loader(name, server, shape, **plan)))
-            for name, plan in _plans(options, cold=False).items()
+            stack.enter_context(closing(Ours(name, server, shape, path, **plan)))
+            for name, plan in _plans(options).items()
         ]
         corpus.warm(path)
         for number in range(options.rounds):
             for loader in loaders if number % 2 == 0 else reversed(loaders):
-                rounds.add(loader.name, _figures(loader, shape, options))
+                rounds.add(loader.name, measure_once(loader, shape, options.seconds))
 
 
 def _cold(rounds: Rounds, path: Path, shape: Shape, options: Options) -> None:
+    in_blocks = {"rows": {"documents": {"block_documents": 4096}}, "order": "sequential"}
     for _ in range(options.rounds):
-        for name, plan in _plans(options, cold=True).items():
+        for name, plan in {**_plans(options), IN_BLOCKS: in_blocks}.items():
             disk.drop(path)
-            with _serving(path) as server, closing(Loader(name, server, shape, **plan)) as loader:
-                rounds.add(name, _figures(loader, shape, options))
+            with _serving(path) as server, closing(Ours(name, server, shape, path, **plan)) as loader:
+                rounds.add(name, measure_once(loader, shape, options.seconds))
 
 
 def _serving(path: Path) -> AbstractContextManager[Server]:
     return serving({NAME: Path(f"{path},eot={EOS}")})
-
-
-def _figures(loader: Loader, shape: Shape, options: Options) -> dict[str, float]:
-    return measure_once(loader, shape, options.seconds)  # type: ignore[arg-type]
 
 
 def _corpus(folder: Path, num_tokens: int) -> Path:
@@ -123,12 +93,9 @@ def _corpus(folder: Path, num_tokens: int) -> Path:
     if path.with_suffix(".idx").exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(1)
-    spread = math.sqrt(2 * math.log(MEAN / MEDIAN))
-    lengths = np.maximum(2, rng.lognormal(math.log(MEDIAN), spread, num_tokens // MEAN)).astype(np.int64)
-    ends = lengths.cumsum()
+    lengths = np.maximum(2, lognormal(num_tokens // MEAN))
     with path.open("wb") as file:
-        for part in _tokens(rng, ends):
+        for part in _tokens(np.random.default_rng(1), lengths.cumsum()):
             file.write(part.tobytes())
     path.with_suffix(".idx").write_bytes(megatron_index(lengths.tolist()))
     return path

@@ -7,15 +7,16 @@ many server processes as ours has workers, and each client talks to one of them.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 from scripts.benchmarks.clients import Job, connected
 from scripts.benchmarks.contender import Shape
 from scripts.benchmarks.contest import QUICK_SHAPES, SHAPES, resident_corpus
 from scripts.benchmarks.corpus import NAME
-from scripts.benchmarks.cpu import cpu_seconds
-from scripts.benchmarks.measure import COLUMNS, CPU, SPEED, Rounds
+from scripts.benchmarks.measure import CPU, DELIVERY, SPEED, Rounds, cpu_seconds
 from scripts.benchmarks.report import Options, Report
 from scripts.benchmarks.servers import serving, spawn_peer
 
@@ -33,8 +34,7 @@ def measure(options: Options) -> Report:
     clients = QUICK_CLIENTS if options.quick else CLIENTS
     shape = QUICK_SHAPES[0] if options.quick else SHAPES[0]
     path = resident_corpus(options)
-    columns = {figure: COLUMNS[figure] for figure in (SPEED, CPU)}
-    rounds = Rounds(f"{shape}, workers x clients", columns)
+    rounds = Rounds(f"{shape}, workers x clients", DELIVERY)
     for number in range(options.rounds):
         for num_workers in workers if number % 2 == 0 else reversed(workers):
             _measure_workers(rounds, path, shape, num_workers, clients, options.seconds)
@@ -56,34 +56,26 @@ def _measure_workers(
     """Measure our server and bare ones, each with every number of clients."""
     with ExitStack() as stack:
         server = stack.enter_context(serving({NAME: path}, arguments=["--workers", str(num_workers)]))
-        peers = [stack.enter_context(spawn_peer("bare", path, "tcp")) for _ in range(num_workers)]
-        num_tokens = path.stat().st_size // 2
+        peers = [stack.enter_context(spawn_peer("bare", path)) for _ in range(num_workers)]
 
-        def jobs(kind: str, places: list[str]) -> list[Job]:
-            return [
-                Job(
-                    kind="ours" if kind == OURS else "bare",
-                    at=places[number % len(places)],
-                    path=str(path),
-                    num_tokens=num_tokens,
-                    rows=shape.rows,
-                    length=shape.length,
-                )
-                for number in range(max(clients))
-            ]
+        def job(kind: Literal["ours", "bare"], at: str) -> Job:
+            return Job(kind=kind, at=at, path=str(path), rows=shape.rows, length=shape.length)
 
-        bare_pids = [pid for peer in peers for pid in peer.pids]
-        contenders = ((OURS, [server.url], server.pids), (BARE, [peer.at for peer in peers], bare_pids))
-        for kind, places, pids in contenders:
-            with connected(jobs(kind, places)) as running:
+        bare = [job("bare", peers[number % num_workers].at) for number in range(max(clients))]
+        contenders = (
+            (OURS, [job("ours", server.url)] * max(clients), server.pids),
+            (BARE, bare, [pid for peer in peers for pid in peer.pids]),
+        )
+        for name, jobs, pids in contenders:
+            with connected(jobs) as running:
                 for count in clients:
-                    running.turn(count, SETTLE_SECONDS)
-                    before = cpu_seconds(pids)
-                    num_batches, client_cpu = running.turn(count, seconds)
-                    cpu = cpu_seconds(pids) - before + client_cpu
-                    tokens = max(1, num_batches) * shape.num_tokens
+                    running.turn(time.monotonic() + SETTLE_SECONDS, count)
+                    before = cpu_seconds(pids) - cpu_seconds([])
+                    found = running.turn(time.monotonic() + seconds, count)
+                    cpu = cpu_seconds(pids) - cpu_seconds([]) - before + sum(each["cpu"] for each in found)
+                    tokens = max(1, sum(each["batches"] for each in found)) * shape.num_tokens
                     figures = {SPEED: tokens / seconds / 1e6, CPU: cpu / tokens * 1e9}
-                    rounds.add(_name(kind, num_workers, count), figures)
+                    rounds.add(_name(name, num_workers, count), figures)
 
 
 def _name(kind: str, workers: int, clients: int) -> str:

@@ -2,7 +2,7 @@
 
 One client, today's, drives every server of ours. All contenders deliver sampled windows of the same corpus of
 10^9 uint16 tokens, which lies in the page cache, into a torch tensor of this process. The limit is the
-strongest bare TCP server of each round; see `peers/bare.py`.
+strongest bare TCP server of each round; see `peers/bare.py`. With `--tls` ours encrypts, the limit does not.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from scripts.benchmarks.contest import (
     BEFORE,
     NOW,
     UNCHECKED,
+    compared,
     contest,
     now_and_before,
-    ours_with_and_without_checksum,
     resident_corpus,
     shapes_of,
+    with_and_without_checksum,
 )
 from scripts.benchmarks.measure import CPU, DELIVERY, SPEED, Rounds
 from scripts.benchmarks.ours import IN_FLIGHT, Ours, steps_per_request
@@ -32,13 +33,12 @@ OF_BEFORE = 0.97
 
 def measure(options: Options) -> Report:
     """Measure all contenders at both shapes."""
-    options = options.in_force()
     path = resident_corpus(options)
     report = Report(data={}, tables=[])
-    with now_and_before(options, path) as servers, spawn_peer("bare", path, "tcp") as peer:
+    with now_and_before(options, path) as servers, spawn_peer("bare", path) as peer:
         for shape, of_limit in zip(shapes_of(options), OF_LIMIT, strict=True):
-            makers = ours_with_and_without_checksum(Ours, servers, shape, path)
-            makers += bare.makers("bare", peer, shape, steps_per_request(shape), IN_FLIGHT)
+            makers = with_and_without_checksum(Ours, servers, shape, path)
+            makers += bare.makers(peer, shape, steps_per_request(shape), IN_FLIGHT)
             rounds = contest(Rounds(f"{shape} uint16", DELIVERY), shape, path, options, makers)
             limits = [name for name in rounds.values if name.startswith("bare")]
             winners = rounds.add_strongest(LIMIT, limits)
@@ -47,20 +47,14 @@ def measure(options: Options) -> Report:
                 f"{shape}: the strongest bare TCP server, with the rounds that it won: {won}."
             )
             report.data[str(shape)] = {"contenders": rounds.summary(), "limit": winners}
-            report.targets.append(rounds.target(NOW, SPEED, "at least", of_limit, to=LIMIT))
-            _add_ratios(report, rounds)
+            # The strongest of each round has luck on its side; the one with the best median has less of it.
+            best = max(limits, key=lambda name: rounds.spread(name, SPEED)["median"])
+            pairs = [(NOW, LIMIT), (NOW, best), (NOW + UNCHECKED, LIMIT), *compared(rounds)]
+            report.tables.extend([rounds.table(), rounds.ratio_table(pairs)])
+            if not options.tls:
+                report.targets.append(rounds.target(NOW, SPEED, "at least", of_limit, to=LIMIT))
+            for of, to in compared(rounds):
+                if to.startswith(BEFORE):
+                    report.targets.append(rounds.target(of, SPEED, "at least", OF_BEFORE, to=to))
+                    report.targets.append(rounds.target(of, CPU, "at most", 1 / OF_BEFORE, to=to))
     return report
-
-
-def _add_ratios(report: Report, rounds: Rounds) -> None:
-    # The strongest of each round has luck on its side; the one with the best median has less of it.
-    limits = [name for name in rounds.values if name.startswith("bare")]
-    best = max(limits, key=lambda name: rounds.spread(name, SPEED)["median"])
-    pairs = [(NOW, LIMIT), (NOW, best), (NOW + UNCHECKED, LIMIT)]
-    if BEFORE in rounds.values:
-        of_before = [(NOW, BEFORE), (NOW + UNCHECKED, BEFORE + UNCHECKED)]
-        pairs += [(BEFORE, LIMIT), *of_before]
-        for of, to in of_before:
-            report.targets.append(rounds.target(of, SPEED, "at least", OF_BEFORE, to=to))
-            report.targets.append(rounds.target(of, CPU, "at most", 1 / OF_BEFORE, to=to))
-    report.tables.extend([rounds.table(), rounds.ratio_table(pairs)])

@@ -1,4 +1,4 @@
-"""`python -m scripts.benchmarks.peers KIND CORPUS ADDRESS_FILE [OPTION ...]`: serve until SIGTERM."""
+"""`python -m scripts.benchmarks.peers KIND CORPUS ADDRESS_FILE`: serve until SIGTERM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    kind, corpus, address_file, *options = sys.argv[1:]
+    kind, corpus, address_file = sys.argv[1:]
     # Only the one that is asked for: a bare socket's process holds no gRPC.
     peer = importlib.import_module(f"scripts.benchmarks.peers.{kind}")
-    peer.serve(Path(corpus), Path(address_file), *options)
+    peer.serve(Path(corpus), Path(address_file))

@@ -30,7 +30,6 @@ from scripts.benchmarks.peers.common import STEPS_REQUEST as REQUEST
 from scripts.benchmarks.peers.common import Peer, Windows, publish
 from scripts.benchmarks.servers import Address
 
-Transport = Literal["tcp", "unix"]
 Sending = Literal["gather", "join", "piece", "sendmsg"]
 SENDINGS: tuple[Sending, ...] = get_args(Sending)
 
@@ -39,22 +38,14 @@ PIECE_BYTES = 896 << 10  # stays in 1 MiB of L2 cache between the copy and the s
 FEW = 3  # requests in flight: one is sent, one is received, one waits
 
 
-def serve(path: Path, address_file: Path, transport: Transport) -> None:
+def serve(path: Path, address_file: Path) -> None:
     """Answer every connection in a thread of its own; the bench measures one at a time."""
     Windows(path)  # a wrong path fails before the address is published
-    if transport == "unix":
-        address = str(address_file.with_suffix(".socket"))
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(address)
-        listener.listen()
-    else:
-        listener = socket.create_server(("127.0.0.1", 0))
-        address = str(listener.getsockname()[1])
-    publish(address_file, address)
+    listener = socket.create_server(("127.0.0.1", 0))
+    publish(address_file, str(listener.getsockname()[1]))
     while True:
         connection, _ = listener.accept()
-        if transport == "tcp":
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         threading.Thread(target=_answer_all, args=(connection, Windows(path)), daemon=True).start()
 
 
@@ -78,12 +69,8 @@ class Bare(Peer):
     ) -> None:
         super().__init__(name, peer, shape, in_flight * steps * shape.num_bytes)
         self._sending, self._steps = SENDINGS.index(sending), steps
-        if peer.at.startswith("/"):
-            self._socket = socket.socket(socket.AF_UNIX)
-            self._socket.connect(peer.at)
-        else:
-            self._socket = socket.create_connection(("127.0.0.1", int(peer.at)))
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = socket.create_connection(("127.0.0.1", int(peer.at)))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         size = (shape.rows, shape.length)
         self._ring = deque(torch.empty(size, dtype=torch.uint16) for _ in range(3))
         self._asked = self._received = 0
@@ -113,7 +100,7 @@ class Bare(Peer):
         self._asked += self._steps
 
 
-def makers(name: str, peer: Address, shape: Shape, steps: int, in_flight: int) -> Iterator[partial[Bare]]:
+def makers(peer: Address, shape: Shape, steps: int, in_flight: int) -> Iterator[partial[Bare]]:
     """Yield what connects every way to send, with few bytes in flight and with our client's.
 
     Args:
@@ -121,10 +108,9 @@ def makers(name: str, peer: Address, shape: Shape, steps: int, in_flight: int) -
     """
     for sending in SENDINGS:
         make = partial(Bare, peer=peer, shape=shape, sending=sending)
-        yield partial(make, f"{name} {sending}, {FEW} steps in flight")
-        yield partial(
-            make, f"{name} {sending}, {in_flight} x {steps} steps in flight", steps=steps, in_flight=in_flight
-        )
+        yield partial(make, f"bare {sending}, {FEW} steps in flight")
+        name = f"bare {sending}, {in_flight} x {steps} steps in flight"
+        yield partial(make, name, steps=steps, in_flight=in_flight)
 
 
 def _answer_all(connection: socket.socket, windows: Windows) -> None:

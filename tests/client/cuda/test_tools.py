@@ -19,7 +19,7 @@ from corpus_client.tools.app import app
 from corpus_client.tools.timing import Clock
 from corpus_client.tools.transfer import KINDS, host_memory
 from scripts.gpu_lib import full_slots, overlap
-from scripts.gpu_lib.feeds import LOCKED, WAYS, Feed
+from scripts.gpu_lib.overlap import LOCKED, WAYS, Feed
 from tests.client.cuda.conftest import Accelerator
 from tests.client.reference_server import ReferenceServer
 
@@ -103,7 +103,7 @@ def test_registered_memory_is_sent_without_waiting_and_is_right(accelerator: Acc
 def test_every_way_brings_the_same_windows(accelerator: Accelerator, name: str) -> None:
     tokens = np.random.default_rng(5).integers(0, 2**16, 5000, np.uint16)
     feed = Feed(tokens, rows=6, window=17, device=find_device(accelerator.name), workers=1)
-    with closing(WAYS[name].run(feed)) as batches:
+    with closing(WAYS[name][1](feed)) as batches:
         for step, (inputs, targets) in zip(range(20), batches, strict=False):
             accelerator.sleep(5e-4)
             assert inputs.device.type == accelerator.name

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from scripts.benchmarks import __main__ as command
-from scripts.benchmarks import rendering
-from scripts.benchmarks.report import Options, Report, Table, Target
+from scripts.benchmarks.report import Options, Report, Run, Table, Target
 from scripts.benchmarks.servers import spawn_peer
 from scripts.processes import ServerFailed, running
 
@@ -46,9 +45,9 @@ class Axis:
 
 
 @pytest.fixture
-def run() -> rendering.Run:
-    return rendering.Run(
-        date="2026-01-02",
+def run() -> Run:
+    return Run(
+        title="scripts/bench, 2026-01-02",
         command="scripts/bench --save",
         machine={"cpu": "2 x some"},
         reports={"one": REPORT, "two": REPORT},
@@ -90,8 +89,8 @@ def test_an_axis_that_fails_does_not_take_the_others_along(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_run_is_shown_with_its_tables_targets_and_failures(run: rendering.Run) -> None:
-    text = rendering.to_markdown(run)
+def test_a_run_is_shown_with_its_tables_targets_and_failures(run: Run) -> None:
+    text = run.to_markdown()
     for line in (
         "    scripts/bench --save",
         "- cpu: 2 x some",
@@ -107,7 +106,7 @@ def test_a_run_is_shown_with_its_tables_targets_and_failures(run: rendering.Run)
         assert line in text.splitlines()
 
 
-def test_a_page_takes_the_place_of_that_of_an_earlier_day(run: rendering.Run, tmp_path: Path) -> None:
+def test_a_page_takes_the_place_of_that_of_an_earlier_day(run: Run, tmp_path: Path) -> None:
     for name in ("2026-01-01-bench-one.md", "2026-01-01-bench-three.md"):
         (tmp_path / name).touch()
     written = command.save(run, tmp_path)
@@ -115,8 +114,8 @@ def test_a_page_takes_the_place_of_that_of_an_earlier_day(run: rendering.Run, tm
     assert left == {"2026-01-01-bench-three.md", *(path.name for path in written)}
 
 
-def test_json_holds_the_data_and_the_targets(run: rendering.Run) -> None:
-    found = json.loads(rendering.to_json(run))
+def test_json_holds_the_data_and_the_targets(run: Run) -> None:
+    found = json.loads(run.to_json())
     assert found["axes"]["one"]["data"] == {"answer": 42}
     assert [target["met"] for target in found["axes"]["one"]["targets"]] == [True, False]
     assert found["failures"] == {"three": "RuntimeError: broken"}
@@ -137,7 +136,9 @@ def test_the_command_prints_what_the_chosen_axes_measured(
     assert list(found["axes"]) == ["two"]
     assert found["command"].startswith("scripts/bench two --json")
     assert "numpy" in found["machine"]
-    assert [path.name for path in (tmp_path / "results").glob("*.md")] == [f"{found['date']}-bench-two.md"]
+    assert [path.name for path in (tmp_path / "results").glob("*.md")] == [
+        f"{found['title'][-10:]}-bench-two.md"
+    ]
 
 
 def test_a_bench_that_is_told_to_end_leaves_no_server_behind() -> None:
@@ -171,7 +172,7 @@ def test_a_peer_that_does_not_start_fails_with_its_last_words(
 ) -> None:
     with (
         pytest.raises(ServerFailed, match="ended with exit code 1"),
-        spawn_peer("bare", tmp_path / "absent.bin", "tcp"),
+        spawn_peer("bare", tmp_path / "absent.bin"),
     ):
         pytest.fail("it never was ready")
     assert "No such file" in capfd.readouterr().err

@@ -1,10 +1,8 @@
-"""The parts that axes share: figures, contenders, load, memory, disk, workers."""
+"""The parts that axes share: figures, contenders, disk, clients, other commits."""
 
 import hashlib
 import itertools
-import mmap
-import os
-import time
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +11,14 @@ import torch
 
 from scripts.benchmarks import corpus, disk
 from scripts.benchmarks.axes import paced
+from scripts.benchmarks.clients import Job, connected
 from scripts.benchmarks.contender import Shape, check, windows_of
-from scripts.benchmarks.drive import Load, drive
-from scripts.benchmarks.expected import Expected
 from scripts.benchmarks.measure import P50, SPEED, Rounds, measure_once
 from scripts.benchmarks.peers.bare import MAX_SLICES, SENDINGS, Bare, Sending
-from scripts.benchmarks.private import private_bytes, watched
-from scripts.benchmarks.servers import batches_path, serving, spawn_peer
-from scripts.benchmarks.workers import Job
+from scripts.benchmarks.servers import checked_out, spawn_peer
+from scripts.processes import ROOT
 from tests.corpora import some_tokens, write_raw
 from tests.pages import drop, resident_of
-
-MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +90,10 @@ def test_inputs_and_targets_that_do_not_belong_together_are_refused() -> None:
         windows_of((tokens[:, :-1], tokens[:, :-1]))
 
 
-@pytest.mark.parametrize("transport", ["tcp", "unix"])
-def test_bare_sockets_send_batches_of_more_slices_than_one_call_takes(path: Path, transport: str) -> None:
+def test_bare_sockets_send_batches_of_more_slices_than_one_call_takes(path: Path) -> None:
     """In every way, one step or several to a request."""
     shape = Shape(rows=2 * MAX_SLICES + 1, length=129)
-    with spawn_peer("bare", path, transport) as peer:
+    with spawn_peer("bare", path) as peer:
         for sending, steps in itertools.product(SENDINGS, (1, 2)):
             bare = Bare(sending, peer, shape, sending=sending, steps=steps)
             check(bare, path, shape)
@@ -111,50 +104,13 @@ def test_bare_sockets_send_batches_of_more_slices_than_one_call_takes(path: Path
 def test_connections_of_a_bare_server_do_not_share_buffers(path: Path, sending: Sending) -> None:
     """One that waits with answers in flight still gets its own tokens."""
     shape = Shape(rows=512, length=2049)
-    with spawn_peer("bare", path, "tcp") as peer:
+    with spawn_peer("bare", path) as peer:
         waiting, busy = (Bare("bare", peer, shape, sending=sending, steps=4) for _ in range(2))
         for _ in range(5):
             busy.next()
         check(waiting, path, shape, num_steps=8)
         waiting.close()
         busy.close()
-
-
-def test_a_refused_request_is_asked_again_until_all_are_answered(path: Path) -> None:
-    request = batches_path(corpus="bench", seq_len=1024, batch_size=512, step="")
-    with serving({"bench": path}, arguments=("--max-concurrent-answers", "1")) as server:
-        load = Load(port=server.port, path=request, connections=16, answers=2, pids=server.pids)
-        driven = drive(load)
-    assert driven.num_refused > 0
-    assert driven.num_answers == 32
-    assert driven.num_bytes == 32 * 512 * 1025 * 2
-    expected = Expected(path, Shape(rows=512, length=1025))
-    expected.check(driven.digests)
-    assert sorted(step for step, _ in driven.digests) == list(range(16))
-    with pytest.raises(SystemExit, match="step 3 was answered with other tokens"):
-        expected.check([(3, dict(driven.digests)[4])])
-
-
-def test_pages_of_a_corpus_are_no_private_memory(tmp_path: Path) -> None:
-    path = tmp_path / "corpus" / "tokens.bin"
-    path.parent.mkdir()
-    path.write_bytes(bytes(32 * MIB))
-    pid = os.getpid()
-    before = private_bytes(pid)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        assert not any(mapped[:: mmap.PAGESIZE])
-        assert private_bytes(pid) - before > 30 * MIB
-        assert private_bytes(pid, leaving_out=[path.parent]) - before < 8 * MIB
-
-
-def test_a_watch_sees_memory_that_was_freed_again() -> None:
-    before = private_bytes(os.getpid())
-    with watched(os.getpid()) as peak:
-        held = bytearray(os.urandom(64 * MIB))
-        while peak.num_samples < 8:
-            time.sleep(0.01)
-        del held
-    assert peak.num_bytes - before > 60 * MIB
 
 
 def test_a_file_that_stays_in_memory_is_refused(tmp_path: Path) -> None:
@@ -176,30 +132,35 @@ def test_threads_read_every_window_once(path: Path, depth: int) -> None:
     assert num_windows == len(offsets)
 
 
-def some_job(**fields: object) -> Job:
-    values = {
-        "url": "http://127.0.0.1:1",
-        "ranks": [0, 1],
-        "offsets": [0.0, 0.0],
-        "world_size": 2,
-        "rows": 2,
-        "length": 9,
-        "num_batches": 3,
-        "period_seconds": 0.05,
-    }
-    return Job(**{**values, **fields})  # type: ignore[arg-type]
-
-
 def test_a_worker_with_other_tokens_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "corpus.bin"
     write_raw(path, some_tokens(1000))
     digest = hashlib.sha256(np.zeros((2, 9), "uint16").tobytes()).hexdigest()
+    job = Job(kind="paced", at="", rows=2, length=9, world_size=2, num_batches=3)
     with pytest.raises(RuntimeError, match="worker 1 must end with the windows of step 3"):
-        paced.check_last([{"rank": 1, "last": (3, digest)}], some_job(), path)
+        paced.check_last([{"rank": 1, "last": (3, digest)}], job, path)
 
 
-def test_workers_that_cannot_start_fail_the_axis(capfd: pytest.CaptureFixture[str]) -> None:
+def test_clients_that_cannot_start_fail_the_axis(capfd: pytest.CaptureFixture[str]) -> None:
     """What they wrote is shown."""
-    with pytest.raises(RuntimeError, match="a process of workers ended with 1"):
-        paced.run_jobs([some_job(url="nowhere")])
+    job = Job(kind="paced", at="nowhere", rows=2, length=9, ranks=[0], offsets=[0.0])
+    with pytest.raises(RuntimeError, match="a client of the bench ended with 1"), connected([job]):
+        pytest.fail("it never was ready")
     assert "url must be" in capfd.readouterr().err
+
+
+def known(commit: str) -> bool:
+    """Whether this is a git checkout that holds a commit."""
+    command = ["git", "cat-file", "-e", f"{commit}^{{commit}}"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not known("HEAD"), reason="this is no git checkout")
+def test_another_commit_is_checked_out_and_removed() -> None:
+    with checked_out("HEAD") as tree:
+        assert (tree / "corpus_server" / "settings.py").exists()
+    assert not tree.exists()
+    listed = subprocess.run(["git", "worktree", "list"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert str(tree) not in listed.stdout
+    with pytest.raises(SystemExit, match=r"git worktree add .* failed: "), checked_out("0" * 40):
+        pytest.fail("there is no such commit")

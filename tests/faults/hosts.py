@@ -6,32 +6,13 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.benchmarks.proxy import NGINX
 from scripts.processes import running
 
 NETWORK = "10.77.0"
-
-WORKER = """
-import sys, time, xxhash
-from corpus_client import ArrayLoader, Network
-urls, steps, pause = sys.argv[1].split(","), int(sys.argv[2]), float(sys.argv[3])
-options = dict(corpus="web", seq_len=1024, global_batch_size=8, seed=7, num_steps=steps)
-digest, longest, began = xxhash.xxh3_64(), 0.0, None
-with ArrayLoader(urls, **options, network=Network(deadline_seconds=60)) as loader:
-    for batch in loader:
-        if began is not None:
-            longest = max(longest, time.monotonic() - began)
-        digest.update(batch.tokens.tobytes())
-        time.sleep(pause)
-        began = time.monotonic()
-print(digest.hexdigest(), f"{longest:.3f}")
-"""
 
 
 def why_not() -> str | None:
@@ -103,36 +84,11 @@ def server_on(hosts: Hosts, number: int, path: Path, folder: Path) -> Iterator[s
     """Run a replica on a host; yield its URL."""
     folder.mkdir()
     address = hosts.address(number)
-    words = [
-        sys.executable,
-        "-m",
-        "corpus_server",
-        "serve",
-        f"web={path}",
-        "--host",
-        address,
-        "--port",
-        "8000",
-    ]
-    words += ["--allow-anyone", "--state-dir", str(folder)]
+    words = [sys.executable, "-m", "corpus_server", "serve", f"web={path}", "--host", address]
+    words += ["--port", "8000", "--allow-anyone", "--state-dir", str(folder)]
     log = folder / "log"
     with running(hosts.command(number, words), ready=lambda: " is ready" in _text(log), log=log):
         yield f"http://{address}:8000"
-
-
-@contextmanager
-def proxy_on(hosts: Hosts, number: int, replicas: Sequence[int], nginx: str) -> Iterator[str]:
-    """Run nginx with the shipped configuration on a host; yield its URL."""
-    text = NGINX.configuration.read_text()
-    for place, replica in enumerate(replicas, start=1):
-        text = text.replace(f"server-{place}:8000", f"{hosts.address(replica)}:8000")
-    with tempfile.TemporaryDirectory(prefix="corpus-proxy-") as folder:
-        Path(folder).chmod(0o755)  # its workers run as another user
-        (Path(folder) / "nginx.conf").write_text(text)
-        words = [nginx, "-p", folder, "-c", f"{folder}/nginx.conf", "-e", "stderr", "-g", "daemon off;"]
-        with running(hosts.command(number, words)):
-            time.sleep(1)
-            yield f"http://{hosts.address(number)}:8080"
 
 
 def _text(path: Path) -> str:
