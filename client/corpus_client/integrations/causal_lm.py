@@ -30,17 +30,17 @@ def causal_lm(batch: Batch) -> dict[str, torch.Tensor]:
     return _windows(batch, masked_targets(batch, IGNORED))
 
 
-def packed_lm(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return `{"input_ids", "labels", "position_ids"}`: as `causal_lm`, and each document stands by itself.
+def packed_lm(batch: Batch) -> dict[str, Any]:
+    """Return `{"input_ids", "labels", "position_ids", "use_cache"}`: each document of a row stands by itself.
 
-    Positions begin at 0 with each document. Models of transformers that get positions and no attention mask
-    let no document see another one. The first token of a document is -100 among the labels. The batch needs
-    its end-of-text id.
+    Positions begin at 0 with each document. A model of transformers that gets positions, no attention mask
+    and no cache lets no document see another one; so `use_cache` is False. The first token of a document is
+    -100 among the labels; all else is as in `causal_lm`. The batch needs its end-of-text id.
     """
     within, positions = batch.loss_mask, batch.position_ids
     last = torch.where(within[:, -1:], positions[:, -1:] + 1, 0)
     windows = _windows(batch, batch.targets.masked_fill(~within, IGNORED))
-    return {**windows, "position_ids": torch.cat((positions, last), dim=1)}
+    return {**windows, "position_ids": torch.cat((positions, last), dim=1), "use_cache": False}
 
 
 def _windows(batch: Batch, targets: torch.Tensor) -> dict[str, torch.Tensor]:
