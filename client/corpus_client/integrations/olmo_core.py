@@ -74,7 +74,7 @@ class CorpusDataLoader(DataLoaderBase):  # type: ignore[misc]
 
     def global_num_tokens_in_batch(self, batch: dict[str, Any]) -> int:
         """Return the tokens of a step over all ranks."""
-        return self.global_batch_size
+        return int(self.global_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the batches yielded; OLMo-core holds none ahead."""

@@ -79,10 +79,11 @@ def train(url: str, tensor_parallel: int, changes: dict[str, Any], stop: int, eo
     init_num_microbatches_calculator(0, None, ROWS, args.micro_batch_size, degree)
     options = {"corpus": "web", "eot_id": eod, **QUICK}
     provider = loaders_provider(url, train={"seed": 5, **options}, valid={"order": "sequential", **options})
+    trained: Any
+    validated: Any
     if importlib.util.find_spec("megatron.training") is None:
         sys.modules["megatron.training"] = SimpleNamespace(get_args=lambda: args)  # type: ignore[assignment]
-        loaders = provider()
-        trained, validated, _ = (loader and RerunDataIterator(loader) for loader in loaders)
+        trained, validated = (loader and RerunDataIterator(loader) for loader in provider()[:2])
     else:
         from megatron.training import global_vars
         from megatron.training.training import build_train_valid_test_data_iterators
@@ -90,7 +91,7 @@ def train(url: str, tensor_parallel: int, changes: dict[str, Any], stop: int, eo
         global_vars.set_args(args)
         make = torch.tensor
         with mock.patch.object(torch, "tensor", lambda data, **kw: make(data, **{**kw, "device": "cpu"})):
-            trained, validated, _ = build_train_valid_test_data_iterators(provider)
+            trained, validated = build_train_valid_test_data_iterators(provider)[:2]
     if mpu.get_tensor_model_parallel_rank() != 0:
         assert (trained, validated) == (None, None)
         return None
