@@ -1,4 +1,4 @@
-"""A batch as the dict that Hugging Face's causal language models take."""
+"""A batch as the dict that Hugging Face's causal language models take, whole rows or documents in rows."""
 
 from __future__ import annotations
 
@@ -27,12 +27,30 @@ def causal_lm(batch: Batch) -> dict[str, torch.Tensor]:
     A model of 1,024 positions takes `seq_len=1023`. A target that is masked (by `ignore_index`, or by its
     corpus) is -100 among the labels.
     """
-    inputs, targets = batch.inputs, masked_targets(batch, IGNORED)
+    return _windows(batch, masked_targets(batch, IGNORED))
+
+
+def packed_lm(batch: Batch) -> dict[str, Any]:
+    """Return `{"input_ids", "labels", "position_ids", "use_cache"}`: each document of a row stands by itself.
+
+    Positions begin at 0 with each document. A model of transformers that gets positions, no attention mask
+    and no cache lets no document see another one; so `use_cache` is False. The first token of a document is
+    -100 among the labels; all else is as in `causal_lm`. The batch needs its end-of-text id.
+    """
+    within, positions = batch.loss_mask, batch.position_ids
+    last = torch.where(within[:, -1:], positions[:, -1:] + 1, 0)
+    windows = _windows(batch, batch.targets.masked_fill(~within, IGNORED))
+    return {**windows, "position_ids": torch.cat((positions, last), dim=1), "use_cache": False}
+
+
+def _windows(batch: Batch, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+    """targets: the batch's own, IGNORED where they are masked."""
+    inputs = batch.inputs
     rows, seq_len = inputs.shape
     input_ids, labels = (inputs.new_empty(rows, seq_len + 1) for _ in range(2))
     ids, shifted, first, second = map(_writable, (input_ids, labels, inputs, targets))
     ids[:, :-1] = first
-    ids[:, -1:] = _writable(targets[:, -1:].clamp_min(0))  # nothing is predicted from it, masked or not
+    ids[:, -1:] = _writable(batch.targets[:, -1:].clamp_min(0))  # nothing is predicted from it, masked or not
     shifted[:, :1] = IGNORED
     shifted[:, 1:] = second
     return {"input_ids": input_ids, "labels": labels}

@@ -4,7 +4,8 @@
         urls="http://data:8000", options={"corpus": "web", "global_batch_size": 512}
     )
 
-This is for torchtitan 0.3, whose trainer fetches the micro batches of a step before it trains on them.
+For torchtitan 0.3 and for its main branch, where a batch is one sequence of tokens. Both fetch the micro
+batches of a step before they train on the first, and none of the next step.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from typing import Annotated, Any
 
 import torch
 import tyro
-from torchtitan.components.dataloader import BaseDataLoader
 
 from corpus_client import errors
+from corpus_client.batch import Batch
 from corpus_client.integrations.feed import MicroBatches, masked_targets, open_at
+
+try:
+    from torchtitan.components.data.loader import BaseDataLoader
+except ModuleNotFoundError:  # 0.3
+    from torchtitan.components.dataloader import BaseDataLoader
 
 IGNORED = -100
 """Labels that torchtitan's losses leave out."""
@@ -37,12 +43,14 @@ class CorpusDataLoader(BaseDataLoader):  # type: ignore[misc]
 
         options: of `CorpusLoader`, without `seq_len`, `placement` and `device`. The plan's global_batch_size
             must be torchtitan's, and its seq_len, where a whole `plan` is given.
-        infinite: what torchtitan's validator sets; False needs `num_steps` among the options.
+        infinite, repeat: what torchtitan's validator sets, the former in 0.3; False needs `num_steps` among
+            the options.
         """
 
         urls: str = ""
         options: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
         infinite: bool = True
+        repeat: bool = True
 
     def __init__(
         self,
@@ -50,14 +58,24 @@ class CorpusDataLoader(BaseDataLoader):  # type: ignore[misc]
         *,
         dp_world_size: int,
         dp_rank: int,
-        seq_len: int,
-        local_batch_size: int,
+        seq_len: int = 0,
+        local_batch_size: int = 0,
+        max_context_length: int = 0,
+        num_tokens_per_batch: int = 0,
         **_: object,
     ) -> None:
+        self._is_flat = num_tokens_per_batch > 0
+        if self._is_flat:
+            seq_len, local_batch_size = max_context_length, num_tokens_per_batch // max_context_length
+            if num_tokens_per_batch % max_context_length:
+                raise errors.InvalidArgument(
+                    "num_tokens_per_microbatch_per_dp_rank must be divisible by max_context_length, got "
+                    f"{num_tokens_per_batch} and {max_context_length}; each row has max_context_length tokens"
+                )
         options = dict(config.options)
         if "plan" not in options:
             options["seq_len"] = seq_len
-        if not config.infinite and "num_steps" not in options:
+        if not (config.infinite and config.repeat) and "num_steps" not in options:
             raise errors.InvalidArgument(
                 "a pass that ends, as validation with steps=-1, needs options num_steps"
             )
@@ -74,10 +92,17 @@ class CorpusDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         for part in self._micro:
-            inputs = {"input": part.inputs}
-            if self._has_eot:
-                inputs["positions"] = part.position_ids
-            yield inputs, masked_targets(part, IGNORED)
+            inputs, labels = {"input": part.inputs}, masked_targets(part, IGNORED)
+            if self._has_eot or self._is_flat:  # of a flat batch positions alone say where a row begins
+                inputs["positions"] = self._positions(part)
+            if self._is_flat:
+                inputs, labels = {name: each.flatten() for name, each in inputs.items()}, labels.flatten()
+            yield inputs, labels
+
+    def _positions(self, part: Batch) -> torch.Tensor:
+        if self._has_eot:
+            return part.position_ids
+        return torch.arange(part.inputs.shape[1]).expand(part.inputs.shape)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state, as one text: DCP would want the same fields in another plan's state."""

@@ -6,7 +6,7 @@ trainer.train(resume_from_checkpoint=True)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torch.utils.data import DataLoader
@@ -14,13 +14,20 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 
 from corpus_client import errors
+from corpus_client.batch import Batch
 from corpus_client.dataset import CorpusIterableDataset
 from corpus_client.integrations.accelerate import place_of
 from corpus_client.integrations.causal_lm import causal_lm
 from corpus_client.integrations.feed import Feed, check_place, open_at
 
 
-def train_from(trainer: Trainer, urls: str | Sequence[str], **options: Any) -> Trainer:
+def train_from(
+    trainer: Trainer,
+    urls: str | Sequence[str],
+    *,
+    convert: Callable[[Batch], Any] = causal_lm,
+    **options: Any,
+) -> Trainer:
     """Let a Trainer train on the batches of a plan; return it.
 
     Each batch is a step of the plan, also under gradient accumulation: `global_batch_size` is the rows that
@@ -32,6 +39,7 @@ def train_from(trainer: Trainer, urls: str | Sequence[str], **options: Any) -> T
     plan, the same each time, on every rank its rows. The Trainer itself makes the DataLoader of any other.
 
     Args:
+        convert: what the model gets of a batch; `packed_lm` where documents must not see one another.
         options: of `CorpusLoader`. Device and placement are the trainer's unless given. `num_steps` is the
             length of an epoch: `num_train_epochs=2` trains on twice as many steps of the plan.
     """
@@ -42,7 +50,7 @@ def train_from(trainer: Trainer, urls: str | Sequence[str], **options: Any) -> T
             "num_steps, the steps of an epoch, must be divisible by gradient_accumulation_steps, got "
             f"{epoch_steps} and {trainer.args.gradient_accumulation_steps}"
         )
-    feed = Feed(open_at(urls, place, trainer.args.device, options), causal_lm, epoch_steps=epoch_steps)
+    feed = Feed(open_at(urls, place, trainer.args.device, options), convert, epoch_steps=epoch_steps)
     trainer.get_train_dataloader = lambda: feed
     others = trainer.get_eval_dataloader
 
@@ -53,7 +61,7 @@ def train_from(trainer: Trainer, urls: str | Sequence[str], **options: Any) -> T
             return others(eval_dataset)
         check_place(dataset.place, place, "the Trainer")
         # The function is called with one batch.
-        return DataLoader(dataset, batch_size=None, collate_fn=cast("Any", causal_lm))
+        return DataLoader(dataset, batch_size=None, collate_fn=cast("Any", convert))
 
     trainer.get_eval_dataloader = get_eval_dataloader
     trainer.args.ignore_data_skip = True  # the place is loaded; a Trainer would ask for every earlier batch

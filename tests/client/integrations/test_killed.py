@@ -150,6 +150,72 @@ def hugging_face_trainer(run: Run) -> None:
     trainer.train(resume_from_checkpoint=run.resume)
 
 
+def sft_trainer(run: Run) -> None:
+    import datasets
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    from corpus_client.integrations.causal_lm import packed_lm
+    from corpus_client.integrations.transformers import train_from
+    from tests.client.integrations.test_transformers import model
+
+    class Recording(SFTTrainer):
+        def training_step(self, model: Any, inputs: Any, *arguments: Any) -> Any:
+            run.saw(inputs["input_ids"])
+            return super().training_step(model, inputs, *arguments)
+
+    words = tokenizers.models.WordLevel({"<eos>": 0}, unk_token="<eos>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), eos_token="<eos>")
+    arguments = SFTConfig(
+        str(run.folder),
+        max_steps=NUM_STEPS,
+        save_steps=SAVE_EVERY,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        disable_tqdm=True,
+        ddp_backend="gloo",
+    )
+    unused = datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
+    trainer = Recording(model(), arguments, train_dataset=unused, processing_class=tokenizer)
+    train_from(trainer, run.url, convert=packed_lm, **PLAN, eot_id=0, **QUICK)
+    trainer.train(resume_from_checkpoint=run.resume)
+
+
+def olmo_core(run: Run) -> None:
+    from olmo_core.distributed.parallel import DataParallelType
+    from olmo_core.nn.transformer import TransformerConfig
+    from olmo_core.optim import AdamWConfig
+    from olmo_core.train import Duration, TrainerConfig, prepare_training_environment
+    from olmo_core.train.callbacks import CheckpointerCallback
+    from olmo_core.train.train_module import TransformerDataParallelConfig, TransformerTrainModule
+
+    from corpus_client.integrations.olmo_core import CorpusDataLoader
+
+    class Recording(TransformerTrainModule):
+        def train_batch(self, batch: Any, dry_run: bool = False) -> Any:
+            if not dry_run:
+                run.saw(torch.cat((batch["input_ids"], batch["labels"][:, -1:]), dim=1))
+            return super().train_batch(batch, dry_run)
+
+    prepare_training_environment(seed=0, backend="cpu:gloo")
+    module = Recording(
+        TransformerConfig.olmo2_1M(VOCABULARY, n_layers=1).build(),
+        AdamWConfig(),
+        rank_microbatch_size=2 * PLAN["seq_len"],
+        max_sequence_length=PLAN["seq_len"],
+        dp_config=TransformerDataParallelConfig(name=DataParallelType.ddp),
+        device=torch.device("cpu"),
+    )
+    data = CorpusDataLoader(
+        run.url, work_dir=run.folder, dp_process_group=module.dp_process_group, **PLAN, **QUICK
+    )
+    config = TrainerConfig(str(run.folder), max_duration=Duration.steps(NUM_STEPS), device="cpu")
+    saving = CheckpointerCallback(save_interval=SAVE_EVERY, save_async=False)
+    config.with_callback("checkpointer", saving).build(module, data).fit()
+
+
 def lightning(run: Run, kind: str) -> None:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -216,6 +282,8 @@ TRAINERS: list[Any] = [
     pytest.param(accelerate_loop, (), marks=needs("accelerate")),
     pytest.param(accelerate_skipping, (), marks=needs("accelerate")),
     pytest.param(hugging_face_trainer, (), marks=needs("transformers", "accelerate")),
+    pytest.param(sft_trainer, (), marks=needs("trl")),
+    pytest.param(olmo_core, (), marks=needs("olmo_core")),
     *(
         pytest.param(lightning, (kind,), marks=needs("lightning"))
         for kind in ("data module", "module", "raw loop")

@@ -1,8 +1,14 @@
-"""Megatron-LM's own data iterators and checkpoints over external loaders; its forward pass needs GPUs."""
+"""Megatron-LM's own data iterators and checkpoints over external loaders; its forward pass needs GPUs.
+
+The pip package megatron-core has no megatron.training: with it alone the groups, the number of micro batches
+and the iterator that replays are Megatron's. Put a checkout of Megatron-LM on PYTHONPATH for the rest.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +23,9 @@ from tests.client.integrations.ranks import PLAN, QUICK, ROWS, SEQ_LEN, on_ranks
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
-# The pip package megatron-core has no megatron.training: put a checkout of Megatron-LM on PYTHONPATH.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    pytest.importorskip("megatron.training", reason="Megatron-LM is not installed here", exc_type=ImportError)
+    pytest.importorskip("megatron.core.rerun_state_machine", reason="Megatron is not installed here")
 
 EVAL_ITERS = 2
 
@@ -63,24 +68,30 @@ def train(url: str, tensor_parallel: int, changes: dict[str, Any], stop: int, eo
         get_num_microbatches,
         init_num_microbatches_calculator,
     )
-    from megatron.training import global_vars
-    from megatron.training.checkpointing import maybe_save_dataloader_state
-    from megatron.training.training import build_train_valid_test_data_iterators
+    from megatron.core.rerun_state_machine import RerunDataIterator
 
     from corpus_client.integrations.megatron import loaders_provider
 
     torch.distributed.init_process_group("gloo")
     mpu.initialize_model_parallel(tensor_model_parallel_size=tensor_parallel)
     args = arguments(**changes)
-    global_vars.set_args(args)
     degree = mpu.get_data_parallel_world_size()
     init_num_microbatches_calculator(0, None, ROWS, args.micro_batch_size, degree)
     options = {"corpus": "web", "eot_id": eod, **QUICK}
     provider = loaders_provider(url, train={"seed": 5, **options}, valid={"order": "sequential", **options})
-    make = torch.tensor
-    with mock.patch.object(torch, "tensor", lambda data, **kw: make(data, **{**kw, "device": "cpu"})):
-        iterators = build_train_valid_test_data_iterators(provider)
-    trained, validated = iterators[0], iterators[1]
+    trained: Any
+    validated: Any
+    if importlib.util.find_spec("megatron.training") is None:
+        sys.modules["megatron.training"] = SimpleNamespace(get_args=lambda: args)  # type: ignore[assignment]
+        trained, validated = (loader and RerunDataIterator(loader) for loader in provider()[:2])
+    else:
+        from megatron.training import global_vars
+        from megatron.training.training import build_train_valid_test_data_iterators
+
+        global_vars.set_args(args)
+        make = torch.tensor
+        with mock.patch.object(torch, "tensor", lambda data, **kw: make(data, **{**kw, "device": "cpu"})):
+            trained, validated = build_train_valid_test_data_iterators(provider)[:2]
     if mpu.get_tensor_model_parallel_rank() != 0:
         assert (trained, validated) == (None, None)
         return None
@@ -94,7 +105,10 @@ def train(url: str, tensor_parallel: int, changes: dict[str, Any], stop: int, eo
     for _ in range(EVAL_ITERS * get_num_microbatches()):
         batch = next(validated)
         seen["valid"].append(torch.cat((batch["tokens"], batch["labels"][:, -1:]), dim=1).tolist())
-    maybe_save_dataloader_state(trained, stop, args.dataloader_save)
+    if "megatron.training.training" in sys.modules:
+        from megatron.training.checkpointing import maybe_save_dataloader_state
+
+        maybe_save_dataloader_state(trained, stop, args.dataloader_save)
     return seen
 
 

@@ -102,6 +102,25 @@ def test_the_loss_is_that_of_inputs_and_targets(server: ReferenceServer, corpus:
     assert llama(**causal_lm(batch)).loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_packed_no_document_sees_another_one(server: ReferenceServer) -> None:
+    """The sum of the losses is that of the documents, each given alone."""
+    from corpus_client import CorpusLoader
+    from corpus_client.integrations.causal_lm import packed_lm
+
+    llama = model()
+    with CorpusLoader(server.url, **PLAN, eot_id=7, device="cpu", **QUICK) as loader:
+        found = packed_lm(next(loader))
+    total, count = 0.0, 0
+    for ids, starts in zip(found["input_ids"], found["position_ids"] == 0, strict=True):
+        for document in ids.tensor_split(starts.nonzero().flatten()[1:]):
+            if len(document) > 1:
+                loss = llama(input_ids=document[None], labels=document[None]).loss
+                total, count = total + loss.item() * (len(document) - 1), count + len(document) - 1
+    assert 0 < count < found["labels"].numel() - len(found["labels"])
+    assert (found["labels"] != -100).sum() == count
+    assert llama(**found).loss.item() == pytest.approx(total / count, rel=1e-5)
+
+
 def test_checkpoints_that_do_not_fit_are_refused(server: ReferenceServer, tmp_path: Path) -> None:
     train(server.url, str(tmp_path), 2, False)
     path = tmp_path / "checkpoint-2" / "trainer_state.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 import time
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("missing", "cannot be opened: No such file or directory"),
-        ("null\0byte", "cannot be opened: embedded null byte"),
+        ("null\0byte", "cannot be opened: .*embedded null"),  # worded by Python
         ("", "cannot be opened: expected a regular file, found a folder"),
         ("pipe", "cannot be opened: expected a regular file, found a named pipe"),
         ("stale", "cannot be opened: Stale file handle"),
@@ -110,7 +111,8 @@ def test_what_cannot_be_opened_leaves_every_descriptor_as_it_was(
             patch.setattr(os, "fstat", refuse)
         OpenFile(tmp_path / name)
     assert open_descriptors() == before
-    assert (caught.value.detail, caught.value.remedy) == (f"{tmp_path / name}: {said}", None)
+    assert re.match(f"{re.escape(str(tmp_path / name))}: {said}", caught.value.detail)
+    assert caught.value.remedy is None
 
 
 def test_a_file_that_was_cut_before_it_is_mapped_is_refused(tmp_path: Path) -> None:
