@@ -81,6 +81,7 @@ class LossRecorder:
             self._record(step, losses)
 
     def _record(self, step: int, losses: Any) -> None:
+        self._read_back.check_not_capturing()
         self._collect()
         yielded = self._yielded.get(step)
         if yielded is None:

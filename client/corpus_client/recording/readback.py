@@ -47,6 +47,13 @@ class ReadBack(Generic[T]):
         self._num_pushed = 0
         self._latest: list[Any] = []  # the event of the last copy; no view of the memory, which waits for it
 
+    def check_not_capturing(self) -> None:
+        """Refuse while a CUDA graph is captured, which a question about an event would break."""
+        if self._ring is not None and self._ring.is_capturing():
+            raise errors.InvalidArgument(
+                "losses were recorded while a CUDA graph is being captured; record them after each replay"
+            )
+
     def push(self, what: T, losses: torch.Tensor, sources: torch.Tensor) -> bool:
         """Put a step's losses and sources on their way; False: the device is too far behind.
 
@@ -57,10 +64,6 @@ class ReadBack(Generic[T]):
             losses = losses.to("cpu", torch.float32, copy=True)
             self._reads.append(_Read(what, losses, sources.to("cpu"), None))
             return True
-        if self._ring.is_capturing():
-            raise errors.InvalidArgument(
-                "losses were recorded while a CUDA graph is being captured; record them after each replay"
-            )
         if len(self._reads) >= NUM_SLOTS:
             return False
         rows = len(sources)
@@ -91,10 +94,12 @@ class ReadBack(Generic[T]):
         assert self._ring is not None
         num_bytes += -num_bytes % 64
         if not self._slots or len(self._slots[0]) < num_bytes:
-            memory = pinning.staging_memory(
-                NUM_SLOTS * num_bytes, self._ring.location, self._ring.runtime, _Wait(self._latest)
-            )
-            self._slots = list(memory.view(NUM_SLOTS, num_bytes))
+            wait = _Wait(self._latest)
+            with torch.inference_mode(mode=False):  # else it could not be written to outside of it
+                memory = pinning.staging_memory(
+                    NUM_SLOTS * num_bytes, self._ring.location, self._ring.runtime, wait
+                )
+                self._slots = list(memory.view(NUM_SLOTS, num_bytes))
         self._num_pushed += 1
         return self._slots[self._num_pushed % NUM_SLOTS]
 
