@@ -27,7 +27,7 @@ LAST_ROWS = 1024
 """Of each source, what its mean is over: its standard error is a thirtieth of the spread of single rows."""
 STEPS_KEPT = 64
 """Steps that may be yielded before the losses of the first of them come, as in a pipeline of stages."""
-STEPS_TOGETHER = 16
+STEPS_TOGETHER = 32
 """Steps whose losses are looked at together: in a loop whose model fills the CPU's caches, the first call of
 each function of NumPy and torch takes many times as long as the next ones."""
 
