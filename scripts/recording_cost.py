@@ -73,13 +73,15 @@ def main() -> None:
             print("| step | rows | losses | next(loader), 10 %, us | record, 10 %, us | median | CPU, mean |")
             print("|--:|--:|---|--:|--:|--:|--:|")
             for work, rows in itertools.product((0, STEP_SECONDS), (8, 64, 512)):
-                found = {way: {name: list[float]() for name in FIGURES} for way in WAYS}
+                found: dict[str, dict[str, list[float]]] = {
+                    way: {name: [] for name in FIGURES} for way in WAYS
+                }
                 for number, way in itertools.product(range(rounds), WAYS):
                     for name, its in loop(url, rows, way, work, folder / f"{rows}-{number}").items():
                         found[way][name] += its
-                for way, its in found.items():
-                    cells = [np.quantile(its["next"], 0.1)]
-                    cells += [*np.quantile(its["record"], (0.1, 0.5)), np.mean(its["CPU"])]
+                for way in WAYS:
+                    asked, recorded, spent = found[way].values()
+                    cells = [np.quantile(asked, 0.1), *np.quantile(recorded, (0.1, 0.5)), np.mean(spent)]
                     shown = " | ".join(f"{cell:.1f}" for cell in cells)
                     print(f"| {work * 1e3:g} ms | {rows} | {way} | {shown} |", flush=True)
 
