@@ -1,5 +1,4 @@
-"""`corpus-server serve | inspect | verify | index | build | merge | view | plans | token | explore | stats |
-export`.
+"""The commands `corpus-server serve`, `inspect`, `verify`, `index`, `build`, `merge` and so on.
 
 Exit codes: 0 done, 1 the corpus is damaged, 2 wrong arguments or configuration.
 """
@@ -22,6 +21,7 @@ from corpus_server.cli.corpora import index, inspect, verify
 from corpus_server.cli.explore import explore, stats
 from corpus_server.cli.export import export
 from corpus_server.cli.serve import serve
+from corpus_server.cli.spikes import spikes
 from corpus_server.cli.token import token
 from corpus_server.errors import CorpusServerError, printable
 
@@ -32,7 +32,7 @@ app = App(
     help="Serve large files of token ids to pretraining runs.",
     pretty_exceptions_enable=False,
 )
-for command in (serve, inspect, verify, index, build, merge, token, explore, stats, export):
+for command in (serve, inspect, verify, index, build, merge, token, explore, stats, export, spikes):
     app.command()(command)
 app.add_typer(plans.app)
 app.add_typer(view.app)

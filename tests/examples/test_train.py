@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from corpus_client import Batch, errors
+from corpus_server.recordings import finish, open_recording, sum_losses
 from tests.corpora import some_tokens, write_raw
 from tests.examples.running import (
     EVAL_EVERY,
@@ -81,13 +82,16 @@ def test_every_evaluation_sees_the_same_batches(undisturbed: Finished) -> None:
 def test_a_killed_rank_ends_four_and_two_go_on_with_the_same_run(
     url: str, undisturbed: Finished, tmp_path: Path
 ) -> None:
-    """SIGKILL in step 8 of a run that saved before step 6; the second run accumulates gradients, too."""
+    """SIGKILL in step 8 of a run that saved before step 6; the second run accumulates gradients, too.
+
+    It records the losses of rows, whose means are the losses that it prints.
+    """
     killed = run(url, tmp_path, ranks=4, KILL_AT="2 8")
     assert killed.code != 0
     assert killed.batches == {step: undisturbed.batches[step] for step in range(9)}
     assert killed.losses == pytest.approx({step: undisturbed.losses[step] for step in range(8)}, abs=2e-4)
 
-    resumed = run(url, tmp_path, "--accumulate", "2", ranks=2)
+    resumed = run(url, tmp_path, "--accumulate", "2", "--record", str(tmp_path / "losses"), ranks=2)
     assert resumed.code == 0, resumed.errors
     assert "at step 6" in resumed.output
     assert resumed.batches == {step: undisturbed.batches[step] for step in range(6, NUM_STEPS)}
@@ -95,6 +99,11 @@ def test_a_killed_rank_ends_four_and_two_go_on_with_the_same_run(
         {step: undisturbed.losses[step] for step in range(6, NUM_STEPS)}, abs=2e-4
     )
     assert resumed.evaluated == undisturbed.evaluated[EVAL_STEPS:]
+    recording = finish(open_recording(tmp_path / "losses"))
+    assert recording.steps == (6, NUM_STEPS)
+    sums = finish(sum_losses(recording, 6, NUM_STEPS, NUM_STEPS))
+    assert sums.counts.tolist() == [[8] * (NUM_STEPS - 6)]
+    assert sums.means()[0] == pytest.approx(list(resumed.losses.values()), abs=2e-4)
     last = NUM_STEPS - 1
     assert resumed.other_losses[last] == pytest.approx(undisturbed.other_losses[last], abs=2e-4)
 
@@ -155,8 +164,8 @@ def test_a_full_gpu_is_met_with_the_flag_to_change_and_that_flag_goes_on_with_th
     def train_step(self: Any, batch: Batch) -> torch.Tensor:
         if batch.step >= 4 and self.args.accumulate == 1:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        step_loss: torch.Tensor = small_enough(self, batch)
-        return step_loss
+        losses: torch.Tensor = small_enough(self, batch)
+        return losses
 
     monkeypatch.setattr(train.Trainer, "train_step", train_step)
     monkeypatch.setattr(train, "catch_signals", list)
@@ -198,7 +207,7 @@ def gradients(trainer: Any) -> tuple[float, list[torch.Tensor]]:
 
     with trainer.optimizer.register_step_pre_hook(keep):
         loss = trainer.train_step(some_batch())
-    return loss.item(), found
+    return loss.mean().item(), found
 
 
 @pytest.mark.parametrize(
@@ -216,8 +225,9 @@ def test_mixed_precision_trains_to_about_the_same_loss(train: ModuleType, precis
     """fp16 with a gradient scaler, whose scale is not left in the gradients."""
     full, mixed = make_trainer(train), make_trainer(train, "--precision", precision)
     assert mixed.scaler.is_enabled() == (precision == "fp16")
-    expected = [full.train_step(some_batch(step)).item() for step in range(8)]
-    found = [mixed.train_step(some_batch(step)).item() for step in range(8)]
+    expected, found = (
+        [trainer.train_step(some_batch(step)).mean().item() for step in range(8)] for trainer in (full, mixed)
+    )
     assert found != expected
     assert found == pytest.approx(expected, abs=0.01)
     assert all(parameter.dtype == torch.float32 for parameter in mixed.model.parameters())
