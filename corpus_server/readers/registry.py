@@ -103,7 +103,8 @@ class Registry:
             Its reader; None if there is no place for one more.
         """
         now = time.monotonic()
-        key = (bound.plan.id, world_size, rank)
+        # A rank that goes on by plans that continue its first one is one reader.
+        key = (bound.plan.root.id, world_size, rank)
         with self._lock:
             self._end_idle(now)
             reader = self._active.pop(key, None) or self._idle.pop(key, None)
