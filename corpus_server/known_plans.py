@@ -73,7 +73,7 @@ class KnownPlans:
         links = self._store.chain(plan_id, lambda each: self.in_memory(each) is not None)
         if not links:
             raise _unknown("plan", plan_id)
-        with self._turn(sum(len(link.document) for link in links)):
+        with self._turn(sum(len(link.kept.document) for link in links)):
             return self._allowed(plan_id, caller) or self._restored(links, caller)
 
     def keep_document(
