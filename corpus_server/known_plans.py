@@ -128,9 +128,11 @@ class KnownPlans:
         """Return the bound plan of a posted document, and that which it continues if it does."""
         with self._turn(len(body)):
             parsed = self._parsed(body)
-            parent = self._parent(parsed.parent, caller) if isinstance(parsed, Link) else None
-            plan = parsed if parent is None else Continued.of(parent.plan, parsed)
-            bound = self._bind(plan, caller, parent)
+            if isinstance(parsed, Link):
+                parent = self._parent(parsed.parent, caller)
+                bound = self._bind(Continued.of(parent.plan, parsed), caller, parent)
+            else:
+                parent, bound = None, self._bind(parsed, caller)
             if not keep:
                 return bound, parent
             self._store.add(bound.plan.root, owner=caller.name, most=caller.limits.max_plans)

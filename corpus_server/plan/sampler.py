@@ -31,10 +31,11 @@ from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_ROWS, grouped
+from corpus_server.plan.orders.order import Arrangement
 from corpus_server.plan.origins import Origins
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, Source, UInt64Array, Windows, joined, no_places
+from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, joined, no_places
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.plan.timeline import PlacedStage, Timeline
 
@@ -87,6 +88,9 @@ class Sampler:
     ) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
+        self.rows: Rows
+        self.arrangement: Arrangement
+        self._blend: Blend | None
         if parent is not None and parent.plan.sources != plan.sources:
             parent = None
         if windows is None:
@@ -353,7 +357,7 @@ class Sampler:
 
     def _costs(self, step: int) -> NDArray[np.int64]:
         """Return the costs of the rows of a step's global batch, see `Rows.costs`."""
-        size = self.timeline.stage_at(self.timeline.plan_step(step)).stage.global_batch_size
+        size = self.timeline.stage_at(self.timeline.plan_step(step)).global_batch_size
         (chosen,) = self._rows(step, range(size), 1)
         return self.rows.costs(chosen.sources, chosen.rows)
 

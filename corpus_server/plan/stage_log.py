@@ -72,8 +72,9 @@ class StageLog:
     def num_bytes(self) -> int:
         """Memory of what is used of the arrays; the rest was never written."""
         share = self.num_stages / max(1, len(self.from_steps))
-        tables = [self.units, self.positions, *([] if self.rows is self.positions else [self.rows])]
-        arrays = sum(each.nbytes for each in (self.from_steps, self.sizes, self.seq_lens, *tables))
+        arrays = sum(each.nbytes for each in (self.from_steps, self.sizes, self.seq_lens))
+        arrays += self.units.nbytes + self.positions.nbytes
+        arrays += 0 if self.rows is self.positions else self.rows.nbytes
         ranges = (its for exclude in tuple(self.exclude.values()) for its in exclude.values())
         return int(share * arrays) + sum(each.num_bytes for each in ranges)
 

@@ -134,7 +134,7 @@ class BoundPlan:
         self.token_bytes = self.dtype.itemsize + self.has_masks
         self._opened = opened
         windows = opened.windows(plan.seq_len, plan.stride)
-        self.sampler = Sampler(
+        self.sampler: Sampler = Sampler(
             plan,
             tables=tables,
             windows=windows,

@@ -115,16 +115,15 @@ def introductions(plan: BoundPlan) -> list[Callable[[], Question[str]]]:
     Where a server knows what one of them continues, those before it need not be asked.
     """
 
-    def post(document: Mapping[str, Any]) -> Question[str]:
+    def post(part: chain.Part | None) -> Question[str]:
+        document = (
+            plan.document if part is None else chain.posted(part, plan.sources, plan.document["seq_len"])
+        )
         return Question(
             "/v1/plans", lambda *answer: str(_object("/v1/plans", *answer).get("id")), json_text(document)
         )
 
-    seq_len = plan.document.get("seq_len", 0)
-    return [
-        partial(post, plan.document),
-        *(lambda part=part: post(chain.posted(part, plan.sources, seq_len)) for part in plan.chain),  # type: ignore[misc]
-    ]
+    return [partial(post, part) for part in (None, *plan.chain)]
 
 
 def json_text(plan: Mapping[str, Any]) -> bytes:
@@ -145,9 +144,8 @@ def _described_plan(
         sources = answer["sources"].values()
         eot_ids = {source.get("eot") for source in sources}
         shards, stages = _described(ShardDescription, answer["shards"]), answer["stages"]
-        first = int(answer.get("num_stages", len(stages))) - len(stages)
         described = _described(
-            StageDescription, [{"from_step": 0, **each, "number": first + k} for k, each in enumerate(stages)]
+            StageDescription, [{"from_step": 0, "number": None, **each} for each in stages]
         )
         plan = BoundPlan(
             plan_id=str(answer["id"]),
@@ -167,7 +165,10 @@ def _described_plan(
         )
         if parent is None or posted is None:
             return plan
-        return _continued(parent, plan, posted, [each["weights_65536"] for each in stages])
+        first = answer["num_stages"] - len(stages)
+        numbered = (replace(each, number=number) for number, each in enumerate(described, first))
+        added = replace(plan, stages=tuple(numbered))
+        return _continued(parent, added, posted, [each["weights_65536"] for each in stages])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise errors.AnswerCorrupt(f"not the description of a plan: {str(answer)[:2000]}") from error
 
