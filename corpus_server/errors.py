@@ -111,6 +111,10 @@ class UnknownDocument(CorpusServerError, slug="unknown-document", status=404):
     """The corpus has no such document."""
 
 
+class UnknownRecording(CorpusServerError, slug="unknown-recording", status=404):
+    """No run has recorded losses under that name."""
+
+
 class FingerprintMismatch(CorpusServerError, slug="fingerprint-mismatch", status=409):
     """The plan was made for a corpus of other content."""
 

@@ -82,6 +82,10 @@ class Settings:
         "Folder for the plans that were posted; a run survives its loss.",
         shown="~/.local/state/corpus-server",
     )
+    record_dir: Path | None = _setting(
+        None,
+        "Folder of losses that training runs recorded, or of one such folder a run; the page shows them.",
+    )
     # 64 MiB are 32 steps of 512 x 2,049 uint16 tokens.
     max_answer_bytes: int = _setting(64 * MIB, "Largest response body.", accepted=(1, 2**40), shown="64 MiB")
     # JSON and text cost about a microsecond per token.

@@ -3,7 +3,8 @@
     .venv/bin/python -m scripts.page_images [VIEW ...]
 
 Needs Debian's chromium. The corpus is the quick start's. For two minutes before the pictures are taken, four
-ranks read a plan and somebody asks for what is refused, so that the live view has something to show.
+ranks read a plan and somebody asks for what is refused, so that the live view has something to show. The
+recorded losses are made up.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import torch
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
+from corpus_client import CorpusLoader
 from scripts.processes import HOST, ROOT, claim_port, connect, is_ready, running
 from scripts.quickstart_lib import text
 
@@ -55,9 +59,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as state:
         served = [f"{name}={corpus / split}" for name, split in names.items()]
         command = [sys.executable, "-m", "corpus_server", "serve", *served, "--port", str(port)]
-        command += ["--workers", "2", "--state-dir", state, "--log-level", "warning"]
+        command += ["--workers", "2", "--state-dir", state, "--log-level", "warning", "--record-dir", state]
         with running(command, ready=partial(is_ready, url)), sync_playwright() as playwright:
             plans = [post(url, each) for each in variants()]
+            record(url, Path(state, "run-17"))
             chromium = shutil.which("chromium")
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             with training(url, plans[0]):
@@ -94,6 +99,7 @@ def addresses(plans: list[str]) -> dict[str, str]:
         "spike": f"/page/plans/{plans[0]}/steps/125",
         "diff": f"/page/plans/{plans[0]}/diff/{plans[1]}",
         "lookup": f"/page/lookup?plan={plans[0]}&corpus=library&document=3&epochs=2",
+        "recording": "/page/recordings/run-17",
         "live": "/page/live",
     }
 
@@ -113,7 +119,7 @@ def take(browser: Browser, url: str, view: str, address: str) -> None:
             page.locator("#curve button").first.click()
         page.wait_for_timeout(1500)  # charts are drawn, and the first event has come
         picture = Image.open(
-            io.BytesIO(page.screenshot(full_page=view == "live" and form != "phone"))
+            io.BytesIO(page.screenshot(full_page=view in ("live", "recording") and form != "phone"))
         ).convert("RGB")
         IMAGES.mkdir(exist_ok=True)
         picture.save(IMAGES / f"{view}-{form}.webp", quality=QUALITY, method=6)
@@ -127,6 +133,20 @@ def losses() -> str:
         f"{step},{2.1 + 5 * 0.99**step + next(noise) + (1.9 if step == 125 else 0):.3f}"
         for step in range(300)
     )
+
+
+def record(url: str, folder: Path) -> None:
+    """Record losses of 900 steps: the sources differ, and a row of some steps loses much."""
+    draw = torch.Generator().manual_seed(1)
+    with CorpusLoader(
+        url, plan=PLAN, num_steps=900, sources=True, record_dir=folder, device="cpu", dtype=None
+    ) as loader:
+        for batch in loader:
+            level = torch.tensor([2.1, 2.6])[batch.sources] + 5 * 0.99**batch.step
+            found = level + 0.2 * torch.randn(len(level), generator=draw)
+            if batch.step % 200 == 125:
+                found[batch.step % 16] += 3
+            loader.record(batch.step, found)
 
 
 def post(url: str, document: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from corpus_client.loader import CorpusLoader as CorpusLoader
     from corpus_client.network.options import Network as Network
     from corpus_client.observe.attribution import LoaderStats as LoaderStats
+    from corpus_client.observe.attribution import SourceLoss as SourceLoss
     from corpus_client.plan.document import make_plan as make_plan
     from corpus_client.plan.world import Placement as Placement
     from corpus_client.sampling import RemoteCorpus as RemoteCorpus
@@ -36,6 +37,7 @@ _HOMES = {
     "Network": "network.options",
     "Placement": "plan.world",
     "RemoteCorpus": "sampling",
+    "SourceLoss": "observe.attribution",
     "Staging": "staging.options",
     "get_batch": "sampling",
     "make_plan": "plan.document",

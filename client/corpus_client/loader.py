@@ -29,6 +29,7 @@ from corpus_client.plan.document import (
 from corpus_client.plan.state import PlanLoader
 from corpus_client.plan.world import Placement
 from corpus_client.prepared import PlanOptions, PreparedPlan
+from corpus_client.recording.losses import LossRecorder
 from corpus_client.staging.options import Staging
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import open_stager
@@ -57,9 +58,11 @@ class CorpusLoader(PlanLoader[Batch]):
             the one that the server knows of the plan's corpora.
         ignore_index: put into `targets` where `Batch.loss_mask` is False, so that the loss leaves them out
             (-100 for torch's cross entropy); None: targets stay as they are.
-        sources: bring `Batch.sources`, the source of each row.
+        sources: bring `Batch.sources`, the source of each row; `record` needs them.
         loss_mask: whether masks of the corpora come with the tokens, as part of `Batch.loss_mask`; None: if
             there are any.
+        record_dir: folder for the losses that `record` gets, as Parquet files of each rank. Give it to one of
+            the processes that have the same rows. Needs `sources`, and pyarrow.
         network, staging, placement: see `Network`, `Staging` and `Placement`.
 
     Raises:
@@ -86,6 +89,7 @@ class CorpusLoader(PlanLoader[Batch]):
         ignore_index: int | None = None,
         sources: bool = False,
         loss_mask: bool | None = None,
+        record_dir: str | os.PathLike[str] | None = None,
         network: Network | None = None,
         staging: Staging | None = None,
         placement: Placement | None = None,
@@ -115,6 +119,8 @@ class CorpusLoader(PlanLoader[Batch]):
         self._make = partial(self._stager.make, dtype)
         if staging.nvtx and not torch.cuda.is_available():
             raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
+        if record_dir is not None and not sources:
+            raise errors.InvalidArgument("record_dir= needs the sources of rows; pass sources=True as well")
         self._recorder = Recorder(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None)
         self._pipeline: Pipeline | None = None
         self._slot_memory: torch.Tensor | None = None
@@ -122,6 +128,7 @@ class CorpusLoader(PlanLoader[Batch]):
         self._num_batches = self._num_tokens = 0
         self.prepared: PreparedPlan  # to be read only
         self._use(PreparedPlan.prepare(document, options))
+        self._losses = LossRecorder(self._stager, record_dir, self.place) if sources else None
 
     def __next__(self) -> Batch:
         """Return the next step's batch.
@@ -191,6 +198,8 @@ class CorpusLoader(PlanLoader[Batch]):
         try:
             step, tensors = pipeline.take(make)
             batch = self._batch_of(step, tensors)
+            if self._losses is not None:
+                self._losses.yielded(self._bound, step, batch.sources)
             self._num_batches += 1
             self._num_tokens += tensors[0].numel()
             self._step, self._used = step + options.step_stride, True
@@ -292,6 +301,35 @@ class CorpusLoader(PlanLoader[Batch]):
                 "further ahead, or lower Staging(prefetch_bytes=)"
             )
 
+    def record(self, step: int, losses: Any) -> None:
+        """Take the loss of each row of a batch: for `stats().losses`, and the files of `record_dir`.
+
+        Never waits: what lies on a device is copied in the order of the current stream, and looked at when
+        the next losses come. What cannot be kept is counted in `stats().num_lost_rows`.
+
+        Args:
+            step: `batch.step` of one of the last 64 batches; each is recorded once.
+            losses: `(rows,)`, a tensor of any floating type on any device, a NumPy array or a list. NaN for a
+                row without a target: it is written, and is in no mean.
+
+        Raises:
+            InvalidArgument: the loader brings no sources, the step was not yielded, or the losses are not one
+                number for each row.
+        """
+        self._check_thread()
+        if self._losses is None:
+            raise errors.InvalidArgument(
+                "record needs the sources of rows; pass sources=True to CorpusLoader"
+            )
+        self._losses.record(step, losses)
+
+    def seek(self, step: int) -> None:
+        """Go to a training step, which the next batch will have. Another thread may iterate from then on."""
+        before = self._step
+        super().seek(step)
+        if self._losses is not None and self._step != before:
+            self._losses.begin()
+
     def stats(self) -> LoaderStats:
         """Return the counters since the loader was made, and the state of its slots."""
         pipeline, memory = self._pipeline, self._slot_memory
@@ -308,6 +346,7 @@ class CorpusLoader(PlanLoader[Batch]):
             slot_bytes=memory.nbytes if memory is not None else 0,
             device_bytes=self._stager.num_bytes,
             pinned_bytes=memory.nbytes if memory is not None and self._pinned else 0,
+            **({} if self._losses is None else self._losses.stats()),
         )
 
     def progress(self) -> Iterator[Batch]:
@@ -324,9 +363,11 @@ class CorpusLoader(PlanLoader[Batch]):
         write_trace(path, self._recorder.spans())
 
     def close(self) -> None:
-        """Stop fetching and release everything; idempotent, from any thread."""
+        """Stop fetching, write what was recorded and release everything; idempotent, from any thread."""
         self._closed = True
         self._stop()
+        if self._losses is not None:
+            self._losses.close()
         self._slot_memory = None
         self._stager.close()
 

@@ -64,7 +64,10 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers if into_residual else 1))
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats. inputs, targets: `(rows, length) int64`, length at most seq_len."""
+        """Mean cross-entropy of each row, in nats: `(rows,)`.
+
+        inputs, targets: `(rows, length) int64`, length at most seq_len.
+        """
         length = inputs.shape[1]
         positions = torch.arange(length, device=inputs.device)
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=inputs.device)
@@ -75,7 +78,8 @@ class GPT(nn.Module):
             else:
                 hidden = layer(hidden, mask, is_causal=True)
         logits = F.linear(self.norm(hidden), self.token_embedding.weight)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view(targets.shape).mean(1)
 
 
 def make_optimizer(model: GPT, learning_rate: float) -> torch.optim.AdamW:
@@ -126,7 +130,7 @@ class Trainer:
         return self.open_loader(self.args.eval_corpus, order="sequential", num_steps=self.args.eval_steps)
 
     def train_step(self, batch: Batch) -> Tensor:
-        """One update from this rank's batch; returns its mean loss, still on the device.
+        """One update from this rank's batch; returns the loss of each row, still on the device.
 
         The rank batch is cut into `--accumulate` micro batches of equally many rows, so that the mean of
         their losses is the batch's. Gradients add up in place; ranks exchange them once, in the last one.
@@ -134,22 +138,22 @@ class Trainer:
         args = self.args
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate_at(batch.step, args)
-        total = torch.zeros((), device=self.device)
+        row_losses: list[Tensor] = []
         micro_batches = zip(
             *(half.chunk(args.accumulate) for half in (batch.inputs, batch.targets)), strict=True
         )
         for number, (inputs, targets) in enumerate(micro_batches, start=1):
             with self.exchange(now=number == args.accumulate):
                 with self.autocast():
-                    loss = self.parallel(inputs, targets) / args.accumulate
-                self.scaler.scale(loss).backward()
-            total += loss.detach()
+                    losses = self.parallel(inputs, targets)
+                self.scaler.scale(losses.mean() / args.accumulate).backward()
+            row_losses.append(losses.detach())
         self.scaler.unscale_(self.optimizer)  # so that clipping sees the gradients themselves
         nn.utils.clip_grad_norm_(self.model.parameters(), args.clip)
         self.scaler.step(self.optimizer)  # leaves the step out where float16 overflowed
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return total
+        return torch.cat(row_losses)
 
     @torch.no_grad()
     def evaluate(self, loader: CorpusLoader) -> float:
@@ -157,7 +161,7 @@ class Trainer:
         loader.seek(0)
         with self.autocast():
             losses = [self.model(inputs, targets).float() for inputs, targets in loader]
-        return self.mean(torch.stack(losses).mean()).item()
+        return self.mean(torch.cat(losses).mean()).item()
 
     def mean(self, value: Tensor) -> Tensor:
         """Over the ranks."""
@@ -220,7 +224,10 @@ def run(trainer: Trainer) -> int:
     signals = catch_signals(loaders)
     args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        loader = stack.enter_context(trainer.open_loader(args.corpus, seed=args.seed, num_steps=args.steps))
+        recording = {"sources": args.record is not None, "record_dir": args.record}
+        loader = stack.enter_context(
+            trainer.open_loader(args.corpus, seed=args.seed, num_steps=args.steps, **recording)
+        )
         if args.eval_corpus:  # a wrong name shows now, and not at the first evaluation
             eval_loader = stack.enter_context(trainer.open_eval_loader())
             loaders.append(eval_loader)
@@ -232,7 +239,10 @@ def run(trainer: Trainer) -> int:
         first_step, started, stopped = loader.step, time.perf_counter(), False
         log = Log(trainer, loader)
         for batch in loader:
-            log.losses.append(trainer.train_step(batch))
+            losses = trainer.train_step(batch)
+            if args.record is not None:
+                loader.record(batch.step, losses)
+            log.losses.append(losses.mean())
             done = loader.step
             is_last = done == args.steps
             wishes = bool(signals), time.perf_counter() - started > args.seconds
@@ -358,6 +368,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--log-every", type=int, default=10, help="steps; then ranks agree on stopping, too")
     add("--eval-every", type=int, default=200, help="steps")
     add("--eval-steps", type=int, default=8)
+    add("--record", type=Path, metavar="DIR", help="write the loss of each row there, by step and source")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--data-parallel", action="store_true", help="torch.nn.DataParallel; refused, with the reason")
     args = parser.parse_args(arguments)

@@ -33,6 +33,7 @@ from corpus_server.read.tables import Tables
 from corpus_server.readers.prefetch import Prefetcher
 from corpus_server.readers.registry import Registry
 from corpus_server.readers.staging import WAIT_SECONDS, Stager
+from corpus_server.recordings import Recordings
 from corpus_server.settings import Settings
 from corpus_server.stores import is_staged
 
@@ -78,6 +79,7 @@ class Service:
         self.admission = Admission(settings, self.access)
         self.plans = KnownPlans(catalog, store)
         self.store = store
+        self.recordings = Recordings(settings.record_dir)
         self.readers = Registry()
         self.prefetcher = Prefetcher(
             self.readers, settings.read_ahead_bytes, on_asked=metrics.READ_AHEAD_BYTES.add

@@ -1,4 +1,4 @@
-"""`corpus-server serve | inspect | verify | index | build | merge | view | plans | token | explore | stats`.
+"""The commands `corpus-server serve`, `inspect`, `verify`, `index`, `build`, `merge` and so on.
 
 Exit codes: 0 done, 1 the corpus is damaged, 2 wrong arguments or configuration.
 """
@@ -20,6 +20,7 @@ from corpus_server.cli.common import MISTAKE, console, tell
 from corpus_server.cli.corpora import index, inspect, verify
 from corpus_server.cli.explore import explore, stats
 from corpus_server.cli.serve import serve
+from corpus_server.cli.spikes import spikes
 from corpus_server.cli.token import token
 from corpus_server.errors import CorpusServerError, printable
 
@@ -31,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (serve, inspect, verify, index, build, merge, token, explore, stats):
+for command in (serve, inspect, verify, index, build, merge, token, explore, stats, spikes):
     app.command()(command)
 app.add_typer(plans.app)
 app.add_typer(view.app)

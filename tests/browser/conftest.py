@@ -53,5 +53,5 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "docs": write_documents(folder / "docs.bin", pages),
         "hostile": write_documents(folder / "hostile.bin", HOSTILE * 40),
     }
-    with RunningServer(corpora, folder) as server:
+    with RunningServer(corpora, folder, arguments=["--record-dir", str(folder / "losses")]) as server:
         yield server

@@ -13,6 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from tests.corpora import some_tokens, write_raw
+from tests.recorded import Record, write_part
 from tests.serving import RunningServer
 from tests.tokens import Tokens
 
@@ -37,6 +38,8 @@ VIEWS = {
     "skimmed": "/page/plans/{plan}/steps/39?until=41",
     "diff": "/page/plans/{plan}/diff/{other}",
     "lookup": "/page/lookup?plan={plan}&corpus=docs&document=2",
+    "recordings": "/page/recordings",
+    "recording": "/page/recordings/run%201",
     "live": "/page/live",
 }
 POLICY = (
@@ -47,10 +50,20 @@ POLICY = (
 
 @pytest.fixture(scope="module")
 def plans(server: RunningServer) -> dict[str, str]:
+    """Return the ids of two plans; losses of the rows of one are recorded, and one of step 17 jumps."""
     other = {**PLAN, "skip_steps": [[10, 12]]}
-    return {
+    ids = {
         name: server.post_plan(document).json()["id"] for name, document in (("plan", PLAN), ("other", other))
     }
+    records = []
+    for step in range(30):
+        for row in server.get(f"/v1/plans/{ids['plan']}/rows", step=step, count=8).json()["rows"]:
+            loss = 2 + (row["corpus"] == "hostile") + (step + row["row"]) % 5 / 20
+            records.append(
+                Record(step, row["row"], row["corpus"], 9 if (step, row["row"]) == (17, 3) else loss)
+            )
+    write_part(server.folder / "losses" / "run 1", records, plan=ids["plan"])
+    return ids
 
 
 class Opened:
@@ -283,6 +296,43 @@ def test_a_denied_document_is_seen_no_more(
     assert [
         found["step"] for found in answer["rows"] if found["step"] is not None and found["step"] >= 7
     ] == []
+
+
+def test_documents_of_a_row_that_lost_much_are_taken_out(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    """From the list of recordings to the row's text, a view's command line, and a successor plan."""
+    page = opened.show("/page/recordings")
+    page.get_by_role("link", name="run 1").click()
+    expect(page.locator("h1")).to_have_text("Losses of run 1")
+    expect(page.locator("#losses .u-legend")).to_contain_text("hostile")
+    worst = page.locator("#spikes tbody tr").first
+    expect(worst).to_contain_text("step 17, row 3")
+    (row,) = server.get(f"/v1/plans/{plans['plan']}/rows", step=17, first=3, count=1).json()["rows"]
+    document = row["spans"][0]["document"]
+    page.get_by_label(f"Document {document} of {row['corpus']}", exact=True).check()
+    expect(page.locator("#view-command pre")).to_contain_text(f"printf '%s\\n' {document} > spikes.txt")
+    page.get_by_label("Leave the chosen ones out from step").fill("20")
+    page.get_by_role("button", name="Make the successor plan").click()
+    expect(page.locator("#successor")).to_contain_text("One document is left out from step 20 on")
+    href = page.locator("#successor a").first.get_attribute("href")
+    assert href is not None
+    made = server.get(f"/v1/plans/{href.rsplit('/', 1)[1]}").json()["plan"]
+    there = server.get(f"/v1/corpora/{row['corpus']}/documents/{document}", format="json").json()
+    assert made["stages"][1]["from_step"] == 20
+    assert made["stages"][1]["exclude"] == {row["corpus"]: [[there["start"], there["stop"]]]}
+    worst.get_by_role("link", name="step 17, row 3").click()
+    expect(page.locator("#row-3")).to_be_focused()
+
+
+def test_a_range_of_recorded_steps_has_an_address(opened: Opened, plans: dict[str, str]) -> None:
+    page = opened.show("/page/recordings/run%201")
+    page.get_by_label("From step").first.fill("18")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#losses")).to_contain_text("96 rows")
+    expect(page.locator("#spikes")).not_to_contain_text("step 17,")
+    page = opened.show("/page/recordings/run%201?start=18")
+    expect(page.locator("#losses")).to_contain_text("96 rows")
 
 
 def test_a_seed_of_64_bits_stays_the_same(opened: Opened, server: RunningServer) -> None:

@@ -16,6 +16,7 @@ LEVELS = (
     {"network"},
     {"plan"},
     {"staging"},
+    {"recording"},
     {"arrays", "batch", "prepared", "sampling"},
     {"loader"},
     {"dataset"},

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "corpus_server"
 LEVELS = (
     {"errors", "user_files", "__init__"},
     {"described", "extras", "corpus_spec", "daemon_thread"},
-    {"settings", "plan", "corpus"},
+    {"settings", "plan", "corpus", "recordings"},
     {"stores", "admission"},
     {"read", "building", "viewing"},
     {"readers", "catalog", "plan_store", "metrics"},

@@ -63,6 +63,12 @@ class CorpusDataModule(LightningDataModule):  # type: ignore[misc]
         self._loaded = {}
         return _Steps(self, self._loader)
 
+    def record(self, step: int, losses: Any) -> None:
+        """Take the loss of each row of a batch; see `CorpusLoader.record`."""
+        if self._loader is None:
+            raise errors.InvalidArgument("losses are recorded in training_step, once the trainer has batches")
+        self._loader.record(step, losses)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a loader whose next step is the next to train on, for checkpoints."""
         return self._loaded if self._loader is None else self._loader.state_at(self.trained_step)

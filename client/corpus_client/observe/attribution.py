@@ -16,6 +16,7 @@ word (`Server-Timing`), at most that time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal, Self
 
@@ -76,6 +77,17 @@ class WaitSeconds(_Seconds):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SourceLoss:
+    """The loss of one source's rows on this rank, of those that are numbers.
+
+    mean: of the last 1,024 recorded rows; count: rows recorded since the loader was made.
+    """
+
+    mean: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderStats:
     """What a loader has done since it was made; `since` makes it what was done since an earlier look."""
 
@@ -91,11 +103,15 @@ class LoaderStats:
     stall_seconds: float = 0.0
     received_bytes: int = 0  # of right answers
     num_retries: int = 0  # requests that were repeated
+    num_recorded_rows: int = 0  # whose losses `CorpusLoader.record` took
+    num_written_rows: int = 0  # of these, in files of `record_dir`
+    num_lost_rows: int = 0  # of these, in no file and never to be: the disk or the device was behind
     ready_slots: int = 0  # filled, and waiting at this moment
     num_slots: int = 0
     slot_bytes: int = 0  # of all slots
     pinned_bytes: int = 0  # of these, page-locked
     device_bytes: int = 0  # of the staging buffers on the device
+    losses: Mapping[str, SourceLoss] = field(default_factory=dict)  # by name of the source, if recorded
 
     @property
     def tokens_per_second(self) -> float:

@@ -84,10 +84,14 @@ class DeviceRing(Stager):
         self._latest: _Copy | None = None
         self._unmeasured: deque[_Copy] = deque()
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream captures a CUDA graph, which must hold no call of ours."""
+        capturing = getattr(self.runtime, "is_current_stream_capturing", None)
+        return capturing is not None and bool(capturing())
+
     def check_not_capturing(self) -> None:
         """Refuse to move batches while a CUDA graph is captured."""
-        capturing = getattr(self.runtime, "is_current_stream_capturing", None)
-        if capturing is not None and capturing():
+        if self.is_capturing():
             raise errors.InvalidArgument(
                 "a batch was asked for while a CUDA graph is being captured; capture the step on tensors "
                 "of its own, and fill them before each replay: loader.next_into(inputs, targets)"

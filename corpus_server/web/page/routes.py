@@ -28,6 +28,8 @@ VIEWS: Final = {
     "/page/plans/{plan_id}/diff/{other}": ("diff", "Difference"),
     "/page/plans/{plan_id}/steps/{step}": ("step", "Step"),
     "/page/lookup": ("lookup", "Look-up"),
+    "/page/recordings": ("recordings", "Losses"),
+    "/page/recordings/{name}": ("recording", "Losses"),
     "/page/live": ("live", "Live"),
 }
 """Address -> name of the template and of the script, title."""

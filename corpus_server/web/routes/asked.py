@@ -13,12 +13,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import Response as AsgiResponse
 
-from corpus_server.answers import inspection, questions  # noqa: F401 - registers what can be asked
+from corpus_server.answers import inspection, questions, recorded  # noqa: F401 - registers what can be asked
 from corpus_server.answers.question import QUESTIONS, Question
 from corpus_server.answers.response import MEDIA_TYPES
 from corpus_server.web.routes.shared import Call, CallHere, read_route
 
-_TAGS = {"corpora": "corpora", "plans": "plans", "lookup": "plans"}
+_TAGS = {"corpora": "corpora", "plans": "plans", "lookup": "plans", "recordings": "recordings"}
 _ARRAY = {"type": "string", "contentMediaType": "application/octet-stream"}
 
 router = APIRouter()

@@ -47,6 +47,7 @@ export function bytes(value) {
 export const short = (id) => id.slice(0, 12);
 export const planLink = (id) => h("a", { href: `/page/plans/${id}` }, h("code", { title: id }, short(id)));
 export const stepAddress = (plan, step) => `/page/plans/${plan}/steps/${step}`;
+export const recordingAddress = (name) => `/page/recordings/${encodeURIComponent(name)}`;
 export const corpusAddress = (name) => `/page/corpora/${encodeURIComponent(name)}`;
 
 // Replaces what would be invisible, or would turn the text around: control and bidirectional characters.

@@ -1,0 +1,178 @@
+"""The losses of rows that a training loop hands over: means by source, and rows for the files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from corpus_client import errors
+from corpus_client.network.control import BoundPlan
+from corpus_client.observe.attribution import SourceLoss
+from corpus_client.recording.files import Rows, RowWriter, Session
+from corpus_client.recording.readback import ReadBack
+from corpus_client.staging.stager import Stager
+
+LAST_ROWS = 1024
+"""Of each source, what its mean is over: its standard error is a thirtieth of the spread of single rows."""
+STEPS_KEPT = 64
+"""Steps that may be yielded before the losses of the first of them come, as in a pipeline of stages."""
+STEPS_FOLDED = 64
+"""Steps whose losses are added up at a time: one by one, each source would cost its microseconds per step."""
+
+
+class _Yielded(NamedTuple):
+    session: Session
+    step: int
+    sources: torch.Tensor
+
+
+class LossRecorder:
+    """Takes the losses of a loader's rows. Used by the loop's thread; `stats` from any.
+
+    Args:
+        folder: where rows are written to; None: nowhere.
+        place: rank and world size.
+    """
+
+    def __init__(self, stager: Stager, folder: str | os.PathLike[str] | None, place: tuple[int, int]) -> None:
+        self._rank, self._world_size = place
+        self._writer = None if folder is None else RowWriter(folder, self._rank)
+        self._read_back = ReadBack[_Yielded](stager)
+        self._session: Session | None = None
+        self._yielded: dict[int, _Yielded] = {}
+        self._means = _Means()
+        self._num_recorded = self._num_left_out = 0
+        self._lock = threading.Lock()  # the loader may be closed from another thread
+
+    def begin(self) -> None:
+        """Note that the loader was sent to another step: records of the same rows may come again."""
+        self._session = None
+        self._yielded.clear()
+
+    def yielded(self, plan: BoundPlan, step: int, sources: torch.Tensor) -> None:
+        """Keep the sources of a batch until its losses come."""
+        session = self._session
+        if session is None:
+            place = {"rank": self._rank, "world_size": self._world_size}
+            session = Session(plan.plan_id, plan.sources, **place, first_step=step, began=time.time_ns())
+        elif session.plan != plan.plan_id:
+            session = replace(session, plan=plan.plan_id, sources=plan.sources)
+        self._session = session
+        self._yielded[step] = _Yielded(session, step, sources)
+        if len(self._yielded) > STEPS_KEPT:
+            del self._yielded[next(iter(self._yielded))]
+
+    def record(self, step: int, losses: Any) -> None:
+        """Take the losses of a step's rows; waits for nothing.
+
+        Raises:
+            InvalidArgument: the step was not yielded lately, or the losses are not one number for each row.
+        """
+        with self._lock:
+            self._record(step, losses)
+
+    def _record(self, step: int, losses: Any) -> None:
+        self._read_back.check_not_capturing()
+        self._collect()
+        yielded = self._yielded.get(step)
+        if yielded is None:
+            kept = f"{min(self._yielded)} to {max(self._yielded)}" if self._yielded else "none"
+            raise errors.InvalidArgument(
+                f"step must be one of the last {STEPS_KEPT} that the loader yielded and that are not "
+                f"recorded yet ({kept}), got {step}; pass batch.step, once a step"
+            )
+        found = _checked(step, losses, len(yielded.sources))
+        if not self._read_back.push(yielded, found, yielded.sources):
+            self._num_left_out += len(found)
+        del self._yielded[step]
+        self._num_recorded += len(found)
+        self._collect()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `LoaderStats` that are about losses; asks no device."""
+        written, lost = (self._writer.num_written, self._writer.num_lost) if self._writer else (0, 0)
+        return {
+            "losses": self._means.by_source(),
+            "num_recorded_rows": self._num_recorded,
+            "num_written_rows": written,
+            "num_lost_rows": self._num_left_out + lost,
+        }
+
+    def close(self) -> None:
+        """Wait for what is on its way, and have it written."""
+        # After a device error nothing more arrives; the loop meets the error where it waits for the device.
+        with contextlib.suppress(RuntimeError), self._lock:
+            self._collect(wait=True)
+        if self._writer is not None:
+            self._writer.close()
+
+    def _collect(self, *, wait: bool = False) -> None:
+        for yielded, (losses, sources) in self._read_back.arrived(wait=wait):
+            rows = Rows(yielded.session, yielded.step, losses, sources)
+            self._means.add(rows)
+            if self._writer is not None:
+                self._writer.put(rows)
+
+
+class _Means:
+    """The last losses of each source, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._new: deque[Rows] = deque()
+        self._last: dict[str, npt.NDArray[np.float32]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, rows: Rows) -> None:
+        with self._lock:
+            self._new.append(rows)
+            if len(self._new) >= STEPS_FOLDED:
+                self._fold()
+
+    def by_source(self) -> dict[str, SourceLoss]:
+        with self._lock:
+            self._fold()
+            return {
+                name: SourceLoss(mean=float(last.mean(dtype=np.float64)), count=self._counts[name])
+                for name, last in self._last.items()
+            }
+
+    def _fold(self) -> None:
+        while self._new:
+            session = self._new[0].session
+            together = []
+            while self._new and self._new[0].session is session:
+                together.append(self._new.popleft())
+            losses = np.concatenate([rows.losses for rows in together])
+            sources = np.concatenate([rows.sources for rows in together])
+            known = ~np.isnan(losses)
+            losses, sources = losses[known], sources[known]
+            for number in np.unique(sources).tolist():
+                name, new = session.sources[number], losses[sources == number]
+                last = np.concatenate((self._last.get(name, new[:0]), new))
+                self._last[name] = last[-LAST_ROWS:].copy()
+                self._counts[name] = self._counts.get(name, 0) + len(new)
+
+
+def _checked(step: int, losses: Any, num_rows: int) -> torch.Tensor:
+    """Return the losses as a tensor `(rows,)` of a floating type."""
+    try:
+        is_tensor = isinstance(losses, torch.Tensor)
+        found = losses if is_tensor else torch.from_numpy(np.array(losses, np.float32))
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidArgument(f"losses must be numbers, got {losses!r:.200}: {error}") from error
+    if found.shape != (num_rows,) or not found.is_floating_point():
+        raise errors.InvalidArgument(
+            f"losses must be one floating-point number for each of the {num_rows} rows of step {step}, got "
+            f"{found.dtype} of shape {tuple(found.shape)}; torch.cat joins those of micro batches"
+        )
+    return found

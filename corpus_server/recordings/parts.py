@@ -1,0 +1,272 @@
+"""Folders of recorded losses: the parts in them, and which of their records count.
+
+    rank-00003-part-000017.parquet    step int64, row int32, source text, loss float32
+
+`row` is the rank times its rows, plus the place among them. The metadata of a part (`corpus-losses`, JSON)
+say in which session it was written. A resumed run trains some steps a second time, and the first losses of
+those steps belong to a model that is gone: records of a step count unless a later session of the same rank,
+or of another world size, began at or before that step.
+
+    world size  rank  session began   first step    counts
+             2     0  12:00                    0    steps before 400
+             2     1  12:00                    0    steps before 400
+             4  0..3  13:00                  400    all
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.errors import ReadFailed, UnknownRecording
+from corpus_server.extras import optional_package
+from corpus_server.user_files import open_regular, reason_of
+
+T = TypeVar("T")
+Work = Generator[None, None, T]
+"""Work that yields at least every 50 ms, and returns its result."""
+
+METADATA_KEY = b"corpus-losses"
+FOREVER = 2**63 - 1
+BATCH_ROWS = 1 << 17  # read at once: 10 ms, 3 MB
+
+_NAME = re.compile(r"rank-\d+-part-\d+\.parquet")
+_COLUMNS = {"step": "int64", "row": "int32", "source": "dictionary<values=string", "loss": "float"}
+_FILES_AT_ONCE = 16
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError)
+"""What pyarrow raises for files that are not what they should be, and what their metadata may cause."""
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A file of records.
+
+    start, stop: its steps are in [start, stop).
+    counts_until: records of this step and later ones do not count.
+    first_step, began: of its session; `began` in nanoseconds since 1970.
+    """
+
+    path: Path
+    plan: str
+    sources: tuple[str, ...]
+    rank: int
+    world_size: int
+    first_step: int
+    began: int
+    num_rows: int
+    start: int
+    stop: int
+    counts_until: int = FOREVER
+
+
+class Rows(NamedTuple):
+    """Some records of a part, `(n,)` each; `source` has numbers of the recording's sources."""
+
+    step: NDArray[np.int64]
+    row: NDArray[np.int32]
+    source: NDArray[np.int64]
+    loss: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """What a folder holds at one moment.
+
+    parts: that have records which count.
+    unreadable: names of files that have a part's name and are none, with the reason.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of all sources, in the order of the plans."""
+        return tuple(dict.fromkeys(name for part in self._by_time() for name in part.sources))
+
+    @property
+    def plans(self) -> tuple[str, ...]:
+        """Ids of the plans whose rows were recorded, the first one first."""
+        return tuple(dict.fromkeys(part.plan for part in self._by_time()))
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The range of steps that were recorded: `(start, stop)`."""
+        stops = [min(part.stop, part.counts_until) for part in self.parts]
+        return min((part.start for part in self.parts), default=0), max(stops, default=0)
+
+    def _by_time(self) -> list[Part]:
+        return sorted(self.parts, key=lambda part: (part.began, part.start))
+
+
+Known = dict[Path, tuple[Version, Part | str]]
+"""Of files by path: their version, and what they are, or why they are no part."""
+
+
+class Recordings:
+    """The recordings below a folder: the folder itself, if it holds parts, and each folder in it.
+
+    folder: None: there are none.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._known: Known = {}
+
+    def names(self) -> dict[str, Path]:
+        """Return the folders by name, in order of the names."""
+        if self._folder is None or not self._folder.exists():
+            return {}
+        try:
+            inside = sorted(each for each in self._folder.iterdir() if each.is_dir())
+            found = [each for each in (self._folder, *inside) if _holds_parts(each)]
+        except OSError as error:
+            raise ReadFailed(f"the folder of recordings cannot be read: {reason_of(error)}") from error
+        return {each.name: each for each in found}
+
+    def open(self, name: str) -> Work[Recording]:
+        """Look at the parts of a recording; those that did not change are not read again.
+
+        Raises:
+            UnknownRecording: there is none of this name.
+            MissingPackage: pyarrow is not installed.
+        """
+        folder = self.names().get(name)
+        if folder is None:
+            raise UnknownRecording.expected("recording", "one that /v1/recordings lists", name)
+        return (yield from open_recording(folder, self._known))
+
+
+def open_recording(folder: Path, known: Known | None = None) -> Work[Recording]:
+    """Look at the parts in a folder.
+
+    known: what was found in files before; it is brought up to date.
+
+    Raises:
+        ReadFailed: the folder cannot be read.
+        MissingPackage: pyarrow is not installed.
+    """
+    known = {} if known is None else known
+    parquet = optional_package("pyarrow.parquet", extra="recordings", purpose="a folder of recorded losses")
+    parts, unreadable = list[Part](), dict[str, str]()
+    for number, (path, version) in enumerate(_files(folder)):
+        if known.get(path, ((), ""))[0] != version:
+            known[path] = version, _opened(parquet, path)
+            if number % _FILES_AT_ONCE == 0:
+                yield
+        found = known[path][1]
+        if isinstance(found, Part):
+            parts.append(found)
+        else:
+            unreadable[path.name] = found
+    counted = (replace(part, counts_until=until) for part, until in zip(parts, _until(parts), strict=True))
+    return Recording(
+        name=folder.name,
+        parts=tuple(part for part in counted if part.start < part.counts_until),
+        unreadable=unreadable,
+    )
+
+
+def read_rows(part: Part, sources: tuple[str, ...], start: int, stop: int) -> Iterator[Rows]:
+    """Yield the records of a part with steps in [start, stop) that count and whose loss is a number.
+
+    Raises:
+        ReadFailed: the file is damaged, or went away.
+    """
+    stop = min(stop, part.counts_until)
+    parquet = optional_package("pyarrow.parquet", extra="recordings", purpose="a folder of recorded losses")
+    numbers = {name: number for number, name in enumerate(sources)}
+    try:
+        with open_regular(part.path) as file:
+            whole = parquet.ParquetFile(file, read_dictionary=["source"])
+            for batch in whole.iter_batches(BATCH_ROWS, columns=list(_COLUMNS), use_threads=False):
+                step, row, source, loss = (batch.column(name) for name in _COLUMNS)
+                names = np.array([numbers[name] for name in source.dictionary.to_pylist()], np.int64)
+                of_rows = names[source.indices.to_numpy()]
+                found = Rows(step.to_numpy(), row.to_numpy(), of_rows, loss.to_numpy())
+                counts = (found.step >= start) & (found.step < stop) & ~np.isnan(found.loss)
+                yield Rows(*(column[counts] for column in found))
+    except _DAMAGE as error:
+        raise ReadFailed(f"{part.path.name} cannot be read: {reason_of(error)}") from error
+
+
+def finish(work: Work[T]) -> T:
+    """Do work at once, and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def _holds_parts(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(_NAME.fullmatch(entry.name) for entry in entries)
+
+
+def _files(folder: Path) -> Iterable[tuple[Path, Version]]:
+    try:
+        with os.scandir(folder) as entries:
+            found = [(entry.path, entry.stat()) for entry in entries if _NAME.fullmatch(entry.name)]
+    except OSError as error:
+        raise ReadFailed(f"the recording cannot be read: {reason_of(error)}") from error
+    return sorted((Path(path), (about.st_ino, about.st_size, about.st_mtime_ns)) for path, about in found)
+
+
+def _opened(parquet: Any, path: Path) -> Part | str:
+    """Return what a file says of itself, or why it is no part."""
+    try:
+        with open_regular(path) as file:
+            whole = parquet.ParquetFile(file)
+            types = {each.name: str(each.type) for each in whole.schema_arrow}
+            wrong = [name for name, kind in _COLUMNS.items() if not types.get(name, "").startswith(kind)]
+            about, described = whole.metadata, (whole.schema_arrow.metadata or {}).get(METADATA_KEY)
+        if wrong or described is None:
+            return "it has other columns or no metadata; was it written by record_dir=?"
+        column = list(types).index("step")
+        groups = [about.row_group(number).column(column).statistics for number in range(about.num_row_groups)]
+        session = json.loads(described)
+        if session["version"] != 1:
+            return f"its version is {session['version']!r}, this server reads 1"
+        whole_numbers = {name: int(session[name]) for name in ("rank", "world_size", "first_step", "began")}
+        return Part(
+            path=path,
+            plan=str(session["plan"]),
+            sources=tuple(map(str, session["sources"])),
+            **whole_numbers,
+            num_rows=about.num_rows,
+            start=min(group.min for group in groups),
+            stop=max(group.max for group in groups) + 1,
+        )
+    except _DAMAGE as error:
+        return f"it cannot be read: {reason_of(error)}"
+
+
+def _until(parts: list[Part]) -> list[int]:
+    """Return of each part from which step on later sessions count instead."""
+    order = sorted({_session(part) for part in parts}, reverse=True)
+    of_rank, of_world = dict[tuple[int, int], int](), dict[int, int]()
+    until = dict[tuple[int, int, int, int], int]()
+    for session in order:  # the last one first
+        _, world_size, rank, first_step = session
+        others = (first for size, first in of_world.items() if size != world_size)
+        until[session] = min(of_rank.get((world_size, rank), FOREVER), *others, FOREVER)
+        of_rank[world_size, rank] = min(of_rank.get((world_size, rank), FOREVER), first_step)
+        of_world[world_size] = min(of_world.get(world_size, FOREVER), first_step)
+    return [until[_session(part)] for part in parts]
+
+
+def _session(part: Part) -> tuple[int, int, int, int]:
+    return part.began, part.world_size, part.rank, part.first_step
