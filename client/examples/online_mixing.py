@@ -4,8 +4,8 @@
 
 Every `--every` steps rank 0 looks at the losses of the sources and decides on weights, which hold `--ahead`
 steps later: behind all that any rank has asked for ahead. It broadcasts them, and every rank extends its
-loader alike. The checkpoint holds the decisions. So run it again after a SIGKILL, and it goes on with the batch
-that comes next. With `--plan FILE`, the plan of another run, it replays that one's decisions first.
+loader alike. The checkpoint holds the decisions: after a SIGKILL the same command goes on with the next batch.
+With `--plan FILE`, the plan of another run, it replays that one's decisions first.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
     first = {"global_batch_size": args.global_batch_size, "mixture": dict.fromkeys(args.corpora, 1)}
     plan = json.loads(args.plan.read_text()) if args.plan else {"seq_len": args.seq_len, "stages": [first]}
     saved = torch.load(args.checkpoint) if args.checkpoint.exists() else None
-    # Of tokens of two bytes these are half of `--ahead` steps: no rank asks for a step that is still undecided.
+    # With tokens of two bytes half of `--ahead` steps: no rank asks for a step that is still undecided.
     ahead_bytes = args.ahead * args.global_batch_size // dist.get_world_size() * (args.seq_len + 1)
     device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
     loader = CorpusLoader(

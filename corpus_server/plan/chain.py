@@ -114,8 +114,8 @@ class Continued(Plan):
         if lengths and (tabled := parent.tabled) is not None:
             with_lengths = tabled.with_digests({**tabled.digests, **lengths})
             fields["order" if parent.rows.tabled is None else "rows"] = with_lengths
-        before = parent.sources
-        new = dict.fromkeys(name for stage in stages for name in stage.mixture if name not in set(before))
+        before, known = parent.sources, set(parent.sources)
+        new = dict.fromkeys(name for stage in stages for name in stage.mixture if name not in known)
         log = parent.log.continued(len(parent.stages), len(before), stages)
         self.__dict__.update(
             fields,

@@ -177,7 +177,7 @@ class Timeline:
         """Return ascending plan steps, those of each stage together."""
         if not plan_steps.size:
             return []
-        first, last = (self._number_at(int(end)) for end in (plan_steps[0], plan_steps[-1]))
+        first, last = (self.number_at(int(end)) for end in (plan_steps[0], plan_steps[-1]))
         if first == last:
             return [(self.stages[first], plan_steps)]
         numbers = self.from_steps.searchsorted(plan_steps.astype(np.int64), side="right") - 1
@@ -185,7 +185,7 @@ class Timeline:
 
     def stage_at(self, plan_step: int) -> PlacedStage:
         """Return the stage of a plan step."""
-        return self.stages[self._number_at(plan_step)]
+        return self.stages[self.number_at(plan_step)]
 
     def given_before(self, plan_step: int) -> NDArray[np.uint64]:
         """Return the positions of all sources at a plan step, and their rows before it: `(2, sources)`."""
@@ -233,5 +233,6 @@ class Timeline:
                 given[here] = True
         return plan_steps, rows, given
 
-    def _number_at(self, plan_step: int) -> int:
+    def number_at(self, plan_step: int) -> int:
+        """Return the number of the stage of a plan step."""
         return bisect_right(self._log.from_steps, plan_step, hi=self._num_stages) - 1

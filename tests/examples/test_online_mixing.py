@@ -1,4 +1,4 @@
-"""The controller: two ranks decide alike, a killed run goes on, and its decisions can be replayed and forked."""
+"""The controller: two ranks decide alike, a killed run goes on, its decisions are replayed and forked."""
 
 from __future__ import annotations
 
