@@ -3,8 +3,8 @@
     nice python -m scripts.chains [--sources 8 64] [--stages 1 100 10000 100000]
 
 In one process, without HTTP. Decisions are posted in parts of 256, as a client posts those that a server has
-lost, then one by one. Then another worker, whose memory is empty, reads the chain from the store. Times are CPU
-times. Stages have 20 steps of 512 rows, with weights of all sources drawn anew.
+lost, then one by one. Then another worker, whose memory is empty, reads the chain from the store. Times are
+CPU times. Stages have 20 steps of 512 rows, with weights of all sources drawn anew.
 """
 
 from __future__ import annotations

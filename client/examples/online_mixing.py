@@ -4,7 +4,7 @@
 
 Every `--every` steps rank 0 looks at the losses of the sources and decides on weights, which hold `--ahead`
 steps later: behind all that any rank has asked for ahead. It broadcasts them, and every rank extends its
-loader alike. The checkpoint holds the decisions: after a SIGKILL the same command goes on with the next batch.
+loader alike. The checkpoint holds the decisions: after a SIGKILL the same command goes on where it was.
 With `--plan FILE`, the plan of another run, it replays that one's decisions first.
 """
 

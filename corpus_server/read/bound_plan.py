@@ -247,7 +247,10 @@ class BoundPlan:
         The plan's own text exists already, because the id is made of it; a million ranges have 20 MB.
         """
         described = json.dumps(self.describe(parent), separators=(",", ":"))
-        return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json},{described[1:]}'.encode()
+        root, shown = self.plan.root, ""
+        if root is not self.plan and parent is None:
+            shown = f'"root":{{"id":"{root.id}","plan":{root.canonical_json}}},'
+        return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json},{shown}{described[1:]}'.encode()
 
 
 def _vocabulary(corpus: Corpus) -> dict[str, int | None]:

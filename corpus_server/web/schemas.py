@@ -132,11 +132,21 @@ class PlanShardAnswer(ShardAnswer):
     corpus: str
 
 
+class RootAnswer(BaseModel):
+    """The plan that others continue."""
+
+    id: str
+    plan: dict[str, Any]
+
+
 class PlanAnswer(BaseModel):
     """A plan bound to the corpora here."""
 
     id: str
     plan: dict[str, Any]
+    root: Annotated[
+        RootAnswer | None, Field(description="Of a plan that continues others, the first of them.")
+    ] = None
     sources: dict[str, SourceAnswer]
     num_stages: int
     stages: Annotated[

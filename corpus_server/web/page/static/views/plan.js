@@ -1,4 +1,4 @@
-import { $, h, code, dot, facts, number, parameters, short, stepAddress, table, corpusAddress } from "../dom.js";
+import { $, h, code, dot, facts, number, parameters, planLink, short, stepAddress, table, corpusAddress } from "../dom.js";
 import { curl, fill } from "../api.js";
 import { chart, colour } from "../chart.js";
 
@@ -73,16 +73,19 @@ fill($("#facts"), `/v1/plans/${id}`, (answer) => {
       ...names.map((name) => share(stage, name)),
       Object.values(stage.excluded_windows).reduce((sum, each) => sum + each, 0)])));
   $("#epochs").replaceChildren(epochs(answer, names, stop));
+  // A plan that continues others says only its last stage; all else stands in the first one.
+  const plan = answer.root?.plan ?? answer.plan;
   const text = JSON.stringify(answer.plan, null, 2);
   $("#document").replaceChildren(code("JSON", text),
     code("curl", curl("/v1/plans", answer.plan)),
-    code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", plan=${JSON.stringify(answer.plan)})`));
+    answer.root ? "" : code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", plan=${JSON.stringify(answer.plan)})`));
   return [facts([
-    ["seq_len", answer.plan.seq_len], ["stride", answer.plan.stride], ["seed", String(answer.plan.seed)],
-    ["order", typeof answer.plan.order === "string" ? answer.plan.order : JSON.stringify(answer.plan.order)],
-    ["rows", answer.plan.rows === undefined ? "windows" : Object.keys(answer.plan.rows)[0]],
+    ...(answer.root ? [["continues", planLink(answer.root.id)], ["stages", `${number(answer.num_stages)}, of which the last ${number(answer.stages.length)} are shown`]] : []),
+    ["seq_len", plan.seq_len], ["stride", plan.stride], ["seed", String(plan.seed)],
+    ["order", typeof plan.order === "string" ? plan.order : JSON.stringify(plan.order)],
+    ["rows", plan.rows === undefined ? "windows" : Object.keys(plan.rows)[0]],
     ["dtype", answer.dtype], ["shards", answer.shards.length],
-    ["skipped steps", answer.plan.skip_steps.reduce((sum, [start, end]) => sum + end - start, 0)],
+    ["skipped steps", plan.skip_steps.reduce((sum, [start, end]) => sum + end - start, 0)],
   ]), table(["source", "rows", "fill", "steps per epoch"], names.map((name) => [h("a", { href: corpusAddress(name) }, name),
     answer.sources[name].num_windows, answer.sources[name].fill === undefined ? "whole" : `${(100 * answer.sources[name].fill).toFixed(2)} %`, answer.sources[name].steps_per_epoch ?? "no epochs"]))];
 });

@@ -23,16 +23,16 @@ fill($("#plans"), "/v1/plans", ({ num_plans, plans }) => {
   return [
     h("div", { class: "buttons" }, newPlan(), button),
     h("p", { class: "lead" }, `${number(num_plans)} plan${num_plans === 1 ? "" : "s"}, the one seen last first${plans.length < num_plans ? `; ${number(plans.length)} are shown` : ""}.`),
-    table(["compare", "plan", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"], plans.map(({ id, plan, seen_unix_seconds }) => [
-      choice(id),
-      planLink(id),
+    table(["compare", "plan", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"], plans.map(({ id, plan, seen_unix_seconds, head, num_stages }) => [
+      choice(head ?? id),
+      planLink(head ?? id),
       new Date(seen_unix_seconds * 1000).toISOString().slice(0, 16).replace("T", " "),
       [...new Set(plan.stages.flatMap((stage) => Object.keys(stage.mixture)))].join(", "),
       plan.seq_len,
       [...new Set(plan.stages.map((stage) => stage.global_batch_size))].join(", "),
       order(plan.order),
       String(plan.seed),
-      plan.stages.length,
+      num_stages ?? plan.stages.length,
     ])),
   ];
 });
