@@ -172,11 +172,13 @@ def _substitute_searches(sampler: Sampler, source: int, units: UInt64Array, epoc
     """Yield for each stage what to look for where units stand in for excluded ones."""
     size = int(sampler.num_windows[source])
     begins, num_stages = sampler.timeline.begins(source), len(sampler.plan.stages)
+    # Where the last stage does not use the source, there is a last position.
+    end = epochs * size if sampler.timeline.uses(source)[-1] else int(begins[-1])
     for stages, exclusion in sampler.excluding():
         # Those of them that do not use the source give none of its positions.
         start = int(begins[stages.start])
-        stop = int(begins[stages.stop]) if stages.stop < num_stages else epochs * size
-        if start >= (stop := min(stop, epochs * size)):
+        stop = min(int(begins[stages.stop]) if stages.stop < num_stages else end, epochs * size)
+        if start >= stop:
             continue
         left = units[~exclusion.units.contains(units)]
         its = range(start // size, -(-stop // size))
