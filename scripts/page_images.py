@@ -118,9 +118,8 @@ def take(browser: Browser, url: str, view: str, address: str) -> None:
             page.get_by_label("Lines of step,loss").fill(losses())
             page.locator("#curve button").first.click()
         page.wait_for_timeout(1500)  # charts are drawn, and the first event has come
-        picture = Image.open(
-            io.BytesIO(page.screenshot(full_page=view in ("live", "recording") and form != "phone"))
-        ).convert("RGB")
+        is_whole = (form != "phone" and view == "live") or (view, form) == ("recording", "light")
+        picture = Image.open(io.BytesIO(page.screenshot(full_page=is_whole))).convert("RGB")
         IMAGES.mkdir(exist_ok=True)
         picture.save(IMAGES / f"{view}-{form}.webp", quality=QUALITY, method=6)
         context.close()

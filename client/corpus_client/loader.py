@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -304,8 +305,8 @@ class CorpusLoader(PlanLoader[Batch]):
     def record(self, step: int, losses: Any) -> None:
         """Take the loss of each row of a batch: for `stats().losses`, and the files of `record_dir`.
 
-        Never waits: what lies on a device is copied in the order of the current stream, and looked at when
-        the next losses come. What cannot be kept is counted in `stats().num_lost_rows`.
+        Never waits: what lies on a device is copied in the order of the current stream, and looked at some
+        steps later. What cannot be kept is counted in `stats().num_lost_rows`.
 
         Args:
             step: `batch.step` of one of the last 64 batches; each is recorded once.
@@ -331,7 +332,11 @@ class CorpusLoader(PlanLoader[Batch]):
             self._losses.begin()
 
     def stats(self) -> LoaderStats:
-        """Return the counters since the loader was made, and the state of its slots."""
+        """Return the counters since the loader was made, and the state of its slots.
+
+        Asked from another thread than the loop's, `losses` may lack the last 16 steps.
+        """
+        in_loop = self._thread is threading.current_thread()
         pipeline, memory = self._pipeline, self._slot_memory
         times = self._recorder.stats(copies_on_host=self._stager.copies_on_host)
         transfer_seconds, stall_seconds = self._stager.seconds()
@@ -346,7 +351,7 @@ class CorpusLoader(PlanLoader[Batch]):
             slot_bytes=memory.nbytes if memory is not None else 0,
             device_bytes=self._stager.num_bytes,
             pinned_bytes=memory.nbytes if memory is not None and self._pinned else 0,
-            **({} if self._losses is None else self._losses.stats()),
+            **({} if self._losses is None else self._losses.stats(in_loop=in_loop)),
         )
 
     def progress(self) -> Iterator[Batch]:

@@ -224,7 +224,7 @@ def spikes(
             plans[plan_id] = service.plan(plan_id, request.caller)
         except CorpusServerError as error:
             unresolved[plan_id] = error.detail
-        yield
+        yield None
     rows, scores = list[SpikeRow](), defaultdict[tuple[str, int], list[tuple[float, SpikeRow]]](list)
     for spike in best:
         source, bound = found.sources[spike.source], plans.get(spike.part.plan)
@@ -247,7 +247,7 @@ def spikes(
         for each in documents or ():
             share = each.num_tokens / num_tokens
             scores[source, each.document].append(((row.score or 0.0) * share, row))
-        yield
+        yield None
     listed = [
         SpikeDocument(
             source=source,

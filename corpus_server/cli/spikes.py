@@ -51,7 +51,8 @@ def _row(recording: Recording, spike: Spike, server: Server | None) -> dict[str,
     """Return what is known of a row; `documents` is None where no server says it."""
     part, number, documents = spike.part, spike.row, None
     if server is not None:
-        query = {"step": spike.step, "first": spike.row, "world_size": part.world_size, "count": 1}
+        query: dict[str, Any] = {"step": spike.step, "first": spike.row, "count": 1}
+        query["world_size"] = part.world_size
         try:
             (row,) = server.ask(f"/v1/plans/{part.plan}/rows", **query)["rows"]
         except CorpusServerError as error:

@@ -133,7 +133,7 @@ def _ranks_apart(recording: Recording, start: int, stop: int) -> int:
     for part in recording.parts:
         share = max(0, min(part.stop, stop) - max(part.start, start)) / (part.stop - part.start)
         num_rows[part.rank] += part.num_rows * share
-    apart = max(1, math.ceil(num_rows.sum() / SAMPLED_ROWS))
+    apart: int = max(1, math.ceil(num_rows.sum() / SAMPLED_ROWS))
     if (number := int(num_rows[::apart].sum())) > MAX_ROWS:
         remedy = "ask for fewer steps, by start and stop"
         raise AnswerTooLarge("a loss curve", number, MAX_ROWS, "rows", parameter="stop", remedy=remedy)

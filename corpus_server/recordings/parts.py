@@ -196,7 +196,7 @@ def read_rows(part: Part, sources: tuple[str, ...], start: int, stop: int) -> It
                 of_rows = names[source.indices.to_numpy()]
                 found = Rows(step.to_numpy(), row.to_numpy(), of_rows, loss.to_numpy())
                 counts = (found.step >= start) & (found.step < stop) & ~np.isnan(found.loss)
-                yield Rows(*(column[counts] for column in found))
+                yield Rows(*(column[counts] for column in found))  # type: ignore[arg-type]
     except _DAMAGE as error:
         raise ReadFailed(f"{part.path.name} cannot be read: {reason_of(error)}") from error
 

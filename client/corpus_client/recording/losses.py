@@ -6,8 +6,10 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +27,9 @@ LAST_ROWS = 1024
 """Of each source, what its mean is over: its standard error is a thirtieth of the spread of single rows."""
 STEPS_KEPT = 64
 """Steps that may be yielded before the losses of the first of them come, as in a pipeline of stages."""
-STEPS_FOLDED = 64
-"""Steps whose losses are added up at a time: one by one, each source would cost its microseconds per step."""
+STEPS_TOGETHER = 16
+"""Steps whose losses are looked at together: in a loop whose model fills the CPU's caches, the first call of
+each function of NumPy and torch takes many times as long as the next ones."""
 
 
 class _Yielded(NamedTuple):
@@ -50,7 +53,7 @@ class LossRecorder:
         self._session: Session | None = None
         self._yielded: dict[int, _Yielded] = {}
         self._means = _Means()
-        self._num_recorded = self._num_left_out = 0
+        self._num_steps = self._num_recorded = self._num_left_out = 0
         self._lock = threading.Lock()  # the loader may be closed from another thread
 
     def begin(self) -> None:
@@ -81,8 +84,10 @@ class LossRecorder:
             self._record(step, losses)
 
     def _record(self, step: int, losses: Any) -> None:
-        self._read_back.check_not_capturing()
-        self._collect()
+        if self._read_back.is_capturing():
+            raise errors.InvalidArgument(
+                "losses were recorded while a CUDA graph is being captured; record them after each replay"
+            )
         yielded = self._yielded.get(step)
         if yielded is None:
             kept = f"{min(self._yielded)} to {max(self._yielded)}" if self._yielded else "none"
@@ -95,10 +100,18 @@ class LossRecorder:
             self._num_left_out += len(found)
         del self._yielded[step]
         self._num_recorded += len(found)
-        self._collect()
+        self._num_steps += 1
+        if self._num_steps % STEPS_TOGETHER == 0:
+            self._collect()
 
-    def stats(self) -> dict[str, Any]:
-        """Return the fields of `LoaderStats` that are about losses; asks no device."""
+    def stats(self, *, in_loop: bool) -> dict[str, Any]:
+        """Return the fields of `LoaderStats` that are about losses.
+
+        in_loop: whether the loop's thread asks, which alone may ask the device.
+        """
+        if in_loop and not self._read_back.is_capturing():
+            with self._lock:
+                self._collect()
         written, lost = (self._writer.num_written, self._writer.num_lost) if self._writer else (0, 0)
         return {
             "losses": self._means.by_source(),
@@ -116,51 +129,41 @@ class LossRecorder:
             self._writer.close()
 
     def _collect(self, *, wait: bool = False) -> None:
-        for yielded, (losses, sources) in self._read_back.arrived(wait=wait):
-            rows = Rows(yielded.session, yielded.step, losses, sources)
-            self._means.add(rows)
-            if self._writer is not None:
+        arrived = self._read_back.arrived(wait=wait)
+        found = [Rows(each.session, each.step, *columns) for each, columns in arrived]
+        for session, its in groupby(found, key=attrgetter("session")):
+            self._means.add(session, list(its))
+        if self._writer is not None:
+            for rows in found:
                 self._writer.put(rows)
 
 
 class _Means:
-    """The last losses of each source, from any thread."""
+    """The last losses of each source; asked from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._new: deque[Rows] = deque()
         self._last: dict[str, npt.NDArray[np.float32]] = {}
         self._counts: dict[str, int] = {}
 
-    def add(self, rows: Rows) -> None:
+    def add(self, session: Session, rows: Sequence[Rows]) -> None:
+        losses = np.concatenate([each.losses for each in rows])
+        sources = np.concatenate([each.sources for each in rows])
+        known = ~np.isnan(losses)
+        losses, sources = losses[known], sources[known]
         with self._lock:
-            self._new.append(rows)
-            if len(self._new) >= STEPS_FOLDED:
-                self._fold()
-
-    def by_source(self) -> dict[str, SourceLoss]:
-        with self._lock:
-            self._fold()
-            return {
-                name: SourceLoss(mean=float(last.mean(dtype=np.float64)), count=self._counts[name])
-                for name, last in self._last.items()
-            }
-
-    def _fold(self) -> None:
-        while self._new:
-            session = self._new[0].session
-            together = []
-            while self._new and self._new[0].session is session:
-                together.append(self._new.popleft())
-            losses = np.concatenate([rows.losses for rows in together])
-            sources = np.concatenate([rows.sources for rows in together])
-            known = ~np.isnan(losses)
-            losses, sources = losses[known], sources[known]
             for number in np.unique(sources).tolist():
                 name, new = session.sources[number], losses[sources == number]
                 last = np.concatenate((self._last.get(name, new[:0]), new))
                 self._last[name] = last[-LAST_ROWS:].copy()
                 self._counts[name] = self._counts.get(name, 0) + len(new)
+
+    def by_source(self) -> dict[str, SourceLoss]:
+        with self._lock:
+            return {
+                name: SourceLoss(mean=float(last.mean(dtype=np.float64)), count=self._counts[name])
+                for name, last in self._last.items()
+            }
 
 
 def _checked(step: int, losses: Any, num_rows: int) -> torch.Tensor:

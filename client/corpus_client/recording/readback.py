@@ -2,8 +2,8 @@
 
     training loop's stream    step 6 | losses 6 -> slot k | record event k | step 7 | losses 7 -> slot k+1 ...
 
-The host looks at the events when the next losses come, so a step's values are on the host a step or more
-later. In host memory they are there at once.
+The host looks at the events now and then, so a step's values are on the host some steps later. In host memory
+they are there at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from corpus_client import errors
 from corpus_client.staging import pinning
 from corpus_client.staging.ring import DeviceRing
 from corpus_client.staging.stager import Stager
@@ -47,12 +46,9 @@ class ReadBack(Generic[T]):
         self._num_pushed = 0
         self._latest: list[Any] = []  # the event of the last copy; no view of the memory, which waits for it
 
-    def check_not_capturing(self) -> None:
-        """Refuse while a CUDA graph is captured, which a question about an event would break."""
-        if self._ring is not None and self._ring.is_capturing():
-            raise errors.InvalidArgument(
-                "losses were recorded while a CUDA graph is being captured; record them after each replay"
-            )
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is captured, which a question about an event would break."""
+        return self._ring is not None and self._ring.is_capturing()
 
     def push(self, what: T, losses: torch.Tensor, sources: torch.Tensor) -> bool:
         """Put a step's losses and sources on their way; False: the device is too far behind.
@@ -61,8 +57,7 @@ class ReadBack(Generic[T]):
         """
         losses = losses.detach()
         if self._ring is None:
-            losses = losses.to("cpu", torch.float32, copy=True)
-            self._reads.append(_Read(what, losses, sources.to("cpu"), None))
+            self._reads.append(_Read(what, losses.to("cpu", copy=True), sources, None))
             return True
         if len(self._reads) >= NUM_SLOTS:
             return False
@@ -87,7 +82,9 @@ class ReadBack(Generic[T]):
                 elif not event.query():
                     return
             self._reads.popleft()
-            yield what, (losses.numpy().copy(), sources.numpy().astype(np.uint16))
+            # The slot is written to again, and these are not.
+            found = losses.to(torch.float32, copy=True).numpy()
+            yield what, (found, sources.cpu().numpy().astype(np.uint16))
 
     def _slot(self, num_bytes: int) -> torch.Tensor:
         """Return a slot that no copy writes to: there are as many as reads may be under way."""

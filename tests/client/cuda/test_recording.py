@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as parquet
+import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 import pytest
 import torch
 
@@ -43,7 +43,7 @@ def test_every_loss_comes_back(
     accelerator: Accelerator, url: str, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     """Also where batches grow, and where the trainer uses the memory of its losses again."""
-    expected = []
+    expected: list[tuple[int, int, torch.Tensor]] = []
     with closing(open_on(accelerator, url, record_dir=tmp_path)) as loader:
         for batch in loader:
             rows = len(batch.sources)
@@ -51,7 +51,7 @@ def test_every_loss_comes_back(
             accelerator.sleep(1e-4)
             loader.record(batch.step, losses)
             losses.fill_(-1)
-            expected.append([batch.step, rows, batch.sources.clone()])
+            expected.append((batch.step, rows, batch.sources.clone()))
             if batch.step == 59:
                 break
         assert loader.stats().num_recorded_rows == 40 * ROWS + 20 * 2 * ROWS

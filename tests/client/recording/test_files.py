@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pyarrow.parquet as parquet
+import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 import pytest
 
 from corpus_client import errors
