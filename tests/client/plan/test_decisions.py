@@ -112,38 +112,41 @@ def test_a_state_holds_every_decision_and_needs_no_server_that_remembers(
     make_loader: MakeLoader, server: ReferenceServer
 ) -> None:
     """Several hundred are posted in parts; of a lost plan only those that are missing."""
-    loader = make_loader(**SMALL)
-    for number in range(600):
-        loader.extend(mixture=mixture(number), at_step=2 * number + 1)
-    loader.extend(
-        mixture={"math": 1, "web": 3}, global_batch_size=4, exclude={"web": [[0, 99]]}, at_step=1300
+    before = [
+        f"[{2 * number + 1},{65536 // (2 + number % 2)},{65536 - 65536 // (2 + number % 2)}]"
+        for number in range(300)
+    ]
+    before[0] = json.dumps(
+        {"from_step": 1, "global_batch_size": 8, "seq_len": 16, "mixture": {"web": 1, "code": 1}}
     )
-    loader.extend(mixture={"web": 2, "math": 1, "code": 1}, at_step=1301)
+    loader = of_plan(make_loader, {**make_loader(**SMALL).plan, "decisions": "\n".join(before)})
+    loader.extend(mixture={"math": 1, "web": 3}, global_batch_size=4, exclude={"web": [[0, 99]]}, at_step=700)
+    loader.extend(mixture={"web": 2, "math": 1, "code": 1}, at_step=701)
     state = json.loads(json.dumps(loader.state_dict()))
     lines = state["plan"]["decisions"].splitlines()
-    assert len(lines) == 602
-    assert lines[1] == "[3,32768,32768]"
-    assert lines[-1] == "[1301,32768,16384,16384]"
+    assert lines[1:300] == before[1:]
+    assert json.loads(lines[0])["mixture"] == {"code": 32768, "web": 32768}
+    assert lines[301:] == ["[701,32768,16384,16384]"]
     assert json.loads(lines[-2]) == {
-        "from_step": 1300,
+        "from_step": 700,
         "global_batch_size": 4,
         "seq_len": 16,
         "mixture": {"math": 16384, "web": 49152},
         "exclude": {"web": [[0, 99]]},
         "fingerprints": {"math": CORPORA[2].fingerprint},
     }
-    taken = take(loader, 1310)
+    taken = take(loader, 710)
     server.plans.clear()
     resumed = of_plan(make_loader, state["plan"])
     assert resumed.plan_id == loader.plan_id
     resumed.load_state_dict(state)
-    expect(take(resumed, 1310), loader.plan)
+    expect(take(resumed, 710), loader.plan)
     expect(taken, loader.plan)
-    for plan_id in list(server.plans)[-100:]:  # the newest
+    for plan_id in list(server.plans)[-20:]:  # the newest
         del server.plans[plan_id]
     num_posts = server.num_posts
-    resumed.seek(1290)
-    expect(take(resumed, 5), loader.plan, 1290)
+    resumed.seek(690)
+    expect(take(resumed, 5), loader.plan, 690)
     assert 1 <= server.num_posts - num_posts <= 4
 
 
