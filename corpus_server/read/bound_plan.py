@@ -111,6 +111,7 @@ class BoundPlan:
 
     Attributes:
         plan: with its fingerprints.
+        root_id: of the plan that it continues, over any number of plans between, or its own: what is counted.
         key: of what is kept about this object elsewhere and must not keep it alive.
         sampler: (step, rank) to rows.
         gatherer: rows to tokens; its shard numbers are the sampler's.
@@ -125,7 +126,7 @@ class BoundPlan:
         self, plan: Plan, opened: ShardList, tables: Sequence[Table] = (), parent: BoundPlan | None = None
     ) -> None:
         assert plan.stride is not None  # set by Plan itself
-        self.plan = plan
+        self.plan, self.root_id = plan, plan.root.id
         self.key = object()
         self.corpora, self.shards, self.staged = opened.corpora, opened.shards, opened.staged
         self.is_staged, self.gatherer, self.dtype = opened.is_staged, opened.gatherer, opened.dtype
@@ -168,7 +169,7 @@ class BoundPlan:
             if len(self._sources) >= MAX_STAGES:
                 self._sources.clear()
             shares = self.plan.stages[number].mixture
-            found = self._sources[number] = Source(self.plan.root.id, shares)
+            found = self._sources[number] = Source(self.root_id, shares)
         return found
 
     @property

@@ -104,7 +104,7 @@ class Registry:
         """
         now = time.monotonic()
         # A rank that goes on by plans that continue its first one is one reader.
-        key = (bound.plan.root.id, world_size, rank)
+        key = (bound.root_id, world_size, rank)
         with self._lock:
             self._end_idle(now)
             reader = self._active.pop(key, None) or self._idle.pop(key, None)
