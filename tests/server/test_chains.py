@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from corpus_server.admission.request import Caller
@@ -16,7 +17,7 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, UnknownPlan
 from corpus_server.known_plans import KnownPlans
 from corpus_server.plan_store import PlanStore
-from tests.corpora import some_tokens, write_raw
+from tests.corpora import some_tokens, write_megatron, write_raw
 from tests.reference import one_source
 from tests.serving import RunningServer, check_problem
 
@@ -173,6 +174,53 @@ def test_links_go_with_their_root_and_count_as_bytes_but_not_as_plans(
 
 def follow_from(known: KnownPlans, plan_id: str) -> list[str]:
     return [known.keep_document(link(plan_id, *STAGES[:20])).plan.id]
+
+
+@pytest.mark.parametrize(
+    ("fields", "mixtures"),
+    [
+        (
+            {"rows": {"documents": {"block_documents": 16}}},
+            [{"a": 1}, {"a": 1, "b": 2}, {"b": 1}, {"a": 3, "b": 1}],
+        ),
+        (
+            {"order": {"megatron": {"num_samples": 300, "blend": ["b", "a"], "weights": [0.3, 0.7]}}},
+            [{"a": 0.7, "b": 0.3}] * 4,
+        ),
+    ],
+    ids=["rows of documents", "megatron"],
+)
+def test_rows_that_follow_from_tables_go_on_too(
+    tmp_path: Path, fields: dict[str, Any], mixtures: list[dict[str, float]]
+) -> None:
+    """The digests of documents of a source that a link adds are part of the link."""
+    draw = np.random.default_rng(0)
+    for name in ("a", "b"):
+        lengths = draw.integers(1, 40, 100).tolist()
+        write_megatron(tmp_path / name, [[*draw.integers(1, 99, n - 1).tolist(), 0] for n in lengths])
+    stages = [
+        {"from_step": 4 * k, "global_batch_size": 8 + 4 * (k % 2), "mixture": each}
+        for k, each in enumerate(mixtures)
+    ]
+    plan = {"seq_len": 16, **fields}
+    specs = [CorpusSpec(name=name, path=tmp_path / f"{name}.bin", eot=0) for name in ("a", "b")]
+    with Catalog.open(specs) as catalog, PlanStore(tmp_path / "state") as store:
+        known = KnownPlans(catalog, store)
+        whole = known.keep_document(json.dumps({**plan, "stages": stages}).encode())
+        root = known.keep_document(json.dumps({**plan, "stages": stages[:1]}).encode())
+        last = known.keep_document(link(root.plan.id, *stages[1:]))
+        lost = KnownPlans(catalog, store).by_id(last.plan.id)
+        assert lost.plan.id == last.plan.id
+        for step in range(20):
+            (pieces, borders), *others = (
+                each.pieces(step, range(each.sampler.check_part(step))) for each in (whole, last, lost)
+            )
+            for its, its_borders in others:
+                assert (its == pieces).all()
+                assert (its_borders == borders).all()
+        if "rows" in fields:
+            first = store.chain(last.plan.id, lambda _: False)[0].kept.document
+            assert list(json.loads(first)["lengths"]) == ["b"]
 
 
 def test_who_may_not_read_an_added_corpus_learns_nothing_of_it(catalog: Catalog, store: PlanStore) -> None:
