@@ -15,7 +15,7 @@ from corpus_server.admission.request import Caller
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, UnknownPlan
-from corpus_server.known_plans import KnownPlans
+from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan_store import PlanStore
 from tests.corpora import some_tokens, write_megatron, write_raw
 from tests.reference import one_source
@@ -99,6 +99,13 @@ def test_decisions_posted_together_are_the_same_chain(catalog: Catalog, store: P
     other = KnownPlans(catalog, store)
     assert other.keep_document(link(ids[0], *STAGES)).plan.id == ids[-1]
     assert other.keep_document(link(ids[7], *STAGES[7:30])).plan.id == ids[30]
+
+
+def test_a_large_document_is_parsed_in_a_process_of_its_own(catalog: Catalog, store: PlanStore) -> None:
+    known = KnownPlans(catalog, store)
+    ids = follow(known, STAGES[:2])
+    padded = link(ids[1], STAGES[1]) + b" " * LARGE_BYTES
+    assert known.keep_document(padded).plan.id == ids[2]
 
 
 def test_only_what_is_added_is_described(catalog: Catalog, store: PlanStore) -> None:
