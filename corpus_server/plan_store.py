@@ -241,13 +241,11 @@ class PlanStore(Closing):
         root, log, num_sources = plan.root.id, plan.log, len(plan.sources)
 
         def write(connection: sqlite3.Connection) -> None:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with connection:  # ends the transaction, well or not
+                connection.execute("BEGIN IMMEDIATE")
                 # Else another process has just removed it; the client will post all of the chain again.
                 if connection.execute("SELECT 1 FROM plans WHERE id = ?", (root,)).fetchone():
                     connection.executemany(_ADD_LINK, rows)
-            finally:
-                connection.execute("COMMIT")
 
         if self.has_link(plan.id):
             return

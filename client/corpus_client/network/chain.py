@@ -21,8 +21,8 @@ DECISIONS = "decisions"
 """Field of a whole plan, beside those of the document that was extended."""
 
 MAX_DECISIONS = 256
-MAX_WEIGHTS = 1 << 14
-"""Of a part: half of what a server takes in one document."""
+MAX_WEIGHTS = 12_000
+"""Of a part, with all other numbers: two parts that become one, and a line beyond, are what a server takes."""
 
 Shape = tuple[int, int]
 """Rows of a step over all ranks, inputs of a row."""
@@ -97,7 +97,7 @@ def posted(part: Part, sources: Sequence[str], seq_len: int) -> dict[str, Any]:
                 given |= found.pop(field, {})
             stage = found
             size, row_inputs = stage["global_batch_size"], stage.get("seq_len") or seq_len
-        names += [name for name in sorted(stage["mixture"]) if name not in names]
+            names += [name for name in sorted(stage["mixture"]) if name not in names]
         stages.append(stage)
     return {"parent": part.parent, "stages": stages, **{field: its for field, its in more.items() if its}}
 
