@@ -122,11 +122,14 @@ class Catalog(Closing):
         """Return the gatherer over one corpus's shards."""
         return self._gatherers[self.corpus(name).name]
 
-    def bind(self, plan: Plan) -> BoundPlan:
+    def bind(self, plan: Plan, parent: BoundPlan | None = None) -> BoundPlan:
         """Bind a plan to the open corpora: add the fingerprints it lacks, check those it has.
 
         A corpus whose content was exchanged still answers the plans of before, if the old content is served
         under another name that its `earlier` lists. Who may read the corpus may read that through a plan.
+
+        Args:
+            parent: the plan that this one continues, bound here.
 
         Raises:
             UnknownCorpus: a source is not served here.
@@ -147,7 +150,7 @@ class Catalog(Closing):
         key = tuple(chosen.items())
         if (opened := self._opened.get(key)) is None:
             opened = self._opened[key] = ShardList(chosen, reads_ahead=self._reads_ahead)
-        return BoundPlan(plan, opened, tables)
+        return BoundPlan(plan, opened, tables, parent)
 
 
 def _mismatch(corpus: Corpus, wanted: str) -> FingerprintMismatch:

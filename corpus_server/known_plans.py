@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,12 +12,14 @@ from corpus_server.admission.request import ANYONE, Caller
 from corpus_server.catalog import Catalog
 from corpus_server.errors import UnknownPlan
 from corpus_server.plan import Plan
-from corpus_server.plan_store import PlanStore
+from corpus_server.plan.chain import Continued, Link, parse_document
+from corpus_server.plan_store import PlacedLink, PlanStore
 from corpus_server.read.apart import parse_apart
 from corpus_server.read.bound_plan import BoundPlan
 
 MAX_PLANS = 1024
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 128 * 2**20
+"""Room for the longest chain of 64 sources, 80 MB, beside other plans."""
 LARGE_BYTES = 2**20
 """A document of this size takes some 20 times as much memory while it is parsed: one such at a time, in a
 process of its own."""
@@ -41,7 +43,7 @@ class KnownPlans:
         self._lock = threading.Lock()  # of the two below; never held while a plan is bound
         self._plans: OrderedDict[str, BoundPlan] = OrderedDict()  # by id, the plan used last at the end
         self._ids: OrderedDict[frozenset[tuple[str, Any]], str] = OrderedDict()
-        self._large = threading.Lock()
+        self._large = threading.RLock()  # what is posted may continue a plan that has to be restored
 
     def in_memory(self, plan_id: str) -> BoundPlan | None:
         """Return the plan if it is in memory; never blocks."""
@@ -60,19 +62,19 @@ class KnownPlans:
         """
         if (bound := self._allowed(plan_id, caller)) is not None:
             return bound
-        document = self._store.document(plan_id)
-        if document is None:
-            raise UnknownPlan(
-                f"this server has not seen plan {plan_id}",
-                parameter="plan",
-                received=plan_id,
-                remedy="POST its document to /v1/plans, then ask again",
-            )
-        with self._turn(len(document)):
-            # Another thread may have bound it meanwhile.
-            return self._allowed(plan_id, caller) or self._remember(
-                self._bind(self._parsed(document), caller)
-            )
+        if (document := self._store.document(plan_id)) is not None:
+            with self._turn(len(document)):
+                # Another thread may have bound it meanwhile.
+                if (bound := self._allowed(plan_id, caller)) is not None:
+                    return bound
+                plan = self._parsed(document)
+                assert isinstance(plan, Plan)
+                return self._remember(self._bind(plan, caller))
+        links = self._store.chain(plan_id, lambda each: self.in_memory(each) is not None)
+        if not links:
+            raise _unknown("plan", plan_id)
+        with self._turn(sum(len(link.kept.document) for link in links)):
+            return self._allowed(plan_id, caller) or self._restored(links, caller)
 
     def keep_document(
         self, body: bytes | bytearray, caller: Caller = ANYONE, *, keep: bool = True, run: str = ""
@@ -88,12 +90,14 @@ class KnownPlans:
             InvalidPlan: the document is not a plan, or does not fit the corpora.
             UnknownCorpus, FingerprintMismatch: see `Catalog.bind`.
         """
-        with self._turn(len(body)):
-            bound = self._bind(self._parsed(body), caller)
-            if not keep:
-                return bound
-            self._store.add(bound.plan, owner=caller.name, most=caller.limits.max_plans, run=run)
-            return self._remember(bound)
+        return self._kept(body, caller, keep=keep, run=run)[0]
+
+    def describe_document(
+        self, body: bytes | bytearray, caller: Caller = ANYONE, *, keep: bool = True, run: str = ""
+    ) -> bytes:
+        """Do the same, and return the plan's description; of what continues a plan, only what it adds."""
+        bound, parent = self._kept(body, caller, keep=keep, run=run)
+        return bound.to_json(parent)
 
     def spelled(self, spelling: Mapping[str, Any], caller: Caller = ANYONE) -> BoundPlan:
         """Return the plan that is spelled inline; its id can be asked for while it is in memory.
@@ -119,13 +123,56 @@ class KnownPlans:
             caller.check_read(bound.plan.sources)
         return bound
 
-    def _bind(self, plan: Plan, caller: Caller) -> BoundPlan:
-        caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
-        return self._catalog.bind(plan)
+    def _kept(
+        self, body: bytes | bytearray, caller: Caller, *, keep: bool, run: str
+    ) -> tuple[BoundPlan, BoundPlan | None]:
+        """Return the bound plan of a posted document, and that which it continues if it does."""
+        with self._turn(len(body)):
+            parsed = self._parsed(body)
+            if isinstance(parsed, Link):
+                parent = self._parent(parsed.parent, caller)
+                bound = self._bind(Continued.of(parent.plan, parsed), caller, parent)
+            else:
+                parent, bound = None, self._bind(parsed, caller)
+            if not keep:
+                return bound, parent
+            self._store.add(bound.plan.root, owner=caller.name, most=caller.limits.max_plans, run=run)
+            if isinstance(bound.plan, Continued):
+                self._store.add_links(bound.plan)
+                bound.plan.forget_links()
+            return self._remember(bound), parent
 
-    def _parsed(self, document: bytes | bytearray | str) -> Plan:
+    def _parent(self, plan_id: str, caller: Caller) -> BoundPlan:
+        """Return a plan that is to be continued."""
+        try:
+            bound = self.by_id(plan_id, caller)
+        except UnknownPlan:
+            raise _unknown("parent", plan_id) from None
+        if isinstance(bound.plan, Continued) and not self._store.has_link(plan_id):
+            # Other workers could not follow the chain. Its client posts it again.
+            raise _unknown("parent", plan_id)
+        return bound
+
+    def _restored(self, links: Sequence[PlacedLink], caller: Caller) -> BoundPlan:
+        """Bind a plan from its links, oldest first; what they continue is in memory or in the store."""
+        parent = self.by_id(links[0].parent, caller)
+        plan = Continued.restored(parent.plan, [link.kept for link in links])
+        if plan is None:
+            self._store.remove_links(links)  # damaged; the client posts them again
+            raise _unknown("plan", links[-1].kept.id)
+        for number, link in enumerate(links, plan.num_before):
+            if (placed := link.placed()) is None:
+                break  # those behind it are computed
+            plan.log.place(number, *placed)
+        return self._remember(self._bind(plan, caller, parent))
+
+    def _bind(self, plan: Plan, caller: Caller, parent: BoundPlan | None = None) -> BoundPlan:
+        caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
+        return self._catalog.bind(plan, parent)
+
+    def _parsed(self, document: bytes | bytearray | str) -> Plan | Link:
         if len(document) <= LARGE_BYTES:
-            return Plan.parse(document)
+            return parse_document(document)
         corpora = self._catalog.corpora.items()
         return parse_apart(document, {name: corpus.fingerprint for name, corpus in corpora})
 
@@ -147,3 +194,12 @@ class KnownPlans:
         """Add up the memory of all plans; takes less than the ms in which a plan is bound."""
         shared = {each for bound in self._plans.values() for each in bound.shared}
         return sum(each.num_bytes for each in (*self._plans.values(), *shared))
+
+
+def _unknown(parameter: str, plan_id: str) -> UnknownPlan:
+    return UnknownPlan(
+        f"this server has not seen plan {plan_id}",
+        parameter=parameter,
+        received=plan_id,
+        remedy="POST its document to /v1/plans, then ask again",
+    )

@@ -92,7 +92,7 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         with self._make_loader() as loader:  # here a mistake is raised, not in a worker
             self._bound = loader.prepared.bound
         plain = {name: options[name] for name in options if name not in PLAN_ARGUMENTS}
-        self._options = {**plain, "plan": self._bound.document}
+        self._options = {**plain, "plan": self._bound.whole}
         # In memory that workers see too, forked or spawned: those that persist hear of the next pass.
         self._first_step = torch.tensor(self._start_step).share_memory_()  # type: ignore[no-untyped-call]
 

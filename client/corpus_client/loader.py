@@ -19,7 +19,14 @@ from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.observe.recorder import Recorder, write_trace
 from corpus_client.plan import receipts, trainers
-from corpus_client.plan.document import OrderArgument, PlanArgument, requested_plan, successor
+from corpus_client.plan.document import (
+    MAX_STEP,
+    OrderArgument,
+    PlanArgument,
+    integer,
+    next_stage,
+    requested_plan,
+)
 from corpus_client.plan.state import PlanLoader
 from corpus_client.plan.world import Placement
 from corpus_client.prepared import PlanOptions, PreparedPlan
@@ -227,34 +234,77 @@ class CorpusLoader(PlanLoader[Batch]):
             fills_ends=self._bound.fills_ends,
         )
 
-    def extend(self, stage: Mapping[str, Any]) -> str:
-        """Go on by a plan that has one stage more, from the next step on.
+    @property
+    def first_free_step(self) -> int:
+        """The first step that was neither yielded nor asked for ahead: where a decision can still begin."""
+        pipeline = self._pipeline
+        return self._step if pipeline is None else max(self._step, pipeline.queues.asked_until)
 
-        Every rank calls it at the same step with the same stage, and comes to the same plan. What was
-        fetched ahead by the old plan is dropped; what was yielded is checked to be unchanged.
+    def extend(
+        self,
+        stage: Mapping[str, Any] | None = None,
+        *,
+        at_step: int | None = None,
+        mixture: Mapping[str, float] | None = None,
+        global_batch_size: int | None = None,
+        seq_len: int | None = None,
+        exclude: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    ) -> str:
+        """Go on by a plan that continues this one with one stage more.
+
+        Every rank calls it at the same step with the same arguments, and comes to the same plan.
 
         Args:
             stage: `{"mixture": {name: weight}}`, and where they change `"global_batch_size"`,
                 `"seq_len"` and `"exclude": {name: [[start, stop], ...]}`, ranges of tokens that are out from
-                now on.
+                then on; or pass these by name.
+            at_step: training step at which the stage begins. Nothing that was fetched ahead is dropped, so
+                it is refused if that step was asked for already. None: the loader's next step; what was
+                fetched ahead is dropped, and some of the steps yielded are checked to be unchanged.
 
         Returns:
             The id of the new plan. After an error the old one goes on.
 
         Raises:
-            InvalidArgument: the stage has other fields, or does not divide over the ranks.
+            InvalidArgument: `at_step` is too early, the message names the first that is free; or the stage
+                has other fields, or does not divide over the ranks.
             HistoryChanged: by the new plan an earlier step has other tokens.
         """
         self._check_thread()
-        old, step = self._bound, self._step
+        named = {
+            "mixture": mixture,
+            "global_batch_size": global_batch_size,
+            "seq_len": seq_len,
+            "exclude": exclude,
+        }
+        given = {name: value for name, value in named.items() if value is not None}
+        if (stage is None) == (not given):
+            raise errors.InvalidArgument("extend takes a stage, or the fields of one by name")
+        stage = given if stage is None else stage
+        old, step = self._bound, self._step if at_step is None else integer("at_step", at_step, 0, MAX_STEP)
+        if at_step is not None:
+            self._check_free(step)
         with self._connect(plan=old) as replicas:
-            from_step = replicas.ask(control.plan_step(old.plan_id, step))
-            grown = successor(old.document, from_step, stage)
-            prepared = PreparedPlan.prepare(grown, self.prepared.options)
-            receipts.check_history(replicas, old, prepared.bound, step)
-        self._stop()
+            skips = old.document.get("skip_steps")
+            from_step = replicas.ask(control.plan_step(old.plan_id, step)) if skips else step
+            prepared = self.prepared.extended(replicas, next_stage(old, from_step, stage))
+            if at_step is None:
+                receipts.check_history(replicas, old, prepared.bound, step)
+        pipeline = self._pipeline
+        if at_step is None or pipeline is None or prepared.steps != self.prepared.steps:
+            self._stop()  # the next batch is fetched anew, and so is what was fetched ahead
+        elif not pipeline.queues.follow(prepared.bound, step):
+            self._check_free(step)
+            self._stop()
         self._use(prepared)
         return self.plan_id
+
+    def _check_free(self, step: int) -> None:
+        if step < (free := self.first_free_step):
+            raise errors.InvalidArgument(
+                f"at_step must be {free} or later, got {step}: earlier steps were asked for by now; decide "
+                "further ahead, or lower Staging(prefetch_bytes=)"
+            )
 
     def record(self, step: int, losses: Any) -> None:
         """Take the loss of each row of a batch: for `stats().losses`, and the files of `record_dir`.

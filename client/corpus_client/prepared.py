@@ -98,27 +98,37 @@ class PreparedPlan:
     def prepare(cls, document: Mapping[str, Any], options: PlanOptions) -> PreparedPlan:
         """Agree on the plan with the replicas, and check everything that could fail later."""
         with options.connect() as replicas:
-            bound = replicas.bind(document)
-            options.check(bound)
-            steps = FetchRange(
-                step_ranges=rank_shapes(bound.stages, options.place.world_size, bound.num_steps),
-                dtype=STORED_DTYPES[bound.dtype],
-                in_flight=options.network.in_flight,
-                step_stride=options.step_stride,
-                beside=options.beside(bound),
-            )
-            sizes = choose_slot_sizes(
-                batch_bytes=steps.batch_bytes,
-                prefetch_bytes=options.staging.prefetch_bytes,
-                in_flight=steps.in_flight,
-                ranks_on_host=ranks_on_host(),
-            )
-            if options.staging.local_root is not None:
-                shards = local.open_shards(bound, options.staging.local_root)
-                with ExitStack() as stack:
-                    for shard in shards:
-                        stack.callback(shard.close)
-                    local.check_shards(replicas, shards)
+            return cls._checked(replicas, replicas.bind(document), options, known_shards=0)
+
+    def extended(self, replicas: Replicas, stage: Mapping[str, Any]) -> PreparedPlan:
+        """Do the same with a plan that has one stage more; replicas: of this plan."""
+        bound = replicas.bind(stage, after=self.bound)
+        return self._checked(replicas, bound, self.options, known_shards=len(self.bound.shards))
+
+    @classmethod
+    def _checked(
+        cls, replicas: Replicas, bound: BoundPlan, options: PlanOptions, *, known_shards: int
+    ) -> PreparedPlan:
+        options.check(bound)
+        steps = FetchRange(
+            step_ranges=rank_shapes(bound.stages, options.place.world_size, bound.num_steps),
+            dtype=STORED_DTYPES[bound.dtype],
+            in_flight=options.network.in_flight,
+            step_stride=options.step_stride,
+            beside=options.beside(bound),
+        )
+        sizes = choose_slot_sizes(
+            batch_bytes=steps.batch_bytes,
+            prefetch_bytes=options.staging.prefetch_bytes,
+            in_flight=steps.in_flight,
+            ranks_on_host=ranks_on_host(),
+        )
+        if options.staging.local_root is not None and len(bound.shards) > known_shards:
+            shards = local.open_shards(bound, options.staging.local_root)
+            with ExitStack() as stack:
+                for shard in shards:
+                    stack.callback(shard.close)
+                local.check_shards(replicas, shards)
         return cls(
             options=options,
             bound=bound,

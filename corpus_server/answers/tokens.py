@@ -253,8 +253,7 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
         response = yield from _batches_as_text(bound, reading, query, headers)
     else:
         response = yield from array_response(reading, headers, chosen, query.checksum, request, beside)
-    timeline = bound.sampler.timeline
-    response.source = bound.stage_sources[timeline.stage_at(timeline.plan_step(query.step)).number]
+    response.source = bound.source_of(query.step)
     response.num_tokens = reading.num_units * reading.unit_tokens
     response.reader, response.num_steps = reader, query.count
     return response

@@ -37,7 +37,7 @@ class Files(Asked):
         if path == "/v1/corpora":
             return {"corpora": [{"name": name} for name in self._service.catalog.corpora]}
         if body is not None:
-            return json.loads(self._service.plans.keep_document(body).to_json())
+            return json.loads(self._service.plans.describe_document(body))
         asked = ((each, each.named_in(path)) for each in QUESTIONS)
         question, named = next((each, named) for each, named in asked if named is not None)
         try:

@@ -87,7 +87,14 @@ class Server(Asked):
     def find(self, prefix: str) -> Plan:
         """Return the one plan whose id begins with `prefix`; if it is not a whole id, of the newest."""
         if len(prefix) == 64:
-            return Plan.from_json(self.ask(f"/v1/plans/{quote(prefix, safe='')}")["plan"])
+            document = self.ask(f"/v1/plans/{quote(prefix, safe='')}")["plan"]
+            if "parent" in document:
+                raise InvalidParameter(
+                    f"plan {prefix[:12]} continues another one, and its stages are in the server's state: "
+                    "leave the URL out, and give --state-dir on the server's machine",
+                    parameter="url",
+                )
+            return Plan.from_json(document)
         return find_by_prefix(prefix, {plan.id: plan for plan, *_ in self.newest(_MAX_PLANS)})
 
 

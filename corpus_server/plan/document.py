@@ -10,11 +10,11 @@ import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, starmap
-from typing import Any, Final
+from itertools import accumulate, pairwise, starmap
+from typing import Any, Final, Self, TypeVar
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan.declared import (
@@ -31,7 +31,10 @@ from corpus_server.plan.layouts import LAYOUTS, Layout
 from corpus_server.plan.orders import DEFAULT, INLINE, INLINE_FIELDS, Order, inline_order, order_kind
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage
+from corpus_server.plan.stage_log import StageLog
 from corpus_server.plan.tabled import Tabled
+
+T = TypeVar("T")
 
 VERSIONS: Final = (1,)
 """Versions of the arithmetic (permutation, draws, quantisation, substitutes) that this release serves.
@@ -43,9 +46,9 @@ keeps version 1: a change within a version would change the rows of running trai
 MAX_STRIDE: Final = 2**40
 MAX_SEED: Final = 2**64 - 1
 MAX_STAGES: Final = 512
-"""A stage with a mixture takes up to 0.4 ms to bind, and a plan may take 0.25 s."""
+"""Of a document. A stage with a mixture takes up to 0.4 ms to bind, and a document may take 0.25 s."""
 MAX_STAGE_SOURCES: Final = 2**15
-"""Stages times sources: each stage keeps a position for each source of the plan."""
+"""Of a document, stages times sources: each stage keeps a position for each source of the plan."""
 MAX_RANGES_IN_FORCE: Final = 3 * 2**20
 """Excluded ranges in force, summed over the stages that add some: each such stage merges and keeps them
 all, at 50 ns and 32 bytes a range."""
@@ -81,6 +84,12 @@ def _stages(what: str, value: object) -> tuple[Stage, ...]:
     return tuple(found)
 
 
+VERSION: Final = Kind({"enum": list(VERSIONS)}, _version)
+STAGES: Final = Kind(
+    {"type": "array", "minItems": 1, "maxItems": MAX_STAGES, "items": Stage.schema()}, _stages
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan(Declared):
     """A whole plan: which rows every step holds.
@@ -91,9 +100,7 @@ class Plan(Declared):
 
     prefix = ""
 
-    version: int = declared(
-        Kind({"enum": list(VERSIONS)}, _version), "Version of the arithmetic.", default=VERSIONS[-1]
-    )
+    version: int = declared(VERSION, "Version of the arithmetic.", default=VERSIONS[-1])
     seq_len: int = declared(integer(1, MAX_SEQ_LEN), "Inputs per row.")
     stride: int | None = declared(
         integer(1, MAX_STRIDE),
@@ -105,10 +112,7 @@ class Plan(Declared):
     rows: Layout = declared(  # noqa: RUF009
         LAYOUTS.kind, f"Default {LAYOUTS.default}.", omit=True, default=LAYOUTS.default
     )
-    stages: tuple[Stage, ...] = declared(
-        Kind({"type": "array", "minItems": 1, "maxItems": MAX_STAGES, "items": Stage.schema()}, _stages),
-        "By `from_step`, the first from step 0.",
-    )
+    stages: Sequence[Stage] = declared(STAGES, "By `from_step`, the first from step 0.")
     skip_steps: Ranges = declared(  # noqa: RUF009 - immutable
         ranges(MAX_STEP),
         "Plan steps that training never sees; later steps move up.",
@@ -126,20 +130,12 @@ class Plan(Declared):
         if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
             accepted = "a list of stages with from_step 0 first, and then larger ones"
             raise InvalidPlan.expected("stages", accepted, starts[:20])
-        object.__setattr__(self, "stages", tuple(starmap(self._checked_parts, enumerate(self.stages))))
+        object.__setattr__(self, "stages", self.checked_parts(self.stages))
         _require_bindable(len(self.stages), len(self.stages) * len(self.sources))
-        in_force = total = 0
         for number, stage in enumerate(self.stages):
-            self._require_sources(f"stages[{number}].exclude", stage.exclude)
-            if stage.exclude:
-                in_force += sum(len(its.starts) for its in stage.exclude.values())
-                total += in_force
-        if total > MAX_RANGES_IN_FORCE:
-            # A stage that excludes something repeats what was excluded before.
-            accepted = f"at most {MAX_RANGES_IN_FORCE} ranges summed over the stages that add some"
-            remedy = "exclude the ranges in fewer stages, or join neighbouring ranges"
-            raise InvalidPlan.expected("stages[].exclude", accepted, total, remedy=remedy)
-        self._require_sources("fingerprints", self.fingerprints)
+            self.require_sources(f"stages[{number}].exclude", stage.exclude)
+        check_ranges([stage.exclude for stage in self.stages if stage.exclude])
+        self.require_sources("fingerprints", self.fingerprints)
         self.rows.check(seq_len=self.seq_len, stride=self.stride, order=self.order, stages=self.stages)
         order, stride = self.order.settle(
             seq_len=self.seq_len, stride=self.stride, seed=self.seed, stages=self.stages
@@ -147,8 +143,11 @@ class Plan(Declared):
         object.__setattr__(self, "order", order)
         object.__setattr__(self, "stride", stride)
 
+    def checked_parts(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """Return stages whose windows fall into rows of their length and whose steps hold whole windows."""
+        return tuple(starmap(self._checked_parts, enumerate(stages)))
+
     def _checked_parts(self, number: int, stage: Stage) -> Stage:
-        """Check that windows fall into rows of a stage's length and that a step holds whole windows."""
         if stage.seq_len is None or stage.seq_len == self.seq_len:
             return replace(stage, seq_len=None)  # one spelling, so that equal plans have one id
         num_parts, rest = divmod(self.seq_len, stage.seq_len)
@@ -164,7 +163,8 @@ class Plan(Declared):
             )
         return stage
 
-    def _require_sources(self, what: str, named: Mapping[str, object]) -> None:
+    def require_sources(self, what: str, named: Mapping[str, object]) -> None:
+        """Refuse names of which none is a source of the plan."""
         if strangers := sorted(set(named) - set(self.sources)):
             raise InvalidPlan(
                 f"{what} names {shorten(strangers)}, which no mixture of the plan uses",
@@ -178,6 +178,16 @@ class Plan(Declared):
         """Corpus names in order of first use. Their shards, in this order, are the plan's shard list."""
         return tuple(dict.fromkeys(name for stage in self.stages for name in stage.mixture))
 
+    @cached_property
+    def log(self) -> StageLog:
+        """The stages as arrays; plans that continue this one share it."""
+        return StageLog(self.stages, seq_len=self.seq_len)
+
+    @property
+    def root(self) -> Plan:
+        """The plan that this one continues, over any number of plans between the two; or itself."""
+        return self
+
     @property
     def arithmetic(self) -> dict[str, Any]:
         """What decides the rows of all stages alike: fields by name."""
@@ -189,28 +199,37 @@ class Plan(Declared):
         """What makes the rows from tables: the layout of the rows or the order, if one does."""
         return self.rows.tabled or self.order.tabled
 
-    def with_digests(self, digests: Mapping[str, str]) -> Plan:
+    def with_digests(self, digests: Mapping[str, str]) -> Self:
         """Return the plan with digests of its documents' lengths."""
         assert self.tabled is not None
         field = "order" if self.rows.tabled is None else "rows"
-        changed: dict[str, Any] = {field: self.tabled.with_digests(digests)}
-        return replace(self, **changed)
+        return self.changed(**{field: self.tabled.with_digests(digests)})
 
     @cached_property
     def id(self) -> str:
         """SHA-256 of the canonical JSON: 64 hex digits. Only a bound plan has one."""
-        if set(self.fingerprints) != set(self.sources):
-            raise InvalidPlan("only a plan bound to its corpora's fingerprints has an id")
+        self.require_fingerprints()
         return hashlib.sha256(self.canonical_json.encode()).hexdigest()
 
-    def bind(self, fingerprints: Mapping[str, str]) -> Plan:
+    def require_fingerprints(self) -> None:
+        """Refuse a plan that is not bound to the fingerprints of all its corpora."""
+        if set(self.fingerprints) != set(self.sources):
+            raise InvalidPlan("only a plan bound to its corpora's fingerprints has an id")
+
+    def bind(self, fingerprints: Mapping[str, str]) -> Self:
         """Return the same plan with the fingerprints of its corpora."""
-        return self if fingerprints == self.fingerprints else replace(self, fingerprints=dict(fingerprints))
+        if fingerprints == self.fingerprints:
+            return self
+        return self.changed(fingerprints=dict(fingerprints))
+
+    def changed(self, **changes: Any) -> Self:
+        """Return the plan with other fields."""
+        return replace(self, **changes)
 
     @cached_property
     def canonical_json(self) -> str:
         """The JSON text that is hashed for the id: sorted keys, no spaces, ASCII."""
-        return _canonical(self.to_json(spell=lambda ranges: ranges))
+        return canonical(self.to_json(spell=lambda ranges: ranges))
 
     @classmethod
     def parse(cls, text: str | bytes | bytearray) -> Plan:
@@ -219,16 +238,7 @@ class Plan(Declared):
         Raises:
             InvalidPlan: the text is not JSON, an object has a field twice, or it is not a plan.
         """
-        was_enabled = gc.isenabled()
-        gc.disable()  # it would visit each of a million small lists many times
-        try:
-            document = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once_each)
-            return cls.from_json(document)
-        except (ValueError, RecursionError) as error:
-            raise InvalidPlan(f"the body must be a plan document in JSON: {error}") from error
-        finally:
-            if was_enabled:
-                gc.enable()
+        return parse_json(text, cls.from_json)
 
     @classmethod
     def spelled(cls, spelling: Mapping[str, Any]) -> Plan:
@@ -271,14 +281,44 @@ INLINE_PLAN: Final[Mapping[str, Schema]] = {
 """Schemas of the parameters that spell a plan of one source in a query."""
 
 
-def _canonical(value: object) -> str:
+def parse_json(text: str | bytes | bytearray, make: Callable[[Any], T]) -> T:
+    """Return what is made of the JSON of a document.
+
+    Raises:
+        InvalidPlan: the text is not JSON, or an object has a field twice; and what `make` raises.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()  # it would visit each of a million small lists many times
+    try:
+        return make(json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once_each))
+    except (ValueError, RecursionError) as error:
+        raise InvalidPlan(f"the body must be a plan document in JSON: {error}") from error
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def check_ranges(excludes: Sequence[Mapping[str, Ranges]]) -> None:
+    """Refuse more ranges, of the stages that exclude some, than can be kept.
+
+    Raises:
+        InvalidPlan: a stage that excludes something repeats what was excluded before.
+    """
+    counts = [sum(len(its.starts) for its in exclude.values()) for exclude in excludes]
+    if (total := sum(accumulate(counts))) > MAX_RANGES_IN_FORCE:
+        accepted = f"at most {MAX_RANGES_IN_FORCE} ranges summed over the stages that add some"
+        remedy = "exclude the ranges in fewer stages, or join neighbouring ranges"
+        raise InvalidPlan.expected("stages[].exclude", accepted, total, remedy=remedy)
+
+
+def canonical(value: object) -> str:
     """Spell a value with sorted keys and no spaces; no list is made of ranges, which may be millions."""
     if isinstance(value, Ranges):
         return value.to_json_text()
     if isinstance(value, list):
-        return f"[{','.join(map(_canonical, value))}]"
+        return f"[{','.join(map(canonical, value))}]"
     if isinstance(value, dict) and any(isinstance(each, Ranges | dict | list) for each in value.values()):
-        members = (f"{json.dumps(name)}:{_canonical(value[name])}" for name in sorted(value))
+        members = (f"{json.dumps(name)}:{canonical(value[name])}" for name in sorted(value))
         return f"{{{','.join(members)}}}"
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 

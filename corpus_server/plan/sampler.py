@@ -16,8 +16,10 @@ Only a block of the mixture is stored, so step 10^8 costs what step 0 costs.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +30,12 @@ from corpus_server.plan.blend import Blend
 from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
-from corpus_server.plan.mixture import grouped
+from corpus_server.plan.mixture import BLOCK_ROWS, grouped
+from corpus_server.plan.orders.order import Arrangement
 from corpus_server.plan.origins import Origins
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, Source, UInt64Array, Windows, joined, no_places
+from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, joined, no_places
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.plan.timeline import PlacedStage, Timeline
 
@@ -55,6 +58,7 @@ class Sampler:
         windows: those of the sources, made for another plan with the same sources, `seq_len` and `stride`.
         origins: of the sources, if some are views; then shards are numbered as those of their corpora.
         contents: of each source, the fingerprint of the corpus that holds its tokens; by default its name.
+        parent: of a plan that this one continues; what follows from the sources alone is shared.
 
     Attributes:
         timeline: steps, stages, positions.
@@ -63,7 +67,7 @@ class Sampler:
         is_window: whether each row is one piece of a shard.
         num_windows: `(sources,) uint64`, rows of an epoch of each source.
         groups: of a bounded shuffle, None with other orders.
-        exclusions: what is excluded in each stage, None for nothing; stages may share one object.
+        exclusions: what is excluded, with the first stage in which it is, ascending.
         num_steps: training steps of a plan that has an end; a last step that is not full is none.
 
     Raises:
@@ -80,19 +84,28 @@ class Sampler:
         windows: Windows | None = None,
         origins: Origins | None = None,
         contents: tuple[str, ...] | None = None,
+        parent: Sampler | None = None,
     ) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
+        self.rows: Rows
+        self.arrangement: Arrangement
+        self._blend: Blend | None
+        if parent is not None and parent.plan.sources != plan.sources:
+            parent = None
         if windows is None:
             shapes = [(shard_tokens or {})[name] for name in plan.sources]
             windows = Windows(shapes, seq_len=plan.seq_len, stride=plan.stride)
         self.windows = windows
         if int(windows.first_token[-1]) > MAX_SIZE:
             raise InvalidPlan(f"the plan's corpora hold more than {MAX_SIZE} tokens together")
-        laid = plan.rows.lay_out(windows, plan.sources, self._source_keys, tables)
-        self.rows, self.arrangement, self._blend = plan.order.lay_out(
-            laid, windows, plan.sources, self._source_keys, tables
-        )
+        if parent is not None:
+            self.rows, self.arrangement, self._blend = parent.rows, parent.arrangement, parent._blend
+        else:
+            laid = plan.rows.lay_out(windows, plan.sources, self._source_keys, tables)
+            self.rows, self.arrangement, self._blend = plan.order.lay_out(
+                laid, windows, plan.sources, self._source_keys, tables
+            )
         self.origins = origins
         self.contents = contents or plan.sources
         self.is_window = self.rows.is_window and origins is None
@@ -100,21 +113,26 @@ class Sampler:
         self.timeline = Timeline(plan, self._blend)
         self.num_windows = self.rows.epoch_rows
         self.num_steps = None if self._blend is None else self._num_steps(self._blend)
-        self.exclusions = self._exclusions()
+        self.exclusions: list[tuple[int, Exclusion]] = []
+        self._exclude(parent)
         self._dealt = DealtSteps()
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the plan and of what follows from it, without small objects."""
-        stages = self.timeline.stages
-        ranges: list[Ranges | Exclusion] = [
-            self.plan.skip_steps,
-            *(r for stage in self.plan.stages for r in stage.exclude.values()),
-        ]
-        ranges += {id(each): each for each in self.exclusions if each is not None}.values()
-        positions = sum(placed.positions.nbytes + placed.sources.nbytes for placed in stages)
-        rows = 0 if self.rows is self.windows else self.rows.num_bytes  # plans share windows
-        return len(self.plan.canonical_json) + positions + rows + sum(each.num_bytes for each in ranges)
+        """Memory of the plan and of what follows from it, without small objects and what plans share."""
+        rows = 0 if self.rows is self.windows else self.rows.num_bytes
+        return len(self.plan.canonical_json) + rows + self.plan.skip_steps.num_bytes
+
+    def exclusion_at(self, number: int) -> Exclusion | None:
+        """Return what a stage excludes, with what was excluded before it."""
+        at = bisect_right(self.exclusions, number, key=lambda each: each[0])
+        return self.exclusions[at - 1][1] if at else None
+
+    def excluding(self) -> list[tuple[range, Exclusion]]:
+        """Return the stages that exclude something, those with the same exclusions together."""
+        borders = [*(first for first, _ in self.exclusions), len(self.plan.stages)]
+        spans = (range(*span) for span in pairwise(borders))
+        return [(span, exclusion) for span, (_, exclusion) in zip(spans, self.exclusions, strict=True)]
 
     def steps_per_epoch(self, name: str) -> float | None:
         """Return how many steps an epoch of a source takes at the rate of the last stage that uses it.
@@ -123,10 +141,11 @@ class Sampler:
         """
         if not self.plan.order.has_epochs:
             return None
-        stage = next(stage for stage in reversed(self.plan.stages) if name in stage.mixture)
-        num_windows = int(self.num_windows[self.plan.sources.index(name)])
-        step_windows = stage.global_batch_size * (stage.seq_len or self.plan.seq_len) / self.plan.seq_len
-        return num_windows / (step_windows * stage.mixture[name])
+        source = self.plan.sources.index(name)
+        last = int(np.flatnonzero(self.timeline.uses(source))[-1])
+        step_windows = self.timeline.sizes[last] * self.timeline.seq_lens[last] / self.plan.seq_len
+        share = int(self.plan.log.units[last, source]) / BLOCK_ROWS
+        return float(self.num_windows[source] / (step_windows * share))
 
     def seq_len(self, step: int) -> int:
         """Return the inputs of a training step's rows."""
@@ -152,7 +171,7 @@ class Sampler:
         placed = self.timeline.stage_at(self.timeline.plan_step(step))
         if count > 1 and len(self.plan.stages) > 1:
             self._check_one_shape(step, count, placed)
-        batch_size = placed.stage.global_batch_size
+        batch_size = placed.global_batch_size
         rows, rest = divmod(batch_size, world_size)
         if rest:
             numbers = np.arange(1, batch_size + 1)
@@ -268,7 +287,7 @@ class Sampler:
         numbers, found = self.timeline.stage_numbers(source, positions), []
         for number, here in grouped(numbers):
             found.append(
-                self.rows.pieces(source, *self.windows_at(source, positions[here]), self.exclusions[number])
+                self.rows.pieces(source, *self.windows_at(source, positions[here]), self.exclusion_at(number))
             )
         return joined(found)
 
@@ -338,34 +357,36 @@ class Sampler:
 
     def _costs(self, step: int) -> NDArray[np.int64]:
         """Return the costs of the rows of a step's global batch, see `Rows.costs`."""
-        size = self.timeline.stage_at(self.timeline.plan_step(step)).stage.global_batch_size
+        size = self.timeline.stage_at(self.timeline.plan_step(step)).global_batch_size
         (chosen,) = self._rows(step, range(size), 1)
         return self.rows.costs(chosen.sources, chosen.rows)
 
     def _rows_in_stage(self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array) -> _Chosen:
-        first = (plan_steps - np.uint64(placed.stage.from_step)) * np.uint64(placed.step_windows)
+        first = (plan_steps - np.uint64(placed.from_step)) * np.uint64(placed.step_windows)
         members, given = placed.mixture.place(
             (first[:, None] + within // np.uint64(placed.num_parts)).reshape(-1)
         )
         source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
         numbers, epochs = self.windows_at(source, given + placed.positions[source])
-        return _Chosen(source, numbers, epochs, self.exclusions[placed.number])
+        return _Chosen(source, numbers, epochs, self.exclusion_at(placed.number))
 
     def _num_steps(self, blend: Blend) -> int:
         """Return how many whole training steps the rows of a run make."""
-        stages = [(placed.stage, int(placed.rows.sum())) for placed in self.timeline.stages]
-        stage, before = next(each for each in reversed(stages) if each[1] < blend.num_rows)
-        end = stage.from_step + (blend.num_rows - before) // stage.global_batch_size
+        stages = ((placed, int(placed.rows.sum())) for placed in reversed(self.timeline.stages))
+        placed, before = next(each for each in stages if each[1] < blend.num_rows)
+        end = placed.from_step + (blend.num_rows - before) // placed.global_batch_size
         return self.plan.skip_steps.outside_before(end)
 
-    def _exclusions(self) -> list[Exclusion | None]:
-        found: list[Exclusion | None] = []
-        units, exclusion = Ranges(), None
+    def _exclude(self, parent: Sampler | None) -> None:
+        log, num_stages = self.plan.log, len(self.plan.stages)
+        found = [] if parent is None else list(parent.exclusions)
+        # The parent's last stage is the first that need not be looked at.
+        since = 0 if parent is None else len(parent.plan.stages)
         keys = self._source_keys("exclude")
         numbers = {name: number for number, name in enumerate(self.plan.sources)}
-        for placed in self.timeline.stages:
+        for first in sorted(number for number in tuple(log.exclude) if since <= number < num_stages):
             touching = []
-            for name, ranges in placed.stage.exclude.items():
+            for name, ranges in log.exclude[first].items():
                 source = numbers[name]
                 if (last := int(ranges.stops[-1])) > (most := self.base_tokens(source)):
                     raise InvalidPlan(
@@ -376,19 +397,20 @@ class Sampler:
                     )
                 if (own := self.own_ranges(source, ranges)).total:
                     touching.append(self.rows.within(source, own))
-            if touching and (units := units.union(Ranges(np.concatenate(touching)))):
-                exclusion = self.rows.exclusion(units, keys, self.groups)
-            if exclusion is not None:
-                used = placed.sources
-                for source in used[exclusion.num_left[used] == 0].tolist():
-                    name = self.plan.sources[source]
-                    raise InvalidPlan(
-                        f"exclude leaves none of the {int(exclusion.num_excluded[source])} "
-                        f"{self.rows.unit}s of {name!r}; leave the source out of the mixture instead",
-                        parameter=f"stages[].exclude.{name}",
-                    )
-            found.append(exclusion)
-        return found
+            before = found[-1][1].units if found else Ranges()
+            if touching and (units := before.union(Ranges(np.concatenate(touching)))):
+                found.append((first, self.rows.exclusion(units, keys, self.groups)))
+        self.exclusions = found
+        for stages, exclusion in self.excluding():
+            emptied = np.flatnonzero(exclusion.num_left == 0)
+            used = log.units[max(stages.start, since) : stages.stop, emptied].any(axis=0)
+            for source in emptied[used].tolist():
+                name = self.plan.sources[source]
+                raise InvalidPlan(
+                    f"exclude leaves none of the {int(exclusion.num_excluded[source])} "
+                    f"{self.rows.unit}s of {name!r}; leave the source out of the mixture instead",
+                    parameter=f"stages[].exclude.{name}",
+                )
 
     def _source_keys(self, purpose: str) -> UInt64Array:
         keys = [stream_key(purpose, self.plan.seed, name) for name in self.plan.sources]
@@ -396,15 +418,19 @@ class Sampler:
 
     def _check_one_shape(self, step: int, count: int, placed: PlacedStage) -> None:
         """Refuse steps with batches of several shapes, because a response is one array."""
-        last = self.timeline.plan_step(step + count - 1)
-        for later in self.timeline.stages[placed.number + 1 :]:
-            if later.stage.from_step > last:
-                return
+        timeline, last = self.timeline, self.timeline.plan_step(step + count - 1)
+        stop = int(timeline.from_steps.searchsorted(last, side="right"))
+        its = slice(placed.number, stop)
+        if (timeline.sizes[its] == placed.global_batch_size).all() and (
+            timeline.seq_lens[its] == placed.seq_len
+        ).all():
+            return
+        for later in timeline.stages[placed.number + 1 : stop]:
             if self.timeline.first_training_step(later.number) is None:
                 continue
-            until = self.plan.skip_steps.outside_before(later.stage.from_step)
+            until = self.plan.skip_steps.outside_before(later.from_step)
             for name, before, after in (
-                ("global_batch_size", placed.stage.global_batch_size, later.stage.global_batch_size),
+                ("global_batch_size", placed.global_batch_size, later.global_batch_size),
                 ("seq_len", placed.seq_len, later.seq_len),
             ):
                 if before != after:

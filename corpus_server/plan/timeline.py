@@ -21,23 +21,28 @@ A step holds whole windows, so a stage may end at any step and no token is lost 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.plan.blend import Blend
-from corpus_server.plan.document import Plan
+from corpus_server.plan.document import MAX_STAGES, Plan
 from corpus_server.plan.mixture import Mixture, grouped
 from corpus_server.plan.permutation import stream_key
-from corpus_server.plan.stage import Stage
+
+_KEPT: Final = 64
+"""Stages of a plan with more than `MAX_STAGES` that are kept once they were needed, 3 kB each; a request
+needs one or two."""
 
 
 class PlacedStage(NamedTuple):
     """A stage and where its sources stand when it begins."""
 
     number: int  # 0 for the first
-    stage: Stage
+    from_step: int
+    global_batch_size: int
     mixture: Mixture | Blend
     sources: NDArray[np.intp]  # for each source of the mixture, its index in the plan's sources
     positions: NDArray[np.uint64]  # of all sources of the plan, at the stage's first row
@@ -48,7 +53,7 @@ class PlacedStage(NamedTuple):
     @property
     def step_windows(self) -> int:
         """Windows of a step."""
-        return self.stage.global_batch_size // self.num_parts
+        return self.global_batch_size // self.num_parts
 
     def member(self, source: int) -> int | None:
         """Return the index in the mixture of a source of the plan, or None if the stage does not use it."""
@@ -62,10 +67,61 @@ class PlacedStage(NamedTuple):
         returns it.
         """
         given = np.stack((self.positions, self.rows)) * np.uint64(plan_steps.size)
-        windows = (plan_steps - np.uint64(self.stage.from_step)) * np.uint64(self.step_windows)
+        windows = (plan_steps - np.uint64(self.from_step)) * np.uint64(self.step_windows)
         counts = self.mixture.count(windows)
         given[:, self.sources] += np.stack((counts, counts * np.uint64(self.num_parts)))
         return given
+
+
+class PlacedStages(Sequence[PlacedStage]):
+    """The stages of a plan; each is placed when it is asked for."""
+
+    def __init__(self, plan: Plan, blend: Blend | None) -> None:
+        self._log, self._num_stages, self._blend = plan.log, len(plan.stages), blend
+        self._seq_len, self._seed = plan.seq_len, plan.seed
+        self._numbers = {name: number for number, name in enumerate(plan.sources)}
+        self._kept: dict[int, PlacedStage] = {}
+        for number in range(self._log.num_placed, self._num_stages):
+            if number:
+                before, begin = self[number - 1], self._log.from_steps[number]
+                self._log.place(number, *before.given_at(np.array([begin], dtype=np.uint64)))
+            else:
+                self._log.place(0, np.zeros(len(self._numbers), dtype=np.uint64))
+
+    def __len__(self) -> int:
+        return self._num_stages
+
+    @overload
+    def __getitem__(self, number: int) -> PlacedStage: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[PlacedStage]: ...
+    def __getitem__(self, number: int | slice) -> PlacedStage | Sequence[PlacedStage]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(self._num_stages))]
+        if (found := self._kept.get(number)) is None:
+            if len(self._kept) >= (MAX_STAGES if self._num_stages <= MAX_STAGES else _KEPT):
+                self._kept.clear()
+            found = self._kept[number] = self._placed(range(self._num_stages)[number])
+        return found
+
+    def __iter__(self) -> Iterator[PlacedStage]:
+        return (self[number] for number in range(self._num_stages))
+
+    def _placed(self, number: int) -> PlacedStage:
+        log, num_sources = self._log, len(self._numbers)
+        # Copies: a view would keep arrays that the log has replaced.
+        positions, rows = (each[number, :num_sources].copy() for each in (log.positions, log.rows))
+        mixture: Mixture | Blend = (
+            Mixture(log.shares(number), stream_key("mixture", self._seed, str(number)))
+            if self._blend is None
+            else self._blend.since(int(rows.sum()))
+        )
+        sources = np.array([self._numbers[name] for name in mixture.names], dtype=np.intp)
+        seq_len = int(log.seq_lens[number])
+        shape = int(log.from_steps[number]), int(log.sizes[number])
+        return PlacedStage(
+            number, *shape, mixture, sources, positions, rows, seq_len, self._seq_len // seq_len
+        )
 
 
 class Timeline:
@@ -73,27 +129,35 @@ class Timeline:
 
     Args:
         blend: chooses the sources of the whole run, instead of the mixtures.
+
+    Attributes:
+        stages: with the positions of the sources; one that is not used is not made.
+        skips: plan steps that training never sees.
     """
 
     def __init__(self, plan: Plan, blend: Blend | None = None) -> None:
         self.skips = plan.skip_steps
-        self._from_steps = [stage.from_step for stage in plan.stages]
-        numbers = {name: number for number, name in enumerate(plan.sources)}
-        positions = rows = np.zeros(len(numbers), dtype=np.uint64)
-        self.stages: list[PlacedStage] = []
-        for number, stage in enumerate(plan.stages):
-            if number:
-                positions, rows = self.stages[-1].given_at(np.array([stage.from_step], dtype=np.uint64))
-            mixture: Mixture | Blend = (
-                Mixture(stage.units, stream_key("mixture", plan.seed, str(number)))
-                if blend is None
-                else blend.since(int(rows.sum()))
-            )
-            sources = np.array([numbers[name] for name in mixture.names], dtype=np.intp)
-            seq_len = stage.seq_len or plan.seq_len
-            num_parts = plan.seq_len // seq_len
-            placed = PlacedStage(number, stage, mixture, sources, positions, rows, seq_len, num_parts)
-            self.stages.append(placed)
+        self.stages = PlacedStages(plan, blend)
+        self._log, self._num_stages = plan.log, len(plan.stages)
+
+    @property
+    def from_steps(self) -> NDArray[np.int64]:
+        """Plan step at which each stage begins, `(stages,) int64`."""
+        return self._log.from_steps[: self._num_stages]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Rows of a step of each stage, `(stages,) int64`."""
+        return self._log.sizes[: self._num_stages]
+
+    @property
+    def seq_lens(self) -> NDArray[np.int64]:
+        """Inputs of a row of each stage, `(stages,) int64`."""
+        return self._log.seq_lens[: self._num_stages]
+
+    def uses(self, source: int) -> NDArray[np.bool_]:
+        """Return whether each stage uses a source, `(stages,)`."""
+        return self._log.units[: self._num_stages, source] > 0
 
     def plan_steps(self, steps: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the plan steps of training steps."""
@@ -105,25 +169,23 @@ class Timeline:
 
     def first_training_step(self, number: int) -> int | None:
         """Return the first training step of a stage, or None if it is skipped as a whole."""
-        step = self.skips.outside_before(self._from_steps[number])
-        stop = self._from_steps[number + 1] if number + 1 < len(self.stages) else None
+        step = self.skips.outside_before(int(self.from_steps[number]))
+        stop = int(self.from_steps[number + 1]) if number + 1 < self._num_stages else None
         return step if stop is None or self.plan_step(step) < stop else None
 
     def by_stage(self, plan_steps: NDArray[np.uint64]) -> list[tuple[PlacedStage, NDArray[np.uint64]]]:
         """Return ascending plan steps, those of each stage together."""
         if not plan_steps.size:
             return []
-        first, last = (self.stage_at(int(end)).number for end in (plan_steps[0], plan_steps[-1]))
+        first, last = (self.number_at(int(end)) for end in (plan_steps[0], plan_steps[-1]))
         if first == last:
             return [(self.stages[first], plan_steps)]
-        begins = np.array(self._from_steps[first + 1 : last + 1], dtype=np.uint64)
-        parts = np.split(plan_steps, plan_steps.searchsorted(begins))
-        staged = zip(self.stages[first : last + 1], parts, strict=True)
-        return [(placed, part) for placed, part in staged if part.size]
+        numbers = self.from_steps.searchsorted(plan_steps.astype(np.int64), side="right") - 1
+        return [(self.stages[number], plan_steps[here]) for number, here in grouped(numbers)]
 
     def stage_at(self, plan_step: int) -> PlacedStage:
         """Return the stage of a plan step."""
-        return self.stages[bisect_right(self._from_steps, plan_step) - 1]
+        return self.stages[self.number_at(plan_step)]
 
     def given_before(self, plan_step: int) -> NDArray[np.uint64]:
         """Return the positions of all sources at a plan step, and their rows before it: `(2, sources)`."""
@@ -131,7 +193,7 @@ class Timeline:
 
     def begins(self, source: int) -> NDArray[np.uint64]:
         """Return a source's position at the beginning of each stage: `(stages,) uint64`, ascending."""
-        return np.array([placed.positions[source] for placed in self.stages], dtype=np.uint64)
+        return self._log.positions[: self._num_stages, source]
 
     def stage_numbers(self, source: int, positions: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Return the stage in which a source reaches each position; it need not use the source."""
@@ -167,6 +229,10 @@ class Timeline:
                 at = placed.mixture.find(member, positions[here] - placed.positions[source])
                 steps, windows = np.divmod(at, np.uint64(placed.step_windows))
                 rows[here] = windows * np.uint64(placed.num_parts)
-                plan_steps[here] = steps + np.uint64(placed.stage.from_step)
+                plan_steps[here] = steps + np.uint64(placed.from_step)
                 given[here] = True
         return plan_steps, rows, given
+
+    def number_at(self, plan_step: int) -> int:
+        """Return the number of the stage of a plan step."""
+        return bisect_right(self._log.from_steps, plan_step, hi=self._num_stages) - 1

@@ -20,6 +20,7 @@ from typing import NoReturn, TypeVar
 
 from corpus_server.errors import CorpusServerError, ReadFailed
 from corpus_server.plan import Plan
+from corpus_server.plan.chain import Link, parse_document
 
 T = TypeVar("T")
 
@@ -33,14 +34,14 @@ _REMEDY = "see the server's log; -9 means that the machine has too little memory
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def parse_apart(document: bytes | bytearray | str, fingerprints: Mapping[str, str]) -> Plan:
-    """Return the plan of a document, as `Plan.parse` does.
+def parse_apart(document: bytes | bytearray | str, fingerprints: Mapping[str, str]) -> Plan | Link:
+    """Return the plan of a document or what continues one, as `parse_document` does.
 
     Args:
         fingerprints: by corpus; the plan is bound to those of its corpora that it does not name itself.
 
     Raises:
-        InvalidPlan: see `Plan.parse`.
+        InvalidPlan: see `parse_document`.
         ReadFailed: the process did not end well.
     """
     asked = document if isinstance(document, str) else bytes(document)
@@ -174,9 +175,11 @@ def main() -> None:
     pickle.dump(result, sys.stdout.buffer)
 
 
-def _parse(document: bytes | str, fingerprints: Mapping[str, str]) -> Plan:
+def _parse(document: bytes | str, fingerprints: Mapping[str, str]) -> Plan | Link:
     """Return the plan with its fingerprints and its id, if all its corpora are known."""
-    plan = Plan.parse(document)
+    plan = parse_document(document)
+    if isinstance(plan, Link):
+        return plan
     found = {name: plan.fingerprints.get(name, fingerprints.get(name)) for name in plan.sources}
     known = {name: each for name, each in found.items() if each is not None}
     if len(known) == len(found):

@@ -16,7 +16,10 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import Shard, contents
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.document import MAX_STAGES
+from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.rows import Pieces, Windows, end_rows, without_empty
+from corpus_server.plan.stage_log import StageLog
 from corpus_server.plan.tabled import Table
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.masks import MaskGatherer
@@ -24,8 +27,11 @@ from corpus_server.read.viewed import viewed
 from corpus_server.stores import is_staged
 
 _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 9_000, 1_500, 128
-"""Memory of the Python objects of a plan, of each of its stages, and of a shard in a `ShardList`, as
-tracemalloc counts them."""
+"""Memory of the Python objects of a plan, of each of its stages that is kept as one, and of a shard in a
+`ShardList`, as tracemalloc counts them."""
+
+_DESCRIBED_STAGES = MAX_STAGES
+"""The last stages, which a description has; a plan that continues others may have 100,000."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,6 +80,11 @@ class ShardList:
         self._windows: WeakValueDictionary[tuple[int, int], Windows] = WeakValueDictionary()
 
     @cached_property
+    def eots(self) -> NDArray[np.int64]:
+        """`(shards,)`, the end-of-text token of each shard's corpus, 0 if it is not known."""
+        return np.array([self.corpora[name].eot or 0 for name, _ in self.shards], dtype=np.int64)
+
+    @cached_property
     def masks(self) -> MaskGatherer:
         """Rows to their loss masks."""
         return MaskGatherer(self.gatherer.shards, reads_ahead=self._reads_ahead)
@@ -93,26 +104,29 @@ class BoundPlan:
     Args:
         opened: the shards of the plan's sources, in their order.
         tables: of a plan whose rows follow from some.
+        parent: of a plan that this one continues.
 
     Raises:
         InvalidPlan: the plan does not fit the corpora, see `Sampler`.
 
     Attributes:
         plan: with its fingerprints.
+        root_id: of the plan that it continues, over any number of plans between, or its own: what is counted.
         key: of what is kept about this object elsewhere and must not keep it alive.
         sampler: (step, rank) to rows.
         gatherer: rows to tokens; its shard numbers are the sampler's.
         has_masks: whether a shard of a source has a loss mask.
         token_bytes: read for each token, with its mask.
-        stage_sources: whose tokens the steps of each stage hold.
         corpora, shards, staged, is_staged, dtype, source_of_shard: see `ShardList`.
         num_bytes: memory that the plan takes, approximately, without what it shares.
         shared: what other plans may share, each with its `num_bytes`.
     """
 
-    def __init__(self, plan: Plan, opened: ShardList, tables: Sequence[Table] = ()) -> None:
+    def __init__(
+        self, plan: Plan, opened: ShardList, tables: Sequence[Table] = (), parent: BoundPlan | None = None
+    ) -> None:
         assert plan.stride is not None  # set by Plan itself
-        self.plan = plan
+        self.plan, self.root_id = plan, plan.root.id
         self.key = object()
         self.corpora, self.shards, self.staged = opened.corpora, opened.shards, opened.staged
         self.is_staged, self.gatherer, self.dtype = opened.is_staged, opened.gatherer, opened.dtype
@@ -121,22 +135,42 @@ class BoundPlan:
         self.token_bytes = self.dtype.itemsize + self.has_masks
         self._opened = opened
         windows = opened.windows(plan.seq_len, plan.stride)
-        self.sampler = Sampler(
-            plan, tables=tables, windows=windows, origins=opened.origins, contents=opened.contents
+        self.sampler: Sampler = Sampler(
+            plan,
+            tables=tables,
+            windows=windows,
+            origins=opened.origins,
+            contents=opened.contents,
+            parent=None if parent is None or parent._opened is not opened else parent.sampler,
         )
-        self._eots = np.array([self.corpora[name].eot or 0 for name, _ in self.shards], dtype=np.int64)
+        self._sources: dict[int, Source] = {}
         if self.is_staged and self.sampler.rows.shard_row is None:
             raise InvalidPlan(
                 f"order {plan.order.name} reads pieces of shards anywhere for each row, and corpora in an "
                 "object store are fetched shard by shard; serve a local copy, or use a bounded shuffle",
                 parameter="order",
             )
-        self.stage_sources = [
-            Source(plan.id, placed.stage.mixture) for placed in self.sampler.timeline.stages
-        ]
         # Kept, because a cache of plans asks for it at each insertion and removal.
-        self.num_bytes = _PLAN_BYTES + _STAGE_BYTES * len(plan.stages) + self.sampler.num_bytes
-        self.shared: tuple[ShardList | Windows, ...] = (opened, windows)
+        num_stages = len(plan.stages) if plan.root is plan else 0
+        self.num_bytes = _PLAN_BYTES + _STAGE_BYTES * num_stages + self.sampler.num_bytes
+        exclusions = (exclusion for _, exclusion in self.sampler.exclusions)
+        self.shared: tuple[ShardList | Windows | StageLog | Exclusion, ...] = (
+            opened,
+            windows,
+            plan.log,
+            *exclusions,
+        )
+
+    def source_of(self, step: int) -> Source:
+        """Return whose tokens a training step holds."""
+        timeline = self.sampler.timeline
+        number = timeline.stage_at(timeline.plan_step(step)).number
+        if (found := self._sources.get(number)) is None:
+            if len(self._sources) >= MAX_STAGES:
+                self._sources.clear()
+            shares = self.plan.stages[number].mixture
+            found = self._sources[number] = Source(self.root_id, shares)
+        return found
 
     @property
     def masks(self) -> MaskGatherer:
@@ -158,11 +192,18 @@ class BoundPlan:
         if not self.plan.rows.fills_ends:
             return found
         pieces, borders = found = without_empty(found)
-        return end_rows(found, self.sampler.seq_len(step) + 1, self._eots[pieces[borders[:-1], 0]])
+        return end_rows(found, self.sampler.seq_len(step) + 1, self._opened.eots[pieces[borders[:-1], 0]])
 
-    def describe(self) -> dict[str, Any]:
-        """Describe the plan over these corpora: sources, stages, shard list."""
+    def describe(self, parent: BoundPlan | None = None) -> dict[str, Any]:
+        """Describe the plan over these corpora: sources, stages, shard list.
+
+        Args:
+            parent: whose stages and shards are known, and are left out.
+        """
         sampler, timeline = self.sampler, self.sampler.timeline
+        num_stages = len(timeline.stages)
+        first = max(0, num_stages - _DESCRIBED_STAGES) if parent is None else len(parent.plan.stages)
+        shards = self.shards[0 if parent is None else len(parent.shards) :]
         return {
             "sources": {
                 name: {
@@ -179,34 +220,38 @@ class BoundPlan:
                     zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
                 )
             },
+            "num_stages": num_stages,
             "stages": [
                 {
-                    "from_step": placed.stage.from_step,
+                    "from_step": placed.from_step,
                     "first_step": timeline.first_training_step(placed.number),
-                    "global_batch_size": placed.stage.global_batch_size,
+                    "global_batch_size": placed.global_batch_size,
                     "seq_len": placed.seq_len,
-                    "weights_65536": placed.stage.units,
+                    "weights_65536": self.plan.log.shares(placed.number),
                     "positions": dict(zip(self.plan.sources, placed.positions.tolist(), strict=True)),
                     "excluded_windows": {}
-                    if exclusion is None
+                    if (exclusion := sampler.exclusion_at(placed.number)) is None
                     else dict(zip(self.plan.sources, exclusion.num_excluded.tolist(), strict=True)),
                 }
-                for placed, exclusion in zip(timeline.stages, sampler.exclusions, strict=True)
+                for placed in timeline.stages[first:]
             ],
             "num_steps": sampler.num_steps,
             "dtype": self.dtype.name,
             "fills_ends": self.plan.rows.fills_ends,
             "indices": "windows" if sampler.is_window else "pieces",
-            "shards": [{"corpus": name, **shard.describe()} for name, shard in self.shards],
+            "shards": [{"corpus": name, **shard.describe()} for name, shard in shards],
         }
 
-    def to_json(self) -> bytes:
-        """Return id, plan and description as JSON text.
+    def to_json(self, parent: BoundPlan | None = None) -> bytes:
+        """Return id, plan and description, see `describe`, as JSON text.
 
         The plan's own text exists already, because the id is made of it; a million ranges have 20 MB.
         """
-        described = json.dumps(self.describe(), separators=(",", ":"))
-        return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json},{described[1:]}'.encode()
+        described = json.dumps(self.describe(parent), separators=(",", ":"))
+        root, shown = self.plan.root, ""
+        if root is not self.plan and parent is None:
+            shown = f'"root":{{"id":"{root.id}","plan":{root.canonical_json}}},'
+        return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json},{shown}{described[1:]}'.encode()
 
 
 def _vocabulary(corpus: Corpus) -> dict[str, int | None]:

@@ -113,14 +113,14 @@ class Tables:
             return plan, []
         found = {name: self._documents_of(corpora[name]) for name in plan.sources}
         digests = {name: documents.digest for name, documents in found.items()}
-        if tabled.digests and tabled.digests != digests:
+        if any(tabled.digests.get(name, digest) != digest for name, digest in digests.items()):
             raise FingerprintMismatch(
                 "the documents of the plan's corpora are others than those that it was made for: "
                 f"the plan says {dict(tabled.digests)}, this server {digests}",
                 parameter=tabled.digests_field,
                 remedy="serve the document indices that the plan was made for",
             )
-        plan = plan.with_digests(digests)
+        plan = plan if tabled.digests == digests else plan.with_digests(digests)
         decides = {**plan.arithmetic, "sources": plan.sources, "tokens": dict(plan.fingerprints)}
         jobs = tabled.jobs(found, seq_len=plan.seq_len, seed=plan.seed, decides=decides)
         return plan, [self._table(job, corpora) for job in jobs]

@@ -122,7 +122,8 @@ class Registry:
             Its reader; None if there is no place for one more.
         """
         now = time.monotonic()
-        key = (run, bound.plan.id, world_size, rank)
+        # A rank that goes on by plans that continue its first one is one reader.
+        key = (run, bound.root_id, world_size, rank)
         with self._lock:
             self._end_idle(now)
             reader = self._active.pop(key, None) or self._idle.pop(key, None)

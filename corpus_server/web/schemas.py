@@ -135,13 +135,27 @@ class PlanShardAnswer(ShardAnswer):
     corpus: str
 
 
+class RootAnswer(BaseModel):
+    """The plan that others continue."""
+
+    id: str
+    plan: dict[str, Any]
+
+
 class PlanAnswer(BaseModel):
     """A plan bound to the corpora here."""
 
     id: str
     plan: dict[str, Any]
+    root: Annotated[
+        RootAnswer | None, Field(description="Of a plan that continues others, the first of them.")
+    ] = None
     sources: dict[str, SourceAnswer]
-    stages: list[StageAnswer]
+    num_stages: int
+    stages: Annotated[
+        list[StageAnswer],
+        Field(description="The last 512; of a posted plan that continues another one, those that it adds."),
+    ]
     num_steps: Annotated[int | None, Field(description="Training steps; null if the plan has no end.")]
     dtype: str
     fills_ends: Annotated[
@@ -151,7 +165,10 @@ class PlanAnswer(BaseModel):
         Literal["windows", "pieces"],
         Field(description="What `/v1/indices` says of a row: its window, or the pieces that it joins."),
     ]
-    shards: list[PlanShardAnswer]
+    shards: Annotated[
+        list[PlanShardAnswer],
+        Field(description="Of a posted plan that continues another one, those of sources that it adds."),
+    ]
 
 
 class PlanItem(BaseModel):
@@ -161,6 +178,10 @@ class PlanItem(BaseModel):
     plan: dict[str, Any]
     seen_unix_seconds: float
     runs: Annotated[list[str], Field(description="Names of the runs that posted it, last seen first.")]
+    head: Annotated[
+        str | None, Field(description="Id of the longest plan that continues it; missing if there is none.")
+    ] = None
+    num_stages: Annotated[int | None, Field(description="Of that one.")] = None
 
 
 class PlansAnswer(BaseModel):

@@ -70,6 +70,9 @@ class _NothingToFetch:
     def begin(self, *_: object) -> None:
         pass
 
+    def follow(self, *_: object) -> bool:
+        return False
+
     finish = stop = close = begin
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,6 +123,30 @@ def sources_of(plan: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for stage in plan["stages"] for name in sorted(stage["mixture"])))
 
 
+def whole(plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan with all its stages in one document, as a person would read its decisions."""
+    if "decisions" not in plan:
+        return plan
+    lines = [json.loads(line) for line in plan["decisions"].splitlines()]
+    plan = {name: value for name, value in plan.items() if name != "decisions"}
+    for line in lines:
+        stage = dict(line) if isinstance(line, dict) else {**plan["stages"][-1], "from_step": line[0]}
+        units = (
+            stage["mixture"]
+            if isinstance(line, dict)
+            else dict(zip(sources_of(plan), line[1:], strict=False))
+        )
+        stage["mixture"] = {name: each / 65536 for name, each in sorted(units.items()) if each}
+        exclude = {"exclude": stage["exclude"]} if isinstance(line, dict) and "exclude" in line else {}
+        own_length = (
+            {"seq_len": stage["seq_len"]} if stage.get("seq_len", plan["seq_len"]) != plan["seq_len"] else {}
+        )
+        kept = {name: stage[name] for name in ("from_step", "global_batch_size", "mixture")}
+        plan["stages"] = [*plan["stages"], {**kept, **own_length, **exclude}]
+        plan["fingerprints"] = {**plan["fingerprints"], **stage.get("fingerprints", {})}
+    return plan
+
+
 def rows_of_step(
     corpora: ReferenceCorpus | Sequence[ReferenceCorpus], plan: dict[str, Any], step: int
 ) -> list[tuple[int, int]]:
@@ -130,6 +155,7 @@ def rows_of_step(
     Mixtures and exclusions are not the real server's: a row's source is drawn by its weights, and its
     window is the one of its number in the plan, or the next that touches nothing excluded.
     """
+    plan = whole(plan)
     by_name = {c.name: c for c in ([corpora] if isinstance(corpora, ReferenceCorpus) else corpora)}
     names = sources_of(plan)
     plan_step = plan_step_of(plan, step)
@@ -168,6 +194,7 @@ def tokens_of_step(
 ) -> np.ndarray:
     """The global batch, `(rows, seq_len + 1)`."""
     by_name = {c.name: c for c in ([corpora] if isinstance(corpora, ReferenceCorpus) else corpora)}
+    plan = whole(plan)
     shards = [shard for name in sources_of(plan) for shard in by_name[name].shard_arrays]
     return np.stack(
         [

@@ -130,6 +130,8 @@ class ReferenceServer:
         raise Problem(404, "unknown-corpus", f"no corpus is named {name!r}")
 
     def describe_plan(self, plan: dict[str, Any]) -> dict[str, Any]:
+        if "parent" in plan:
+            return self.describe_links(plan)
         if plan["order"] not in ORDERS:
             raise Problem(
                 422, "invalid-plan", f"order must be one of {', '.join(ORDERS)}, got {plan['order']!r}"
@@ -172,6 +174,34 @@ class ReferenceServer:
             ],
         }
 
+    def describe_links(self, posted: dict[str, Any]) -> dict[str, Any]:
+        """Keep a whole plan for each stage that is added; say only what comes with them."""
+        first, before = self.known(posted["parent"]), posted["parent"]
+        plan = first
+        for stage in posted["stages"]:
+            if plan["stages"][-1]["from_step"] >= stage["from_step"]:
+                raise Problem(422, "invalid-plan", "stages[0].from_step must be above that of the last stage")
+            plan = {**plan, "stages": [*plan["stages"], _canonical(stage, plan["seq_len"])]}
+            plan["fingerprints"] = {name: self.corpus(name).fingerprint for name in sources_of(plan)}
+            link = {"parent": before, "stages": plan["stages"][-1:]}
+            canonical = json.dumps(link, sort_keys=True, separators=(",", ":"))
+            before = hashlib.sha256((self.plan_salt + canonical).encode()).hexdigest()
+            self.plans[before] = plan
+        whole = self.describe_plan({**plan, "fingerprints": {}})
+        added = whole["stages"][len(first["stages"]) :]
+        for described, stage in zip(added, plan["stages"][len(first["stages"]) :], strict=True):
+            described["weights_65536"] = {name: round(w * 65536) for name, w in stage["mixture"].items()}
+        known = {*sources_of(first)}
+        link["fingerprints"] = {name: its for name, its in plan["fingerprints"].items() if name not in known}
+        shards = [shard for shard in whole["shards"] if shard["corpus"] not in known]
+        return whole | {
+            "id": before,
+            "plan": link,
+            "num_stages": len(plan["stages"]),
+            "stages": added,
+            "shards": shards,
+        }
+
     def dtype_of(self, plan: dict[str, Any]) -> np.dtype:
         return np.result_type(*(self.corpus(name).dtype for name in sources_of(plan)))
 
@@ -179,6 +209,13 @@ class ReferenceServer:
         if plan_id not in self.plans:
             raise Problem(404, "unknown-plan", "post the plan and go on")
         return self.plans[plan_id]
+
+
+def _canonical(stage: dict[str, Any], seq_len: int) -> dict[str, Any]:
+    total = sum(stage["mixture"].values())
+    units = {name: round(stage["mixture"][name] * 65536 / total) for name in sorted(stage["mixture"])}
+    kept = {k: v for k, v in stage.items() if not (k == "seq_len" and v == seq_len)}
+    return {**kept, "mixture": {name: each / 65536 for name, each in units.items()}}
 
 
 class _Server(ThreadingHTTPServer):

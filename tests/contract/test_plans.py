@@ -52,7 +52,7 @@ def test_extending_in_mid_run_leaves_the_past_and_mixes_the_future(
         old_id = loader.plan_id
         new_id = loader.extend({"mixture": {"web": 0.25, "mixed": 0.75}, "global_batch_size": 32})
         assert new_id == loader.plan_id != old_id
-        assert loader.plan["fingerprints"].keys() == {"web", "mixed"}
+        assert loader.sources == ("web", "mixed")
         after = take(loader, 20)
         plan = loader.plan
     assert {tokens.dtype.name for _, tokens in before} == {"uint16"}

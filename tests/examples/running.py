@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,7 +52,7 @@ class Finished:
         return {int(step): float(loss) for step, loss in found}
 
 
-def command(url: str, folder: Path, *flags: str, ranks: int) -> list[str]:
+def command(url: str, folder: Path, *flags: str, ranks: int, arguments: Sequence[str] = RUN) -> list[str]:
     driver = str(Path(__file__).with_name("recorded.py"))
     launcher = (
         ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
@@ -61,7 +62,7 @@ def command(url: str, folder: Path, *flags: str, ranks: int) -> list[str]:
         *launcher,
         driver,
         url,
-        *RUN,
+        *arguments,
         "--checkpoint",
         str(folder / "checkpoint.pt"),
         *flags,
@@ -74,12 +75,19 @@ def environment(record: Path, **variables: str) -> dict[str, str]:
     return {**os.environ, **quiet, "RECORD": str(record), **variables}
 
 
-def run(url: str, folder: Path, *flags: str, ranks: int = 1, **variables: str) -> Finished:
-    """Run the example with its checkpoint in `folder`, to its end."""
+def run(
+    url: str,
+    folder: Path,
+    *flags: str,
+    ranks: int = 1,
+    arguments: Sequence[str] = RUN,
+    **variables: str,
+) -> Finished:
+    """Run an example with its checkpoint in `folder`, to its end."""
     record = folder / f"record-{len(list(folder.iterdir()))}"
     record.mkdir(parents=True)
     done = subprocess.run(
-        command(url, folder, *flags, ranks=ranks),
+        command(url, folder, *flags, ranks=ranks, arguments=arguments),
         env=environment(record, **variables),
         capture_output=True,
         text=True,
@@ -94,7 +102,7 @@ def run(url: str, folder: Path, *flags: str, ranks: int = 1, **variables: str) -
     for parts in zip(*by_rank, strict=False):  # a killed rank has fewer
         assert len({part["step"] for part in parts}) == 1
         rows = [row for part in parts for row in part["rows"]]
-        if parts[0]["corpora"] == ["train"]:
+        if parts[0]["corpora"] != ["other"]:
             finished.batches[parts[0]["step"]] = rows
         else:
             finished.evaluated.append((parts[0]["step"], rows))

@@ -69,7 +69,7 @@ def _change_plan_query(query: dict[str, Any], keep: tuple[str, ...]) -> None:
 def _change_plan(document: dict[str, Any]) -> None:
     """Let stages rise from 0; leave ranges out, which rise and are those of a corpus that is there."""
     # Rows of documents need an index of documents, and not every order takes them.
-    for name in ("skip_steps", "fingerprints", "rows"):
+    for name in ("skip_steps", "fingerprints", "rows", "lengths"):
         document.pop(name, None)
     # JSON Schema counts 1.0 among the integers.
     for name in ("seq_len", "stride", "seed"):
@@ -84,7 +84,9 @@ def _change_plan(document: dict[str, Any]) -> None:
         stage["from_step"] = number
         stage.pop("exclude", None)
         stage["mixture"] = dict.fromkeys(stage["mixture"], 1)  # none may be 65,536 times the other
-        if stage.get("seq_len") is not None:
+        if "parent" in document:
+            stage.pop("seq_len", None)  # what it must divide stands in the parent
+        elif stage.get("seq_len") is not None:
             _change_length(stage, document["seq_len"])
 
 

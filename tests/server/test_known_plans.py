@@ -181,7 +181,7 @@ def test_a_large_plan_is_bound_once_and_one_at_a_time(
     bound_plans: list[str] = []
     count = threading.Lock()
 
-    def bind(plan: Plan) -> BoundPlan:
+    def bind(plan: Plan, parent: BoundPlan | None = None) -> BoundPlan:
         nonlocal binding, most
         if plan.skip_steps:
             with count:

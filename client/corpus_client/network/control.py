@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from corpus_client import errors
-from corpus_client.network import wire
+from corpus_client.network import chain, wire
 from corpus_client.network.layout import ITEM_BYTES
 
 T = TypeVar("T")
@@ -48,6 +48,13 @@ class StageDescription:
     first_step: int | None
     global_batch_size: int
     seq_len: int
+    from_step: int = 0  # plan step
+    number: int | None = None  # among the stages of its plan; None: its place in the list
+
+    @property
+    def shape(self) -> chain.Shape:
+        """Rows of a step, inputs of a row."""
+        return self.global_batch_size, self.seq_len
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +62,12 @@ class BoundPlan:
     """A plan with the fingerprints of its corpora: what its id stands for."""
 
     plan_id: str
-    document: dict[str, Any]  # canonical; posting it to any replica gives the same id or a refusal
+    document: dict[str, Any]  # canonical, without decisions; posting it gives the same id or a refusal
     dtype: str  # numpy name of the tokens in answers
     shards: tuple[ShardDescription, ...]  # the list that the shard numbers of `/v1/indices` count
-    stages: tuple[StageDescription, ...]
+    stages: tuple[
+        StageDescription, ...
+    ]  # of neighbouring ones of one shape only the first, and the last of all
     eot_id: int | None  # that the server knows of every source; None if it does not, or they differ
     num_steps: int | None = None  # training steps of the plan; None: it has no end
     vocab_size: int | None = None  # of the largest tokenizer among the sources; None: the server knows none
@@ -70,6 +79,17 @@ class BoundPlan:
     views: tuple[
         str, ...
     ] = ()  # the sources that are views: of their corpora the server shows no other tokens
+    chain: chain.Chain = ()  # decisions, by which the document was continued
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The document with its decisions: all that a server needs to know."""
+        if not self.chain:
+            return self.document
+        return {
+            **self.document,
+            chain.DECISIONS: "\n".join(line for part in self.chain for line in part.lines),
+        }
 
 
 def get(path: str) -> Question[dict[str, Any]]:
@@ -79,38 +99,109 @@ def get(path: str) -> Question[dict[str, Any]]:
 
 def post_plan(plan: Mapping[str, Any]) -> Question[BoundPlan]:
     """Make the plan known; idempotent, since a plan's id is its content."""
+    return Question("/v1/plans", partial(_described_plan, None, None), json_text(plan))
+
+
+def post_decisions(plan: BoundPlan, lines: Sequence[str]) -> Question[BoundPlan]:
+    """Make known what continues a plan, which the server must know; idempotent, too."""
+    part = chain.Part(plan.plan_id, plan.stages[-1].shape, tuple(lines))
+    posted = chain.posted(part, plan.sources, plan.document["seq_len"])
+    return Question("/v1/plans", partial(_described_plan, plan, posted), json_text(posted))
+
+
+def introductions(plan: BoundPlan) -> list[Callable[[], Question[str]]]:
+    """Return what makes a plan known to a server, in order; each answer is an id.
+
+    Where a server knows what one of them continues, those before it need not be asked.
+    """
+
+    def post(part: chain.Part | None) -> Question[str]:
+        document = (
+            plan.document if part is None else chain.posted(part, plan.sources, plan.document["seq_len"])
+        )
+        return Question(
+            "/v1/plans", lambda *answer: str(_object("/v1/plans", *answer).get("id")), json_text(document)
+        )
+
+    return [partial(post, part) for part in (None, *plan.chain)]
+
+
+def json_text(plan: Mapping[str, Any]) -> bytes:
+    """Return what is posted, as JSON."""
     try:
-        body = json.dumps(plan, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(plan, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
         raise errors.InvalidArgument(
             f"plan must hold JSON values alone (NumPy numbers: .item()), got one that does not: {error}"
         ) from error
 
-    def parse(headers: wire.Headers, content: bytes) -> BoundPlan:
-        answer = _object("/v1/plans", headers, content)
-        try:
-            sources = answer["sources"].values()
-            eot_ids = {source.get("eot") for source in sources}
-            return BoundPlan(
-                plan_id=str(answer["id"]),
-                document=dict(answer["plan"]),
-                dtype=str(answer["dtype"]),
-                shards=_described(ShardDescription, answer["shards"]),
-                stages=_described(StageDescription, answer["stages"]),
-                eot_id=eot_ids.pop() if len(eot_ids) == 1 else None,
-                num_steps=answer["num_steps"],
-                indices=str(answer.get("indices", "windows")),
-                vocab_size=_largest(source.get("vocab_size") for source in sources),
-                largest_id=_largest(source.get("largest_id") for source in sources),
-                sources=tuple(answer["sources"]),
-                is_masked=any(source.get("num_masks") for source in sources),
-                fills_ends=answer.get("fills_ends") is True,
-                views=tuple(name for name, each in answer["sources"].items() if each.get("view")),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise errors.AnswerCorrupt(f"not the description of a plan: {answer}") from error
 
-    return Question("/v1/plans", parse, body)
+def _described_plan(
+    parent: BoundPlan | None, posted: Mapping[str, Any] | None, headers: wire.Headers, content: bytes
+) -> BoundPlan:
+    answer = _object("/v1/plans", headers, content)
+    try:
+        sources = answer["sources"].values()
+        eot_ids = {source.get("eot") for source in sources}
+        shards, stages = _described(ShardDescription, answer["shards"]), answer["stages"]
+        described = _described(
+            StageDescription, [{"from_step": 0, "number": None, **each} for each in stages]
+        )
+        plan = BoundPlan(
+            plan_id=str(answer["id"]),
+            document=dict(answer["plan"]),
+            dtype=str(answer["dtype"]),
+            shards=shards,
+            stages=described,
+            eot_id=eot_ids.pop() if len(eot_ids) == 1 else None,
+            num_steps=answer["num_steps"],
+            indices=str(answer.get("indices", "windows")),
+            vocab_size=_largest(source.get("vocab_size") for source in sources),
+            largest_id=_largest(source.get("largest_id") for source in sources),
+            sources=tuple(answer["sources"]),
+            is_masked=any(source.get("num_masks") for source in sources),
+            fills_ends=answer.get("fills_ends") is True,
+            views=tuple(name for name, each in answer["sources"].items() if each.get("view")),
+        )
+        if parent is None or posted is None:
+            return plan
+        first = answer["num_stages"] - len(stages)
+        numbered = (replace(each, number=number) for number, each in enumerate(described, first))
+        added = replace(plan, stages=tuple(numbered))
+        return _continued(parent, added, posted, [each["weights_65536"] for each in stages])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise errors.AnswerCorrupt(f"not the description of a plan: {str(answer)[:2000]}") from error
+
+
+def _continued(
+    parent: BoundPlan, added: BoundPlan, posted: Mapping[str, Any], units: Sequence[Mapping[str, int]]
+) -> BoundPlan:
+    """Return a plan that continues another one, of the description of what it adds."""
+    if len(added.stages) != len(posted["stages"]) or not set(parent.sources) <= set(added.sources):
+        raise ValueError("the answer is about other stages")
+    lines, kept, names = [], list(parent.stages), list(parent.sources)
+    for described, stage, shares in zip(added.stages, posted["stages"], units, strict=True):
+        new = [name for name in shares if name not in names]
+        # The server says both of what was posted last; what was posted before has both.
+        more = {
+            field: {name: its[name] for name in new if name in its}
+            for field in ("fingerprints", "lengths")
+            if (its := {**posted.get(field, {}), **added.document.get(field, {})})
+        }
+        lines.append(chain.line_of(stage, shares, described.shape, kept[-1].shape, names, more))
+        names += sorted(new)
+        # The last one stays only for as long as it is the last.
+        if len(kept) > 1 and kept[-1].shape == kept[-2].shape and kept[-2].first_step is not None:
+            kept.pop()
+        kept.append(described)
+    part = chain.Part(parent.plan_id, parent.stages[-1].shape, tuple(lines))
+    return replace(
+        added,
+        document=parent.document,
+        shards=parent.shards + added.shards,
+        stages=tuple(kept),
+        chain=chain.appended(parent.chain, part),
+    )
 
 
 def plan_step(plan_id: str, step: int) -> Question[int]:

@@ -200,22 +200,43 @@ class Pool:
 
     def introduce(self, replica: Replica) -> None:
         """Make the plan known there; raise `ReplicaRefused` if it would give other tokens."""
-        if self.plan is None:
+        if (plan := self.plan) is None:
             return
         try:
-            there = self._ask(replica.endpoint, control.post_plan(self.plan.document))
+            plan_id = self._introduced(replica.endpoint, plan)
         except errors.ServerError as error:
             if error.passing or isinstance(error, errors.AccessDenied):
                 raise
             raise errors.ReplicaRefused(
-                f"{replica.endpoint.name} refuses the plan {self.plan.plan_id}: {error}"
+                f"{replica.endpoint.name} refuses the plan {plan.plan_id}: {error}"
             ) from error
-        if there.plan_id != self.plan.plan_id:
+        if plan_id != plan.plan_id:
             raise errors.ReplicaRefused(
-                f"{replica.endpoint.name} makes plan {there.plan_id} of the plan {self.plan.plan_id}: "
+                f"{replica.endpoint.name} makes plan {plan_id} of the plan {plan.plan_id}: "
                 "does it run another version?"
             )
         replica.plan_in_doubt = False
+
+    def _introduced(self, endpoint: Endpoint, plan: BoundPlan) -> str:
+        """Post as much of a plan, from its end, as the server does not know; return its id there."""
+        questions = control.introductions(plan)
+        first = len(questions) - 1
+        while True:
+            try:
+                plan_id = self._ask(endpoint, questions[first]())
+                break
+            except errors.UnknownPlan:
+                if first == 0:
+                    raise
+                first -= 1
+        for question in questions[first + 1 :]:
+            plan_id = self._ask(endpoint, question())
+        return plan_id
+
+    def follow(self, plan: BoundPlan) -> None:
+        """Introduce this plan from now on; it continues the one so far."""
+        with self.changed:
+            self.plan = plan
 
     def ask(
         self, question: Question[T], connection: Connection, *, deadline: float, patience: Callable[[], float]

@@ -7,6 +7,7 @@ to the caller's buffer.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from corpus_client import errors
-from corpus_client.network import control, wire
+from corpus_client.network import chain, control, wire
 from corpus_client.network.control import BoundPlan, Question
 from corpus_client.network.options import Network
 from corpus_client.network.pool import Pool
@@ -86,18 +87,28 @@ class Replicas(AbstractContextManager["Replicas"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def bind(self, plan: Mapping[str, Any]) -> BoundPlan:
+    def bind(self, plan: Mapping[str, Any], after: BoundPlan | None = None) -> BoundPlan:
         """Post the plan to every replica that answers soon; wait for the first within the deadline.
 
+        Args:
+            plan: with its decisions; with `after` a stage that continues that plan, of these replicas.
+
         Raises:
+            InvalidArgument: the decisions are no lines of JSON.
             ReplicaRefused: a replica has another corpus under that name, or makes another plan of it.
             HostNotFound, CertificateRefused, AccessDenied: a replica cannot be used at all.
         """
-        pool, question = self._pool, control.post_plan(plan)
+        pool = self._pool
         with pool.changed:
             # If it can be reached, the first server decides which corpus is meant.
             pool.changed.wait_for(pool.settled, FIRST_SECONDS)
-        pool.plan = bound = self.ask(question)
+        if after is None:
+            root, lines = _split(plan)
+            pool.plan = bound = self.ask(control.post_plan(root))
+        else:
+            bound, lines = after, [control.json_text(plan).decode()]
+        for part in chain.parts_of(lines):
+            pool.plan = bound = self.ask(control.post_decisions(bound, part))
         with pool.changed:
             # A name that does not exist is an error now, not a warning in the middle of a run.
             pool.changed.wait_for(pool.looked_up, self.network.connect_seconds)
@@ -120,6 +131,10 @@ class Replicas(AbstractContextManager["Replicas"]):
             if (refusal := pool.refusal()) is not None:
                 raise refusal
         return bound
+
+    def follow(self, plan: BoundPlan) -> None:
+        """Go on by a plan that continues the one so far; from any thread."""
+        self._pool.follow(plan)
 
     def ask(self, question: Question[T], *, deadline_seconds: float | None = None) -> T:
         """Return the answer of whichever replica gives one; one that does not know the plan is told."""
@@ -244,3 +259,15 @@ class Replicas(AbstractContextManager["Replicas"]):
             superseded = not connection.num_in_flight and connection not in replica.connections[-1:]
             if superseded or not connection.usable:
                 self._pool.discard(replica, connection)
+
+
+def _split(plan: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    try:
+        root, lines = chain.split(plan)
+        if not all(isinstance(json.loads(line), list | dict) for line in lines):
+            raise ValueError("one is no list and no object")
+    except ValueError as error:
+        raise errors.InvalidArgument(
+            f"the plan's {chain.DECISIONS} must be lines of JSON: {error}"
+        ) from error
+    return root, lines

@@ -1,4 +1,4 @@
-"""The plan that a loader asks for: from arguments, a document or a file; and its successors."""
+"""The plan that a loader asks for: from arguments, a document or a file; and the stages that continue it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus_client import errors
+from corpus_client.network.control import BoundPlan
 
 MAX_STEP = 2**40
 STAGE_FIELDS = ("mixture", "global_batch_size", "seq_len", "exclude")
@@ -92,8 +93,8 @@ def make_plan(
     return plan
 
 
-def successor(plan: Mapping[str, Any], from_step: int, stage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the canonical plan with one more stage, which begins at the plan step `from_step`.
+def next_stage(plan: BoundPlan, from_step: int, stage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stage that continues a plan from the plan step `from_step` on.
 
     stage: `mixture`, and where they change `global_batch_size`, `seq_len` and `exclude`.
     """
@@ -101,18 +102,16 @@ def successor(plan: Mapping[str, Any], from_step: int, stage: Mapping[str, Any])
         found = sorted(stage, key=str) if isinstance(stage, Mapping) else type(stage).__name__
         raise errors.InvalidArgument(
             f"stage must hold mixture and may hold {', '.join(STAGE_FIELDS[1:])}, got {found}; "
-            "it begins at the loader's next step"
+            "it begins at the loader's next step, or at at_step="
         )
-    last = plan["stages"][-1]
-    if last["from_step"] >= from_step:
+    last = plan.stages[-1]
+    if last.from_step >= from_step:
         raise errors.InvalidArgument(
             f"stage would begin at plan step {from_step}, where or before which a stage of the plan begins "
-            f"({last['from_step']}); to replace that one, build the loader with a whole plan="
+            f"({last.from_step}); to replace that one, build the loader with a whole plan="
         )
-    grown = copy.deepcopy(dict(plan))
-    shape = {name: last[name] for name in ("global_batch_size", "seq_len") if name in last}
-    grown["stages"].append({"from_step": from_step, **shape, **copy.deepcopy(dict(stage))})
-    return grown
+    shape = {"global_batch_size": last.global_batch_size, "seq_len": last.seq_len}
+    return {"from_step": from_step, **shape, **copy.deepcopy(dict(stage))}
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:

@@ -34,6 +34,12 @@ class StepRequests:
         self._replicas = replicas
         self.finish, self.stop, self.close = replicas.finish, replicas.stop, replicas.close
 
+    def follow(self, plan: BoundPlan) -> bool:
+        """Ask by a plan that continues the one so far, from now on; from any thread. True: it is done."""
+        self._replicas.follow(plan)
+        self._plan = plan
+        return True
+
     def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> Exchange:
         """Send the request for these steps; shape: of each batch, rows and tokens of a row."""
         are_pieces = self._places and self._plan.indices == "pieces"

@@ -42,8 +42,8 @@ def rank_shapes(
         InvalidArgument: a stage's batch does not divide; the message names it and what would.
     """
     begun: list[tuple[int, tuple[int, int]]] = []
-    for number, stage in enumerate(stages):
-        size = stage.global_batch_size
+    for place, stage in enumerate(stages):
+        size, number = stage.global_batch_size, place if stage.number is None else stage.number
         if size % world_size:
             raise errors.InvalidArgument(
                 f"stages[{number}].global_batch_size must be divisible by world_size, got {size} over "

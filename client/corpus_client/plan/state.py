@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from corpus_client import errors
+from corpus_client.network import chain
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
@@ -31,12 +32,15 @@ from corpus_client.plan.trainers import check_held_ahead
 REQUIRED = {"plan", "plan_id", "next_step"}
 OPTIONAL = {"next_batch"}
 
+MAX_SHOWN = 20
+"""Differences in a message; a plan of 100,000 decisions may have as many."""
+
 B = TypeVar("B")
 
 
 def make_state(plan: BoundPlan, next_step: int, next_batch: str | None = None) -> dict[str, Any]:
     """Return what a checkpoint needs, as JSON values that the caller owns; `next_batch` is a receipt."""
-    state = {"plan": copy.deepcopy(plan.document), "plan_id": plan.plan_id, "next_step": next_step}
+    state = {"plan": copy.deepcopy(plan.whole), "plan_id": plan.plan_id, "next_step": next_step}
     return state if next_batch is None else {**state, "next_batch": next_batch}
 
 
@@ -47,13 +51,13 @@ def check_state(state: Mapping[str, Any], plan: BoundPlan) -> tuple[int, str | N
         raise errors.StateMismatch(
             f"a state must hold plan, plan_id and next_step, and may hold next_batch, got {found}"
         )
-    differences = _differences("", state["plan"], plan.document)
+    differences = _differences("", *(_by_line(each) for each in (state["plan"], plan.whole)))
     if not differences and state["plan_id"] != plan.plan_id:
         differences = [f"plan_id: the state has {state['plan_id']}, this loader {plan.plan_id}"]
     if differences:
         raise errors.StateMismatch(
-            f"the state belongs to another run; {'; '.join(differences)}; to go on with that run build the "
-            "loader with plan=state['plan']"
+            f"the state belongs to another run; {'; '.join(differences[:MAX_SHOWN])}; to go on with that "
+            "run build the loader with plan=state['plan']"
         )
     receipt = state.get("next_batch")
     if receipt is not None and not (isinstance(receipt, str) and DIGEST.fullmatch(receipt)):
@@ -64,6 +68,15 @@ def check_state(state: Mapping[str, Any], plan: BoundPlan) -> tuple[int, str | N
         return integer("next_step", state["next_step"], 0, MAX_STEP), receipt
     except errors.InvalidArgument as error:
         raise errors.StateMismatch(f"the state's {error}") from error
+
+
+def _by_line(document: object) -> object:
+    """Return a plan with a list of its decisions, as far as they are there."""
+    try:
+        root, lines = chain.split(document)  # type: ignore[arg-type]
+    except (AttributeError, ValueError):
+        return document
+    return {**root, chain.DECISIONS: lines}
 
 
 def _differences(path: str, theirs: object, ours: object) -> list[str]:
@@ -115,8 +128,7 @@ class PlanLoader(Generic[B]):
 
     def __repr__(self) -> str:
         end = "" if self._end_step is None else f" of {self._end_step}"
-        stages = self._bound.document["stages"]
-        sources = ", ".join(sorted({name for stage in stages for name in stage["mixture"]}))
+        sources = ", ".join(sorted(self._bound.sources))
         rank, world_size = self.place
         return (
             f"{type(self).__name__}(plan {self.plan_id[:12]} of {sources}, step {self._step}{end}, "
@@ -163,13 +175,21 @@ class PlanLoader(Generic[B]):
 
     @property
     def plan(self) -> dict[str, Any]:
-        """A copy of the canonical plan, with the fingerprints of its corpora."""
-        return copy.deepcopy(self._bound.document)
+        """A copy of the canonical plan, with the fingerprints of its corpora and the decisions since."""
+        return copy.deepcopy(self._bound.whole)
 
     @property
     def plan_id(self) -> str:
         """64 hex digits that stand for plan and corpora."""
         return self._bound.plan_id
+
+    @property
+    def last_stage_step(self) -> int | None:
+        """The training step at which the plan's last stage begins; None if training skips all of it.
+
+        A run that is resumed or replayed has decided on everything up to there.
+        """
+        return self._bound.stages[-1].first_step
 
     @property
     def sources(self) -> tuple[str, ...]:

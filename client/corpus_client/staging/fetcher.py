@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from corpus_client import errors
+from corpus_client.network.control import BoundPlan
 from corpus_client.network.layout import batch_bytes
 from corpus_client.network.pool import Stopped
 from corpus_client.observe.recorder import Recorder
@@ -30,7 +31,7 @@ JOIN_SECONDS = 15.0
 class Source(Protocol):
     """Where tokens come from: fills slots with consecutive steps.
 
-    `stop` is called from any thread, everything else from the fetcher.
+    `stop` and `follow` are called from any thread, everything else from the fetcher.
     """
 
     def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> Any:
@@ -41,6 +42,9 @@ class Source(Protocol):
 
     def finish(self, ticket: Any, view: memoryview) -> None:
         """Put the tokens of the steps at the start of `view`, and what is beside them behind that."""
+
+    def follow(self, plan: BoundPlan) -> bool:
+        """Ask by a plan that continues the one so far, from now on; False: a new source has to do that."""
 
     def stop(self) -> None:
         """Wake whoever waits in `begin` or `finish` with `Stopped`."""
@@ -109,6 +113,23 @@ class SlotQueues:
         self._ended = False
         self._stopped = False
         self._error: BaseException | None = None
+        self._asked_until = 0  # the step behind the last one that was asked for
+
+    @property
+    def asked_until(self) -> int:
+        """The first step, from which on none was asked for."""
+        return self._asked_until
+
+    def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> Any:
+        """Ask for steps, see `Source.begin`."""
+        with self._changed:
+            self._asked_until = start_step + num_steps
+        return self.source.begin(start_step, num_steps, shape)
+
+    def follow(self, plan: BoundPlan, since: int) -> bool:
+        """Ask by a plan that continues the one so far at a step; False: that step was asked for already."""
+        with self._changed:
+            return since >= self._asked_until and self.source.follow(plan)
 
     @property
     def num_ready(self) -> int:
@@ -202,7 +223,7 @@ def fetch(queues: SlotQueues, steps: FetchRange) -> None:
             # Never sleep on a full ring with answers on the wire: the server would see a stalled reader.
             while (slot := queues.take_free(wait=not on_wire)) is None:
                 receive_oldest()
-            ticket = queues.source.begin(start_step, num_steps, shape)
+            ticket = queues.begin(start_step, num_steps, shape)
             on_wire.append((ticket, FilledSlot(slot, start_step, num_steps, shape)))
             if len(on_wire) >= steps.in_flight:
                 receive_oldest()

@@ -120,6 +120,10 @@ class LocalSource:
             self._num_gathered += count
             out, beside = out[count:], [array[count:] for array in beside]
 
+    def follow(self, plan: BoundPlan) -> bool:
+        """Return False: requests for more than the slots are on the wire; see `Source.follow`."""
+        return False
+
     def close(self) -> None:
         """Close connections and files."""
         self._requests.close()

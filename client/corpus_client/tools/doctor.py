@@ -69,7 +69,7 @@ def doctor(
                 yield checks.latency(server, name, seq_len + 1)
             with report.open_loader(
                 [server.url for server in reached],
-                plan=bound.document,
+                plan=bound.whole,
                 network=network,
                 world_size=world_size,
                 device=place,

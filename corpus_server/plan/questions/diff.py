@@ -10,14 +10,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import field
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.described import described
-from corpus_server.plan.document import Plan
+from corpus_server.plan.document import MAX_STAGES, Plan
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.rows import Pieces
@@ -77,10 +77,16 @@ class RowComparison:
 
 
 def changed_fields(a: Plan, b: Plan) -> list[FieldChange]:
-    """Return the fields that differ, stages matched by their `from_step`."""
-    first, second = a.to_json(), b.to_json()
-    changes = list(_changes("", first, second, a.arithmetic))
-    one, other = ({stage["from_step"]: stage for stage in plan["stages"]} for plan in (first, second))
+    """Return the fields that differ, stages matched by their `from_step`.
+
+    Of plans that continue others, up to `MAX_STAGES` stages from the first one that differs on are compared.
+    """
+    changes = list(_changes("", a.arithmetic, b.arithmetic))
+    same = a.log.first_difference(len(a.stages), b.log, len(b.stages))
+    one, other = (
+        {stage.from_step: stage.to_json() for stage in plan.stages[same : same + MAX_STAGES]}
+        for plan in (a, b)
+    )
     for from_step in sorted({*one, *other}):
         where = f"stages[from_step={from_step}]"
         if from_step not in one or from_step not in other:
@@ -92,8 +98,10 @@ def changed_fields(a: Plan, b: Plan) -> list[FieldChange]:
         excluded = [stage.get("exclude", {}) for stage in stages]
         for name in sorted({*excluded[0], *excluded[1]}):
             changes += _range_changes(f"{where}.exclude.{name}", *(each.get(name, []) for each in excluded))
-    changes += _range_changes("skip_steps", first["skip_steps"], second["skip_steps"])
-    changes += _changes("fingerprints.", first["fingerprints"], second["fingerprints"])
+    if any(len(plan.stages) > same + MAX_STAGES for plan in (a, b)):
+        changes.append(FieldChange(field="number of stages", a=len(a.stages), b=len(b.stages)))
+    changes += _range_changes("skip_steps", a.skip_steps.to_json(), b.skip_steps.to_json())
+    changes += _changes("fingerprints.", a.fingerprints, b.fingerprints)
     return changes
 
 
@@ -125,8 +133,10 @@ def compare_slices(
     pair = _Compared(a, b), _Compared(b, a)
     # A plan may end; of the steps behind its last none is compared.
     end = min(sampler.num_steps if sampler.num_steps is not None else _NEVER for sampler in (a, b))
-    largest = max(stage.global_batch_size for plan in plans for stage in plan.stages)
-    borders = sorted(p.skip_steps.outside_before(stage.from_step) for p in plans for stage in p.stages)
+    timelines = a.timeline, b.timeline
+    largest = max(int(each.sizes.max()) for each in timelines)
+    begins = [each.skips.num_outside_below(each.from_steps.astype(np.uint64)) for each in timelines]
+    borders = np.unique(np.concatenate(begins)).tolist()
     found: list[StepChange] = []
     since = a.timeline.plan_step(equal)
     if a.plan.order.has_epochs and only_exclusions_differ(*plans):
@@ -197,13 +207,14 @@ def _range_changes(name: str, a: Pairs, b: Pairs) -> Iterator[FieldChange]:
 
 def _first_stage_change(a: Plan, b: Plan) -> int:
     """Return the first plan step whose stage, or whose sources' content, differs."""
-    for one, other in zip_longest(a.stages, b.stages):
-        if one is None or other is None or one != other:
-            # A stage's rows do not depend on its length, so two stages differ from the earlier beginning on.
-            return min(stage.from_step for stage in (one, other) if stage is not None)
-        if any(a.fingerprints.get(name) != b.fingerprints.get(name) for name in one.mixture):
-            return one.from_step
-    return _NEVER
+    # A stage's rows do not depend on its length, so two stages differ from the earlier beginning on.
+    number = a.log.first_difference(len(a.stages), b.log, len(b.stages))
+    found = [int(plan.log.from_steps[number]) for plan in (a, b) if number < len(plan.stages)]
+    for name in {*a.sources, *b.sources}:
+        if a.fingerprints.get(name) != b.fingerprints.get(name):
+            using = (plan.log for plan in (a, b) if name in plan.sources)
+            found += [int(log.from_steps[log.first_use(name)]) for log in using]
+    return min(found, default=_NEVER)
 
 
 def _first_skip_change(a: Ranges, b: Ranges) -> int:

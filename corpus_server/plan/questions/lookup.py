@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.exclusion import Exclusion
-from corpus_server.plan.mixture import grouped
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.rows import Pieces, UInt64Array
 from corpus_server.plan.sampler import Sampler
@@ -172,11 +171,14 @@ def _each_row_once(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
 def _substitute_searches(sampler: Sampler, source: int, units: UInt64Array, epochs: int) -> Iterator[_Search]:
     """Yield for each stage what to look for where units stand in for excluded ones."""
     size = int(sampler.num_windows[source])
-    begins = [*sampler.timeline.begins(source).tolist(), epochs * size]
-    for number, exclusion in enumerate(sampler.exclusions):
-        start, stop = begins[number], min(begins[number + 1], epochs * size)
-        used = sampler.timeline.stages[number].member(source) is not None
-        if exclusion is None or start >= stop or not used:
+    begins, num_stages = sampler.timeline.begins(source), len(sampler.plan.stages)
+    # Where the last stage does not use the source, there is a last position.
+    end = epochs * size if sampler.timeline.uses(source)[-1] else int(begins[-1])
+    for stages, exclusion in sampler.excluding():
+        # Those of them that do not use the source give none of its positions.
+        start = int(begins[stages.start])
+        stop = min(int(begins[stages.stop]) if stages.stop < num_stages else end, epochs * size)
+        if start >= stop:
             continue
         left = units[~exclusion.units.contains(units)]
         its = range(start // size, -(-stop // size))
@@ -200,12 +202,11 @@ def _positions(
         return positions[kept], np.ones(np.count_nonzero(kept), dtype=bool), shown[which][kept]
     positions = sampler.positions_of(source, shown, epochs)
     kept = positions < np.uint64(search.stop)
-    for number, here in grouped(sampler.timeline.stage_numbers(source, positions)):
-        exclusion = sampler.exclusions[number]
-        if sampler.timeline.stages[number].member(source) is None:
-            kept[here] = False
-        elif exclusion is not None:
-            kept[here] &= ~exclusion.units.contains(shown[here])
+    numbers = sampler.timeline.stage_numbers(source, positions)
+    kept &= sampler.timeline.uses(source)[numbers]
+    for stages, exclusion in sampler.excluding():
+        here = np.flatnonzero((numbers >= stages.start) & (numbers < stages.stop))
+        kept[here] &= ~exclusion.units.contains(shown[here])
     return positions[kept], np.zeros(np.count_nonzero(kept), dtype=bool), shown[kept]
 
 
@@ -231,8 +232,8 @@ def _parts_touched(
 
     `(m,)` each; part k of a window holds its tokens k * seq_len to (k + 1) * seq_len, both included.
     """
-    stages = sampler.timeline.stages
-    if all(placed.num_parts == 1 for placed in stages):
+    timeline = sampler.timeline
+    if (timeline.seq_lens == sampler.plan.seq_len).all():
         return np.zeros(positions.shape, dtype=np.int64), np.ones(positions.shape, dtype=np.int64)
     if len(ranges.starts) > 1:
         raise InvalidParameter(
@@ -241,8 +242,7 @@ def _parts_touched(
             parameter="stop",
         )
     ((start, stop),) = ranges.bounds.tolist()
-    numbers = sampler.timeline.stage_numbers(source, positions)
-    seq_lens = np.array([placed.seq_len for placed in stages])[numbers]
+    seq_lens = timeline.seq_lens[timeline.stage_numbers(source, positions)]
     windows = sampler.windows
     shards, starts = windows.locate(shown).T
     begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64) + starts
@@ -268,11 +268,10 @@ def _rows(
     plan_steps, first_rows, _ = timeline.rows_of(source, positions)
     skipped = timeline.skips.contains(plan_steps)[of].tolist()
     steps = timeline.skips.num_outside_below(plan_steps)[of].tolist()
-    seq_lens = np.array([placed.seq_len for placed in timeline.stages])
     pieces, borders = sampler.pieces_at(source, positions)
     if len(borders) - 1 == len(pieces):  # whole windows, of which rows may be parts
         pieces, borders = pieces[of], np.arange(of.size + 1)
-        pieces[:, 1] += parts * seq_lens[timeline.stage_numbers(source, positions)][of]
+        pieces[:, 1] += parts * timeline.seq_lens[timeline.stage_numbers(source, positions)][of]
     places, borders_of = sampler.resolved((pieces, borders))
     columns = (
         (positions // sampler.num_windows[source])[of].tolist(),

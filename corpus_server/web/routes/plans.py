@@ -14,6 +14,7 @@ from corpus_server.answers.question import PlanId
 from corpus_server.answers.response import Response, json_response
 from corpus_server.errors import RequestTimeout
 from corpus_server.plan import Plan
+from corpus_server.plan.chain import Link
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.shared import CallHere, Nothing, read_route
 from corpus_server.web.schemas import PlanAnswer, PlansAnswer, PlansQuery, PostQuery
@@ -23,18 +24,22 @@ MAX_LIST_BYTES = 8 * 2**20
 
 router = APIRouter(tags=["plans"])
 
-_PLAN_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": Plan.schema()}}}}
+_DOCUMENT = {"anyOf": [Plan.schema(), Link.schema()]}
+_PLAN_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": _DOCUMENT}}}}
 
 
 @router.post("/v1/plans", response_model=PlanAnswer, openapi_extra=_PLAN_BODY)
 async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> AsgiResponse:
-    """Keep the plan document in the body and describe the plan; posting it again changes nothing."""
+    """Keep the plan document in the body and describe the plan; posting it again changes nothing.
+
+    Of a document with a `parent`, the description has only the stages and shards that it adds.
+    """
     body = bytearray()
     with call.service.admission.receiving() as count:
         await _receive(call.request, body, count, call.service.settings.body_timeout_seconds)
         keep, plans = query.keep == "true", call.service.plans
         described = await call.run(
-            lambda: plans.keep_document(body, call.head.caller, keep=keep, run=call.head.run).to_json(),
+            lambda: plans.describe_document(body, call.head.caller, keep=keep, run=call.head.run),
             size_bytes=len(body),
         )
     return AsgiResponse(described, media_type="application/json")
@@ -58,17 +63,22 @@ async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiRe
                 "plan": Fragment(each.document),
                 "seen_unix_seconds": each.seen,
                 "runs": each.runs,
+                **head(each.id),
             }
             for each in newest
         ]
         return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})
+
+    def head(plan_id: str) -> dict[str, object]:
+        found = call.service.store.newest_link(plan_id)
+        return {} if found is None else dict(zip(("head", "num_stages"), found, strict=True))
 
     return sent(await call.run(list_them))
 
 
 @read_route(router, "/v1/plans/{plan_id}", response_model=PlanAnswer)
 async def plan(call: CallHere, plan_id: PlanId, query: Nothing) -> AsgiResponse:
-    """Describe a plan: its document, its sources, its shard list."""
+    """Describe a plan: its document, its sources, its shard list; of its stages the last 512."""
     described = await call.run(lambda: call.service.plan(plan_id, call.head.caller).to_json())
     return AsgiResponse(described, media_type="application/json")
 

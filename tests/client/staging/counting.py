@@ -68,6 +68,9 @@ class CountingSource:
         tokens = torch.frombuffer(view, dtype=torch.int32)[: size * len(ticket)].view(len(ticket), size)
         tokens[:] = torch.tensor(ticket)[:, None]
 
+    def follow(self, plan: object) -> bool:
+        return False
+
     def stop(self) -> None:
         self.stopped.set()
 

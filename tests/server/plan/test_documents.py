@@ -218,7 +218,8 @@ def test_what_is_read_ahead_and_staged_holds_the_rows(
     assert sampler.groups is not None
     assert rows.shard_row.size == len(case.shards) + 1
     every = np.arange(rows.first_row[-1], dtype="uint64")
-    for source, exclusion in itertools.product(range(len(sampler.plan.sources)), sampler.exclusions):
+    exclusions = map(sampler.exclusion_at, range(len(sampler.plan.stages)))
+    for source, exclusion in itertools.product(range(len(sampler.plan.sources)), exclusions):
         its = every[int(rows.first_row[source]) : int(rows.first_row[source + 1])]
         epochs = np.full(its.size, 3, dtype="uint64")
         pieces, borders = rows.pieces(source, its, epochs, exclusion)

@@ -197,8 +197,11 @@ def test_steps_per_epoch() -> None:
         assert [found.steps_per_epoch(name) for name in ("web", "code")] == expected
 
 
-def test_the_memory_of_a_plan_is_that_of_its_text_positions_and_ranges() -> None:
-    """What a stage excludes for all later ones is kept once: 32 bytes a range, 56 a source that has some."""
+def test_the_memory_of_a_plan_is_that_of_its_text_stages_and_ranges() -> None:
+    """What a stage excludes for all later ones is kept once: 32 bytes a range, 56 a source that has some.
+
+    A stage takes 24 bytes, and 12 for each source. Plans that continue this one share all but its text.
+    """
     both = {"global_batch_size": 4, "mixture": {"web": 1, "code": 1}}
     stages = [
         {"global_batch_size": 4, "mixture": {"web": 1}},
@@ -208,9 +211,9 @@ def test_the_memory_of_a_plan_is_that_of_its_text_positions_and_ranges() -> None
     ]
     plan = Plan.from_json({"seq_len": 4, "stages": stages, "skip_steps": [[5, 6], [8, 9]]})
     found = Sampler(plan, {"web": [101], "code": [101]})
-    numbers = 2 * 4 + (1 + 2 + 2 + 2)  # a position of each source, an index of each that is used
-    ranges = 2 + 2 + 1 + 2 + 3
-    assert found.num_bytes == len(plan.canonical_json) + 8 * numbers + 32 * ranges + 56 * (1 + 2)
+    assert found.num_bytes == len(plan.canonical_json) + 32 * 2
+    assert plan.log.num_bytes == 4 * (24 + 12 * 2) + 32 * (2 + 1)
+    assert sum(each.num_bytes for _, each in found.exclusions) == 32 * (2 + 3) + 56 * (1 + 2)
 
 
 @pytest.mark.parametrize("order", [*PLAIN_ORDERS, bounded(3, 2)], ids=str)

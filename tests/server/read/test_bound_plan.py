@@ -77,6 +77,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
                 "largest_id": largest["b"],
             },
         },
+        "num_stages": 2,
         "stages": [
             {
                 "from_step": 0,
@@ -144,6 +145,7 @@ def test_plans_over_the_same_corpora_share_their_shards_and_windows(catalog: Cat
 
 
 def test_all_steps_of_a_stage_hold_tokens_of_the_same_source(bound: BoundPlan) -> None:
-    first, second = bound.stage_sources
+    first, second = (bound.source_of(step) for step in (0, 3))
+    assert bound.source_of(2) is first
     assert (first.plan_id, dict(first.shares)) == (bound.plan.id, {"a": 0.75, "b": 0.25})
     assert (second.plan_id, dict(second.shares)) == (bound.plan.id, {"b": 1.0})

@@ -1,4 +1,4 @@
-import { $, h, code, dot, facts, loaderOf, number, parameters, short, stepAddress, table, corpusAddress } from "../dom.js";
+import { $, h, code, dot, facts, loaderOf, number, parameters, planLink, short, stepAddress, table, corpusAddress } from "../dom.js";
 import { curl, fill } from "../api.js";
 import { chart, colour } from "../chart.js";
 
@@ -76,15 +76,18 @@ fill($("#facts"), `/v1/plans/${id}`, (answer) => {
   $("#sources").replaceChildren(table(["source", "rows", "fill", "steps per epoch"], names.map((name) => [h("a", { href: corpusAddress(name) }, name),
     answer.sources[name].num_windows, answer.sources[name].fill === undefined ? "whole" : `${(100 * answer.sources[name].fill).toFixed(2)} %`, answer.sources[name].steps_per_epoch ?? "no epochs"])));
   $("#epochs").replaceChildren(epochs(answer, names, stop));
+  // A plan that continues others says only its last stage; all else stands in the first one.
+  const plan = answer.root?.plan ?? answer.plan;
   const text = JSON.stringify(answer.plan, null, 2);
   $("#document").replaceChildren(code("JSON", text),
     code("curl", curl("/v1/plans", answer.plan)),
-    code("Python", loaderOf(answer.plan)));
+    answer.root ? "" : code("Python", loaderOf(answer.plan)));
   return [facts([
-    ["seq_len", answer.plan.seq_len], ["stride", answer.plan.stride], ["seed", String(answer.plan.seed)],
-    ["order", typeof answer.plan.order === "string" ? answer.plan.order : JSON.stringify(answer.plan.order)],
-    ["rows", answer.plan.rows === undefined ? "windows" : Object.keys(answer.plan.rows)[0]],
+    ...(answer.root ? [["continues", planLink(answer.root.id)], ["stages", `${number(answer.num_stages)}, of which the last ${number(answer.stages.length)} are shown`]] : []),
+    ["seq_len", plan.seq_len], ["stride", plan.stride], ["seed", String(plan.seed)],
+    ["order", typeof plan.order === "string" ? plan.order : JSON.stringify(plan.order)],
+    ["rows", plan.rows === undefined ? "windows" : Object.keys(plan.rows)[0]],
     ["dtype", answer.dtype], ["shards", answer.shards.length],
-    ["skipped steps", answer.plan.skip_steps.reduce((sum, [start, end]) => sum + end - start, 0)],
+    ["skipped steps", plan.skip_steps.reduce((sum, [start, end]) => sum + end - start, 0)],
   ])];
 }, true);

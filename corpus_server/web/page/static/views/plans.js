@@ -28,9 +28,9 @@ fill($("#plans"), address("/v1/plans", { run }), ({ num_plans, plans }) => {
     : h("span", {}, `${number(plans.length)} plan${plans.length === 1 ? "" : "s"} of the run `, h("strong", {}, run), ", the one seen last first. ", h("a", { href: "/page/plans" }, "All plans"));
   if (!plans.length && run === null) return [newPlan(), h("p", { class: "lead" }, "No plan was posted yet. A training run posts its own when it starts.")];
   const { button, choice } = compare();
-  const listed = (some, label) => table(["compare", "plan", "run", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"], some.map(({ id, plan, seen_unix_seconds, runs }) => [
-    choice(id),
-    planLink(id),
+  const listed = (some, label) => table(["compare", "plan", "run", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"], some.map(({ id, plan, seen_unix_seconds, runs, head, num_stages }) => [
+    choice(head ?? id),
+    planLink(head ?? id),
     names(runs),
     new Date(seen_unix_seconds * 1000).toISOString().slice(0, 16).replace("T", " "),
     [...new Set(plan.stages.flatMap((stage) => Object.keys(stage.mixture)))].join(", "),
@@ -38,7 +38,7 @@ fill($("#plans"), address("/v1/plans", { run }), ({ num_plans, plans }) => {
     [...new Set(plan.stages.map((stage) => stage.global_batch_size))].join(", "),
     order(plan.order),
     String(plan.seed),
-    plan.stages.length,
+    num_stages ?? plan.stages.length,
   ]), label);
   const ofTools = run === null ? plans.filter(isOfTools) : [];
   const others = plans.filter((each) => !ofTools.includes(each));

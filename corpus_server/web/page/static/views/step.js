@@ -130,7 +130,14 @@ $("#skim").addEventListener("submit", (event) => {
 
 // -- successors
 
+// Of a plan that continues others only what comes after its last stage can change.
+function continued() {
+  if (plan.root) $("#successor").replaceChildren(h("p", {}, "This plan continues another one: take documents out with ", h("code", {}, "loader.extend(exclude=...)"), "."));
+  return Boolean(plan.root);
+}
+
 async function deny(corpus, documents) {
+  if (continued()) return;
   const at = Number($("#skip").elements.start.value);
   await successor($("#successor"), id, await denied(plan.plan, at, corpus, documents),
     `${documents.length === 1 ? "Document" : "Documents"} ${documents.join(", ")} of ${corpus} ${documents.length === 1 ? "is" : "are"} left out from this step on.`);
@@ -138,7 +145,7 @@ async function deny(corpus, documents) {
 $("#skip").addEventListener("submit", (event) => {
   event.preventDefault();
   const [start, stop] = ["start", "stop"].map((name) => Number(event.target.elements[name].value));
-  successor($("#successor"), id, skipped(plan.plan, start, stop), `Plan steps ${number(start)} to ${number(stop - 1)} are skipped.`);
+  if (!continued()) successor($("#successor"), id, skipped(plan.plan, start, stop), `Plan steps ${number(start)} to ${number(stop - 1)} are skipped.`);
 });
 
 // -- going from step to step

@@ -1,0 +1,233 @@
+"""The stages of a plan as arrays, which a plan and all that continue it share.
+
+A run that follows its losses may have 100,000 stages. As objects they would take a gigabyte; here a stage of
+64 sources takes 800 bytes, and a plan that continues another one adds its own stages behind those of its
+parent. A plan sees the first `num_stages` of its log. Two plans that go on differently from one parent need
+two logs: the second one copies what both have.
+
+    log      stage 0  1  2  3  4
+    plan A         0  1  2            the parent
+    plan B         0  1  2  3         continues A
+    plan C         0  1  2  3  4      continues B
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.plan.mixture import BLOCK_ROWS
+from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.stage import Stage
+
+_MORE: Final = 1.5
+"""By which arrays grow, so that appending takes constant time on average."""
+
+
+class StageLog:
+    """Stages, and where each source stands when they begin; safe to use from several threads.
+
+    What was appended never changes. Arrays may be longer than `num_stages`, and have more columns than a plan
+    has sources: a plan takes the part that is its own. They are replaced when they grow, so none is kept.
+
+    Args:
+        stages: the first ones.
+        seq_len: of the plan.
+
+    Attributes:
+        names: of the sources, in order of first use, which number the columns.
+        num_stages: appended so far.
+        num_placed: the first stages whose positions are known.
+        from_steps, sizes, seq_lens: `(n,) int64`; seq_lens are those of rows.
+        units: `(n, sources) uint32`, of 65,536; 0 where the stage does not use the source.
+        positions: `(n, sources) uint64`, of all sources at the stage's first row.
+        rows: the same of the rows that each source gave before the stage; `positions` itself as long as every
+            row is a window.
+        exclude: of the stages that exclude something, by number.
+    """
+
+    from_steps: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    seq_lens: NDArray[np.int64]
+    units: NDArray[np.uint32]
+    positions: NDArray[np.uint64]
+    rows: NDArray[np.uint64]
+
+    def __init__(self, stages: Sequence[Stage], *, seq_len: int) -> None:
+        self.seq_len = seq_len
+        self.names: list[str] = []
+        self.num_stages = self.num_placed = 0
+        self.exclude: dict[int, Mapping[str, Ranges]] = {}
+        self._numbers: dict[str, int] = {}
+        self._lock = threading.Lock()
+        num_sources = len({name for stage in stages for name in stage.mixture})
+        self._allocate(len(stages), num_sources)
+        self._append(stages)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is used of the arrays; the rest was never written."""
+        share = self.num_stages / max(1, len(self.from_steps))
+        arrays = sum(each.nbytes for each in (self.from_steps, self.sizes, self.seq_lens))
+        arrays += self.units.nbytes + self.positions.nbytes
+        arrays += 0 if self.rows is self.positions else self.rows.nbytes
+        ranges = (its for exclude in tuple(self.exclude.values()) for its in exclude.values())
+        return int(share * arrays) + sum(each.num_bytes for each in ranges)
+
+    def continued(self, num_stages: int, num_sources: int, stages: Sequence[Stage]) -> StageLog:
+        """Return a log with the first stages of this one, then some more.
+
+        Args:
+            num_stages, num_sources: of the plan that is continued.
+        """
+        with self._lock:
+            log = self
+            its = zip(range(num_stages, self.num_stages), stages, strict=False)
+            if not all(self._holds(number, stage) for number, stage in its):
+                log = self._copy(num_stages, num_sources)
+            log._append(stages[log.num_stages - num_stages :])
+        return log
+
+    def place(
+        self, number: int, positions: NDArray[np.uint64], rows: NDArray[np.uint64] | None = None
+    ) -> None:
+        """Note positions and rows of the first sources, `(k,)`, when a stage begins; others have none."""
+        with self._lock:
+            if number == self.num_placed:  # else another thread has noted the same
+                self.positions[number, : positions.size] = positions
+                if self.rows is not self.positions:
+                    self.rows[number, : positions.size] = positions if rows is None else rows
+                self.num_placed += 1
+
+    def shares(self, number: int) -> dict[str, int]:
+        """Return the units of a stage's sources by name, sorted by name."""
+        units = self.units[number]
+        used = np.flatnonzero(units)
+        return dict(sorted(zip((self.names[k] for k in used.tolist()), units[used].tolist(), strict=True)))
+
+    def first_difference(self, num_stages: int, other: StageLog, num_others: int) -> int:
+        """Return the number of the first stage in which the first stages of two logs differ.
+
+        Where one has only the first stages of the other, it is their number.
+        """
+        count = min(num_stages, num_others)
+        if other is self:
+            return count
+        differs = np.zeros(count, dtype=bool)
+        for name in ("from_steps", "sizes", "seq_lens"):
+            differs |= getattr(self, name)[:count] != getattr(other, name)[:count]
+        for source in {*self.names, *other.names}:
+            one, its = (log._column(source, count) for log in (self, other))
+            differs |= one != its
+        for number in {*self.exclude, *other.exclude}:
+            if number < count:
+                differs[number] |= self.exclude.get(number) != other.exclude.get(number)
+        return int(differs.argmax()) if differs.any() else count
+
+    def first_use(self, source: str) -> int:
+        """Return the number of the first stage that uses a source."""
+        return int((self.units[: self.num_stages, self._numbers[source]] > 0).argmax())
+
+    def stage(self, number: int) -> Stage:
+        """Return a stage."""
+        seq_len = int(self.seq_lens[number])
+        return Stage.kept(
+            from_step=int(self.from_steps[number]),
+            global_batch_size=int(self.sizes[number]),
+            mixture={name: units / BLOCK_ROWS for name, units in self.shares(number).items()},
+            seq_len=None if seq_len == self.seq_len else seq_len,
+            exclude=self.exclude.get(number, {}),
+        )
+
+    def _column(self, source: str, count: int) -> NDArray[np.uint32] | int:
+        number = self._numbers.get(source)
+        return 0 if number is None else self.units[:count, number]
+
+    def _holds(self, number: int, stage: Stage) -> bool:
+        shape = stage.from_step, stage.global_batch_size, stage.seq_len or self.seq_len
+        return (
+            shape == (self.from_steps[number], self.sizes[number], self.seq_lens[number])
+            and self.shares(number) == stage.units
+            and self.exclude.get(number, {}) == stage.exclude
+        )
+
+    def _append(self, stages: Sequence[Stage]) -> None:
+        new = dict.fromkeys(name for stage in stages for name in stage.mixture if name not in self._numbers)
+        for name in new:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        num_stages, num_sources = self.num_stages + len(stages), len(self.names)
+        if num_stages > len(self.from_steps) or num_sources > self.units.shape[1]:
+            # Columns are spare only where sources came later: most plans know theirs from the start.
+            width = self.units.shape[1]
+            columns = max(width, int(_MORE * num_sources) if 0 < width < num_sources else num_sources)
+            self._allocate(max(len(self.from_steps), int(_MORE * num_stages)), columns)
+        for number, stage in enumerate(stages, self.num_stages):
+            self.from_steps[number], self.sizes[number] = stage.from_step, stage.global_batch_size
+            self.seq_lens[number] = stage.seq_len or self.seq_len
+            units = stage.units
+            self.units[number, [self._numbers[name] for name in units]] = list(units.values())
+            if stage.exclude:
+                self.exclude[number] = stage.exclude
+            if stage.seq_len is not None and self.rows is self.positions:
+                self.rows = self.positions.copy()
+        self.num_stages = num_stages
+
+    def _allocate(self, num_stages: int, num_sources: int) -> None:
+        """Make arrays with room for so many and copy what there is, before any thread can see them."""
+        used = self.num_stages
+        for name in ("from_steps", "sizes", "seq_lens"):
+            column = np.empty(num_stages, dtype=np.int64)
+            column[:used] = getattr(self, name)[:used] if used else 0
+            setattr(self, name, column)
+        has_rows = used > 0 and self.rows is not self.positions
+        for name, dtype in (("units", np.uint32), ("positions", np.uint64), ("rows", np.uint64)):
+            if name == "rows" and not has_rows:
+                self.rows = self.positions
+                continue
+            table = np.zeros((num_stages, num_sources), dtype=dtype)  # what nobody writes takes no memory
+            if used:
+                before = getattr(self, name)
+                table[:used, : before.shape[1]] = before[:used]
+            setattr(self, name, table)
+
+    def _copy(self, num_stages: int, num_sources: int) -> StageLog:
+        copy = StageLog((), seq_len=self.seq_len)
+        copy.names = self.names[:num_sources]
+        copy._numbers = {name: number for number, name in enumerate(copy.names)}
+        copy._allocate(int(_MORE * num_stages), num_sources)
+        for name in ("from_steps", "sizes", "seq_lens"):
+            getattr(copy, name)[:num_stages] = getattr(self, name)[:num_stages]
+        if self.rows is not self.positions:
+            copy.rows = np.zeros_like(copy.positions)
+        for name in ("units", "positions", "rows"):
+            getattr(copy, name)[:num_stages] = getattr(self, name)[:num_stages, :num_sources]
+        copy.exclude = {number: its for number, its in self.exclude.items() if number < num_stages}
+        copy.num_stages, copy.num_placed = num_stages, min(num_stages, self.num_placed)
+        return copy
+
+
+class LoggedStages(Sequence[Stage]):
+    """The first stages of a log; each is made when it is asked for."""
+
+    def __init__(self, log: StageLog, num_stages: int) -> None:
+        self._log, self._num_stages = log, num_stages
+
+    def __len__(self) -> int:
+        return self._num_stages
+
+    @overload
+    def __getitem__(self, number: int) -> Stage: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Stage]: ...
+    def __getitem__(self, number: int | slice) -> Stage | Sequence[Stage]:
+        if isinstance(number, slice):
+            return [self._log.stage(each) for each in range(*number.indices(self._num_stages))]
+        return self._log.stage(range(self._num_stages)[number])
+
+    def __iter__(self) -> Iterator[Stage]:
+        return map(self._log.stage, range(self._num_stages))
