@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import psutil
-from scripts.benchmarks.report import describe_machine
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.known_plans import KnownPlans
 from corpus_server.plan_store import PlanStore
+from scripts.benchmarks.report import describe_machine
 
 STEPS, ROWS, PART, REPEATS = 20, 512, 256, 30
 COLUMNS = (
@@ -113,7 +113,8 @@ def main() -> None:
     parser.add_argument("--sources", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 100, 10_000, 99_900])
     args = parser.parse_args()
-    print(", ".join(f"{name} {value}" for name, value in describe_machine().items()), f"load {os.getloadavg()}")
+    machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())
+    print(machine, f"load {os.getloadavg()}")
     print(f"| {' | '.join(COLUMNS)} |\n|{'--:|' * len(COLUMNS)}")
     with tempfile.TemporaryDirectory() as name:
         for num_sources in args.sources:
