@@ -247,6 +247,8 @@ def _opened(parquet: Any, path: Path) -> Part | str:
             about, described = whole.metadata, (whole.schema_arrow.metadata or {}).get(METADATA_KEY)
         if wrong or described is None:
             return "it has other columns or no metadata; was it written by record_dir=?"
+        if not about.num_rows:
+            return "it has no records"
         groups = [about.row_group(number) for number in range(about.num_row_groups)]
         of = {name: [each.column(list(types).index(name)).statistics for each in groups] for name in _COLUMNS}
         if any(each.null_count for column in of.values() for each in column):
