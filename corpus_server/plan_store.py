@@ -13,6 +13,7 @@ which takes up to 0.4 ms to compute: so a worker that begins in mid-run reads 10
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -267,9 +268,17 @@ class PlanStore(Closing):
         )
 
     def document(self, plan_id: str) -> str | None:
-        """Return the canonical JSON of the plan of that id, or None."""
-        rows = self._rows("SELECT document FROM plans WHERE id = ?", plan_id)
-        return rows[0][0] if rows else None
+        """Return the canonical JSON of the plan of that id, or None.
+
+        SQLite does not see that a digit in it changed: another plan would be served under this id.
+        """
+        for (document,) in self._rows("SELECT document FROM plans WHERE id = ?", plan_id):
+            if _is_whole(plan_id, document):
+                return str(document)
+            _log.error("the document of plan %s is damaged; clients post it again", plan_id)
+            if not self._read_only:
+                self._rows("DELETE FROM plans WHERE id = ?", plan_id)
+        return None
 
     def add_links(self, plan: Continued) -> None:
         """Keep the links of a plan, whose stages are placed and whose root was added before."""
@@ -344,7 +353,11 @@ class PlanStore(Closing):
                 for (each,) in self._rows("SELECT id FROM links WHERE id >= ? AND id < ? LIMIT ?", *bounds)
             )
         plan_id, document = find_by_prefix(prefix, {each: (each, its) for each, its in found.items()})
-        return self._continued(plan_id) if document is None else Plan.parse(document)
+        if document is None:
+            return self._continued(plan_id)
+        if not _is_whole(plan_id, document):
+            raise UnknownPlan(f"plan {plan_id} is damaged here", parameter="id", received=plan_id)
+        return Plan.parse(document)
 
     def _continued(self, plan_id: str) -> Plan:
         links = self.chain(plan_id, lambda _: False)
@@ -394,6 +407,8 @@ class PlanStore(Closing):
                 f"SELECT id, document, {seen}, {names} FROM {source} ORDER BY {seen} DESC, id LIMIT ?",
                 (*(() if run is None else (run,)), limit if may_read is None else -1),
             ):
+                if not _is_whole(row[0], row[1]):
+                    continue
                 num_bytes += len(row[1])
                 if found and max_bytes is not None and num_bytes > max_bytes:
                     break
@@ -485,6 +500,11 @@ class PlanStore(Closing):
         self._opened = self._path.stat()
 
 
+def _is_whole(plan_id: str, document: object) -> bool:
+    """Tell whether a document is that of its id."""
+    return isinstance(document, str) and hashlib.sha256(document.encode()).hexdigest() == plan_id
+
+
 def _digest(link_id: str, numbers: bytes) -> bytes:
     return xxhash.xxh3_64_digest(link_id.encode() + numbers)
 
@@ -521,6 +541,8 @@ def _open(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
+    # What is no UTF-8 is damaged: the ids of documents show it, and an error would be one of the file.
+    connection.text_factory = lambda text: text.decode(errors="replace")
     try:
         if not read_only:
             connection.execute("PRAGMA journal_mode = WAL")

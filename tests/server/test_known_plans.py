@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -59,6 +60,27 @@ def test_a_posted_plan_is_in_memory_and_on_disk(
     assert later.in_memory(bound.plan.id) is None
     assert later.by_id(bound.plan.id).plan == bound.plan
     assert later.in_memory(bound.plan.id) is not None
+
+
+@pytest.mark.parametrize(
+    "damage", ["replace(document, '\"seed\":3', '\"seed\":4')", "'{}'", "CAST(x'ff' AS TEXT)"]
+)
+def test_a_damaged_document_is_not_believed_and_posted_again(
+    catalog: Catalog, store: PlanStore, tmp_path: Path, damage: str
+) -> None:
+    """Else a digit that changed on the disk would give the rows of another plan."""
+    plan_id = KnownPlans(catalog, store).keep_document(document(3)).plan.id
+    with sqlite3.connect(tmp_path / "state" / "plans.sqlite") as database:
+        database.execute(f"UPDATE plans SET document = {damage}")
+    database.close()
+    assert store.listed(9) == []
+    with pytest.raises(UnknownPlan):
+        store.find(plan_id)
+    later = KnownPlans(catalog, store)
+    with pytest.raises(UnknownPlan):
+        later.by_id(plan_id)
+    assert later.keep_document(document(3)).plan.id == plan_id
+    assert KnownPlans(catalog, store).by_id(plan_id).plan.seed == 3
 
 
 def test_what_is_no_plan_is_refused_and_not_kept(known: KnownPlans, store: PlanStore) -> None:
