@@ -88,7 +88,8 @@ class DocumentTable(Closing):
             for batch in file.batches(_ROWS_AT_ONCE, columns, group):
                 stop = first + batch.num_rows
                 while left and left[0] < stop:
-                    (found[left[0]],) = python_rows(batch.slice(left[0] - first, 1))
+                    with file.reading():
+                        (found[left[0]],) = python_rows(batch.slice(left[0] - first, 1))
                     left = left[1:]
                 if not left:
                     break
@@ -122,7 +123,7 @@ class _File(Closing):
         self._file = file
         self._parquet = optional_package("pyarrow.parquet", extra="build", purpose="metadata of documents")
         try:
-            with self._reading():
+            with self.reading():
                 self._footer = self._parquet.read_metadata(_Reader(file))
                 self.schema = self._footer.schema.to_arrow_schema()
         except BaseException:
@@ -145,12 +146,12 @@ class _File(Closing):
     def batches(self, size: int, columns: Collection[str] | None, group: int | None = None) -> Iterator[Any]:
         """Yield record batches of at most `size` rows, of one row group or of all."""
         names = [name for name in self.columns if columns is None or name in columns]
-        with self._reading():
+        with self.reading():
             parquet = self._parquet.ParquetFile(_Reader(self._file), metadata=self._footer)
             groups = None if group is None else [group]
             read = parquet.iter_batches(size, row_groups=groups, columns=names, use_threads=False)
         while True:
-            with self._reading():
+            with self.reading():
                 batch = next(read, None)
             self._file.check_unchanged()
             if batch is None:
@@ -158,11 +159,12 @@ class _File(Closing):
             yield batch
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Report what pyarrow raises for a damaged file."""
+    def reading(self) -> Iterator[None]:
+        """Report what pyarrow raises for a damaged file, and for values that Python cannot have."""
         try:
             yield
-        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+        except (OSError, ValueError, NotImplementedError, OverflowError) as error:
+            # ArrowInvalid is a ValueError, and so is text that is no UTF-8.
             self._file.check_unchanged()
             why = (str(error).splitlines() or [""])[0][:200]
             raise self._file.unreadable(f"its metadata cannot be read: {why}", "write it again") from error

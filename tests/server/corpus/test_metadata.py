@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -71,6 +72,28 @@ def test_opening_a_corpus_and_its_tokens_touches_no_metadata(tmp_path: Path) -> 
             UnreadableCorpus, match=r"0.parquet: its metadata cannot be read: .*; write it again"
         ):
             corpus.metadata()
+
+
+@pytest.mark.parametrize("kind", ["text", "list", "zone"])
+def test_a_value_that_cannot_be_shown_is_said_and_hides_no_other(tmp_path: Path, kind: str) -> None:
+    """Parquet does not check that text is UTF-8, or that a time zone exists."""
+    folder = write_corpus(tmp_path / "web", [[3, 3]])
+    offsets = pa.py_buffer(np.array([0, 1, 2], np.int32))
+    text = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff")])
+    bad = {
+        "text": text,
+        "list": pa.ListArray.from_arrays([0, 1, 2], text),
+        "zone": pa.array([None, 1], pa.timestamp("us", "Mars/Phobos")),
+    }
+    (folder / "documents").mkdir()
+    pq.write_table(pa.table({"id": ["x", "y"], "bad": bad[kind]}), folder / "documents" / "0.parquet")
+    with Corpus.open(spec(folder, dtype="uint32")) as corpus:
+        table = corpus.metadata()
+        assert table is not None
+        assert finished(table.rows([0]))[0]["id"] == "x"
+        assert finished(table.rows([1], ["id"])) == {1: {"id": "y"}}
+        with pytest.raises(UnreadableCorpus, match=r"0.parquet: its metadata cannot be read"):
+            finished(table.rows([0, 1]))
 
 
 @pytest.mark.parametrize("rows", [3, 5])
