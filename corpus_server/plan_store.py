@@ -468,7 +468,13 @@ class PlanStore(Closing):
                     if not _is_damage(error):
                         raise
                     self._reopen()
-                    done = work(self._connection)
+                    try:
+                        done = work(self._connection)
+                    except sqlite3.DatabaseError as again:
+                        if not _is_damage(again):
+                            raise
+                        self._reopen(again)  # opening does not read every page
+                        done = work(self._connection)
             except (OSError, sqlite3.Error) as error:
                 failure = getattr(error, "strerror", None) or str(error)
                 if failure != self._failure:
@@ -487,16 +493,17 @@ class PlanStore(Closing):
         except FileNotFoundError:
             return False
 
-    def _reopen(self) -> None:
+    def _reopen(self, damage: sqlite3.Error | None = None) -> None:
         self._connection.close()
-        self._open()
+        self._open(damage)
 
-    def _open(self) -> None:
+    def _open(self, damage: sqlite3.Error | None = None) -> None:
         if self._read_only:
             self._connection = _open(self._path, read_only=True)
         else:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = _open_or_replace(self._path)
+            found = None if damage is None else (self._opened, damage)
+            self._connection = _open_or_replace(self._path, found)
         self._opened = self._path.stat()
 
 
@@ -562,8 +569,12 @@ def _open(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def _open_or_replace(path: Path) -> sqlite3.Connection:
+def _open_or_replace(
+    path: Path, found: tuple[os.stat_result, sqlite3.Error] | None = None
+) -> sqlite3.Connection:
     """Open the database; if it is damaged or a newer release's, rename it, and make another.
+
+    found: a file in which damage showed later, and the error.
 
     A person may look at the one, and rename the other back when the newer release serves again.
     """
@@ -571,6 +582,8 @@ def _open_or_replace(path: Path) -> sqlite3.Connection:
     # write-ahead log, for whose lock SQLite does not wait.
     with locked_folder(path.parent):
         try:
+            if found is not None and path.exists() and os.path.samestat(path.stat(), found[0]):
+                raise found[1]  # else another process has replaced it
             return _open(path)
         except sqlite3.DatabaseError as error:
             is_newer = isinstance(error, sqlite3.NotSupportedError)

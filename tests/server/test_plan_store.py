@@ -210,6 +210,24 @@ def test_a_damaged_database_is_moved_aside(
         assert store.count() == 1
 
 
+def test_damage_that_opening_does_not_meet_is_moved_aside_when_it_shows(tmp_path: Path) -> None:
+    """Else these plans would be 503 for ever, which no client mends by posting."""
+    plans = [bound(seed=seed) for seed in range(400)]
+    path = tmp_path / "plans.sqlite"
+    with PlanStore(tmp_path) as store:
+        for plan in plans:
+            store.add(plan)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] + b"\xa5" * 40_000 + content[len(content) // 2 + 40_000 :])
+    with PlanStore(tmp_path) as store, PlanStore(tmp_path) as other:
+        for each in (store, other):
+            assert {each.document(plan.id) for plan in plans} <= {None, *(p.canonical_json for p in plans)}
+        for plan in plans:
+            store.add(plan)
+        assert [other.document(plan.id) for plan in plans] == [plan.canonical_json for plan in plans]
+    assert len([*tmp_path.glob("plans.sqlite.damaged-*")]) == 1
+
+
 def test_a_newer_release_s_database_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Going back to an older release must not delete what the newer one was told to keep."""
     with PlanStore(tmp_path) as store:
