@@ -207,6 +207,7 @@ class PlanStore(Closing):
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._path, self._read_only = state_dir / "plans.sqlite", read_only
+        self._opened: os.stat_result
         self._max_plans, self._max_bytes = max_plans, max_bytes
         self._lock = threading.Lock()  # of all below
         self._failure = ""  # that was logged
