@@ -14,6 +14,8 @@ from corpus_server.cli.server import Server
 from corpus_server.errors import CorpusServerError
 from corpus_server.recordings import Recording, Spike, find_spikes, finish, open_recording
 
+_INFINITE = (float("inf"), float("-inf"))  # which JSON cannot say
+
 
 def spikes(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that record_dir= named.")],
@@ -35,7 +37,8 @@ def spikes(
     found, sums = finish(find_spikes(recording, start, stop, count))
     rows = [_row(recording, spike, None if url is None else Server(url)) for spike in found]
     if as_json:
-        print_json({"start": start, "stop": stop, "num_rows": sums.num_rows, "rows": rows})
+        told = [{key: None if each in _INFINITE else each for key, each in row.items()} for row in rows]
+        print_json({"start": start, "stop": stop, "num_rows": sums.num_rows, "rows": told})
         return
     table = Table("plan", "step", "row", "source", "loss", "usual", "deviations", "documents")
     for row in rows:

@@ -112,7 +112,7 @@ from corpus_client.recording import files
 from tests.contract.test_recording import open_recorded, losses_of
 logging.basicConfig(format="%(message)s")
 with mock.patch.object(files.RowWriter.__init__, "__kwdefaults__",
-                       {{"part_rows": 240, "flush_seconds": 0.01, "queued_rows": 10**6}}):
+                       {{"part_rows": 96, "flush_seconds": 0.01, "queued_rows": 10**6}}):
     loader = open_recorded({server.url!r}, record_dir={str(tmp_path)!r})
 for step in range(60):
     if step in (20, 40):

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from corpus_client import Batch, errors
+from corpus_server.recordings import finish, open_recording, sum_losses
 from tests.corpora import some_tokens, write_raw
 from tests.examples.running import (
     EVAL_EVERY,
@@ -81,13 +82,16 @@ def test_every_evaluation_sees_the_same_batches(undisturbed: Finished) -> None:
 def test_a_killed_rank_ends_four_and_two_go_on_with_the_same_run(
     url: str, undisturbed: Finished, tmp_path: Path
 ) -> None:
-    """SIGKILL in step 8 of a run that saved before step 6; the second run accumulates gradients, too."""
+    """SIGKILL in step 8 of a run that saved before step 6; the second run accumulates gradients, too.
+
+    It records the losses of rows, whose means are the losses that it prints.
+    """
     killed = run(url, tmp_path, ranks=4, KILL_AT="2 8")
     assert killed.code != 0
     assert killed.batches == {step: undisturbed.batches[step] for step in range(9)}
     assert killed.losses == pytest.approx({step: undisturbed.losses[step] for step in range(8)}, abs=2e-4)
 
-    resumed = run(url, tmp_path, "--accumulate", "2", ranks=2)
+    resumed = run(url, tmp_path, "--accumulate", "2", "--record", str(tmp_path / "losses"), ranks=2)
     assert resumed.code == 0, resumed.errors
     assert "at step 6" in resumed.output
     assert resumed.batches == {step: undisturbed.batches[step] for step in range(6, NUM_STEPS)}
@@ -95,6 +99,11 @@ def test_a_killed_rank_ends_four_and_two_go_on_with_the_same_run(
         {step: undisturbed.losses[step] for step in range(6, NUM_STEPS)}, abs=2e-4
     )
     assert resumed.evaluated == undisturbed.evaluated[EVAL_STEPS:]
+    recording = finish(open_recording(tmp_path / "losses"))
+    assert recording.steps == (6, NUM_STEPS)
+    sums = finish(sum_losses(recording, 6, NUM_STEPS, NUM_STEPS))
+    assert sums.counts.tolist() == [[8] * (NUM_STEPS - 6)]
+    assert sums.means()[0] == pytest.approx(list(resumed.losses.values()), abs=2e-4)
     last = NUM_STEPS - 1
     assert resumed.other_losses[last] == pytest.approx(undisturbed.other_losses[last], abs=2e-4)
 

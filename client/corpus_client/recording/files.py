@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ VERSION = 1
 PART_ROWS = 1 << 18  # 1.5 MB on disk; a rank with 64 rows a step of 0.2 s fills a part in 14 minutes
 FLUSH_SECONDS = 30.0  # what a killed process loses at most
 QUEUED_ROWS = 1 << 18  # rows that wait for the thread at most, 3 MiB; further ones are lost
-STEP_ROWS = 32  # a step's objects take as much memory as so many rows
+STEP_ROWS = 8  # a step's numbers take as much memory as so many rows
 JOIN_SECONDS = 15.0  # longest wait for the thread when the loader is closed
 
 log = logging.getLogger("corpus_client")
@@ -56,10 +57,14 @@ class Session:
 
 
 class Rows(NamedTuple):
-    """The records of one step. losses: `(rows,) float32`; sources: `(rows,) uint16`."""
+    """The records of some steps, of which each has its number of rows.
+
+    losses: `(rows of all steps,) float32`; sources: the same, uint16.
+    """
 
     session: Session
-    step: int
+    steps: Sequence[int]
+    lengths: Sequence[int]
     losses: npt.NDArray[np.float32]
     sources: npt.NDArray[np.uint16]
 
@@ -142,7 +147,7 @@ class _Queue:
         self._told: set[str] = set()
 
     def put(self, rows: Rows) -> None:
-        taken = len(rows.losses) + STEP_ROWS
+        taken = len(rows.losses) + STEP_ROWS * len(rows.steps)
         with self._changed:
             fits = not self._stopped and self._num_rows + taken <= self._max_rows
             if fits:
@@ -210,11 +215,10 @@ class _Parts:
         if rows.session is not self._session:
             self.end()
             self._session = rows.session
-        n = len(rows.losses)
-        numbers = np.arange(n, dtype=np.int32) + rows.session.rank * n
-        steps = np.full(n, rows.step, np.int64)
-        self._columns.append(_Columns(steps, numbers, rows.sources, rows.losses))
-        self._num_rows += n
+        numbers = [np.arange(n, dtype=np.int32) + rows.session.rank * n for n in rows.lengths]
+        steps = np.repeat(np.array(rows.steps, np.int64), rows.lengths)
+        self._columns.append(_Columns(steps, np.concatenate(numbers), rows.sources, rows.losses))
+        self._num_rows += len(rows.losses)
         if self._num_rows >= self._part_rows:
             self.end()
 

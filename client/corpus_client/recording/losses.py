@@ -6,10 +6,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +25,7 @@ LAST_ROWS = 1024
 """Of each source, what its mean is over: its standard error is a thirtieth of the spread of single rows."""
 STEPS_KEPT = 64
 """Steps that may be yielded before the losses of the first of them come, as in a pipeline of stages."""
-STEPS_TOGETHER = 16
+STEPS_TOGETHER = 32
 """Steps whose losses are looked at together: in a loop whose model fills the CPU's caches, the first call of
 each function of NumPy and torch takes many times as long as the next ones."""
 
@@ -130,11 +128,17 @@ class LossRecorder:
 
     def _collect(self, *, wait: bool = False) -> None:
         arrived = self._read_back.arrived(wait=wait)
-        found = [Rows(each.session, each.step, *columns) for each, columns in arrived]
-        for session, its in groupby(found, key=attrgetter("session")):
-            self._means.add(session, list(its))
-        if self._writer is not None:
-            for rows in found:
+        for session, group in groupby(arrived, key=lambda each: each.what.session):
+            its = list(group)
+            rows = Rows(
+                session,
+                [each.what.step for each in its],
+                [len(each.losses) for each in its],
+                torch.cat([each.losses for each in its]).float().numpy(),
+                torch.cat([each.sources for each in its]).cpu().numpy().astype(np.uint16),
+            )
+            self._means.add(rows)
+            if self._writer is not None:
                 self._writer.put(rows)
 
 
@@ -146,14 +150,13 @@ class _Means:
         self._last: dict[str, npt.NDArray[np.float32]] = {}
         self._counts: dict[str, int] = {}
 
-    def add(self, session: Session, rows: Sequence[Rows]) -> None:
-        losses = np.concatenate([each.losses for each in rows])
-        sources = np.concatenate([each.sources for each in rows])
+    def add(self, rows: Rows) -> None:
+        losses, sources = rows.losses, rows.sources
         known = ~np.isnan(losses)
         losses, sources = losses[known], sources[known]
         with self._lock:
             for number in np.unique(sources).tolist():
-                name, new = session.sources[number], losses[sources == number]
+                name, new = rows.session.sources[number], losses[sources == number]
                 last = np.concatenate((self._last.get(name, new[:0]), new))
                 self._last[name] = last[-LAST_ROWS:].copy()
                 self._counts[name] = self._counts.get(name, 0) + len(new)

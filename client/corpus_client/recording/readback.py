@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 
 from corpus_client.staging import pinning
@@ -23,7 +21,14 @@ from corpus_client.staging.stager import Stager
 NUM_SLOTS = 256  # steps that the device may be behind: a replayed CUDA graph runs behind by hundreds
 
 T = TypeVar("T")
-Pair = tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.uint16]]]
+
+
+class Arrived(NamedTuple, Generic[T]):
+    """A step's losses and sources in host memory, which later steps may be read back into: copy them."""
+
+    what: T
+    losses: torch.Tensor
+    sources: torch.Tensor
 
 
 class _Read(NamedTuple, Generic[T]):
@@ -72,19 +77,19 @@ class ReadBack(Generic[T]):
         self._reads.append(_Read(what, *on_host, event))
         return True
 
-    def arrived(self, *, wait: bool = False) -> Iterator[tuple[T, Pair]]:
-        """Yield what has arrived since, in order; with `wait`, all that is on its way."""
+    def arrived(self, *, wait: bool = False) -> list[Arrived[T]]:
+        """Return what has arrived since, in order; with `wait`, all that is on its way."""
+        found: list[Arrived[T]] = []
         while self._reads:
             what, losses, sources, event = self._reads[0]
             if event is not None:
                 if wait:
                     event.synchronize()
                 elif not event.query():
-                    return
+                    break
             self._reads.popleft()
-            # The slot is written to again, and these are not.
-            found = losses.to(torch.float32, copy=True).numpy()
-            yield what, (found, sources.cpu().numpy().astype(np.uint16))
+            found.append(Arrived(what, losses, sources))
+        return found
 
     def _slot(self, num_bytes: int) -> torch.Tensor:
         """Return a slot that no copy writes to: there are as many as reads may be under way."""

@@ -158,11 +158,9 @@ class DeviceRing(Stager):
 
         return views.changed(made)
 
-    def copied(
-        self, source: torch.Tensor, dtype: torch.dtype, empty: Callable[..., torch.Tensor] = torch.empty
-    ) -> torch.Tensor:
+    def copied(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Queue a copy into a new tensor of another type, on the consumer's stream."""
-        copy = empty(source.shape, dtype=dtype, device=self.location)
+        copy = torch.empty(source.shape, dtype=dtype, device=self.location)
         self.copy(source, copy)
         return copy
 

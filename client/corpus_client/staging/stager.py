@@ -28,8 +28,8 @@ from corpus_client.staging import pinning
 
 T = TypeVar("T")
 
-_FREE_BLOCKS = 4
-"""Kept for the next batches: inputs and targets of two."""
+_FREE_BLOCKS = 8
+"""Kept for the next batches: inputs, targets and what is beside them of two."""
 
 STORED_DTYPES: dict[str, torch.dtype] = {
     "uint8": torch.uint8,
@@ -39,6 +39,10 @@ STORED_DTYPES: dict[str, torch.dtype] = {
     "int64": torch.int64,
 }
 """Tensor types of stored tokens, by NumPy name; int64 is sent where shards are uint32 and int32."""
+
+_NUMPY_DTYPES = {dtype: np.dtype(name) for name, dtype in STORED_DTYPES.items()} | {
+    torch.bool: np.dtype(np.bool_)
+}
 
 BESIDE_DTYPES: Mapping[str, torch.dtype] = {"sources": torch.int64, "loss_mask": torch.bool}
 """Of what is beside the tokens in batches."""
@@ -113,17 +117,16 @@ def joined(part: torch.Tensor) -> torch.Tensor:
     return part.flatten(-2) if part.ndim > 2 else part
 
 
-def widened(
-    stored: torch.Tensor, dtype: torch.dtype, empty: Callable[..., torch.Tensor] = torch.empty
-) -> torch.Tensor:
-    """Return a new tensor of another type in host memory, made by `empty`.
+def widened(stored: torch.Tensor, dtype: torch.dtype, memory: HostMemory | None = None) -> torch.Tensor:
+    """Return a new tensor of another type in host memory.
 
     NumPy copies it, on this thread: torch would wake its OpenMP threads, whose spinning takes the
     cores from the fetcher and from the model.
     """
-    tokens = empty(stored.shape, dtype=dtype, device="cpu")
-    np.copyto(tokens.numpy(), stored.numpy(), casting="unsafe")
-    return tokens
+    shape, numpy_dtype = stored.shape, _NUMPY_DTYPES[dtype]
+    copy = np.empty(shape, numpy_dtype) if memory is None else memory.empty(shape, numpy_dtype)
+    np.copyto(copy, stored.numpy(), casting="unsafe")
+    return torch.from_numpy(copy)
 
 
 class HostMemory:
@@ -136,18 +139,19 @@ class HostMemory:
     def __init__(self) -> None:
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE_BLOCKS)
 
-    def empty(self, shape: Sequence[int], *, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
-        """Return a tensor; its memory is used again once neither it nor a view of it is left."""
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return an array; its memory is used again once neither it nor a view of it is left."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        while self._free:
+        for _ in range(len(self._free)):
             block = self._free.pop()
             if block.nbytes == num_bytes:
                 break
+            self._free.appendleft(block)
         else:
             block = np.empty(num_bytes, np.uint8)
-        lent = block[:]  # an object of its own, which the tensor and all its views keep alive
+        lent = np.ndarray(shape, dtype, block)  # an object of its own, which all views keep alive
         weakref.finalize(lent, self._free.append, block).atexit = False
-        return torch.from_numpy(lent).view(dtype).view(*shape)
+        return lent
 
 
 class Group:
@@ -247,16 +251,14 @@ class Stager:
             if name in BESIDE_DTYPES:
                 view = self.copied(view, BESIDE_DTYPES[name])
             elif not as_it_is:
-                view = self.copied(view, dtype or view.dtype, self._memory.empty)
+                view = self.copied(view, dtype or view.dtype)
             return joined(view)
 
         return views.changed(made)
 
-    def copied(
-        self, source: torch.Tensor, dtype: torch.dtype, empty: Callable[..., torch.Tensor] = torch.empty
-    ) -> torch.Tensor:
-        """Copy what is staged into a new tensor of another type, whose memory is the host's `empty`."""
-        copy = widened(source, dtype, empty)
+    def copied(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Copy what is staged into a new tensor of another type."""
+        copy = widened(source, dtype, self._memory)
         return copy if self.location.type == "cpu" else copy.to(self.location)
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:

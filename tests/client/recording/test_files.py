@@ -25,7 +25,7 @@ SESSION = Session("f" * 64, ("chat", "web"), 1, 2, 0, 5)
 
 def some_rows(step: int, num_rows: int = 4, session: Session = SESSION) -> Rows:
     sources = np.arange(num_rows, dtype=np.uint16) % 2
-    return Rows(session, step, np.full(num_rows, step + 0.5, np.float32), sources)
+    return Rows(session, [step], [num_rows], np.full(num_rows, step + 0.5, np.float32), sources)
 
 
 def read(folder: Path) -> list[list[dict[str, Any]]]:

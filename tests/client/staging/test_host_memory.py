@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from corpus_client.staging.stager import HostMemory
+from corpus_client.staging.stager import HostMemory, widened
+
+
+def zeros(memory: HostMemory, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return widened(torch.zeros(shape, dtype=torch.int32), dtype, memory)
 
 
 def test_memory_that_nobody_holds_is_used_again() -> None:
     memory = HostMemory()
-    first = memory.empty((3, 4), dtype=torch.int64)
+    first = zeros(memory, 3, 4)
     assert (first.shape, first.dtype, first.is_contiguous()) == ((3, 4), torch.int64, True)
     address = first.data_ptr()
     del first
-    again = memory.empty((6, 4), dtype=torch.int32)  # as many bytes
+    again = zeros(memory, 6, 4, dtype=torch.int32)  # as many bytes
     assert (again.data_ptr(), again.shape) == (address, (6, 4))
 
 
@@ -33,19 +37,20 @@ def test_memory_that_nobody_holds_is_used_again() -> None:
 )
 def test_memory_of_which_a_view_is_left_is_not(hold: Callable[[torch.Tensor], object]) -> None:
     memory = HostMemory()
-    tensor = memory.empty((3, 4), dtype=torch.int64)
+    tensor = zeros(memory, 3, 4)
     address, held = tensor.data_ptr(), hold(tensor)
     del tensor
-    others = [memory.empty((3, 4), dtype=torch.int64) for _ in range(3)]
+    others = [zeros(memory, 3, 4) for _ in range(3)]
     assert address not in {each.data_ptr() for each in others}
     del held
-    assert memory.empty((3, 4), dtype=torch.int64).data_ptr() == address
+    assert zeros(memory, 3, 4).data_ptr() == address
 
 
 def test_little_is_kept() -> None:
     memory = HostMemory()
-    held = [memory.empty((3, 4), dtype=torch.int64) for _ in range(100)]
+    held = [zeros(memory, 3, 4) for _ in range(100)]
     held.clear()
-    assert len(memory._free) == 4  # inputs and targets of two batches
-    memory.empty((3, 5), dtype=torch.int64)  # another size: what was kept is of no use
-    assert len(memory._free) == 1
+    assert len(memory._free) == 8  # of two batches
+    for _ in range(2):  # another size does not push out what the next batch needs
+        zeros(memory, 3, 5)
+    assert [each.nbytes for each in memory._free].count(96) == 7
