@@ -292,7 +292,9 @@ def document(
         tag, found = metadata_tag(corpus), (yield from find_metadata(corpus, [own]))
         fields |= {"metadata": found.rows.get(own), "metadata_problem": found.problem}
     more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields, tag=tag)
-    return (yield from more)
+    response = yield from more
+    response.num_documents = 1
+    return response
 
 
 @question("/v1/plans/{plan_id}/rows", Rows)
