@@ -15,6 +15,7 @@ from corpus_server.answers.tokens import BatchesQuery
 from corpus_server.plan.document import INLINE_PLAN, Plan, Stage
 from corpus_server.plan.orders import ORDERS
 from tests.conftest import DOCUMENTS, TEXT, ServedCorpus
+from tests.plans import PLAIN_ORDERS
 from tests.reference import batch, one_source, window_of_row
 from tests.serving import Answer, RunningServer
 
@@ -123,7 +124,7 @@ def test_documents(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["web", "mixed"])
-@pytest.mark.parametrize("order", ["shuffle", "sequential", "random"])
+@pytest.mark.parametrize("order", PLAIN_ORDERS)
 def test_batches_are_the_reference_s(server: RunningServer, corpora: Corpora, name: str, order: str) -> None:
     """Catalogue row 1, server half: raw and npy, inline and by id, from whichever worker."""
     plan = one_source(name, 16, 12, seed=7, order=order)
