@@ -20,7 +20,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -302,18 +302,25 @@ class PlanStore(Closing):
         return bool(self._rows("SELECT 1 FROM links WHERE id = ?", plan_id))
 
     def chain(self, plan_id: str, is_known: Callable[[str], bool]) -> list[PlacedLink]:
-        """Return the links, oldest first, from a known plan or a root to this one; none of a root."""
-        found: list[PlacedLink] = []
+        """Return the links, oldest first, from a known plan or a root to this one; none of a root.
+
+        Links that go round in a circle are damaged, and removed.
+        """
+        found = dict[str, PlacedLink]()
         depth, at = 4, plan_id
         while rows := self._rows(_CHAIN, at, depth):
             for link_id, parent, placed, document in rows:
-                found.append(PlacedLink(KeptLink(link_id, document), parent, placed))
-                if is_known(parent):
-                    return found[::-1]
-            depth, at = min(4 * depth, _MAX_DEPTH), found[-1].parent
-        return found[::-1]
+                if link_id in found:
+                    if not self._read_only:
+                        self.remove_links(found.values())
+                    return []
+                found[link_id] = PlacedLink(KeptLink(link_id, document), parent, placed)
+                if is_known(at := parent):
+                    return [*found.values()][::-1]
+            depth = min(4 * depth, _MAX_DEPTH)
+        return [*found.values()][::-1]
 
-    def remove_links(self, links: Sequence[PlacedLink]) -> None:
+    def remove_links(self, links: Iterable[PlacedLink]) -> None:
         """Remove links that are damaged."""
         for link in links:
             self._rows("DELETE FROM links WHERE id = ?", link.kept.id)

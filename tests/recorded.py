@@ -21,8 +21,10 @@ class Record(NamedTuple):
     loss: float
 
 
-def write_part(folder: Path, records: list[Record], *, number: int = 0, **session: Any) -> Path:
-    """Write a part of these records; `session` is what its metadata say of it."""
+def write_part(
+    folder: Path, records: list[Record], *, number: int = 0, described: str = "", **session: Any
+) -> Path:
+    """Write a part of these records; `session` is what its metadata say of it, `described` their text."""
     said = {"version": 1, "plan": PLAN_ID, "rank": 0, "world_size": 1, "first_step": 0, "began": 0, **session}
     said.setdefault("sources", sorted({record.source for record in records}))
     columns = dict(zip(Record._fields, map(list, zip(*records, strict=True)), strict=True))
@@ -35,6 +37,7 @@ def write_part(folder: Path, records: list[Record], *, number: int = 0, **sessio
         }
     )
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"rank-{said['rank']:05}-part-{number:06}.parquet"
-    parquet.write_table(table.replace_schema_metadata({"corpus-losses": json.dumps(said)}), path)
+    path = folder / f"rank-{max(0, said['rank']):05}-part-{number:06}.parquet"
+    described = described or json.dumps(said)
+    parquet.write_table(table.replace_schema_metadata({"corpus-losses": described}), path)
     return path

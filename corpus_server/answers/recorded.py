@@ -168,7 +168,7 @@ def recordings(service: Service, query: RecordingsQuery, request: RequestHead) -
     listed = []
     for name in service.recordings.names():
         found = yield from service.recordings.open(name)
-        if all(map(request.caller.may_read, found.sources)):
+        if all(map(request.caller.may_read, _to_read(found))):
             start, stop = found.steps
             its = Recorded(
                 name=name,
@@ -276,10 +276,15 @@ def _opened(
 ) -> Slices[tuple[Recording, int, int]]:
     """Return a recording and the asked steps of it: (start, stop)."""
     found = yield from service.recordings.open(name)
-    caller.check_read(found.sources)
+    caller.check_read(_to_read(found))
     first, last = found.steps
     start = max(query.start, first)
     return found, start, max(start, last if query.stop is None else min(query.stop, last))
+
+
+def _to_read(found: Recording) -> tuple[str, ...]:
+    """Return the corpora that one must be allowed to read; all, where no file says which they are."""
+    return found.sources or ("*",)
 
 
 def _resolved(bound: BoundPlan, spike: Spike) -> tuple[int, list[RowDocument] | None]:

@@ -188,8 +188,10 @@ class Continued(Plan):
         stages, names = [], dict[str, dict[str, str]](fingerprints={}, lengths={})
         before = parent.id
         for each in links:
+            if _id_of(each.document) != each.id:
+                return None
             document = orjson.loads(each.document)
-            if _id_of(each.document) != each.id or document["parent"] != before:
+            if document["parent"] != before:
                 return None
             before = each.id
             (stage,) = document["stages"]

@@ -15,7 +15,6 @@ or of another world size, began at or before that step.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Generator, Iterable, Iterator
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from corpus_server.errors import ReadFailed, UnknownRecording
 from corpus_server.extras import optional_package
-from corpus_server.user_files import open_regular, reason_of
+from corpus_server.user_files import open_regular, parse_json, reason_of
 
 T = TypeVar("T")
 Work = Generator[None, None, T]
@@ -40,6 +39,9 @@ BATCH_ROWS = 1 << 16  # read at once: 10 ms, 2 MB
 
 _NAME = re.compile(r"rank-\d+-part-\d+\.parquet")
 _COLUMNS = {"step": "int64", "row": "int32", "source": "dictionary<values=string", "loss": "float"}
+_WHOLE_NUMBERS = {"rank": 2**20 - 1, "world_size": 2**20, "first_step": 2**40, "began": FOREVER}
+_MAX_STEP = 2**40
+_MAX_SOURCES = 1024  # of a plan; sums have an array for each
 _FILES_AT_ONCE = 16
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError)
 """What pyarrow raises for files that are not what they should be, and what their metadata may cause."""
@@ -192,7 +194,10 @@ def read_rows(part: Part, sources: tuple[str, ...], start: int, stop: int) -> It
             whole = parquet.ParquetFile(file, read_dictionary=["source"])
             for batch in whole.iter_batches(BATCH_ROWS, columns=list(_COLUMNS), use_threads=False):
                 step, row, source, loss = (batch.column(name) for name in _COLUMNS)
-                names = np.array([numbers[name] for name in source.dictionary.to_pylist()], np.int64)
+                named = source.dictionary.to_pylist()
+                if strangers := [name for name in named if name not in part.sources]:
+                    raise ValueError(f"its metadata do not name the source {strangers[0]!r:.100}")
+                names = np.array([numbers[name] for name in named], np.int64)
                 of_rows = names[source.indices.to_numpy()]
                 found = Rows(step.to_numpy(), row.to_numpy(), of_rows, loss.to_numpy())
                 counts = (found.step >= start) & (found.step < stop) & ~np.isnan(found.loss)
@@ -219,10 +224,17 @@ def _holds_parts(folder: Path) -> bool:
 def _files(folder: Path) -> Iterable[tuple[Path, Version]]:
     try:
         with os.scandir(folder) as entries:
-            found = [(entry.path, entry.stat()) for entry in entries if _NAME.fullmatch(entry.name)]
+            return sorted((Path(each.path), _version(each)) for each in entries if _NAME.fullmatch(each.name))
     except OSError as error:
         raise ReadFailed(f"the recording cannot be read: {reason_of(error)}") from error
-    return sorted((Path(path), (about.st_ino, about.st_size, about.st_mtime_ns)) for path, about in found)
+
+
+def _version(entry: os.DirEntry[str]) -> Version:
+    try:
+        about = entry.stat()
+    except OSError:
+        return (0,)  # a link to nowhere, or the file has just gone: opening it says so
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _opened(parquet: Any, path: Path) -> Part | str:
@@ -235,23 +247,49 @@ def _opened(parquet: Any, path: Path) -> Part | str:
             about, described = whole.metadata, (whole.schema_arrow.metadata or {}).get(METADATA_KEY)
         if wrong or described is None:
             return "it has other columns or no metadata; was it written by record_dir=?"
-        column = list(types).index("step")
-        groups = [about.row_group(number).column(column).statistics for number in range(about.num_row_groups)]
-        session = json.loads(described)
+        if not about.num_rows:
+            return "it has no records"
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+        of = {name: [each.column(list(types).index(name)).statistics for each in groups] for name in _COLUMNS}
+        if any(each.null_count for column in of.values() for each in column):
+            return "it has records without a step, row, source or loss"
+        start, stop = min(each.min for each in of["step"]), max(each.max for each in of["step"]) + 1
+        if start < 0 or stop > _MAX_STEP + 1 or min(each.min for each in of["row"]) < 0:
+            return f"its steps must be in [0, {_MAX_STEP}] and its rows not negative"
+        session = parse_json(described)
         if session["version"] != 1:
-            return f"its version is {session['version']!r}, this server reads 1"
-        whole_numbers = {name: int(session[name]) for name in ("rank", "world_size", "first_step", "began")}
+            return f"its version is {session['version']!r:.100}, this server reads 1"
+        if wrong := _wrong_fields(session):
+            return f"its metadata have no sound {', '.join(wrong)}"
         return Part(
             path=path,
-            plan=str(session["plan"]),
-            sources=tuple(map(str, session["sources"])),
-            **whole_numbers,
+            plan=session["plan"],
+            sources=tuple(session["sources"]),
+            **{name: session[name] for name in _WHOLE_NUMBERS},
             num_rows=about.num_rows,
-            start=min(group.min for group in groups),
-            stop=max(group.max for group in groups) + 1,
+            start=start,
+            stop=stop,
         )
     except _DAMAGE as error:
         return f"it cannot be read: {reason_of(error)}"
+
+
+def _wrong_fields(session: dict[str, Any]) -> list[str]:
+    """Return names of fields that a session cannot have: one bad file must not hide all others."""
+    plan, sources = session["plan"], session["sources"]
+    sound = {
+        "plan": isinstance(plan, str) and re.fullmatch("[0-9a-f]{64}", plan),
+        "sources": isinstance(sources, list)
+        and 1 <= len(sources) <= _MAX_SOURCES
+        and all(isinstance(name, str) and name.isprintable() for name in sources),
+        **{
+            name: type(session[name]) is int and 0 <= session[name] <= most
+            for name, most in _WHOLE_NUMBERS.items()
+        },
+    }
+    if sound["rank"] and sound["world_size"]:
+        sound["rank"] = session["rank"] < session["world_size"]
+    return [name for name, is_sound in sound.items() if not is_sound]
 
 
 def _until(parts: list[Part]) -> list[int]:

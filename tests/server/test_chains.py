@@ -130,14 +130,21 @@ def test_an_unknown_parent_is_named(catalog: Catalog, store: PlanStore) -> None:
     assert (raised.value.parameter, raised.value.received) == ("parent", "ab" * 32)
 
 
-@pytest.mark.parametrize("number", [1, 8, 40])
+OTHER_SIZES = "document = replace(document, '\"global_batch_size\":', '\"global_batch_size\":1')"
+CUT = "document = substr(document, 9)"
+CIRCLE = "parent = (SELECT id FROM links WHERE number = 12)"
+
+
+@pytest.mark.parametrize(
+    ("number", "change"),
+    [(1, OTHER_SIZES), (8, OTHER_SIZES), (40, OTHER_SIZES), (8, CUT), (8, "parent = id"), (8, CIRCLE)],
+)
 def test_a_damaged_link_is_not_believed_and_posted_again(
-    catalog: Catalog, store: PlanStore, tmp_path: Path, number: int
+    catalog: Catalog, store: PlanStore, tmp_path: Path, number: int, change: str
 ) -> None:
     ids = follow(KnownPlans(catalog, store))
     with sqlite3.connect(tmp_path / "state" / "plans.sqlite") as database:
-        changed = "replace(document, '\"global_batch_size\":', '\"global_batch_size\":1')"
-        database.execute(f"UPDATE links SET document = {changed} WHERE number = ?", (number,))
+        database.execute(f"UPDATE links SET {change} WHERE number = ?", (number,))
     database.close()
     later = KnownPlans(catalog, store)
     with pytest.raises(UnknownPlan):

@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -135,6 +136,42 @@ def test_files_that_are_no_parts_are_named_and_left_out(tmp_path: Path) -> None:
     assert recording.unreadable["rank-00000-part-000004.parquet"] == "its version is 2, this server reads 1"
     good.write_bytes(good.read_bytes()[:4] + bytes(40) + good.read_bytes()[44:])
     with pytest.raises(ReadFailed, match=r"rank-00000-part-000000.parquet cannot be read"):
+        finish(sum_losses(recording, 0, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"rank": -1}, "no sound rank"),
+        ({"rank": 1}, "no sound rank"),
+        ({"first_step": math.inf}, "no sound first_step"),
+        ({"rank": 10**13, "world_size": 10**14}, "no sound rank, world_size"),
+        ({"world_size": 0}, "no sound rank"),
+        ({"plan": "\ud800"}, "no sound plan"),
+        ({"sources": "a"}, "no sound sources"),
+        ({"sources": [f"{n}" for n in range(1025)]}, "no sound sources"),
+        ({"records": [Record(0, -1, "a", 1.0)]}, "rows not negative"),
+        ({"records": [Record(2**60, 0, "a", 1.0)]}, "steps must be in"),
+        ({"records": [Record(0, 0, "a", None)]}, "without a step, row, source or loss"),  # type: ignore[arg-type]
+        ({"described": "[" * 200_000}, "nested too deeply"),
+    ],
+)
+def test_what_no_loader_writes_is_left_out(tmp_path: Path, wrong: dict[str, Any], reason: str) -> None:
+    """One file's nonsense neither fails the recording nor the list of all."""
+    good = write_part(tmp_path, [Record(0, 0, "a", math.nan)], number=1)
+    bad = write_part(tmp_path, **{"records": [Record(0, 0, "a", 1.0)], **wrong})
+    recording = finish(open_recording(tmp_path))
+    assert [part.path for part in recording.parts] == [good]
+    assert reason in recording.unreadable[bad.name]
+
+
+def test_links_to_nowhere_and_unnamed_sources_are_said(tmp_path: Path) -> None:
+    write_part(tmp_path, [Record(0, 0, "b", 1.0)], sources=["a"])
+    for number, target in enumerate(("nowhere", "rank-00001-part-000001.parquet")):
+        (tmp_path / f"rank-00001-part-{number:06}.parquet").symlink_to(target)
+    recording = finish(open_recording(tmp_path))
+    assert len(recording.unreadable) == 2
+    with pytest.raises(ReadFailed, match="metadata do not name the source 'b'"):
         finish(sum_losses(recording, 0, 1, 1))
 
 

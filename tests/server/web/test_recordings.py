@@ -151,6 +151,9 @@ def test_what_a_plan_or_a_server_does_not_know(server: RunningServer, folder: Pa
 def test_only_who_may_read_the_sources_sees_their_losses(folder: Path, tmp_path: Path) -> None:
     path = write_raw(tmp_path / "text.bin", some_tokens(1000))
     write_part(tmp_path / "losses", [Record(0, 0, "text", 1.0), Record(0, 1, "secret", 1.0)])
+    damaged = tmp_path / "losses" / "damaged" / "rank-00000-part-000000.parquet"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"nobody knows its sources")
     tokens = Tokens(tmp_path / "tokens.toml")
     tokens.add("one", "read:text")
     tokens.add("all", "read:*")
@@ -159,8 +162,7 @@ def test_only_who_may_read_the_sources_sees_their_losses(folder: Path, tmp_path:
         for name, status in (("one", 403), ("all", 200)):
             headers = tokens.header(name)
             listed = server.get("/v1/recordings", headers=headers).json()["recordings"]
-            assert [each["name"] for each in listed] == (["losses"] if status == 200 else [])
-            for route in ("losses", "spikes"):
-                answer = server.get(f"/v1/recordings/losses/{route}", headers=headers)
-                assert answer.status == status
+            assert [each["name"] for each in listed] == (["losses", "damaged"] if status == 200 else [])
+            for route in ("losses/losses", "losses/spikes", "damaged/losses"):
+                assert server.get(f"/v1/recordings/{route}", headers=headers).status == status
         assert server.get("/v1/recordings").status == 401
