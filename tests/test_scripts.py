@@ -170,7 +170,7 @@ def test_setup_refuses_an_old_python_and_says_what_it_needs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("project", "extras"),
     [
-        ("pyproject.toml", ["text", "build", "views", "ray", "stores"]),
+        ("pyproject.toml", ["text", "build", "views", "recordings", "ray", "stores"]),
         ("client/pyproject.toml", ["torch", "tools"]),
     ],
 )
