@@ -170,7 +170,7 @@ def test_setup_refuses_an_old_python_and_says_what_it_needs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("project", "extras"),
     [
-        ("pyproject.toml", ["text", "build", "views", "ray", "stores"]),
+        ("pyproject.toml", ["text", "build", "views", "recordings", "ray", "stores"]),
         ("client/pyproject.toml", ["torch", "tools"]),
     ],
 )
@@ -185,5 +185,7 @@ def test_every_requirement_is_pinned_and_reaches_the_images(project: str, extras
     pinned = {line.partition("==")[0] for line in lines}
     groups = document.get("dependency-groups", {})
     grouped = [each for name in groups if name != "workflows" for each in groups[name]]  # not installed here
-    names = {re.split(r"[\[>]", requirement)[0].lower() for requirement in [*printed, *grouped]}
+    names = {
+        re.split(r"[\[>]", requirement)[0].lower().replace("_", "-") for requirement in [*printed, *grouped]
+    }
     assert names <= pinned

@@ -94,6 +94,13 @@ class RowsQuery(QueryParameters):
     """Columns of each document's metadata: those that name it, or all."""
 
 
+class DocumentQuery(FormatQuery):
+    """Parameters of a document."""
+
+    base: Literal["true", "false"] = "false"
+    """`true`: of a view, the number is that of its corpus, and the first copy is meant."""
+
+
 class SpansQuery(QueryParameters):
     """Parameters of a range of tokens as text."""
 
@@ -265,25 +272,29 @@ def tokens(service: Service, name: CorpusName, query: TokensQuery, request: Requ
 
 @question("/v1/corpora/{name}/documents/{number}", array=TOKENS, is_tagged=True)
 def document(
-    service: Service, name: CorpusName, number: DocumentNumber, query: FormatQuery, request: RequestHead
+    service: Service, name: CorpusName, number: DocumentNumber, query: DocumentQuery, request: RequestHead
 ) -> Slices[Response]:
     """Return one document: its token range, its tokens and, if the corpus has any, its metadata.
 
     Of a view, `base_document` is its corpus's own number. Long values of the metadata are cut. If the
     metadata cannot be read, `metadata_problem` says why.
     """
-    corpus = service.corpus(name, request.caller)
-    fields: dict[str, Any] = {"document": int(number)}
+    corpus, own = service.corpus(name, request.caller), int(number)
+    if isinstance(corpus, View) and query.base == "true":
+        own = corpus.own_document(own)
+    fields: dict[str, Any] = {"document": own}
     if isinstance(corpus, View):
-        fields["base_document"] = corpus.base_document(int(number))
-    start, stop = corpus.document_range(int(number))
+        fields["base_document"] = corpus.base_document(own)
+    start, stop = corpus.document_range(own)
     tag = ""
     if corpus.metadata_paths and choose_format(request, query, "json") == "json":
-        own = fields.get("base_document", int(number))
+        own = fields.get("base_document", own)
         tag, found = metadata_tag(corpus), (yield from find_metadata(corpus, [own]))
         fields |= {"metadata": found.rows.get(own), "metadata_problem": found.problem}
     more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields, tag=tag)
-    return (yield from more)
+    response = yield from more
+    response.num_documents = 1
+    return response
 
 
 @question("/v1/plans/{plan_id}/rows", Rows)

@@ -119,6 +119,7 @@ class Response:
         check_unchanged: raises CorpusChanged if a file that was read has changed since: a response that
             was kept for a while must not be sent then.
         source, num_tokens: whose tokens the body holds, and how many.
+        num_documents: of the source's one corpus, asked for by their number, that the body holds.
         reader, num_steps: whose steps of a plan the body holds, or says where they lie, and how many.
         problem_type: of a problem document.
     """
@@ -129,6 +130,7 @@ class Response:
     check_unchanged: Callable[[], None] = lambda: None
     source: Source | None = None
     num_tokens: int = 0
+    num_documents: int = 0
     reader: Reader | None = None
     num_steps: int = 0
     problem_type: str = ""

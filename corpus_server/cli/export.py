@@ -47,7 +47,10 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Print what a step holds of each document as a JSON line: text or tokens, metadata, row and place."""
+    """Print what a step holds of each document as a JSON line: text or tokens, metadata, row and place.
+
+    Example: corpus-server export http://localhost:8000 --plan 3f9c2a7b51d0 --step 81204
+    """
     with _opened(sources, plan, state_dir) as (asked, plan_id):
         for number in range(step, step + count):
             for row in _rows(asked, plan_id, number):

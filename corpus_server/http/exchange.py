@@ -234,7 +234,9 @@ class Exchange:
         if response is None or not self.done or self._is_head:
             return  # of what was not sent as a whole nothing is counted
         if response.source is not None:
-            metrics.count_tokens(response.source, response.num_tokens, self._run)
+            metrics.count_tokens(
+                response.source, response.num_tokens, self._run, num_documents=response.num_documents
+            )
         if response.reader is not None:
             making, steps = self._wait_seconds + self._make_seconds, response.num_steps
             response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)

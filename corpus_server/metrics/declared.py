@@ -39,6 +39,12 @@ TOKENS: Final = Counter(
     "corpus",
     live=[Curve("Tokens per second", per_second=True), CorpusColumn("tokens/s", per_second=True)],
 )
+DOCUMENTS: Final = Counter(
+    "corpus_documents",
+    "documents sent by `/v1/corpora/{name}/documents/{number}`, each as a whole",
+    "corpus",
+    live=[CorpusColumn("documents sent")],
+)
 PLAN_TOKENS: Final = Counter("corpus_plan_tokens", "tokens sent", "plan", "run", max_ended=MAX_PLANS + 1)
 STAGE_SECONDS: Final = Histogram(
     "corpus_stage_seconds",
@@ -121,10 +127,16 @@ def count_stages(seconds: Iterable[float]) -> None:
         STAGE_SECONDS.observe(each, stage)
 
 
-def count_tokens(source: Source, num_tokens: int, run: str = "") -> None:
-    """Count tokens that were sent to a run; "" has no name."""
+def count_tokens(source: Source, num_tokens: int, run: str = "", *, num_documents: int = 0) -> None:
+    """Count tokens that were sent to a run; "" has no name.
+
+    Args:
+        num_documents: that were asked for by their number, of one corpus.
+    """
     for corpus, share in source.shares.items():
         TOKENS.add(share * num_tokens, corpus)
+        if num_documents:  # else there would be a series for each corpus that is trained on
+            DOCUMENTS.add(num_documents, corpus)
     if source.plan_id:  # else a range of a corpus
         PLAN_TOKENS.add(num_tokens, *_plan_labels(source.plan_id, run))
 

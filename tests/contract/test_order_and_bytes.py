@@ -12,6 +12,7 @@ import pytest
 from corpus_client.errors import ServerError
 from tests.conftest import ServedCorpus
 from tests.contract.conftest import local_root, make_loader
+from tests.plans import PLAIN_ORDERS
 from tests.reference import batch, one_source
 from tests.serving import RunningServer, ask
 
@@ -21,7 +22,7 @@ WORLD_SIZES = (1, 2, 3, 4, 8)
 
 BOUNDED = {"shuffle": {"block_windows": 30, "group_blocks": 4}}
 SPELLED = {
-    **{order: (order, f"order={order}") for order in ("shuffle", "sequential", "random")},
+    **{order: (order, f"order={order}") for order in PLAIN_ORDERS},
     "bounded": (BOUNDED, "order=shuffle&block_windows=30&group_blocks=4"),
 }
 

@@ -20,6 +20,7 @@ from tests.serving import ROOT
 
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 WHERE = {
+    "client/corpus_client/recording/losses.py": "of two sessions of a rank the later one counts",
     "corpus_server/admission/access.py": "a token expires on a date",
     "corpus_server/cli/token.py": "a token must not have expired when it is made",
     "corpus_server/answers/tracing.py": "a trace says when",

@@ -71,6 +71,29 @@ def test_requests_and_bytes_are_counted_over_all_workers(server: RunningServer) 
     assert grown("corpus_request_seconds_bucket", "+Inf", "/v1/batches") == 80
 
 
+def test_a_document_counts_when_it_was_sent_as_a_whole(server: RunningServer) -> None:
+    """Not for a HEAD, a 304 or an error; whatever its format, and a range of tokens is none."""
+    path = "/v1/corpora/docs/documents/1"
+    server.wait_until_idle()
+    before = samples(server)
+    for form in ("json", "raw", "npy"):
+        answer = server.get(path, format=form)
+        assert answer.status == 200
+        given = {"If-None-Match": answer.headers["ETag"]}
+        assert server.get(path, format=form, headers=given).status == 304
+        assert server.get(path, format=form, method="HEAD").status == 200
+    assert server.get("/v1/corpora/docs/documents/2").status == 200
+    assert server.get("/v1/corpora/docs/documents/99").status == 404
+    assert server.get("/v1/corpora/web/documents/0").status == 404
+    for corpus in ("docs", "web"):
+        assert server.get(f"/v1/corpora/{corpus}/tokens").status == 200
+    server.wait_until_idle()
+    after = samples(server)
+    key = "corpus_documents_total", "docs"
+    assert after[key] - before.get(key, 0) == 4
+    assert (key[0], "web") not in after  # it has no documents
+
+
 def test_a_killed_worker_leaves_counts_and_no_ghost(corpora: dict[str, ServedCorpus], tmp_path: Path) -> None:
     with RunningServer({"web": corpora["web"].path}, tmp_path, workers=2) as server:
         for _ in range(10):

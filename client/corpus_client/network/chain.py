@@ -22,7 +22,7 @@ DECISIONS = "decisions"
 
 MAX_DECISIONS = 256
 MAX_WEIGHTS = 12_000
-"""Of a part, with all other numbers: two parts that become one, and a line more, are what a server takes."""
+"""Of a part, with all other numbers: a server takes two parts that become one, and a line beyond."""
 
 Shape = tuple[int, int]
 """Rows of a step over all ranks, inputs of a row."""

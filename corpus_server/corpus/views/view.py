@@ -130,6 +130,16 @@ class View(Corpus):
         """Return the number in the corpus of a document of the view."""
         return self._document(number)[0]
 
+    def own_document(self, base_document: int) -> int:
+        """Return the number in the view of the first copy of a document of its corpus."""
+        number, groups = base_document, self.file.groups
+        if 0 <= number < self.file.header.num_documents:
+            group = int(groups.first_document.searchsorted(number, side="right")) - 1
+            times = self.file.decoded(int(groups.first_document[group]), number + 1)
+            if times[-1]:
+                return int(groups.chosen[group]) + int(np.count_nonzero(times[:-1]))
+        raise UnknownDocument.expected("document", f"one that view {self.name!r} holds", number)
+
     def document_at(self, token: int) -> int | None:
         """Return the number of the document that holds a token, both in the view's numbers."""
         return self.places.document_at(token) if 0 <= token < self.num_tokens else None

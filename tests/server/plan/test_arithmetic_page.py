@@ -31,7 +31,7 @@ from corpus_server.plan.rows import without_empty
 from tests import second
 from tests.corpora import spec, write_megatron
 from tests.packed import PackedCase
-from tests.plans import PLAIN_ORDERS
+from tests.plans import EPOCH_ORDERS, PLAIN_ORDERS
 from tests.reference import one_source
 from tests.second import SecondPlan
 from tests.serving import ROOT
@@ -492,7 +492,7 @@ def test_random_plans_with_rows_of_documents_cover_what_the_page_defines() -> No
         feature for seed in range(PLANS // 5) for feature in packed_features(draw_packed_plan(Random(seed)))
     )
     assert set(counts) == {
-        *("order shuffle", "order sequential", "order bounded", "order left out"),
+        *(f"order {each}" for each in (*EPOCH_ORDERS, "bounded", "left out")),
         *("skip_steps", "exclude", "stages", "mixture", "shards", "blocks", "block_documents left out"),
         *("empty document", "document in several pieces", "merged lengths"),
     }

@@ -43,6 +43,11 @@ def test_tokens_and_documents_have_the_views_numbers(server: RunningServer) -> N
         assert answer["tokens"] == tokens_of(document)
         assert (answer["base_document"], answer["start"]) == (document, start)
         start = answer["stop"]
+        first = server.get(f"/v1/corpora/hq/documents/{document}", format="json", base="true").json()
+        assert (first["document"], first["base_document"]) == (documents.index(document), document)
+    for left_out in sorted({*range(len(STARTS) + 1)} - {*documents}):
+        gone = server.get(f"/v1/corpora/hq/documents/{left_out}", base="true")
+        check_problem(gone, 404, "unknown-document")
     check_problem(server.get(f"/v1/corpora/hq/documents/{len(documents)}"), 404, "unknown-document")
 
 

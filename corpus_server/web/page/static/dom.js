@@ -53,6 +53,8 @@ export const plansAddress = (run) => `/page/plans?run=${encodeURIComponent(run)}
 export const stepAddress = (plan, step) => `/page/plans/${plan}/steps/${step}`;
 export const recordingAddress = (name) => `/page/recordings/${encodeURIComponent(name)}`;
 export const corpusAddress = (name) => `/page/corpora/${encodeURIComponent(name)}`;
+// A document of a row: its number is that of the files, also where the corpus is a view.
+export const rowDocument = (name, document_) => `${corpusAddress(name)}?document=${document_}&base=true`;
 
 // Replaces what would be invisible, or would turn the text around: control and bidirectional characters.
 const INVISIBLE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;

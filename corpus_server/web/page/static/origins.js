@@ -1,6 +1,6 @@
 // Shows where documents came from: values of their metadata, always as text.
 
-import { h, facts, visible, corpusAddress } from "./dom.js";
+import { h, facts, visible, rowDocument } from "./dom.js";
 
 const LONGEST = 160;
 
@@ -16,7 +16,7 @@ export function origins(documents, corpus) {
   const named = (documents ?? []).filter((each) => each.id !== null || each.source !== null);
   if (!named.length) return null;
   return h("ul", { class: "origins", "aria-label": "Documents of the row" }, named.map((each) => h("li", {},
-    h("a", { href: `${corpusAddress(corpus)}?document=${each.document}` }, `document ${each.document}`),
+    h("a", { href: rowDocument(corpus, each.document) }, `document ${each.document}`),
     [each.id, each.source].map(text).filter((shown) => shown !== null)
       .map((shown) => h("span", {}, beginning(shown))))));
 }

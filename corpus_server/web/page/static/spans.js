@@ -1,8 +1,9 @@
 // Shows spans of tokens as text: documents alternate in shade, end-of-text tokens are marked.
 
-import { h, visible, corpusAddress } from "./dom.js";
+import { h, visible, corpusAddress, rowDocument } from "./dom.js";
 
-export function spans(list, corpus) {
+// isOfRow: documents have the numbers of the files, also where the corpus is a view.
+export function spans(list, corpus, isOfRow = false) {
   let shade = 0;
   let last = null;
   return h("div", { class: "text" }, list.map((span, n) => {
@@ -13,7 +14,7 @@ export function spans(list, corpus) {
     const text = span.text === null ? span.tokens.join(" ") : visible(span.text);
     const shown = h("span", { class: `span shade${shade}`, title: where }, text);
     if (span.document === null || (n && list[n - 1].document === span.document)) return shown;
-    const link = h("a", { class: "document", href: `${corpusAddress(corpus)}?document=${span.document}`,
+    const link = h("a", { class: "document", href: isOfRow ? rowDocument(corpus, span.document) : `${corpusAddress(corpus)}?document=${span.document}`,
       "aria-label": `Document ${span.document} of ${corpus}` }, `${span.document}`);
     return [link, shown];
   }).flat());

@@ -30,12 +30,12 @@ function showTokens(start, above = []) {
   ]);
 }
 
-async function showDocument(document_) {
+async function showDocument(document_, base) {
   try {
     // The range alone: a document may be longer than a page.
-    const response = await ask(address(`${route}/documents/${document_}`, { format: "json" }));
+    const response = await ask(address(`${route}/documents/${document_}`, { format: "json", base }));
     await showTokens(response.start, metadata(response));
-    here({ document: document_ });
+    here({ document: response.document });
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     $("#text").replaceChildren(problem(error));
@@ -67,7 +67,7 @@ fill($("#facts"), route, (corpus) => {
   numTokens = corpus.num_tokens;
   $("#shards").replaceChildren(table(["shard", "format", "tokens", "dtype", "size"],
     corpus.shards.slice(0, 1000).map((shard) => [shard.name, shard.format, shard.num_tokens, shard.dtype, bytes(shard.size_bytes)])));
-  if (query.has("document")) showDocument(query.get("document"));
+  if (query.has("document")) showDocument(query.get("document"), query.get("base"));
   else showTokens(query.get("start") ?? 0);
   return [facts([
     ["tokens", corpus.num_tokens], ["documents", corpus.num_documents ?? "no index"], ["dtype", corpus.dtype],

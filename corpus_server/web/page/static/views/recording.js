@@ -1,4 +1,4 @@
-import { $, code, h, number, parameters, planLink, stepAddress, table, corpusAddress } from "../dom.js";
+import { $, code, h, number, parameters, planLink, stepAddress, table, rowDocument } from "../dom.js";
 import { address, ask, fill, problem, Problem, quoted } from "../api.js";
 import { chart } from "../chart.js";
 import { denied, successor } from "../successor.js";
@@ -16,7 +16,7 @@ for (const name of ["start", "stop"]) range.elements[name].value = query.get(nam
 
 const asked = (more) => ({ start: range.elements.start.value, stop: range.elements.stop.value, ...more });
 const rowLink = (each) => h("a", { href: `${stepAddress(each.plan, each.step)}?row=${each.row}` }, `step ${number(each.step)}, row ${number(each.row)}`);
-const documentLink = (source, document_) => h("a", { class: "document", href: `${corpusAddress(source)}?document=${document_}` }, number(document_));
+const documentLink = (source, document_) => h("a", { class: "document", href: rowDocument(source, document_) }, number(document_));
 const rounded = (value) => (value === null ? "\u221e" : Number(value.toPrecision(4)));
 
 function show() {

@@ -37,7 +37,7 @@ function row(each) {
       documents.length ? h("button", { type: "button", onclick: () => deny(each.corpus, documents) },
         documents.length === 1 ? "deny this document" : `deny these ${documents.length} documents`) : null),
     origins(each.documents, each.corpus),
-    spans(each.spans, each.corpus));
+    spans(each.spans, each.corpus, true));
   article.style.borderColor = colour(k);
   return article;
 }
