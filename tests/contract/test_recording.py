@@ -100,7 +100,7 @@ def test_files_hold_every_row_of_a_run_that_changes_its_ranks_and_its_plan(
         found.setdefault(place, []).append((pytest.approx(row["loss"], abs=1e-5), row["source"]))
     assert expected == found
     described = [parquet.read_schema(each).metadata for each in sorted(tmp_path.iterdir())]
-    assert len({str(each) for each in described}) == 3 + 2 + 2
+    assert len({str(each) for each in described}) == 3 + 2  # a plan that goes on in another begins no file
 
 
 def test_a_disk_that_is_full_for_a_while_costs_no_step(server: RunningServer, tmp_path: Path) -> None:

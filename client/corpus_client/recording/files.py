@@ -4,7 +4,8 @@
 
 A part is written anew every `flush_seconds` until it has `part_rows` rows: to a hidden file beside it, which
 is then renamed. So a file is whole whenever a process is killed, and there are as few files as rows allow.
-A part is of one `Session`, which its metadata describe under `METADATA_KEY` as JSON.
+A part is of one `Session`, which its metadata describe under `METADATA_KEY` as JSON. A session goes on in
+plans that continue its plan: the last of them has all rows.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class Session:
     world_size: int
     first_step: int
     began: int
+
+    def goes_on_in(self, later: Session) -> bool:
+        """Return whether one part may hold the records of both: a plan has the rows of those it continues."""
+        return (self.began, self.sources) == (later.began, later.sources)
 
 
 class Rows(NamedTuple):
@@ -213,7 +218,8 @@ class _Parts:
     def add(self, rows: Rows) -> None:
         """Add rows; writes the part if they do not belong into it, or fill it."""
         if rows.session is not self._session:
-            self.end()
+            if self._session is None or not self._session.goes_on_in(rows.session):
+                self.end()
             self._session = rows.session
         numbers = [np.arange(n, dtype=np.int32) + rows.session.rank * n for n in rows.lengths]
         steps = np.repeat(np.array(rows.steps, np.int64), rows.lengths)
