@@ -43,13 +43,13 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", ["list", "numpy", "float64", "bfloat16", "with a gradient"])
 def test_means_are_of_the_last_rows_of_each_source(server: RunningServer, kind: str) -> None:
-    """Of rows whose loss is a number; the other losses are drawn so that any type holds them."""
+    """Of rows whose loss is finite; the other losses are drawn so that any type holds them."""
     draw, expected = np.random.default_rng(3), dict[str, list[float]]()
     with open_recorded(server.url) as loader:
         for _ in range(150):
             batch = next(loader)
             drawn = draw.integers(0, 64, 24) / 8
-            drawn[draw.random(24) < 0.01] = math.nan
+            drawn[draw.random(24) < 0.01] = draw.choice([math.nan, math.inf])
             losses: Any = {
                 "list": lambda drawn=drawn: drawn.tolist(),
                 "numpy": lambda drawn=drawn: drawn,
@@ -59,7 +59,7 @@ def test_means_are_of_the_last_rows_of_each_source(server: RunningServer, kind: 
             }[kind]()
             loader.record(batch.step, losses)
             for number, loss in zip(batch.sources.tolist(), drawn.tolist(), strict=True):
-                if not math.isnan(loss):
+                if math.isfinite(loss):
                     expected.setdefault(loader.sources[number], []).append(loss)
         stats = loader.stats()
     assert len(expected["web"]) > 1024 > len(expected["text"])

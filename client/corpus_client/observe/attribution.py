@@ -86,7 +86,7 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceLoss:
-    """The loss of one source's rows on this rank, of those that are numbers.
+    """The loss of one source's rows on this rank, of those that are finite.
 
     mean: of the last 1,024 recorded rows; count: rows recorded since the loader was made.
     """

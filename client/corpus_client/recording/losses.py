@@ -152,7 +152,7 @@ class _Means:
 
     def add(self, rows: Rows) -> None:
         losses, sources = rows.losses, rows.sources
-        known = ~np.isnan(losses)
+        known = np.isfinite(losses)
         losses, sources = losses[known], sources[known]
         with self._lock:
             for number in np.unique(sources).tolist():
