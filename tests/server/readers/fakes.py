@@ -82,7 +82,8 @@ class FakePlan:
     is_staged = True
 
     def __init__(self, *shards: Shard) -> None:
-        self.plan = SimpleNamespace(id=f"plan-{next(_numbers)}")
+        self.root_id = f"plan-{next(_numbers)}"
+        self.plan = SimpleNamespace(id=self.root_id)
         self.shards = shards
         self.staged = [[shard] for shard in shards]
         self.sampler = self
