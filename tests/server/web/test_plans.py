@@ -51,4 +51,4 @@ def test_the_list_of_plans_is_as_long_as_asked(server: RunningServer) -> None:
         server.post_plan(one_source("web", 8, 4, seed=seed))
     plans = server.get("/v1/plans", limit=2).json()["plans"]
     assert len(plans) == 2
-    assert set(plans[0]) == {"id", "plan", "seen_unix_seconds"}
+    assert set(plans[0]) == {"id", "plan", "seen_unix_seconds", "runs"}
