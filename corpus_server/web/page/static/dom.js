@@ -36,6 +36,7 @@ const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const fewDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 export const few = (value) => fewDigits.format(Math.abs(value) < 5e-4 ? 0 : value); // averages fade, and never reach 0
 export const number = (value) => (Number.isInteger(value) ? whole : digits).format(value);
+export const plural = (count, name) => `${number(count)} ${name}${count === 1 ? "" : "s"}`;
 
 const brief = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
 export const compact = (value) => brief.format(value);

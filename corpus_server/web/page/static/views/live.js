@@ -1,4 +1,4 @@
-import { $, h, bytes, corpusAddress, few, number, planLink, plansAddress, stepAddress, table } from "../dom.js";
+import { $, h, bytes, corpusAddress, few, number, planLink, plansAddress, plural, stepAddress, table } from "../dom.js";
 import { address, follow, problem, request } from "../api.js";
 import { chart } from "../chart.js";
 
@@ -42,7 +42,7 @@ function tiles(live) {
     ["p50 latency", known(last.p50_seconds, (each) => `${few(each * 1e3)} ms`), `p99 ${known(last.p99_seconds, (each) => `${few(each * 1e3)} ms`)}`],
     ["in flight", known(last.active_requests, number), known(last.bytes_in_flight, bytes)],
     ["refusals in the hour", number(refused), kinds || "none since the start"],
-    ["page-cache hits", known(last.cache_hit_share, (each) => `${few(each * 100)} %`), `${number(live.num_workers)} worker${live.num_workers === 1 ? "" : "s"}`],
+    ["page-cache hits", known(last.cache_hit_share, (each) => `${few(each * 100)} %`), plural(live.num_workers, "worker")],
   ];
   return shown.map(([name, figure, more]) => h("div", { class: "tile" }, h("span", {}, name), h("strong", {}, figure), h("small", {}, more)));
 }
@@ -65,7 +65,6 @@ function folded(name, isOpen, summary, ...children) {
   return element;
 }
 
-const plural = (count, name) => `${number(count)} ${name}${count === 1 ? "" : "s"}`;
 
 function upTo(what, steps) {
   const known = steps.filter((each) => each !== null);

@@ -1,4 +1,4 @@
-import { $, h, code, loaderOf, number, table } from "../dom.js";
+import { $, h, code, loaderOf, plural, table } from "../dom.js";
 import { ask, curl, parse, problem, Problem } from "../api.js";
 
 const form = $("#plan");
@@ -34,7 +34,7 @@ async function check() {
     if (mine !== asked) return;
     verdict.replaceChildren(table(["source", "rows", "steps per epoch", "share"], Object.entries(answer.sources).map(([name, source]) => [
       name, source.num_windows, source.steps_per_epoch ?? "no epochs", `${(answer.stages.at(-1).weights_65536[name] / 655.36 || 0).toFixed(2)} %`])),
-    h("p", {}, `${number(answer.stages.length)} stage${answer.stages.length === 1 ? "" : "s"}, tokens of ${answer.dtype}`));
+    h("p", {}, `${plural(answer.stages.length, "stage")}, tokens of ${answer.dtype}`));
     $("#keep").disabled = false;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;

@@ -1,4 +1,4 @@
-import { $, h, number, planLink, plansAddress, short, table } from "../dom.js";
+import { $, h, number, planLink, plansAddress, plural, short, table } from "../dom.js";
 import { address, fill } from "../api.js";
 
 const run = new URLSearchParams(location.search).get("run");
@@ -24,8 +24,8 @@ const isOfTools = ({ runs }) => runs.length > 0 && runs.every((name) => TOOLS.ha
 
 fill($("#plans"), address("/v1/plans", { run }), ({ num_plans, plans }) => {
   const lead = run === null
-    ? `${number(num_plans)} plan${num_plans === 1 ? "" : "s"}, the one seen last first${plans.length < num_plans ? `; ${number(plans.length)} are shown` : ""}.`
-    : h("span", {}, `${number(plans.length)} plan${plans.length === 1 ? "" : "s"} of the run `, h("strong", {}, run), ", the one seen last first. ", h("a", { href: "/page/plans" }, "All plans"));
+    ? `${plural(num_plans, "plan")}, the one seen last first${plans.length < num_plans ? `; ${number(plans.length)} are shown` : ""}.`
+    : h("span", {}, `${plural(plans.length, "plan")} of the run `, h("strong", {}, run), ", the one seen last first. ", h("a", { href: "/page/plans" }, "All plans"));
   if (!plans.length && run === null) return [newPlan(), h("p", { class: "lead" }, "No plan was posted yet. A training run posts its own when it starts.")];
   const { button, choice } = compare();
   const listed = (some, label) => table(["compare", "plan", "run", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"], some.map(({ id, plan, seen_unix_seconds, runs, head, num_stages }) => [
@@ -46,6 +46,6 @@ fill($("#plans"), address("/v1/plans", { run }), ({ num_plans, plans }) => {
     h("div", { class: "buttons" }, newPlan(), button),
     h("p", { class: "lead" }, lead),
     ...(others.length ? [listed(others, "Plans")] : []),
-    ...(ofTools.length ? [h("details", {}, h("summary", {}, `${number(ofTools.length)} of tools alone`), listed(ofTools, "Plans of tools"))] : []),
+    ...(ofTools.length ? [h("details", {}, h("summary", {}, `${plural(ofTools.length, "plan")} that only tools posted`), listed(ofTools, "Plans of tools"))] : []),
   ];
 });
