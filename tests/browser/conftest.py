@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.index import index
+from corpus_server.corpus.views.make import make_view
 from tests.corpora import spec, write_raw
 from tests.metadata import write_metadata
 from tests.serving import ROOT, RunningServer
@@ -58,5 +60,9 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "docs": write_documents(folder / "docs.bin", pages),
         "hostile": write_documents(folder / "hostile.bin", HOSTILE * 40),
     }
+    view = folder / "chosen.view"
+    with Corpus.open(spec(folder / "hostile.bin", dtype="uint8")) as corpus:
+        make_view(corpus, np.arange(len(hostile), dtype=np.uint16) % 2, view, made={"where": HOSTILE[0]})
+    corpora["chosen"] = f"{corpora['hostile']},view={view}"
     with RunningServer(corpora, folder, arguments=["--record-dir", str(folder / "losses")]) as server:
         yield server

@@ -13,6 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser.conftest import HOSTILE
 from tests.corpora import some_tokens, write_raw
 from tests.recorded import Record, write_part
 from tests.serving import RunningServer
@@ -33,6 +34,7 @@ SECONDS = 30_000  # milliseconds; a loaded machine is slow
 VIEWS = {
     "corpora": "/",
     "corpus": "/page/corpora/docs?document=2",
+    "view": "/page/corpora/chosen",
     "plans": "/page/plans",
     "plan": "/page/plans/{plan}",
     "new": "/page/plans/new",
@@ -119,6 +121,8 @@ def test_every_view_is_accessible_and_asks_nobody_else(
         page = tab.show(VIEWS[view].format(**plans))
         if view != "new":
             expect(page.locator(".request").first).to_be_visible()
+        if view == "view":
+            expect(page.locator("#facts")).to_contain_text(f"view where{HOSTILE[0]}")
         if view == "live":
             expect(page.get_by_role("region", name=f"Ranks of run {RUN}")).to_have_count(2)
             page.get_by_text("Tools: 2 plans, 2 ranks").click()

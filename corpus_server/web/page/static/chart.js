@@ -26,7 +26,8 @@ export function chart({ x, series, xLabel, xSteps = null, logX = false, logY = f
     : fromZero ? (_, least, most) => [0, Math.max(most ?? 0, 1e-3) * 1.1] : undefined;
   const options = {
     width: 600, height, legend: { show: series.length > 1 || onClick !== null },
-    scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1, ...(range ? { range } : {}) } },
+    scales: { x: { time: false, distr: logX ? 3 : 1, ...(bars ? { range: (_, least, most) => [least - 0.5, most + 0.5] } : {}) }, // whole bars
+      y: { distr: logY ? 3 : 1, ...(range ? { range } : {}) } },
     axes: [
       axis({ label: xLabel, labelSize: 20, labelFont: "12px system-ui, sans-serif", size: 30, grid: { show: false }, ...(xSteps ? { incrs: xSteps } : {}), values: (_, values) => label(values, xText) }),
       // Of a logarithmic axis only the powers of ten are drawn.

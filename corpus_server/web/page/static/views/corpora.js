@@ -15,5 +15,6 @@ fill($("#corpora"), "/v1/corpora", ({ corpora }) => corpora.map((corpus) =>
       ...(corpus.num_masks ? [["loss masks", corpus.num_masks]] : []),
       ["format", [...new Set(corpus.shards.map((shard) => shard.format))].join(", ")],
       ["tokenizer", corpus.tokenizer ?? "none"],
+      ...(corpus.view ? [["view of", `${number(corpus.view.num_documents)} documents`]] : []),
     ]),
     h("p", { class: "fingerprint" }, h("code", { title: corpus.fingerprint }, corpus.fingerprint)))));

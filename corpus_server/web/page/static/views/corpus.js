@@ -73,6 +73,9 @@ fill($("#facts"), route, (corpus) => {
     ["tokens", corpus.num_tokens], ["documents", corpus.num_documents ?? "no index"], ["dtype", corpus.dtype],
     ["size", bytes(corpus.shards.reduce((sum, shard) => sum + shard.size_bytes, 0))],
     ["end of text", corpus.eot], ["tokenizer", corpus.tokenizer ?? "none"],
+    // Of a view: what chose its documents. The shards are those of its corpus.
+    ...Object.entries(corpus.view?.made ?? {}).map(([option, value]) => [`view ${option}`, h("code", {}, String(value))]),
+    ...(corpus.view ? [["documents of its corpus", corpus.view.num_documents]] : []),
     ["fingerprint", h("code", {}, corpus.fingerprint)],
   ]), code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", corpus=${JSON.stringify(name)}, seq_len=1024, global_batch_size=512, seed=1337, run="my-run")`)];
 }, true);

@@ -83,7 +83,7 @@ fill($("#facts"), `/v1/plans/${id}`, (answer) => {
     code("curl", curl("/v1/plans", answer.plan)),
     answer.root ? "" : code("Python", loaderOf(answer.plan)));
   return [facts([
-    ...(answer.root ? [["continues", planLink(answer.root.id)], ["stages", `${number(answer.num_stages)}, of which the last ${number(answer.stages.length)} are shown`]] : []),
+    ...(answer.root ? [["continues", planLink(answer.root.id)], ["stages", answer.num_stages === answer.stages.length ? answer.num_stages : `${number(answer.num_stages)}, of which the last ${number(answer.stages.length)} are shown`]] : []),
     ["seq_len", plan.seq_len], ["stride", plan.stride], ["seed", String(plan.seed)],
     ["order", typeof plan.order === "string" ? plan.order : JSON.stringify(plan.order)],
     ["rows", plan.rows === undefined ? "windows" : Object.keys(plan.rows)[0]],
