@@ -37,6 +37,7 @@ LONG_FORMS = (
 """Tests that CORPUS_SOAK_SECONDS makes longer."""
 
 NUM_LONG = 5  # of their cases take that time each
+LONGER = ("--timeout", "3600", "-o", "faulthandler_timeout=3660")  # than the suite's own 120 and 140 s
 
 
 @dataclass
@@ -217,7 +218,7 @@ def suite(soak: Soak) -> Outcome:
     outcome = Outcome("long forms of the suite")
     seconds = str(max(1, int(soak.seconds / NUM_LONG)))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-n", "0", "--timeout", "900", *LONG_FORMS],
+        [sys.executable, "-m", "pytest", "-q", "-s", "-n", "0", *LONGER, *LONG_FORMS],
         cwd=ROOT,
         env=environment(CORPUS_SOAK_SECONDS=seconds, CORPUS_FAULT_SEED=str(soak.seed)),
         stdout=subprocess.PIPE,
