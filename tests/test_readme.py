@@ -14,7 +14,6 @@ from tests import layers
 from tests.server.test_imports import LEVELS
 from tests.serving import ROOT
 
-README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("client/**/*.md")])
@@ -43,14 +42,6 @@ def in_the_package() -> set[str]:
     files = {path.relative_to(ROOT) for path in package.rglob("*.py")}
     folders = {f"{path.parent.as_posix()}/" for path in files}
     return folders | {path.as_posix() for path in files if len(path.parts) == 2}
-
-
-def test_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 150
-
-
-def test_the_two_commands_are_as_they_were() -> None:
-    assert "\n    scripts/quickstart\n    scripts/test\n" in README
 
 
 def test_the_tree_lists_the_whole_server_and_nothing_else() -> None:

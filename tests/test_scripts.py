@@ -39,7 +39,7 @@ def test_the_corpora_decode_to_the_documents(home: Path) -> None:
         assert some
         assert end == ""
         decoded += some
-    documents = [document.text for document in text.documents(1_000_000) if document.text]
+    documents = [document for document in text.documents(1_000_000) if document]
     assert sorted(decoded) == sorted(documents)
 
 

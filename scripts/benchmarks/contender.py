@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -88,10 +87,3 @@ def windows_of(delivered: Delivered) -> npt.NDArray[np.integer]:
     if not np.array_equal(inputs[:, 1:], targets[:, :-1]):
         raise RuntimeError("targets must be the inputs moved by one token")
     return np.concatenate((inputs, targets[:, -1:]), axis=1)
-
-
-def read_only_tensor(content: bytes | memoryview) -> torch.Tensor:
-    """Return received bytes as uint16 tokens, `(n,)`, without a copy; the tensor is read-only."""
-    with warnings.catch_warnings():  # torch warns once that it cannot forbid writing
-        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-        return torch.frombuffer(content, dtype=torch.uint16)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 QUICK_SECONDS = 0.1
-PACKAGES = ("numpy", "torch", "uvloop", "httptools", "fastapi", "grpcio", "pyarrow")
+PACKAGES = ("numpy", "torch", "uvloop", "httptools", "fastapi", "pyarrow")
 Bound = Literal["at least", "at most"]
 
 

@@ -18,12 +18,13 @@ from rich.console import Console
 from scripts.processes import HOST, ServerFailed, claim_port, get, is_ready, running
 
 from . import text, training
-from .training import Recipe
 
 HOME = Path(".cache/quickstart")  # below the root of the repository, where scripts/quickstart goes
 SHOWN_LINES = 16
 LAST_STEP = 20_000  # of the run; a minute on a few cores does a thousand or two
 INTERRUPTED = 130  # what shells report for Ctrl-C
+
+Plan = Mapping[str, int]
 
 
 def run(
@@ -68,19 +69,19 @@ def _tour(
     console.print(shlex.join(serve), markup=False)
     with running(serve, ready=partial(is_ready, url), log=HOME / "server.log"):
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        recipe = Recipe.for_device(device)
+        plan = training.PLAN[device]
         checkpoint = HOME / f"{corpus.name}-{device}.pt"
         if fresh:
             checkpoint.unlink(missing_ok=True)
         data = ["--corpus", "train", "--eval-corpus", "val", "--vocab-size", str(text.VOCAB_SIZE)]
-        train = training.command(url, recipe, *data, "--checkpoint", str(checkpoint), *limit)
+        train = training.command(url, device, *data, "--checkpoint", str(checkpoint), *limit)
         _title(console, f"Training on {device}")
         console.print(shlex.join(train), markup=False)
         code = training.run(train)
         if code:
             return code
-        _show_first_batch(console, url, recipe)
-        _show_what_to_try(console, url, recipe, serve, train, is_serving=keep_serving)
+        _show_first_batch(console, url, plan)
+        _show_what_to_try(console, url, plan, serve, train, is_serving=keep_serving)
         if keep_serving:
             console.print("\nserving until Ctrl-C")
             with contextlib.suppress(KeyboardInterrupt):
@@ -95,9 +96,10 @@ def _serve_command(corpora: Mapping[str, Path], *, port: int, state_dir: Path) -
     return [text.program(), "serve", *named, "--host", HOST, "--port", str(port), "--state-dir", state]
 
 
-def _show_first_batch(console: Console, url: str, recipe: Recipe) -> None:
+def _show_first_batch(console: Console, url: str, plan: Plan) -> None:
     _title(console, "What step 0 saw, its first row")
-    one_row = _query("batches", recipe, step=0, rank=0, world_size=recipe.global_batch_size, format="text")
+    rows = plan["global_batch_size"]
+    one_row = _query("batches", plan, step=0, rank=0, world_size=rows, format="text")
     lines = get(url, one_row).decode().splitlines()
     for line in lines[:SHOWN_LINES]:
         console.print(line, markup=False)
@@ -106,7 +108,7 @@ def _show_first_batch(console: Console, url: str, recipe: Recipe) -> None:
 
 
 def _show_what_to_try(
-    console: Console, url: str, recipe: Recipe, serve: list[str], train: list[str], *, is_serving: bool
+    console: Console, url: str, plan: Plan, serve: list[str], train: list[str], *, is_serving: bool
 ) -> None:
     _title(console, "To try")
     if not is_serving:
@@ -115,8 +117,8 @@ def _show_what_to_try(
     console.print("# what is served; where the rows of step 1000 lie; the whole batch of step 0 as text")
     for path in (
         "/v1/corpora",
-        _query("indices", recipe, step=1000),
-        _query("batches", recipe, step=0, format="text"),
+        _query("indices", plan, step=1000),
+        _query("batches", plan, step=0, format="text"),
     ):
         console.print(f"curl -s '{url}{path}'", markup=False)
     console.print("# go on with the training, on two ranks (scripts/quickstart does so on one; --fresh anew)")
@@ -124,14 +126,9 @@ def _show_what_to_try(
     console.print(shlex.join([torchrun, "--standalone", "--nproc-per-node=2", *train[1:]]), markup=False)
 
 
-def _query(route: str, recipe: Recipe, **parameters: int | str) -> str:
-    plan = {
-        "corpus": "train",
-        "seq_len": recipe.seq_len,
-        "batch_size": recipe.global_batch_size,
-        "seed": recipe.seed,
-    }
-    return f"/v1/{route}?{urlencode({**plan, **parameters})}"
+def _query(route: str, plan: Plan, **parameters: int | str) -> str:
+    spelled = {name.removeprefix("global_"): value for name, value in plan.items()}
+    return f"/v1/{route}?{urlencode({'corpus': 'train', **spelled, **parameters})}"
 
 
 def _title(console: Console, title: str) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -23,19 +22,11 @@ SPLITS = ("train", "val")
 TOKENS_PER_SHARD = 1_000_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Document:
-    """One text and its name."""
-
-    name: str
-    text: str
-
-
-def documents(max_bytes: int) -> Iterator[Document]:
+def documents(max_bytes: int) -> Iterator[str]:
     """Python's documentation, then its library in a fixed mixed order (its tests last), until max_bytes."""
     taken = 0
     for document in _all_documents():
-        taken += len(document.text.encode())
+        taken += len(document.encode())
         if taken > max_bytes:
             return
         yield document
@@ -63,21 +54,15 @@ def build(home: Path, *, corpus_mb: int, report: Callable[[str], None]) -> Path:
     source, tokenizer = (finished.with_name(finished.name + end) for end in (".jsonl", ".tokenizer.json"))
     if not tokenizer.exists():  # it is made last
         report("reading the standard library's text")
-        texts = [document.text for document in documents(corpus_mb * 1_000_000)]
+        texts = list(documents(corpus_mb * 1_000_000))
         with publishing(source) as file:
             file.writelines(json.dumps({"text": text}).encode() + b"\n" for text in texts)
         report(f"training a byte-level BPE with {VOCAB_SIZE:,} tokens on {len(texts):,} documents")
         with publishing(tokenizer) as file:
             file.write(train_tokenizer(texts).to_str().encode())
     command = [program(), "build", os.path.relpath(source), "--tokenizer", os.path.relpath(tokenizer)]
-    command += [
-        "--split",
-        "val=0.05",
-        "--shard-tokens",
-        str(TOKENS_PER_SHARD),
-        "--out",
-        os.path.relpath(finished),
-    ]
+    command += ["--split", "val=0.05", "--shard-tokens", str(TOKENS_PER_SHARD)]
+    command += ["--out", os.path.relpath(finished)]
     report(shlex.join(command))
     built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode:
@@ -101,16 +86,16 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def _all_documents() -> Iterator[Document]:
+def _all_documents() -> Iterator[str]:
     for topic in sorted(topics):
-        yield Document(name=f"topic {topic}", text=topics[topic])
+        yield topics[topic]
     library = Path(sysconfig.get_path("stdlib"))
     names = [path.relative_to(library) for path in library.rglob("*.py")]
     elsewhere = {"site-packages", "dist-packages", "pydoc_data"}
     sources = [name for name in names if not elsewhere & set(name.parts)]
     for name in sorted(sources, key=lambda name: (_is_test(name), _digest(name.as_posix()))):
         try:
-            yield Document(name=name.as_posix(), text=(library / name).read_bytes().decode())
+            yield (library / name).read_bytes().decode()
         except (UnicodeDecodeError, OSError):
             continue  # some tests are deliberately not UTF-8
 

@@ -4,54 +4,28 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 EXAMPLE = Path(__file__).parents[2] / "client" / "examples" / "train.py"
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """The example's flags with which a minute shows progress."""
-
-    seq_len: int
-    global_batch_size: int
-    layers: int
-    heads: int
-    width: int
-    learning_rate: float
-    log_every: int
-    seed: int = 1337
-
-    @classmethod
-    def for_device(cls, device: str) -> "Recipe":
-        """Sizes for two cores, or for a GPU."""
-        if device == "cuda":
-            return cls(
-                seq_len=512,
-                global_batch_size=64,
-                layers=8,
-                heads=8,
-                width=512,
-                learning_rate=1e-3,
-                log_every=200,
-            )
-        # Few tokens a step: on a CPU, many small steps learn more in a minute than few large ones.
-        return cls(
-            seq_len=128, global_batch_size=4, layers=2, heads=4, width=192, learning_rate=3e-3, log_every=100
-        )
-
-    def flags(self) -> list[str]:
-        """As the example takes them."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return [
-            part for name, value in fields.items() for part in ("--" + name.replace("_", "-"), str(value))
-        ]
+PLAN = {
+    "cuda": {"seq_len": 512, "global_batch_size": 64, "seed": 1337},
+    # Few tokens a step: on a CPU, many small steps learn more in a minute than few large ones.
+    "cpu": {"seq_len": 128, "global_batch_size": 4, "seed": 1337},
+}
+MODEL = {
+    "cuda": {"layers": 8, "heads": 8, "width": 512, "learning_rate": 1e-3, "log_every": 200},
+    "cpu": {"layers": 2, "heads": 4, "width": 192, "learning_rate": 3e-3, "log_every": 100},
+}
+"""The example's flags with which a minute shows progress, on a GPU or on two cores."""
 
 
-def command(url: str, recipe: Recipe, *flags: str) -> list[str]:
+def command(url: str, device: str, *flags: str) -> list[str]:
     """What a person would type to train with the example on this machine."""
-    return [os.path.relpath(sys.executable), os.path.relpath(EXAMPLE), url, *recipe.flags(), *flags]
+    words = [os.path.relpath(sys.executable), os.path.relpath(EXAMPLE), url]
+    for name, value in {**PLAN[device], **MODEL[device]}.items():
+        words += ["--" + name.replace("_", "-"), str(value)]
+    return [*words, *flags]
 
 
 def run(command: list[str]) -> int:

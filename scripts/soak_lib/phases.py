@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.soak_lib.deployed import CORPUS, Containers, Deployed, Pods
 from scripts.soak_lib.load import MIB, NUM_ROWS, Load, growth_table, watched
 from tests.client.network.unreliable import run as run_simulation
 from tests.corpora import some_tokens, write_raw
@@ -26,6 +25,7 @@ from tests.serving import ROOT, RunningServer, environment
 
 FUZZ_REQUESTS = 3000
 SIMULATED_BATCHES = 1500
+SECONDS_BETWEEN_DISTURBANCES = 5.0
 LONG_FORMS = (
     "tests/faults/test_network.py",
     "tests/faults/test_killers.py",
@@ -37,6 +37,7 @@ LONG_FORMS = (
 """Tests that CORPUS_SOAK_SECONDS makes longer."""
 
 NUM_LONG = 5  # of their cases take that time each
+LONGER = ("--timeout", "3600", "-o", "faulthandler_timeout=3660")  # than the suite's own 120 and 140 s
 
 
 @dataclass
@@ -67,11 +68,17 @@ class Soak:
     Args:
         seconds: that this phase may take.
         folder: for files, of this phase alone.
+        url, corpus, token_file: of replicas that run already.
+        disturb: command of a shell that takes some of them away and gives them back.
     """
 
     seconds: float
     seed: int
     folder: Path
+    url: str | None = None
+    corpus: str = "train"
+    token_file: Path | None = None
+    disturb: str = "true"
 
 
 def mixed_load(soak: Soak) -> Outcome:
@@ -137,24 +144,23 @@ def mixed_load(soak: Soak) -> Outcome:
     return outcome
 
 
-def containers_killed(soak: Soak) -> Outcome:
-    """The containers of `docker/compose.yaml` under 64 workers with tokens, a replica killed every 5 s."""
-    return _deployed("containers of the compose file, a replica killed every 5 s", Containers(), soak.seconds)
-
-
-def pods_replaced(soak: Soak) -> Outcome:
-    """The pods of `docker/kubernetes` under 64 workers with tokens: restarted one by one, evicted, killed."""
-    return _deployed("pods in Kubernetes, restarted, evicted and killed", Pods(), soak.seconds)
-
-
-def _deployed(name: str, there: Deployed, seconds: float) -> Outcome:
-    if (reason := there.why_not()) is not None:
-        return Outcome(name, lines=[f"left out: {reason}"])
-    outcome, token = Outcome(name), there.token.read_text().strip()
-    with Load(there.url, num_loaders=NUM_ROWS, pause_seconds=0.5, corpus=CORPUS, token=token) as load:
-        done = there.disturb(seconds)
+def deployed(soak: Soak) -> Outcome:
+    """Replicas that run already, under 64 workers, while the command of `--disturb` runs over and over."""
+    outcome = Outcome("replicas that run already")
+    if soak.url is None:
+        outcome.lines.append("left out: no --url names them")
+        return outcome
+    token = soak.token_file.read_text().strip() if soak.token_file else None
+    with Load(soak.url, num_loaders=NUM_ROWS, pause_seconds=0.5, corpus=soak.corpus, token=token) as load:
+        end, number = time.monotonic() + soak.seconds, 0  # now that the load knows what is right
+        while time.monotonic() < end and not outcome.failures:
+            done = subprocess.run(["sh", "-ec", soak.disturb], stderr=subprocess.PIPE, text=True, check=False)
+            if done.returncode:  # what was not done must not count
+                outcome.failures.append(f"the command ended with {done.returncode}: {done.stderr[-3000:]}")
+            number += 1
+            time.sleep(SECONDS_BETWEEN_DISTURBANCES)
     outcome.conclude(load)
-    outcome.lines.append(", ".join(f"{number} {what}" for what, number in done.items()) + ".")
+    outcome.lines.append(f"{number} x `{soak.disturb}`")
     return outcome
 
 
@@ -212,7 +218,7 @@ def suite(soak: Soak) -> Outcome:
     outcome = Outcome("long forms of the suite")
     seconds = str(max(1, int(soak.seconds / NUM_LONG)))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-n", "0", "--timeout", "900", *LONG_FORMS],
+        [sys.executable, "-m", "pytest", "-q", "-s", "-n", "0", *LONGER, *LONG_FORMS],
         cwd=ROOT,
         env=environment(CORPUS_SOAK_SECONDS=seconds, CORPUS_FAULT_SEED=str(soak.seed)),
         stdout=subprocess.PIPE,
@@ -230,8 +236,7 @@ def suite(soak: Soak) -> Outcome:
 PHASES: Sequence[tuple[float, Callable[[Soak], Outcome]]] = (
     (0.30, mixed_load),
     (0.25, suite),
-    (0.05, containers_killed),
-    (0.05, pods_replaced),
+    (0.10, deployed),
     (0.15, fuzzing),
     (0.15, simulation),
     (0.05, description),

@@ -90,7 +90,7 @@ def _make(folder: Path, num_mb: int, times: int) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     source, tokenizer = folder / "text.jsonl", folder / "tokenizer.json"
     if not tokenizer.exists():
-        texts = [document.text for document in text.documents(num_mb * 1_000_000) if document.text]
+        texts = [document for document in text.documents(num_mb * 1_000_000) if document]
         with source.open("w") as file:
             for each in islice(cycle(texts), times * len(texts)):
                 file.write(json.dumps({"text": each}) + "\n")

@@ -1,4 +1,4 @@
-"""Measure data from disk. `--only` takes some of three parts.
+"""Measure data from disk. `--only` takes one of two parts.
 
 - `windows`: ours with and without reading ahead, beside parallel reads of the same windows. Before every turn
   the file is taken out of the page cache; the axis checks that what was delivered came from the disk.
@@ -8,19 +8,14 @@
   where the machine is virtual, others must come back from its host first. The same order of a corpus in
   memory shows what the cores allow. All is measured again with the disk held to the rate of a usual network
   volume.
-- `beside`: small requests for resident data beside a reader of cold data: reading ahead must not keep others
-  waiting. What the cores alone cost them is shown by the same load on another server process.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,17 +28,15 @@ from scripts.benchmarks.contender import Shape, check
 from scripts.benchmarks.contest import BEFORE, NOW, SHAPES
 from scripts.benchmarks.corpus import NAME
 from scripts.benchmarks.expected import Expected, Order
-from scripts.benchmarks.measure import P50, P99, Rounds, measure_once
-from scripts.benchmarks.ours import OneAtATime, Ours
+from scripts.benchmarks.measure import Rounds
+from scripts.benchmarks.ours import Ours
 from scripts.benchmarks.report import Options, Report
 from scripts.benchmarks.servers import checked_out, serving
-from scripts.processes import ROOT, running
+from scripts.processes import ROOT
 
-HELP = "data from disk: reading ahead by plan, a bounded shuffle, resident requests beside cold ones"
+HELP = "data from disk: reading ahead by plan, a bounded shuffle"
 
-PARTS = ("windows", "bounded", "beside")
-NUM_TOKENS, NUM_WARM_TOKENS = 2 * 10**9, 10**8
-QUICK_TOKENS = 16 * 10**6
+NUM_TOKENS, QUICK_TOKENS = 2 * 10**9, 16 * 10**6
 DEPTHS = (1, 4, 16, 64)
 LIMIT, NONE, OWN = "preadv by threads", "ours, no reading ahead", "ours, each answer's own windows"
 MODES: dict[str, tuple[str, ...]] = {
@@ -51,35 +44,26 @@ MODES: dict[str, tuple[str, ...]] = {
     OWN: ("--read-ahead-bytes", "1"),  # less than one step
     NONE: ("--read-ahead-bytes", "0"),
 }
-OF_LIMIT, OF_NONE, OF_ALONE, OF_BEFORE = 0.8, 3.0, 2.0, 0.97
+OF_LIMIT, OF_NONE, OF_BEFORE = 0.8, 3.0, 0.97
 
 PIECE_BYTES, DEPTH = 4 << 20, 2  # of sequential reads
 LEAST_MEMORY = 256 << 20  # of a server: in a quick run a quarter of the corpus would not hold its own memory
 SEQUENTIAL, BOUNDED, FULL = "sequential reads", "bounded shuffle", "full shuffle"
-RESIDENT, OTHER = "bounded shuffle in memory", "cold reads of another server"
+RESIDENT = "bounded shuffle in memory"
 VOLUME_RATE = 500_000_000  # bytes/s
 OF_DISK, OF_FULL = 0.7, 4.0
 
 Limits = Callable[[Sequence[int]], AbstractContextManager[bool]]
 RATE, FROM_DISK = "bytes_per_second", "disk_bytes_per_byte"
 COLUMNS = {RATE: ("useful bytes/s", ",.0f"), FROM_DISK: ("disk bytes / byte", ".2f")}
-COLD_READER = """
-import json, sys
-from corpus_client import ArrayLoader
-with ArrayLoader(corpus="cold", rank=0, world_size=1, **json.loads(sys.argv[1])) as loader:
-    for batch in loader:
-        if batch.step == 0:
-            print("reading", flush=True)
-"""
 
 
 def measure(options: Options) -> Report:
     """Measure the parts that are asked for."""
     path = corpus.make(options.cache, QUICK_TOKENS if options.quick else NUM_TOKENS)
     report = Report(data={}, tables=[])
-    parts = {"windows": measure_windows, "bounded": measure_bounded, "beside": measure_beside}
-    for name in options.chosen(PARTS):
-        parts[name](report, path, options)
+    for name in options.chosen(list(PARTS)):
+        PARTS[name](report, path, options)
     return report
 
 
@@ -124,13 +108,14 @@ def measure_bounded(report: Report, path: Path, options: Options) -> None:
     }
     orders: dict[str, Order] = {BOUNDED: bounded_order(path), FULL: "shuffle"}
     memory = max(path.stat().st_size // 4, LEAST_MEMORY)
+    ahead = ("--read-ahead-bytes", str(path.stat().st_size // 8))
     offsets = np.arange(0, path.stat().st_size - PIECE_BYTES, PIECE_BYTES)
     for _ in range(options.rounds):
         for rate, rounds in rates.items():
             limits = partial(disk.limited, num_bytes=memory, path=path, disk_rate=rate)
             read = _read(path, offsets, PIECE_BYTES, depth=DEPTH, seconds=options.seconds, limits=limits)
             rounds.add(SEQUENTIAL, read)
-            stream = partial(_stream, path=path, shape=shape, seconds=options.seconds, arguments=ahead(path))
+            stream = partial(_stream, path=path, shape=shape, seconds=options.seconds, arguments=ahead)
             for name, order in orders.items():
                 figures, was_limited = stream(name, order=order, limits=limits)
                 rounds.add(name, figures)
@@ -144,43 +129,13 @@ def measure_bounded(report: Report, path: Path, options: Options) -> None:
         report.targets.append(rounds.target(BOUNDED, RATE, "at least", OF_FULL, to=FULL))
 
 
-def measure_beside(report: Report, path: Path, options: Options) -> None:
-    """Measure resident requests alone and beside a cold reader, round by round."""
-    warm, shape = (
-        corpus.make(options.cache, QUICK_TOKENS // 2 if options.quick else NUM_WARM_TOKENS),
-        SHAPES[0],
-    )
-    percentiles = {P50: ("p50 ms", ".2f"), P99: ("p99 ms", ".2f")}
-    rounds = Rounds(f"resident requests of {shape}, one at a time", percentiles)
-    modes = {NOW: MODES[NOW]} if options.quick else MODES
-    for _ in range(options.rounds):
-        for name, arguments in {**modes, BOUNDED: ahead(path), OTHER: ()}.items():
-            plan = {"order": bounded_order(path)} if name == BOUNDED else {}
-            disk.drop(path)
-            corpus.warm(warm)
-            with (
-                serving({NAME: warm, "cold": path}, arguments=arguments) as server,
-                serving({"cold": path}) if name == OTHER else nullcontext(server) as asked,
-                closing(OneAtATime(name, server, shape, warm)) as requests,
-            ):
-                rounds.add(f"{name}: alone", measure_once(requests, shape, options.seconds))
-                with cold_reader(asked.url, shape, **plan):
-                    rounds.add(name, measure_once(requests, shape, options.seconds))
-    report.data["beside"] = rounds.summary()
-    pairs = [(name, f"{name}: alone") for name in rounds.values if not name.endswith(": alone")]
-    report.tables.extend([rounds.table(), rounds.ratio_table(pairs)])
-    report.targets.append(rounds.target(NOW, P99, "at most", OF_ALONE, to=f"{NOW}: alone"))
+PARTS = {"windows": measure_windows, "bounded": measure_bounded}
 
 
 def bounded_order(path: Path) -> Order:
     """Return an order of which three groups are a tenth of the corpus, in blocks of 16 to a group."""
     num_windows = path.stat().st_size // 2 // (SHAPES[0].length - 1)
     return {"shuffle": {"block_windows": max(1, num_windows // 480), "group_blocks": 16}}
-
-
-def ahead(path: Path) -> tuple[str, str]:
-    """Return options of a server that reads an eighth of the corpus ahead."""
-    return "--read-ahead-bytes", str(path.stat().st_size // 8)
 
 
 @contextmanager
@@ -253,17 +208,3 @@ def _take(ours: Ours, seconds: float, most: int) -> tuple[int, float]:
         ours.next()
         num_batches += 1
     return num_batches, time.perf_counter() - began
-
-
-@contextmanager
-def cold_reader(url: str, shape: Shape, **plan: Any) -> Iterator[None]:
-    """Let another process take batches of the corpus `cold` as fast as they come."""
-    arguments = {"urls": url, "seq_len": shape.length - 1, "global_batch_size": shape.rows, **plan}
-    command = [sys.executable, "-c", COLD_READER, json.dumps(arguments)]
-    with running(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            raise RuntimeError("the reader of the cold corpus got no batch")
-        yield
-        if process.poll() is not None:
-            raise RuntimeError("the reader of the cold corpus ended")

@@ -15,17 +15,15 @@ from scripts.benchmarks.corpus import NAME
 from scripts.benchmarks.measure import DELIVERY, SPEED, Rounds
 from scripts.benchmarks.ours import Ours
 from scripts.benchmarks.peers.flight import Flight
-from scripts.benchmarks.peers.grpc_stream import GrpcStream
 from scripts.benchmarks.peers.local import Gather, NanoGpt
 from scripts.benchmarks.report import Options, Report
 from scripts.benchmarks.servers import serving, spawn_peer
 
-HELP = "tokens per second of indices and Unix sockets, gRPC, Arrow Flight, nanoGPT's idiom"
+HELP = "tokens per second of indices and Unix sockets, Arrow Flight, nanoGPT's idiom"
 
 INDICES, UDS = "ours, indices", "ours, Unix socket"
-GRPC, FLIGHT = "gRPC stream", "Arrow Flight DoGet"
-NANOGPT, GATHER = "nanoGPT idiom, int64", "gather in process"
-WANTED = ((NOW, GRPC, 1.0), (NOW, FLIGHT, 1.0), (NOW, NANOGPT, 8.0), (INDICES, GATHER, 0.85))
+FLIGHT, NANOGPT, GATHER = "Arrow Flight DoGet", "nanoGPT idiom, int64", "gather in process"
+WANTED = ((NOW, FLIGHT, 1.0), (NOW, NANOGPT, 8.0), (INDICES, GATHER, 0.85))
 """Contender, the one that it is compared with, and the least ratio of their tokens per second."""
 
 
@@ -38,14 +36,13 @@ def measure(options: Options) -> Report:
         folder = Path(enter(tempfile.TemporaryDirectory()))
         ours = enter(serving({NAME: path}))
         uds = enter(serving({NAME: path}, uds=folder / "socket"))
-        peers = {kind: enter(spawn_peer(kind, path)) for kind in ("grpc_stream", "flight")}
+        peer = enter(spawn_peer("flight", path))
         for shape in shapes_of(options):
             makers: list[Maker] = [
                 partial(Ours, NOW, ours, shape, path),
                 partial(Ours, INDICES, ours, shape, path, local_root=path.parent),
                 partial(Ours, UDS, uds, shape, path),
-                partial(GrpcStream, GRPC, peers["grpc_stream"], shape),
-                partial(Flight, FLIGHT, peers["flight"], shape),
+                partial(Flight, FLIGHT, peer, shape),
                 partial(NanoGpt, NANOGPT, path, shape),
                 partial(Gather, GATHER, path, shape),
             ]

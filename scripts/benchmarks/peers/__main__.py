@@ -8,6 +8,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     kind, corpus, address_file = sys.argv[1:]
-    # Only the one that is asked for: a bare socket's process holds no gRPC.
+    # Only the one that is asked for: a bare socket's process holds no Arrow.
     peer = importlib.import_module(f"scripts.benchmarks.peers.{kind}")
     peer.serve(Path(corpus), Path(address_file))

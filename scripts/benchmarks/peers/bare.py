@@ -26,8 +26,7 @@ import numpy as np
 import torch
 
 from scripts.benchmarks.contender import Shape
-from scripts.benchmarks.peers.common import STEPS_REQUEST as REQUEST
-from scripts.benchmarks.peers.common import Peer, Windows, publish
+from scripts.benchmarks.peers.common import REQUEST, Peer, Windows, publish
 from scripts.benchmarks.servers import Address
 
 Sending = Literal["gather", "join", "piece", "sendmsg"]

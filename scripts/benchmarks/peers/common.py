@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from scripts.benchmarks.contender import Shape, read_only_tensor
+from scripts.benchmarks.contender import Shape
 from scripts.benchmarks.servers import Address
 
-REQUEST = struct.Struct("<QII")
-"""step, rows, window length."""
-
-STEPS_REQUEST = struct.Struct("<IQIII")
+REQUEST = struct.Struct("<IQIII")
 """way to send, first step, steps, rows, window length."""
-
-STREAM_BYTES = 16 << 20
-"""gRPC lets a stream's flow-control window grow about this far."""
-
-MESSAGE_BYTES = 1 << 20
-"""gRPC and Flight send messages of this size: single batches of 64 x 1,025 are delivered half as fast."""
 
 
 def starts_of(step: int, count: int, num_tokens: int, rows: int, length: int) -> npt.NDArray[np.int64]:
@@ -40,11 +29,6 @@ def starts_of(step: int, count: int, num_tokens: int, rows: int, length: int) ->
     return (mixed % np.uint64(num_tokens - length)).astype(np.int64)
 
 
-def steps_per_message(rows: int, length: int) -> int:
-    """Return how many steps gRPC and Flight put into one message."""
-    return max(1, MESSAGE_BYTES // (2 * rows * length))
-
-
 class Peer:
     """Share what the consumers of all peers have; see `Contender`.
 
@@ -59,24 +43,6 @@ class Peer:
 
     def starts(self, step: int) -> npt.NDArray[np.int64]:
         return starts_of(step, 1, self._num_tokens, self._shape.rows, self._shape.length)
-
-
-class Streamed(Peer):
-    """Share how consumers of a stream split messages of several small steps into batches."""
-
-    def __init__(self, name: str, peer: Address, shape: Shape) -> None:
-        super().__init__(name, peer, shape, STREAM_BYTES)
-        self._batches: deque[torch.Tensor] = deque()
-
-    def next(self) -> torch.Tensor:
-        if not self._batches:
-            tokens = read_only_tensor(self._receive())
-            self._batches.extend(tokens.view(-1, self._shape.rows, self._shape.length))
-        return self._batches.popleft()
-
-    def _receive(self) -> bytes | memoryview:
-        """Return the next message's tokens."""
-        raise NotImplementedError
 
 
 class Windows:

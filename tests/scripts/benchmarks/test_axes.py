@@ -49,7 +49,7 @@ def test_an_axis_runs_and_can_be_shown(name: str, options: Options) -> None:
         for kind in (scaling.OURS, scaling.BARE):
             assert {f"{kind}, {workers} x {clients}" for workers, clients in pairs} <= contenders
     if name == "peers":
-        everybody = {peers.GRPC, peers.FLIGHT, peers.NANOGPT, peers.GATHER, peers.INDICES, peers.UDS}
+        everybody = {peers.FLIGHT, peers.NANOGPT, peers.GATHER, peers.INDICES, peers.UDS}
         assert {NOW, *everybody} <= contenders
     if name == "paced":
         assert contenders == {f"{NOW}, {clock}" for clock in paced.CLOCKS}
@@ -84,5 +84,5 @@ def test_data_of_the_cold_axis_come_from_the_disk(part: str, options: Options, t
 
 
 def test_a_part_that_does_not_exist_is_refused(options: Options) -> None:
-    with pytest.raises(SystemExit, match=r"--only must be of windows, bounded, beside, got magic"):
+    with pytest.raises(SystemExit, match=r"--only must be of windows, bounded, got magic"):
         cold.measure(replace(options, only=("magic",)))
