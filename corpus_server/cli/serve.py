@@ -63,7 +63,7 @@ def serve(
     ] = False,
     **given: Any,
 ) -> None:
-    """Serve corpora over HTTP until SIGTERM.
+    """Serve corpora over HTTP until Ctrl-C or SIGTERM.
 
     SIGHUP reads the configuration again and replaces the workers without a failed request.
 
