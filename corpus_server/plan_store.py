@@ -528,7 +528,12 @@ def find_by_prefix(prefix: str, found: Mapping[str, T]) -> T:
         raise InvalidParameter.expected("id", "up to 64 of the digits 0-9 and a-f", prefix)
     ids = sorted(each for each in found if each.startswith(prefix))
     if not ids:
-        raise UnknownPlan(f"no plan here begins with {prefix!r}", parameter="id", received=prefix)
+        raise UnknownPlan(
+            f"no plan here begins with {prefix!r}",
+            parameter="id",
+            received=prefix,
+            remedy="`corpus-server plans list` shows those that are known",
+        )
     if len(ids) > 1:
         named = ", ".join(each[: len(prefix) + 8] for each in ids[:_MAX_NAMED])
         raise InvalidParameter(

@@ -1,5 +1,6 @@
 """What the scripts stand on: their corpus, their model, their processes and their shell."""
 
+import itertools
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -137,6 +139,18 @@ def test_a_signal_ends_the_tour_with_a_checkpoint_and_without_a_server(
     assert tour.returncode == 130
     assert "stopped: the next step is" in rest
     assert len(list(tmp_path.glob(".cache/quickstart/*.pt"))) == 1
+    assert_no_server_listens("".join(lines))
+
+
+def test_ctrl_c_before_the_first_step_ends_the_tour_as_ctrl_c_does(home: Path, tmp_path: Path) -> None:
+    keep_corpus(home, tmp_path)
+    tour = start_tour(tmp_path, "--seconds", "1000")
+    assert tour.stdout
+    lines = list(itertools.takewhile(lambda line: not line.startswith("Training on"), tour.stdout))
+    time.sleep(0.5)  # the trainer imports torch, and knows no signal yet
+    tour.send_signal(signal.SIGINT)
+    tour.communicate(timeout=60)
+    assert tour.returncode == 130
     assert_no_server_listens("".join(lines))
 
 

@@ -156,7 +156,8 @@ def _built_before(
         if all(manifest.origins == (origin,) for manifest in manifests.values()):
             shutil.rmtree(work, ignore_errors=True)
             return manifests
-    raise InvalidParameter.expected("out", "a folder that does not exist yet", str(out))
+    remedy = "what is there was made of other sources or by other options: choose another name, or remove it"
+    raise InvalidParameter.expected("out", "a folder that does not exist yet", str(out), remedy=remedy)
 
 
 @contextmanager

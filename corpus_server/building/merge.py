@@ -70,7 +70,8 @@ def merge(paths: Sequence[Path], out: Path, *, copy: bool = False) -> dict[str |
         UnreadableCorpus: one is damaged or was not built, or a link is not possible; nothing is published.
     """
     if out.exists():
-        raise InvalidParameter.expected("out", "a folder that does not exist yet", str(out))
+        remedy = "choose another name, or remove it"
+        raise InvalidParameter.expected("out", "a folder that does not exist yet", str(out), remedy=remedy)
     found = [folders(path) for path in paths]
     for path, splits in zip(paths, found, strict=True):
         if set(splits) != set(found[0]):

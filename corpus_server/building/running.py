@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,7 +42,8 @@ def in_processes(
     num_processes = min(num_processes, len(parts))
     executor = ProcessPoolExecutor(num_processes, context, initializer=_begin, initargs=(theirs,))
     try:
-        futures = [executor.submit(build_part, job.options, part, folder) for part in parts]
+        with _interrupts_blocked():
+            futures = [executor.submit(build_part, job.options, part, folder) for part in parts]
         for future in as_completed(futures):
             yield future.result()
     except (BrokenProcessPool, ConnectionError) as error:  # the second: while it started
@@ -54,9 +55,21 @@ def in_processes(
         theirs.close()
 
 
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Have the processes that are started in here never see Ctrl-C: the parent does, and ends them.
+
+    A mask is inherited. To ignore the signal in the worker would be too late: it imports for a second first.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin(parent: Connection) -> None:
     """Prepare a worker: it ends when the parent closes its end of the pipe, or ends itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     threading.Thread(target=_end_with, args=(parent,), name="end-with-parent", daemon=True).start()
 
 

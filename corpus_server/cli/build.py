@@ -126,10 +126,14 @@ def build(
     run_parts: RunParts = on_ray if ray else partial(in_processes, num_processes=num_processes)
     share = None if task is None else _task(task)
     sources = [fetch_source(source, include or (), note) for source in sources]
-    with progress(quiet=as_json) as report:
-        built = build_corpus(
-            sources, out, options, run_parts, report, include=include or (), fresh=fresh, task=share
-        )
+    try:
+        with progress(quiet=as_json) as report:
+            built = build_corpus(
+                sources, out, options, run_parts, report, include=include or (), fresh=fresh, task=share
+            )
+    except KeyboardInterrupt:
+        note("stopped; the same command continues")
+        raise
     if task is not None:
         return
     said = {out / (name or ""): manifest for name, manifest in built.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
 from corpus_server.corpus.corpus import Corpus
@@ -75,6 +76,22 @@ class App(typer.Typer):
 say = partial(console.print, soft_wrap=True, markup=False)
 tell = partial(errors.print, soft_wrap=True)
 note = partial(errors.print, soft_wrap=True, markup=False)
+
+
+def table(*columns: str, **options: Any) -> Table:
+    """Return an empty table whose cells are folded and never cut: half a fingerprint or name is of no use."""
+    made = Table(**options)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """Return a table with a line of name and value for each fact."""
+    made = table("", "", show_header=False, box=None)
+    for name, value in facts.items():
+        made.add_row(f"[bold]{name}[/]", escape(value))
+    return made
 
 
 def read_corpus(text: str) -> CorpusSpec:

@@ -19,10 +19,12 @@ from corpus_server.cli.common import (
     AsJson,
     CorpusArgument,
     console,
+    facts_table,
     print_json,
     progress,
     say,
     split_names,
+    table,
     warn,
     warn_of_strange_ids,
 )
@@ -134,7 +136,8 @@ def verify(
             print_json(dataclasses.asdict(recorded))
             return
         say(
-            f"recorded {recorded.num_tokens:,} tokens in {recorded.num_shards} shards: "
+            f"recorded {recorded.num_tokens:,} tokens in {recorded.num_shards} "
+            f"shard{'s' if recorded.num_shards > 1 else ''}: "
             f"{recorded.fingerprints['full']}\nhashes are in {recorded.sidecar}"
         )
         return
@@ -197,18 +200,15 @@ def _facts(described: dict[str, Any]) -> Table:
         facts["other files"] = "\n".join([*others[:_SHOWN_FILES], *more])
     if "text" in inspected:
         facts["begins"] = inspected["text"]
-    table = Table(show_header=False, box=None)
-    for name, value in facts.items():
-        table.add_row(f"[bold]{name}[/]", escape(value))
-    return table
+    return facts_table(facts)
 
 
 def _shards(described: dict[str, Any], most: int = 20) -> Table:
     shards = described["shards"]
     left_out = f"{len(shards) - most:,} more shards: --json lists them all" if len(shards) > most else None
-    table = Table("shard", "format", "tokens", "dtype", "data at byte", "size", caption=left_out)
+    shown = table("shard", "format", "tokens", "dtype", "data at byte", "size", caption=left_out)
     for shard in shards[:most]:
-        table.add_row(
+        shown.add_row(
             escape(shard["name"]),
             shard["format"],
             f"{shard['num_tokens']:,}",
@@ -216,7 +216,7 @@ def _shards(described: dict[str, Any], most: int = 20) -> Table:
             str(shard["data_offset"]),
             decimal(shard["size_bytes"]),
         )
-    return table
+    return shown
 
 
 def index(

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from corpus_server.catalog import Catalog
-from corpus_server.cli.common import App, AsJson, console, print_json, read_corpus, tell
+from corpus_server.cli.common import App, AsJson, console, note, print_json, read_corpus, table, tell
 from corpus_server.cli.server import Server, server_url
 from corpus_server.corpus_spec import escaped
 from corpus_server.errors import InvalidParameter
@@ -84,14 +84,18 @@ def list_(
         ]
         print_json({"plans": plans})
         return
-    table = Table()
-    for column in ("id", "seen", "runs", "sources", "seq_len", "batch", "order", "seed", "stages"):
-        table.add_column(column, no_wrap=column in ("id", "seen"))
+    if not found:
+        note("no plan is known" if run is None else f"run {run!r} has posted no plan; list all without --run")
+        return
+    columns = ("id", "seen (UTC)", "runs", "sources", "seq_len", "batch", "order", "seed", "stages")
+    listed = table(*columns, box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    for column in listed.columns:
+        column.no_wrap = column.header in ("id", "seen (UTC)", "seq_len", "batch", "seed", "stages")
     for plan, seen, runs in found:
         batches = dict.fromkeys(str(stage.global_batch_size) for stage in plan.stages)
-        table.add_row(
+        listed.add_row(
             plan.id[:SHORT_ID],
-            _when(seen),
+            f"{datetime.fromtimestamp(seen, UTC):%Y-%m-%d %H:%M}",
             _shortened(", ".join(runs), 40),
             escape(_shortened(", ".join(plan.sources), 40)),
             ", ".join(dict.fromkeys(str(stage.seq_len or plan.seq_len) for stage in plan.stages)),
@@ -100,7 +104,7 @@ def list_(
             str(plan.seed),
             str(len(plan.stages)),
         )
-    console.print(table)
+    console.print(listed)
 
 
 @app.command()
@@ -237,10 +241,10 @@ def _bind(plan: Plan, catalog: Catalog) -> BoundPlan:
 
 
 def _fields(answer: dict[str, Any]) -> Table:
-    table = Table("field", f"A {answer['a'][:SHORT_ID]}", f"B {answer['b'][:SHORT_ID]}")
+    fields = table("field", f"A {answer['a'][:SHORT_ID]}", f"B {answer['b'][:SHORT_ID]}")
     for change in answer["fields"]:
-        table.add_row(*map(escape, (change["field"], _value(change["a"]), _value(change["b"]))))
-    return table
+        fields.add_row(*map(escape, (change["field"], _value(change["a"]), _value(change["b"]))))
+    return fields
 
 
 def _value(value: object) -> str:
@@ -267,12 +271,12 @@ def _said(equal_steps: int | None, rows: dict[str, Any] | None) -> str:
 
 
 def _steps(steps: list[dict[str, Any]]) -> Table:
-    table = Table("step", "plan step in A", "in B", "rows that differ", "which")
+    shown = table("step", "plan step in A", "in B", "rows that differ", "which")
     for change in steps:
         spans = [f"{start}" if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in change["rows"]]
         numbers = (change["step"], *change["plan_steps"], change["num_rows"])
-        table.add_row(*(f"{number:,}" for number in numbers), _shortened(", ".join(spans), 60))
-    return table
+        shown.add_row(*(f"{number:,}" for number in numbers), _shortened(", ".join(spans), 60))
+    return shown
 
 
 def _documents(change: dict[str, Any]) -> str:

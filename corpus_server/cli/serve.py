@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from corpus_server.admission.access import Access
 from corpus_server.catalog import Catalog
-from corpus_server.cli.common import CORPUS_HELP, errors, note, warn_of_strange_ids
+from corpus_server.cli.common import CORPUS_HELP, note, tell, warn_of_strange_ids
 from corpus_server.corpus.selection import corpora_of_splits
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.run import run
@@ -63,7 +63,7 @@ def serve(
     ] = False,
     **given: Any,
 ) -> None:
-    """Serve corpora over HTTP until SIGTERM.
+    """Serve corpora over HTTP until Ctrl-C or SIGTERM.
 
     SIGHUP reads the configuration again and replaces the workers without a failed request.
 
@@ -93,7 +93,7 @@ def _show_corpora(settings: Settings) -> None:
         settings.corpora, cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes
     ) as catalog:
         for corpus in catalog.corpora.values():
-            errors.print(
+            tell(
                 f"[bold]{escape(corpus.name)}[/]: {corpus.num_tokens:,} {corpus.dtype.name} tokens in "
                 f"{len(corpus.shards)} shard{'s' if len(corpus.shards) > 1 else ''}, "
                 f"{f'{corpus.num_masks} loss masks, ' if corpus.num_masks else ''}"

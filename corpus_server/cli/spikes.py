@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from corpus_server.cli.common import AsJson, console, print_json, warn
+from corpus_server.cli.common import AsJson, console, print_json, table, warn
 from corpus_server.cli.server import Server, server_url
 from corpus_server.errors import CorpusServerError
 from corpus_server.recordings import Recording, Spike, find_spikes, finish, open_recording
@@ -44,13 +43,13 @@ def spikes(
         told = [{key: None if each in _INFINITE else each for key, each in row.items()} for row in rows]
         print_json({"start": start, "stop": stop, "num_rows": sums.num_rows, "rows": told})
         return
-    table = Table("plan", "step", "row", "source", "loss", "usual", "deviations", "documents")
+    shown = table("plan", "step", "row", "source", "loss", "usual", "deviations", "documents")
     for row in rows:
         documents = row["documents"] or []
-        shown = ", ".join(map(str, documents[:5])) + (", ..." if documents[5:] else "")
+        named = ", ".join(map(str, documents[:5])) + (", ..." if documents[5:] else "")
         place = (row["plan"][:12], str(row["step"]), str(row["row"]), escape(row["source"]))
-        table.add_row(*place, *(f"{row[name]:.4g}" for name in ("loss", "usual", "score")), shown)
-    console.print(table)
+        shown.add_row(*place, *(f"{row[name]:.4g}" for name in ("loss", "usual", "score")), named)
+    console.print(shown)
     console.print(f"{sums.num_rows:,} rows of steps {start:,} to {stop:,} compared", highlight=False)
 
 

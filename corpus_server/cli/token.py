@@ -62,7 +62,7 @@ def token(
     if as_json:
         print_json({"name": name, "token": secret, "file": file, "scopes": scope, "expires": until})
         return
-    tell(escape(f"added {name} to {file}; the token, which is not kept anywhere:"))
+    tell(escape(f"added {name} to {file}; its token is on standard output and kept nowhere else"))
     print(secret)
 
 

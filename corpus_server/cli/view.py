@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
 
-from corpus_server.cli.common import App, AsJson, CorpusArgument, console, print_json
+from corpus_server.cli.common import App, AsJson, CorpusArgument, console, facts_table, print_json
 from corpus_server.corpus.views.file import ViewFile, ViewHeader
 
 app = App(name="view", help="Make and show views: documents of a corpus, chosen and repeated.")
@@ -83,7 +81,4 @@ def _print(path: Path, header: ViewHeader, *, as_json: bool) -> None:
         "fingerprint": ", ".join(fingerprints.values()),
         **{f"--{name}": str(value) for name, value in header.made.items()},
     }
-    table = Table(show_header=False, box=None)
-    for name, value in facts.items():
-        table.add_row(f"[bold]{name}[/]", escape(value))
-    console.print(table)
+    console.print(facts_table(facts))

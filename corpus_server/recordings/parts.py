@@ -226,7 +226,7 @@ def _files(folder: Path) -> Iterable[tuple[Path, Version]]:
         with os.scandir(folder) as entries:
             return sorted((Path(each.path), _version(each)) for each in entries if _NAME.fullmatch(each.name))
     except OSError as error:
-        raise ReadFailed(f"the recording cannot be read: {reason_of(error)}") from error
+        raise ReadFailed(f"the recording {folder.name!r} cannot be read: {reason_of(error)}") from error
 
 
 def _version(entry: os.DirEntry[str]) -> Version:

@@ -159,6 +159,7 @@ class _Supervisor:
         while True:
             await self._is_to_renew.wait()
             self._is_to_renew.clear()  # first: what changes from now on is a reason to renew again
+            _log.info("SIGHUP: reading the configuration and starting new workers")
             try:
                 await self._renew()
             except (CorpusServerError, OSError) as error:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlencode
 
-import torch
 import typer
 from rich.console import Console
 
@@ -51,7 +50,7 @@ def run(
         console.print(str(error), markup=False)
         raise typer.Exit(1) from error
     if code:
-        raise typer.Exit(INTERRUPTED if code == 128 + signal.SIGTERM else 1)
+        raise typer.Exit(INTERRUPTED if code in (128 + signal.SIGTERM, -signal.SIGTERM) else 1)
 
 
 def _tour(
@@ -67,6 +66,8 @@ def _tour(
     serve = _serve_command(corpora, port=port, state_dir=HOME / "state")
     _title(console, f"A server on {url}")
     console.print(shlex.join(serve), markup=False)
+    import torch  # here, because it takes seconds in which nothing would have been said
+
     with running(serve, ready=partial(is_ready, url), log=HOME / "server.log"):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         plan = training.PLAN[device]

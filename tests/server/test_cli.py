@@ -20,9 +20,9 @@ from tests.corpora import some_tokens, write_raw
 from tests.serving import ROOT, RunningServer, command, environment, run_here
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end in a process of its own."""
-    env = environment(XDG_STATE_HOME="/nonexistent")
+    env = environment(XDG_STATE_HOME="/nonexistent", **variables)
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, env=env, timeout=60, check=False
     )
@@ -273,7 +273,9 @@ def test_a_port_in_use_ends_the_server(tmp_path: Path, workers: str) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         began = time.monotonic()
-        said = run("serve", path, "--port", port, "--workers", workers, "--state-dir", tmp_path / "state")
+        state = tmp_path / "state"
+        said = run("serve", path, "--port", port, "--workers", workers, "--state-dir", state, COLUMNS="20")
+    assert "a: 100 uint16 tokens in 1 shard, sampled-" in said.stderr  # in one line
     assert said.returncode not in (0, None)
     assert time.monotonic() - began < 30
     assert f"cannot listen on host 127.0.0.1, port {port}: Address already in use" in said.stderr

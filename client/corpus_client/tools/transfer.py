@@ -69,7 +69,8 @@ def measure(device: torch.device, sizes: list[int], repeats: int) -> report.Repo
         for name, call in way(size, device)
     ]
     machine = describe(device)
-    table = Table("GB/s, and how long the CPU is held", *map(size_name, allowed), title="one copy, by size")
+    title = "one copy, by size: GB/s, and how long the CPU is held"
+    table = Table("", *map(size_name, allowed), title=title)
     for name in dict.fromkeys(each["name"] for each in figures):
         row = [each for each in figures if each["name"] == name]
         speeds = (f"{each['bytes_per_second'] / 1e9:.3g}" for each in row)

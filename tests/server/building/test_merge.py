@@ -182,5 +182,6 @@ def test_the_command_says_what_it_made(two: list[Path], tmp_path: Path) -> None:
     assert merged["fingerprint"] == read_manifest(tmp_path / "both").fingerprint
     again = run_here("merge", *two, "--out", tmp_path / "both")
     assert again.returncode == 2
-    assert "a folder that does not exist yet" in again.stderr
+    assert "a folder that does not exist yet, got" in again.stderr
+    assert "(choose another name, or remove it)" in again.stderr
     assert "450 tokens of" in run_here("merge", *two, "--out", tmp_path / "more").stdout

@@ -92,6 +92,9 @@ def test_no_process_outlives_its_build(source: Path, tmp_path: Path, number: sig
             found = [each for each in parent.children() if "spawn_main" in " ".join(each.cmdline())]
             time.sleep(0.05)
         assert len(found) == 2
+        if number == signal.SIGINT:  # a terminal sends it to all, and the workers are still starting
+            for each in found:
+                each.send_signal(number)
         time.sleep(0.5)  # the workers may still be starting: they end in every state
         os.kill(process.pid, number)
         process.wait(30)
@@ -100,4 +103,5 @@ def test_no_process_outlives_its_build(source: Path, tmp_path: Path, number: sig
     _, alive = psutil.wait_procs(found, timeout=30)
     assert alive == []
     assert "Traceback" not in said
+    assert ("stopped; the same command continues" in said) == (number == signal.SIGINT)
     assert not (tmp_path / "out").exists()

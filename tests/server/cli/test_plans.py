@@ -41,9 +41,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str
 
 def test_list_and_show(seen: tuple[Path, Path, list[str]]) -> None:
     state, _, plans = seen
-    listed = run("list", "--state-dir", state)
+    listed = run_here("plans", "list", "--state-dir", state, COLUMNS="80")
     assert (listed.returncode, listed.stderr) == (0, "")
     assert all(plan[:12] in listed.stdout for plan in plans)
+    assert "shuffle" in listed.stdout
+    assert "…" not in listed.stdout
+    nobody = run("list", "--state-dir", state, "--run", "nobody")
+    assert (nobody.returncode, nobody.stdout) == (0, "")
+    assert "run 'nobody' has posted no plan; list all without --run" in nobody.stderr
     shown = run("show", plans[0][:10], "--state-dir", state)
     assert hashlib.sha256(shown.stdout.encode()).hexdigest() == plans[0]
     assert Plan.from_json(json.loads(shown.stdout)).id == plans[0]
@@ -55,6 +60,8 @@ def test_diff(seen: tuple[Path, Path, list[str]]) -> None:
     assert (documents.returncode, documents.stderr) == (0, "")
     for part in ("skip_steps", "[[40, 42]]", "Steps before 40 hold the same rows"):
         assert part in documents.stdout
+    narrow = run_here("plans", "diff", one, skipping, "--state-dir", state, COLUMNS="40")
+    assert "…" not in narrow.stdout
     asked = ["diff", one, skipping, "--state-dir", state, "--corpus", f"web={path}", "--steps", "2"]
     rows = run(*asked)
     assert "The first step that differs is 40." in rows.stdout
@@ -118,7 +125,10 @@ def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_pat
     state, path, (one, skipping, _) = seen
     other = write_raw(tmp_path / "other.bin", some_tokens(5000, seed=5))
     for arguments, message in (
-        (["show", "0123456789abcdef", "--state-dir", state], "no plan here begins with '0123456789abcdef'"),
+        (
+            ["show", "0123456789abcdef", "--state-dir", state],
+            "no plan here begins with '0123456789abcdef' (`corpus-server plans list` shows",
+        ),
         (["show", "xyz", "--state-dir", state], "id must be up to 64 of the digits"),
         (
             ["list", "--state-dir", tmp_path / "none"],
