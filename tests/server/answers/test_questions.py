@@ -160,7 +160,7 @@ def test_a_shard_elsewhere_is_not_local_until_it_has_come(service: Service) -> N
 def test_the_shards_of_at_most_so_many_rows_are_listed(
     service: Service, plan_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("corpus_server.admission.admission.MAX_ROWS", 2 * ROWS)
+    monkeypatch.setattr("corpus_server.admission.load.MAX_ROWS", 2 * ROWS)
     assert made(shards(service, plan_id, ShardsQuery(step="3", count="2"), GET)).status == 200
     with pytest.raises(AnswerTooLarge, match="an answer holds at most 12 rows, this one would hold 18"):
         made(shards(service, plan_id, ShardsQuery(step="3", count="3"), GET))
