@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.documents import Found, find_metadata, metadata_tag, named, naming_columns
 from corpus_server.answers.question import CorpusName, PlanId, question
@@ -293,7 +294,7 @@ def document(
         fields |= {"metadata": found.rows.get(own), "metadata_problem": found.problem}
     more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields, tag=tag)
     response = yield from more
-    response.num_documents = 1
+    response.when_sent(metrics.DOCUMENTS.add, 1, corpus.name)
     return response
 
 

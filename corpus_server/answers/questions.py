@@ -9,13 +9,13 @@ import xxhash
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import tokens
+from corpus_server.answers.arrays import checksum_value
 from corpus_server.answers.question import PlanId, question
 from corpus_server.answers.response import (
     NO_STORE,
     PLAN_HEADER,
     Response,
     Slices,
-    checksum_value,
     json_response,
     not_modified,
 )

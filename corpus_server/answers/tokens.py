@@ -27,7 +27,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from corpus_server import metrics
 from corpus_server.admission.request import Caller, RequestHead
+from corpus_server.answers.arrays import array_response
 from corpus_server.answers.response import (
     NO_STORE,
     PLAN_HEADER,
@@ -37,7 +39,6 @@ from corpus_server.answers.response import (
     Format,
     Response,
     Slices,
-    array_response,
     caching,
     json_response,
     negotiate,
@@ -53,7 +54,7 @@ from corpus_server.plan.rows import NO_SHARD
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read import text
 from corpus_server.read.beside import BESIDE, ROWS
-from corpus_server.read.bound_plan import BoundPlan, Source
+from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import RangeReading, Reading, WindowReading, num_bytes, read_arrays
 from corpus_server.readers.registry import Reader
 
@@ -253,8 +254,8 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
         response = yield from _batches_as_text(bound, reading, query, headers)
     else:
         response = yield from array_response(reading, headers, chosen, query.checksum, request, beside)
-    response.source = bound.source_of(query.step)
-    response.num_tokens = reading.num_units * reading.unit_tokens
+    num_tokens = reading.num_units * reading.unit_tokens
+    response.when_sent(metrics.count_tokens, bound.source_of(query.step), num_tokens, request.run)
     response.reader, response.num_steps = reader, query.count
     return response
 
@@ -372,7 +373,7 @@ def token_range(
         response = text_response(text.decode(corpus, tokens), headers)
     else:
         response = yield from array_response(reading, headers, chosen, query.checksum, request)
-    response.source, response.num_tokens = Source("", {corpus.name: 1.0}), stop - start
+    response.when_sent(metrics.TOKENS.add, stop - start, corpus.name)
     return response
 
 
@@ -409,9 +410,6 @@ class _InMemory:
 
     def read(self, first: int, num_units: int) -> np.ndarray:
         return self._flat[first : first + num_units]
-
-    def check_unchanged(self) -> None:
-        pass
 
 
 def _beside(query: BatchesQuery, reading: WindowReading, chosen: Format) -> dict[str, Reading]:

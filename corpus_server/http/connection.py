@@ -33,7 +33,8 @@ from starlette.types import ASGIApp
 
 from corpus_server import metrics
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead, request_id_in
-from corpus_server.answers.response import Answered, Buffer, ClientLeft, Response, problem
+from corpus_server.answers.problem import problem
+from corpus_server.answers.response import Answered, Buffer, ClientLeft, Response
 from corpus_server.answers.service import Service
 from corpus_server.errors import BadRequest, CorpusServerError, RequestTimeout
 from corpus_server.http.bridge import Bridge

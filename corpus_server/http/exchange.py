@@ -26,16 +26,15 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import tokens
+from corpus_server.answers.problem import problem
 from corpus_server.answers.response import (
     TIMING_HEADER,
     Buffer,
     ClientLeft,
     Response,
     Slices,
-    problem,
     timing_value,
 )
 from corpus_server.answers.service import Service
@@ -140,7 +139,7 @@ class Exchange:
         head: Callable[[Response], bytes] | None = None,
     ) -> None:
         self._service = service
-        self._is_head, self._run = request.method == "HEAD", request.run
+        self._is_head = request.method == "HEAD"
         self._work = work
         self._line = line
         self._head = head
@@ -225,18 +224,16 @@ class Exchange:
         return self._wait_seconds, self._locate_seconds, gather, self._send_seconds
 
     def _finish(self) -> None:
-        """Give up what is left, give the slot back and count the tokens."""
+        """Give up what is left, give the slot back and count what was sent."""
         try:
             self._work.close()
         finally:
             self._slot.release()
         response = self.response
-        if response is None or not self.done or self._is_head:
-            return  # of what was not sent as a whole nothing is counted
-        if response.source is not None:
-            metrics.count_tokens(
-                response.source, response.num_tokens, self._run, num_documents=response.num_documents
-            )
+        if response is None or response.status != 200 or not self.done or self._is_head:
+            return
+        for count in response.counts:
+            count()
         if response.reader is not None:
             making, steps = self._wait_seconds + self._make_seconds, response.num_steps
             response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)

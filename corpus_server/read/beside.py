@@ -40,9 +40,6 @@ class RowSources:
         sources: NDArray[np.uint16] = self._rows.bound.source_of_shard[selection.first_shards(part)]
         return sources
 
-    def check_unchanged(self) -> None:
-        """Do nothing: no file is read."""
-
 
 class RowNumbers:
     """The number of each row in its global batch, `(count, rows) uint32`."""
@@ -58,9 +55,6 @@ class RowNumbers:
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return the numbers of rows from `first` on: at most those that are located together."""
         return self._rows.row_numbers(first, num_units).astype(self.dtype)
-
-    def check_unchanged(self) -> None:
-        """Do nothing: no file is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
