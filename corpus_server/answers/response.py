@@ -10,10 +10,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, TypeVarTuple, get_args
 
 import numpy as np
 import orjson
@@ -72,7 +71,7 @@ REVALIDATED = "no-cache"
 
 Buffer = bytes | memoryview
 T = TypeVar("T")
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 
 Slices = Generator[Future[None] | None, None, T]
 """Work in slices: it yields whenever it may be stopped, at least every 50 ms or so of CPU, and returns its
@@ -93,7 +92,7 @@ class Response:
         headers: values by name; `Content-Length` is always among them, except for 304.
         body: groups of parts, each group at most about 900 KiB; the next group is read when it is asked
             for, and reading may then fail with CorpusChanged or ReadFailed.
-        counts: are called once the whole body was sent, see `when_sent`.
+        counts: functions to be called once the whole body was sent, with their arguments, see `when_sent`.
         reader, num_steps: whose steps of a plan the body holds, or says where they lie, and how many.
         problem_type: of a problem document.
     """
@@ -101,7 +100,7 @@ class Response:
     status: int
     headers: dict[str, str]
     body: Iterable[list[Buffer]] = ()
-    counts: list[Callable[[], object]] = field(default_factory=list)
+    counts: tuple[tuple[Callable[..., object], tuple[Any, ...]], ...] = ()
     reader: Reader | None = None
     num_steps: int = 0
     problem_type: str = ""
@@ -111,12 +110,12 @@ class Response:
         """Return a response whose body is in memory."""
         return cls(status, {**headers, "Content-Length": str(len(content))}, ([content],))
 
-    def when_sent(self, count: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    def when_sent(self, count: Callable[[*Ts], object], *args: *Ts) -> None:
         """Have a function called in the event loop's thread once a body of status 200 was sent as a whole.
 
         It is not called for a HEAD, nor if the client left. So metrics count what clients got.
         """
-        self.counts.append(partial(count, *args, **kwargs))
+        self.counts = (*self.counts, (count, args))
 
     @property
     def num_bytes(self) -> int:

@@ -232,8 +232,8 @@ class Exchange:
         response = self.response
         if response is None or response.status != 200 or not self.done or self._is_head:
             return
-        for count in response.counts:
-            count()
+        for count, args in response.counts:
+            count(*args)
         if response.reader is not None:
             making, steps = self._wait_seconds + self._make_seconds, response.num_steps
             response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)

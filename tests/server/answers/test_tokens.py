@@ -111,8 +111,8 @@ def counted(response: Response) -> dict[tuple[str, ...], float]:
     """Return what a response counts when it was sent: tokens by corpus, and by plan and run."""
     kinds = metrics.TOKENS, metrics.PLAN_TOKENS
     before = [kind.numbers() for kind in kinds]
-    for count in response.counts:
-        count()
+    for count, args in response.counts:
+        count(*args)
     return {
         labels: number - old.get(labels, [0])[0]
         for kind, old in zip(kinds, before, strict=True)
