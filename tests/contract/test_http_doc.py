@@ -10,7 +10,7 @@ import xxhash
 
 from corpus_server import errors
 from corpus_server.admission import admission, load, request
-from corpus_server.answers import questions
+from corpus_server.answers.questions.plans import MAX_RECEIPT_BYTES
 from corpus_server.answers.response import HEADERS
 from corpus_server.http import connection
 from corpus_server.settings import Settings
@@ -103,7 +103,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "rows": load.MAX_ROWS,
         "bytes": defaults["max_answer_bytes"].default // 2**20,
         "numbers": defaults["max_text_tokens"].default,
-        "global batch": questions.MAX_RECEIPT_BYTES,
+        "global batch": MAX_RECEIPT_BYTES,
         "plan documents": plans.MAX_LIST_BYTES // 2**20,
         "costly": defaults["max_concurrent_answers"].default,
         "streams": load.MAX_FOLLOWERS,

@@ -121,7 +121,7 @@ def test_only_what_is_added_is_described(catalog: Catalog, store: PlanStore) -> 
     described = json.loads(known.by_id(third["id"]).to_json())
     assert [stage["from_step"] for stage in described["stages"]] == [0, 1, 6, 11, 16]
     assert [shard["corpus"] for shard in described["shards"]] == ["web", "code"]
-    assert store.newest_link(root.plan.id) == (third["id"], 5)
+    assert store.links.newest(root.plan.id) == (third["id"], 5)
 
 
 def test_an_unknown_parent_is_named(catalog: Catalog, store: PlanStore) -> None:
@@ -181,8 +181,8 @@ def test_links_go_with_their_root_and_count_as_bytes_but_not_as_plans(
         ]
         ids_of_others = [follow_from(known, root.plan.id) for root in roots]
         assert store.document(ids[0]) is None
-        assert not any(store.has_link(each) for each in ids[1:])
-        assert all(map(store.has_link, ids_of_others[-1]))
+        assert not any(each in store.links for each in ids[1:])
+        assert all(each in store.links for each in ids_of_others[-1])
         assert store.count() < 9
 
 
@@ -233,7 +233,7 @@ def test_rows_that_follow_from_tables_go_on_too(
                 assert (its == pieces).all()
                 assert (its_borders == borders).all()
         if "rows" in fields:
-            first = store.chain(last.plan.id, lambda _: False)[0].kept.document
+            first = store.links.chain(last.plan.id, lambda _: False)[0].kept.document
             assert list(json.loads(first)["lengths"]) == ["b"]
 
 

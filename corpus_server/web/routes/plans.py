@@ -70,7 +70,7 @@ async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiRe
         return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})
 
     def head(plan_id: str) -> dict[str, object]:
-        found = call.service.store.newest_link(plan_id)
+        found = call.service.store.links.newest(plan_id)
         return {} if found is None else dict(zip(("head", "num_stages"), found, strict=True))
 
     return sent(await call.run(list_them))

@@ -16,15 +16,11 @@ import xxhash
 from corpus_server import metrics
 from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import RequestHead
+from corpus_server.answers.question import FormatQuery
+from corpus_server.answers.questions.ranges import token_range
 from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import (
-    BatchesQuery,
-    FormatQuery,
-    batches,
-    indices,
-    token_range,
-)
+from corpus_server.answers.tokens import BatchesQuery, batches, indices
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
     AnswerTooLarge,
