@@ -76,8 +76,8 @@ def parameters() -> Rows:
 
 def orders() -> Rows:
     """Each order, as a document names it."""
-    yield "order", "rows of a source", "shards of each source that a [cache](stores.md#which-order) must hold"
-    kept = {all_shards: "all", neighbouring_shards: "two neighbours"}
+    yield "order", "rows of a source", "shards that a cache must hold"
+    kept = {all_shards: "all", neighbouring_shards: "two neighbours of each source"}
     for each in ORDERS:
         fields = each.schema().get("properties", {}).get(each.name, {}).get("required", ())
         given = ", ".join(f'"{field}": ...' for field in fields)
@@ -85,7 +85,9 @@ def orders() -> Rows:
         yield (
             shown,
             each.sentence,
-            kept.get(each.working_set, "see there") if each.tabled is Order.tabled else "local shards only",
+            kept.get(each.working_set, "[it depends](stores.md#which-order)")
+            if each.tabled is Order.tabled
+            else "local shards only",
         )
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.errors import InvalidPlan
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
@@ -33,10 +33,10 @@ from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_ROWS, grouped
 from corpus_server.plan.orders.order import Arrangement
 from corpus_server.plan.origins import Origins
+from corpus_server.plan.part import check_part
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, joined, no_places
-from corpus_server.plan.stage import MAX_STEP
 from corpus_server.plan.timeline import PlacedStage, Timeline
 
 
@@ -68,7 +68,7 @@ class Sampler:
         num_windows: `(sources,) uint64`, rows of an epoch of each source.
         groups: of a bounded shuffle, None with other orders.
         exclusions: what is excluded, with the first stage in which it is, ascending.
-        num_steps: training steps of a plan that has an end; a last step that is not full is none.
+        num_steps: see `Timeline`.
 
     Raises:
         InvalidPlan: a source has no row, all that its rows hold is excluded, an exclusion reaches beyond its
@@ -112,7 +112,7 @@ class Sampler:
         self.groups = self.arrangement.groups
         self.timeline = Timeline(plan, self._blend)
         self.num_windows = self.rows.epoch_rows
-        self.num_steps = None if self._blend is None else self._num_steps(self._blend)
+        self.num_steps = self.timeline.num_steps
         self.exclusions: list[tuple[int, Exclusion]] = []
         self._exclude(parent)
         self._dealt = DealtSteps()
@@ -157,34 +157,7 @@ class Sampler:
         Raises:
             InvalidParameter: a value is outside its range, or the steps have batches of several shapes.
         """
-        if self.num_steps is not None and step + count > self.num_steps:
-            most = self.num_steps - count
-            raise InvalidParameter(
-                f"the plan's samples make {self.num_steps} steps, and step {step} with count {count} ends "
-                f"beyond; give the loader num_steps={self.num_steps}, or the plan a larger num_samples",
-                parameter="step",
-                received=step,
-                accepted=f"at most {most}" if most >= 0 else "none with this count",
-            )
-        if not 0 <= step <= MAX_STEP - count + 1:
-            raise InvalidParameter.expected("step", f"in [0, {MAX_STEP - count + 1}]", step)
-        placed = self.timeline.stage_at(self.timeline.plan_step(step))
-        if count > 1 and len(self.plan.stages) > 1:
-            self._check_one_shape(step, count, placed)
-        batch_size = placed.global_batch_size
-        rows, rest = divmod(batch_size, world_size)
-        if rest:
-            numbers = np.arange(1, batch_size + 1)
-            divisors = numbers[batch_size % numbers == 0].tolist()
-            raise InvalidParameter(
-                f"world_size must divide global_batch_size {batch_size}, got {world_size}",
-                parameter="world_size",
-                received=world_size,
-                accepted="one of " + ", ".join(map(str, divisors)),
-            )
-        if not 0 <= rank < world_size:
-            raise InvalidParameter.expected("rank", f"in [0, {world_size})", rank)
-        return rows
+        return check_part(self.timeline, step, count=count, rank=rank, world_size=world_size)
 
     def locate(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
         """Return where the rows of a rank slice, checked by `check_part`, of consecutive training steps lie.
@@ -370,13 +343,6 @@ class Sampler:
         numbers, epochs = self.windows_at(source, given + placed.positions[source])
         return _Chosen(source, numbers, epochs, self.exclusion_at(placed.number))
 
-    def _num_steps(self, blend: Blend) -> int:
-        """Return how many whole training steps the rows of a run make."""
-        stages = ((placed, int(placed.rows.sum())) for placed in reversed(self.timeline.stages))
-        placed, before = next(each for each in stages if each[1] < blend.num_rows)
-        end = placed.from_step + (blend.num_rows - before) // placed.global_batch_size
-        return self.plan.skip_steps.outside_before(end)
-
     def _exclude(self, parent: Sampler | None) -> None:
         log, num_stages = self.plan.log, len(self.plan.stages)
         found = [] if parent is None else list(parent.exclusions)
@@ -415,29 +381,3 @@ class Sampler:
     def _source_keys(self, purpose: str) -> UInt64Array:
         keys = [stream_key(purpose, self.plan.seed, name) for name in self.plan.sources]
         return np.array(keys, dtype=np.uint64)
-
-    def _check_one_shape(self, step: int, count: int, placed: PlacedStage) -> None:
-        """Refuse steps with batches of several shapes, because a response is one array."""
-        timeline, last = self.timeline, self.timeline.plan_step(step + count - 1)
-        stop = int(timeline.from_steps.searchsorted(last, side="right"))
-        its = slice(placed.number, stop)
-        if (timeline.sizes[its] == placed.global_batch_size).all() and (
-            timeline.seq_lens[its] == placed.seq_len
-        ).all():
-            return
-        for later in timeline.stages[placed.number + 1 : stop]:
-            if self.timeline.first_training_step(later.number) is None:
-                continue
-            until = self.plan.skip_steps.outside_before(later.from_step)
-            for name, before, after in (
-                ("global_batch_size", placed.global_batch_size, later.global_batch_size),
-                ("seq_len", placed.seq_len, later.seq_len),
-            ):
-                if before != after:
-                    raise InvalidParameter(
-                        f"steps {step} to {step + count - 1} differ in {name}: it changes from {before} "
-                        f"at step {until}; ask for at most {until - step} steps from {step}",
-                        parameter="count",
-                        received=count,
-                        accepted=f"at most {until - step}",
-                    )

@@ -133,12 +133,21 @@ class Timeline:
     Attributes:
         stages: with the positions of the sources; one that is not used is not made.
         skips: plan steps that training never sees.
+        num_steps: training steps of a plan that has an end; a last step that is not full is none.
     """
 
     def __init__(self, plan: Plan, blend: Blend | None = None) -> None:
         self.skips = plan.skip_steps
         self.stages = PlacedStages(plan, blend)
         self._log, self._num_stages = plan.log, len(plan.stages)
+        self.num_steps = None if blend is None else self._whole_steps(blend)
+
+    def _whole_steps(self, blend: Blend) -> int:
+        """Return how many whole training steps the rows of a run make."""
+        stages = ((placed, int(placed.rows.sum())) for placed in reversed(self.stages))
+        placed, before = next(each for each in stages if each[1] < blend.num_rows)
+        end = placed.from_step + (blend.num_rows - before) // placed.global_batch_size
+        return self.skips.outside_before(end)
 
     @property
     def from_steps(self) -> NDArray[np.int64]:
