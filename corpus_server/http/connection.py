@@ -38,8 +38,9 @@ from corpus_server.answers.response import Answered, Buffer, ClientLeft, Respons
 from corpus_server.answers.service import Service
 from corpus_server.errors import BadRequest, CorpusServerError, RequestTimeout
 from corpus_server.http.bridge import Bridge
-from corpus_server.http.exchange import ROUTES, Exchange, log_error, respond, widen
+from corpus_server.http.exchange import ROUTES, Exchange, log_error, respond
 from corpus_server.http.message import END, Message, too_large
+from corpus_server.http.send import widen
 
 MAX_WAITING_BYTES = 64 * 1024
 """Bytes that wait behind a request, of its body or of pipelined ones; the connection is not read beyond."""
