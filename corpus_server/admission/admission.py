@@ -143,7 +143,7 @@ def _scope(load: Load, request: RequestHead) -> None:
 
 def _token_limits(load: Load, request: RequestHead) -> None:
     """The token is below its own limits."""
-    name, limits, usage = request.caller.name, request.caller.limits, load.usage(request.caller)
+    name, limits, usage = request.caller.name, request.caller.limits, load.usage[request.caller.name]
     if limits.max_requests is not None and usage.num_slots >= limits.max_requests:
         raise TooManyRequests(f"token {name!r} may have {limits.max_requests} responses under way")
     if limits.max_bytes is not None and usage.num_bytes >= limits.max_bytes:
@@ -158,7 +158,7 @@ def _slots(load: Load, request: RequestHead) -> None:
     limit = load.settings.max_concurrent_answers
     if len(load.slots) >= limit or load.num_bytes >= MAX_BYTES:
         load.drop_stalled()
-    load.check_share("answers", len(load.slots), load.usage(request.caller).num_slots, limit)
+    load.check_share("answers", len(load.slots), load.usage[request.caller.name].num_slots, limit)
 
 
 CHECKS: tuple[Check, ...] = (

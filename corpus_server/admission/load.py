@@ -76,7 +76,7 @@ class Slot:
     _load: Load
     _caller: Caller
     _usage: Usage
-    _reader: asyncio.WriteTransport | None
+    reader: asyncio.WriteTransport | None
     _unsent_bytes: int = 0
     _unsent_since: float = 0.0
     num_bytes: int = 0  # of the body, once that is known
@@ -108,14 +108,9 @@ class Slot:
                 self._load.num_bytes -= self.num_bytes
                 self._usage.num_bytes -= self.num_bytes
 
-    def cut(self) -> None:
-        """Cut the connection of the client, if that can be."""
-        if self._reader is not None:
-            self._reader.abort()
-
     def stalled_seconds(self, now: float) -> float:
         """Return for how long the client was seen to take nothing, 0 if it was not looked at before."""
-        unsent_bytes = 0 if self._reader is None else self._reader.get_write_buffer_size()
+        unsent_bytes = 0 if self.reader is None else self.reader.get_write_buffer_size()
         if not unsent_bytes or unsent_bytes != self._unsent_bytes:
             self._unsent_bytes, self._unsent_since = unsent_bytes, now
         return now - self._unsent_since
@@ -131,6 +126,7 @@ class Load:
         slots: of the costly responses under way.
         num_bytes: of those whose sizes are known; changed under `lock`.
         connections: open ones by address.
+        usage: what each token uses, by its name.
     """
 
     def __init__(self, settings: Settings, access: Access) -> None:
@@ -141,7 +137,7 @@ class Load:
         self.lock = threading.Lock()
         self.num_connections = 0
         self.connections: Counter[str] = Counter()
-        self._usage: defaultdict[str, Usage] = defaultdict(Usage)  # by the name of the token
+        self.usage: defaultdict[str, Usage] = defaultdict(Usage)
         self._num_short = self._num_followers = self._body_bytes = 0
         self._looked_at = -math.inf  # monotonic second of the last look for stalled readers
 
@@ -157,13 +153,9 @@ class Load:
         if not self.connections[address]:
             del self.connections[address]
 
-    def usage(self, caller: Caller) -> Usage:
-        """Return what a token uses now."""
-        return self._usage[caller.name]
-
     def take_slot(self, caller: Caller, reader: asyncio.WriteTransport | None) -> Slot:
         """Return a slot, which is counted; `reader` is the client's transport, where it can be cut off."""
-        usage = self.usage(caller)
+        usage = self.usage[caller.name]
         slot = Slot(self, caller, usage, reader)
         self.slots.add(slot)
         usage.num_slots += 1
@@ -194,7 +186,8 @@ class Load:
             num_bytes -= slot.num_bytes
             _log.warning("dropped a reader that took nothing for %.1f s: its slot was needed", seconds)
             slot.release()
-            slot.cut()
+            if slot.reader is not None:
+                slot.reader.abort()
 
     @contextmanager
     def short(self, caller: Caller) -> Iterator[None]:
@@ -205,7 +198,7 @@ class Load:
         Raises:
             Overloaded: as many are being made as may be, or the token has its share of them.
         """
-        usage = self.usage(caller)
+        usage = self.usage[caller.name]
         limit = self.settings.max_concurrent_answers
         self.check_share("answers", self._num_short, usage.num_short, limit)
         self._num_short += 1
@@ -254,8 +247,7 @@ class Load:
     def check_size(self, size_bytes: int, parameter: str) -> None:
         """Raise AnswerTooLarge above `max_answer_bytes`, before anything of the response is computed."""
         remedy = f"a smaller {parameter}, or --max-answer-bytes when starting the server"
-        limit = self.settings.max_answer_bytes
-        _check("an answer", size_bytes, limit, "bytes", parameter, remedy)
+        _check("an answer", size_bytes, self.settings.max_answer_bytes, "bytes", parameter, remedy)
 
     def check_rows(self, count: int, rows: int) -> None:
         """Raise AnswerTooLarge for a response of more than `MAX_ROWS` rows."""
