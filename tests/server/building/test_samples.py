@@ -14,7 +14,7 @@ import pytest
 
 from corpus_server.building.inputs import find_inputs
 from corpus_server.building.job import BuildOptions
-from corpus_server.building.samples import mds_samples
+from corpus_server.building.kinds.samples import mds_samples
 from corpus_server.building.sources import plan_parts, read_documents
 from corpus_server.errors import UnreadableCorpus
 

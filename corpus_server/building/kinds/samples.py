@@ -1,4 +1,4 @@
-"""Read the samples of MDS shards and litData chunks that cannot be served as they lie.
+"""Samples of MDS shards and items of litData chunks that cannot be served as they lie.
 
 Both begin with `<u4 count | <u4 offsets[count + 1]`, offsets from the start of the file. See
 `corpus/formats/mds.py` and `corpus/formats/litdata.py`, which serve the ones that can be mapped.
@@ -9,11 +9,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import IO, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
-from corpus_server.corpus.formats.litdata import dtype_name
+from corpus_server.building.job import BuildOptions, Slice
+from corpus_server.building.kinds.kind import Document, Kind, field_of, open_input
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats.litdata import dtype_name, read_index
 from corpus_server.corpus.formats.mds import read_columns
 
 _U4: Final = np.dtype("<u4")
@@ -49,17 +53,30 @@ def mds_samples(data: bytes, column: str) -> Iterator[str | Ids]:
             raise ValueError(what) from error
 
 
-def check_mds(file: IO[bytes], column: str, *, is_text: bool) -> None:
-    """Raise ValueError if the head of an MDS shard says no such column, or one of another kind."""
-    head = file.read(_U4.itemsize)
-    offsets = file.read(_U4.itemsize * (1 + int.from_bytes(head, "little")))
-    begin = int.from_bytes(offsets[: _U4.itemsize], "little")
-    columns = read_columns(file.read(max(0, begin - len(head) - len(offsets))))
+def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    with open_input(piece.path) as file:
+        samples = mds_samples(file.read(), field_of(piece, options))
+    for number, content in enumerate(samples):
+        document = Document(piece.path, "sample", number, content)
+        if isinstance(content, str) != (options.column is None):
+            what = "text" if options.column is None else "token ids"
+            raise document.unreadable(f"expected {what}, got something else")
+        yield document
+
+
+def _check_mds(piece: Slice, options: BuildOptions) -> None:
+    """Read the head alone."""
+    column = field_of(piece, options)
+    with open_input(piece.path) as file:
+        head = file.read(_U4.itemsize)
+        offsets = file.read(_U4.itemsize * (1 + int.from_bytes(head, "little")))
+        begin = int.from_bytes(offsets[: _U4.itemsize], "little")
+        columns = read_columns(file.read(max(0, begin - len(head) - len(offsets))))
     found = next((each for each in columns if each.name == column), None)
     if found is None:
         raise ValueError(f"has no column {column!r}, only {', '.join(repr(each.name) for each in columns)}")
-    if (found.encoding == "str") != is_text:
-        wanted = "text" if is_text else "token ids"
+    if (found.encoding == "str") != (options.column is None):
+        wanted = "text" if options.column is None else "token ids"
         raise ValueError(f"its column {column!r} is {found.encoding}, expected {wanted}")
 
 
@@ -81,21 +98,28 @@ def _mds_value(value: bytes, encoding: str) -> str | Ids:
     return np.frombuffer(value, dtype.newbyteorder("<"), offset=at)
 
 
-def litdata_items(data: bytes, config: dict[str, Any], *, flat: bool) -> Iterator[Ids]:
-    """Yield the token ids of each item of a litData chunk.
+def _litdata_config(piece: Slice, options: BuildOptions) -> tuple[dict[str, Any], bool]:
+    """Return the configuration of a chunk's folder, and whether its items have no sizes before them."""
+    path = Path(piece.path)
+    index = path.with_name("index.json")
+    config, num_tokens = read_index(index) if index.exists() else ({}, {})
+    if path.name not in num_tokens:
+        what = "is no chunk that an index.json of litData lists"
+        raise unreadable(path, what, "serve it as it is")
+    if options.column is None:
+        raise unreadable(path, "holds token ids", "say --column tokens")
+    return config, num_tokens[path.name] is not None
 
-    Args:
-        config: that of `index.json`.
-        flat: the chunk was written with TokensLoader; else the size of an item stands before it.
 
-    Raises:
-        ValueError: the chunk is damaged, or its items are more than one array of token ids.
-    """
-    dtype = dtype_name(config["data_format"])
-    if dtype is None:
+def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    config, is_flat = _litdata_config(piece, options)
+    if (dtype := dtype_name(config["data_format"])) is None:
         raise ValueError(f"its items are {', '.join(config['data_format'])}, expected one array of token ids")
-    for start, stop in pairwise(_offsets(data).tolist()):
-        yield np.frombuffer(data[start if flat else start + 4 : stop], dtype)
+    with open_input(piece.path) as file:
+        data = file.read()
+    for number, (start, stop) in enumerate(pairwise(_offsets(data).tolist())):
+        ids = np.frombuffer(data[start if is_flat else start + 4 : stop], dtype)
+        yield Document(piece.path, "item", number, ids)
 
 
 def _offsets(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -111,3 +135,7 @@ def _offsets(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     ):
         raise ValueError(f"its samples end at byte {offsets[-1]}, the file at byte {len(data)}")
     return offsets
+
+
+MDS: Final = Kind(_read_mds, _check_mds)
+LITDATA: Final = Kind(_read_litdata, _litdata_config)
