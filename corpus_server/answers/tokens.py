@@ -6,7 +6,6 @@ the same bytes. All raise CorpusServerError for what is out of range, unknown, t
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated
 from urllib.parse import parse_qsl
 
@@ -82,8 +81,7 @@ def parameters(query_string: bytes) -> dict[str, str]:
     pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
     found = dict(pairs)
     if len(found) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        repeated = next(name for name in counts if counts[name] > 1)
+        repeated = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
         raise InvalidParameter(f"{repeated} is given twice", parameter=repeated)
     return found
 

@@ -67,7 +67,7 @@ class Sampler:
         is_window: whether each row is one piece of a shard.
         num_windows: `(sources,) uint64`, rows of an epoch of each source.
         groups: of a bounded shuffle, None with other orders.
-        exclusions: what is excluded, with the first stage in which it is, ascending.
+        exclusions: what is excluded, with the stages in which it is, ascending.
         num_steps: training steps of a plan that has an end; a last step that is not full is none.
 
     Raises:
@@ -113,8 +113,7 @@ class Sampler:
         self.timeline = Timeline(plan, self._blend)
         self.num_windows = self.rows.epoch_rows
         self.num_steps = None if self._blend is None else self._num_steps(self._blend)
-        self.exclusions: list[tuple[int, Exclusion]] = []
-        self._exclude(parent)
+        self.exclusions = self._exclusions(parent)
         self._dealt = DealtSteps()
 
     @property
@@ -125,14 +124,8 @@ class Sampler:
 
     def exclusion_at(self, number: int) -> Exclusion | None:
         """Return what a stage excludes, with what was excluded before it."""
-        at = bisect_right(self.exclusions, number, key=lambda each: each[0])
+        at = bisect_right(self.exclusions, number, key=lambda each: each[0].start)
         return self.exclusions[at - 1][1] if at else None
-
-    def excluding(self) -> list[tuple[range, Exclusion]]:
-        """Return the stages that exclude something, those with the same exclusions together."""
-        borders = [*(first for first, _ in self.exclusions), len(self.plan.stages)]
-        spans = (range(*span) for span in pairwise(borders))
-        return [(span, exclusion) for span, (_, exclusion) in zip(spans, self.exclusions, strict=True)]
 
     def steps_per_epoch(self, name: str) -> float | None:
         """Return how many steps an epoch of a source takes at the rate of the last stage that uses it.
@@ -377,9 +370,9 @@ class Sampler:
         end = placed.from_step + (blend.num_rows - before) // placed.global_batch_size
         return self.plan.skip_steps.outside_before(end)
 
-    def _exclude(self, parent: Sampler | None) -> None:
+    def _exclusions(self, parent: Sampler | None) -> list[tuple[range, Exclusion]]:
         log, num_stages = self.plan.log, len(self.plan.stages)
-        found = [] if parent is None else list(parent.exclusions)
+        found = [] if parent is None else [(its.start, exclusion) for its, exclusion in parent.exclusions]
         # The parent's last stage is the first that need not be looked at.
         since = 0 if parent is None else len(parent.plan.stages)
         keys = self._source_keys("exclude")
@@ -400,8 +393,9 @@ class Sampler:
             before = found[-1][1].units if found else Ranges()
             if touching and (units := before.union(Ranges(np.concatenate(touching)))):
                 found.append((first, self.rows.exclusion(units, keys, self.groups)))
-        self.exclusions = found
-        for stages, exclusion in self.excluding():
+        borders = pairwise([*(first for first, _ in found), num_stages])
+        exclusions = [(range(*its), exclusion) for its, (_, exclusion) in zip(borders, found, strict=True)]
+        for stages, exclusion in exclusions:
             emptied = np.flatnonzero(exclusion.num_left == 0)
             used = log.units[max(stages.start, since) : stages.stop, emptied].any(axis=0)
             for source in emptied[used].tolist():
@@ -411,6 +405,7 @@ class Sampler:
                     f"{self.rows.unit}s of {name!r}; leave the source out of the mixture instead",
                     parameter=f"stages[].exclude.{name}",
                 )
+        return exclusions
 
     def _source_keys(self, purpose: str) -> UInt64Array:
         keys = [stream_key(purpose, self.plan.seed, name) for name in self.plan.sources]
@@ -421,23 +416,18 @@ class Sampler:
         timeline, last = self.timeline, self.timeline.plan_step(step + count - 1)
         stop = int(timeline.from_steps.searchsorted(last, side="right"))
         its = slice(placed.number, stop)
-        if (timeline.sizes[its] == placed.global_batch_size).all() and (
-            timeline.seq_lens[its] == placed.seq_len
-        ).all():
-            return
-        for later in timeline.stages[placed.number + 1 : stop]:
-            if self.timeline.first_training_step(later.number) is None:
+        differ_in_size = timeline.sizes[its] != placed.global_batch_size
+        differ = differ_in_size | (timeline.seq_lens[its] != placed.seq_len)
+        for number in np.flatnonzero(differ).tolist():
+            later = timeline.stages[placed.number + number]
+            if timeline.first_training_step(later.number) is None:
                 continue
             until = self.plan.skip_steps.outside_before(later.from_step)
-            for name, before, after in (
-                ("global_batch_size", placed.global_batch_size, later.global_batch_size),
-                ("seq_len", placed.seq_len, later.seq_len),
-            ):
-                if before != after:
-                    raise InvalidParameter(
-                        f"steps {step} to {step + count - 1} differ in {name}: it changes from {before} "
-                        f"at step {until}; ask for at most {until - step} steps from {step}",
-                        parameter="count",
-                        received=count,
-                        accepted=f"at most {until - step}",
-                    )
+            name = "global_batch_size" if differ_in_size[number] else "seq_len"
+            raise InvalidParameter(
+                f"steps {step} to {step + count - 1} differ in {name}: it changes from "
+                f"{getattr(placed, name)} at step {until}; ask for at most {until - step} steps from {step}",
+                parameter="count",
+                received=count,
+                accepted=f"at most {until - step}",
+            )

@@ -70,7 +70,7 @@ def no_field(name: str, found: Sequence[str], options: BuildOptions) -> tuple[st
     return f"has no field {name!r}, only {', '.join(map(repr, found))}", f"name one of them with {option}"
 
 
-def open_input(path: str) -> IO[bytes]:
+def opened(path: str) -> IO[bytes]:
     """Open a file that may be compressed."""
     name = path.lower()
     if name.endswith((".zst", ".zstd", ".zstd.bin")):
@@ -101,7 +101,7 @@ def reading(path: str) -> Iterator[None]:
 def _line_number(path: str, position: int) -> int:
     """Return the number of the line that begins at byte `position`; counted only when an error needs it."""
     number, left = 1, position
-    with open_input(path) as file:
+    with opened(path) as file:
         while left > 0 and (piece := file.read(min(left, 1 << 20))):
             number += piece.count(b"\n")
             left -= len(piece)

@@ -7,7 +7,7 @@ Both begin with `<u4 count | <u4 offsets[count + 1]`, offsets from the start of 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -15,31 +15,23 @@ from typing import Any, Final
 import numpy as np
 
 from corpus_server.building.job import BuildOptions, Slice
-from corpus_server.building.kinds.kind import Document, Kind, field_of, open_input
+from corpus_server.building.kinds.kind import Document, Kind, field_of, opened
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.litdata import dtype_name, read_index
-from corpus_server.corpus.formats.mds import read_columns
+from corpus_server.corpus.formats.mds import Column, read_columns
 
 _U4: Final = np.dtype("<u4")
 # mosaicml-streaming `base/format/mds/encodings.py`: numbers of the types of values and of shapes
 _VALUES: Final = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 32: "u4", 33: "i4", 64: "u8", 65: "i8"}
 
-Ids = np.ndarray[Any, np.dtype[Any]]
 
-
-def mds_samples(data: bytes, column: str) -> Iterator[str | Ids]:
-    """Yield what each sample of an MDS shard holds in `column`: text, or token ids.
-
-    Raises:
-        ValueError: the shard is damaged, has no such column, or another kind of column.
-    """
+def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    with opened(piece.path) as file:
+        data = file.read()
     offsets = _offsets(data)
     columns = read_columns(data[4 + offsets.nbytes : offsets[0]])
-    names, sizes = [each.name for each in columns], [each.size for each in columns]
-    if column not in names:
-        raise ValueError(f"has no column {column!r}, only {', '.join(map(repr, names))}")
-    number = names.index(column)
-    for start, stop in pairwise(offsets.tolist()):
+    number, sizes = _column(columns, piece, options), [each.size for each in columns]
+    for sample, (start, stop) in enumerate(pairwise(offsets.tolist())):
         # The sizes of the columns of varying size come first.
         varying = iter(np.frombuffer(data, _U4, count=sizes.count(None), offset=start).tolist())
         lengths = [next(varying) if size is None else size for size in sizes]
@@ -47,40 +39,35 @@ def mds_samples(data: bytes, column: str) -> Iterator[str | Ids]:
         if begin + lengths[number] > stop:
             raise ValueError(f"a sample of {stop - start} bytes is too short for its columns")
         try:
-            yield _mds_value(data[begin : begin + lengths[number]], columns[number].encoding)
+            content = _mds_value(data[begin : begin + lengths[number]], columns[number].encoding)
         except (KeyError, IndexError, TypeError) as error:
-            what = f"its column {column!r} is no {columns[number].encoding}: {error!r}"
-            raise ValueError(what) from error
-
-
-def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
-    with open_input(piece.path) as file:
-        samples = mds_samples(file.read(), field_of(piece, options))
-    for number, content in enumerate(samples):
-        document = Document(piece.path, "sample", number, content)
-        if isinstance(content, str) != (options.column is None):
-            what = "text" if options.column is None else "token ids"
-            raise document.unreadable(f"expected {what}, got something else")
-        yield document
+            name, encoding = columns[number].name, columns[number].encoding
+            raise ValueError(f"its column {name!r} is no {encoding}: {error!r}") from error
+        yield Document(piece.path, "sample", sample, content)
 
 
 def _check_mds(piece: Slice, options: BuildOptions) -> None:
     """Read the head alone."""
-    column = field_of(piece, options)
-    with open_input(piece.path) as file:
+    with opened(piece.path) as file:
         head = file.read(_U4.itemsize)
         offsets = file.read(_U4.itemsize * (1 + int.from_bytes(head, "little")))
         begin = int.from_bytes(offsets[: _U4.itemsize], "little")
-        columns = read_columns(file.read(max(0, begin - len(head) - len(offsets))))
-    found = next((each for each in columns if each.name == column), None)
-    if found is None:
-        raise ValueError(f"has no column {column!r}, only {', '.join(repr(each.name) for each in columns)}")
-    if (found.encoding == "str") != (options.column is None):
+        _column(read_columns(file.read(max(0, begin - len(head) - len(offsets)))), piece, options)
+
+
+def _column(columns: Sequence[Column], piece: Slice, options: BuildOptions) -> int:
+    """Return which column holds the documents; refuse one of another kind than the options say."""
+    name, names = field_of(piece, options), [each.name for each in columns]
+    if name not in names:
+        raise ValueError(f"has no column {name!r}, only {', '.join(map(repr, names))}")
+    encoding = columns[names.index(name)].encoding
+    if (encoding == "str") != (options.column is None):
         wanted = "text" if options.column is None else "token ids"
-        raise ValueError(f"its column {column!r} is {found.encoding}, expected {wanted}")
+        raise ValueError(f"its column {name!r} is {encoding}, expected {wanted}")
+    return names.index(name)
 
 
-def _mds_value(value: bytes, encoding: str) -> str | Ids:
+def _mds_value(value: bytes, encoding: str) -> str | np.ndarray[Any, np.dtype[Any]]:
     kind, *arguments = encoding.split(":")
     if kind == "str":
         return value.decode()
@@ -115,7 +102,7 @@ def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     config, is_flat = _litdata_config(piece, options)
     if (dtype := dtype_name(config["data_format"])) is None:
         raise ValueError(f"its items are {', '.join(config['data_format'])}, expected one array of token ids")
-    with open_input(piece.path) as file:
+    with opened(piece.path) as file:
         data = file.read()
     for number, (start, stop) in enumerate(pairwise(_offsets(data).tolist())):
         ids = np.frombuffer(data[start if is_flat else start + 4 : stop], dtype)

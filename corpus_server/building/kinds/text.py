@@ -16,15 +16,7 @@ import xxhash
 
 from corpus_server.building.job import BuildOptions, Input, Slice
 from corpus_server.building.kept import kept_fields
-from corpus_server.building.kinds.kind import (
-    COMPRESSED,
-    IS_IDS,
-    Document,
-    Kind,
-    field_of,
-    no_field,
-    open_input,
-)
+from corpus_server.building.kinds.kind import COMPRESSED, IS_IDS, Document, Kind, field_of, no_field, opened
 from corpus_server.corpus.files import unreadable
 
 # Characters that are encoded at once: `tokenizers` takes 200 bytes for each of their tokens. A longer text is
@@ -34,27 +26,23 @@ _READ_BYTES: Final = 1 << 20
 
 
 def _read_text(piece: Slice, options: BuildOptions) -> Iterator[Document]:
-    _check_text(piece, options)
-    yield from in_pieces(Document(piece.path, "", 0, ""), lambda: _texts(piece.path), options)
+    yield from in_pieces(Document(piece.path, "", 0, ""), lambda: _texts(piece, options), options)
 
 
-def _check_text(piece: Slice, options: BuildOptions) -> None:
-    if options.column is not None:
-        raise unreadable(Path(piece.path), f"is text, which has no column {options.column!r} of token ids")
-    next(_texts(piece.path), None)
-
-
-def _texts(path: str) -> Iterator[str]:
+def _texts(piece: Slice, options: BuildOptions) -> Iterator[str]:
     """Yield the text of a file, some at a time."""
+    path = Path(piece.path)
+    if options.column is not None:
+        raise unreadable(path, f"is text, which has no column {options.column!r} of token ids")
     decoder, position = codecs.getincrementaldecoder("utf-8")(), 0
-    with open_input(path) as file:
+    with opened(piece.path) as file:
         while (data := file.read(_READ_BYTES)) or decoder.getstate()[0]:
             begin = position - len(decoder.getstate()[0])
             try:
                 yield decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
                 what = f"byte {begin + error.start}: is not UTF-8"
-                raise unreadable(Path(path), what, "convert it with iconv") from error
+                raise unreadable(path, what, "convert it with iconv") from error
             position += len(data)
 
 
@@ -103,7 +91,7 @@ def _divide_lines(file: Input, step: int) -> Iterator[Slice]:
 
 def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     """Yield the lines that begin in the slice; the last one may end behind it."""
-    with open_input(piece.path) as file:
+    with opened(piece.path) as file:
         compressed = piece.path.lower().endswith(COMPRESSED)
         position = piece.start
         if position:
@@ -127,17 +115,14 @@ def _json_document(line: Document, options: BuildOptions, piece: Slice) -> Docum
         raise line.unreadable(f"is not JSON: {error}", "was the copy interrupted?") from error
     if not isinstance(record, dict):
         raise line.unreadable(f"expected an object, got {line.content[:40]!r}")
-    kept = kept_fields(record, options.keep)
-    content = _json_content(line, record, field_of(piece, options), options)
-    return line._replace(content=content, kept=kept)
-
-
-def _json_content(
-    line: Document, record: dict[str, Any], name: str, options: BuildOptions
-) -> str | np.ndarray[Any, np.dtype[Any]]:
+    name = field_of(piece, options)
     if name not in record:
         raise line.unreadable(*no_field(name, list(record), options))
-    value = record[name]
+    content = _json_content(line, name, record[name], options)
+    return line._replace(content=content, kept=kept_fields(record, options.keep))
+
+
+def _json_content(line: Document, name: str, value: Any, options: BuildOptions) -> Any:
     if options.column is None:
         if value is None or isinstance(value, str):
             return value or ""
@@ -150,9 +135,5 @@ def _json_content(
     raise line.unreadable(f"expected a list of token ids in {name!r}, got {value!r:.60}")
 
 
-def _check_lines(piece: Slice, options: BuildOptions) -> None:
-    next(_read_lines(piece, options), None)
-
-
-TEXT: Final = Kind(_read_text, _check_text)
-LINES: Final = Kind(_read_lines, _check_lines, _divide_lines, has_fields=True)
+TEXT: Final = Kind(_read_text, lambda *its: next(_texts(*its), None))
+LINES: Final = Kind(_read_lines, lambda *its: next(_read_lines(*its), None), _divide_lines, has_fields=True)
