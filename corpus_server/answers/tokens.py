@@ -6,6 +6,7 @@ the same bytes. All raise CorpusServerError for what is out of range, unknown, t
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 from urllib.parse import parse_qsl
 
@@ -81,7 +82,8 @@ def parameters(query_string: bytes) -> dict[str, str]:
     pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
     found = dict(pairs)
     if len(found) < len(pairs):
-        repeated = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name in counts if counts[name] > 1)
         raise InvalidParameter(f"{repeated} is given twice", parameter=repeated)
     return found
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from corpus_server.corpus.files import Closing
@@ -164,11 +165,8 @@ class Database(Closing):
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
-            probe = self._path.with_name(f"probe-{os.getpid()}")
-            try:
-                probe.write_bytes(bytes(_PROBE_BYTES))
-            finally:
-                probe.unlink(missing_ok=True)
+            with TemporaryFile(dir=self._path.parent) as probe:
+                probe.write(bytes(_PROBE_BYTES))
 
         self.run(write)
 
