@@ -31,11 +31,10 @@ from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_ROWS, grouped
-from corpus_server.plan.orders.order import Arrangement
 from corpus_server.plan.origins import Origins
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, joined, no_places
+from corpus_server.plan.rows import Pieces, Source, UInt64Array, Windows, joined, no_places
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.plan.timeline import PlacedStage, Timeline
 
@@ -88,9 +87,6 @@ class Sampler:
     ) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
-        self.rows: Rows
-        self.arrangement: Arrangement
-        self._blend: Blend | None
         if parent is not None and parent.plan.sources != plan.sources:
             parent = None
         if windows is None:
@@ -99,13 +95,13 @@ class Sampler:
         self.windows = windows
         if int(windows.first_token[-1]) > MAX_SIZE:
             raise InvalidPlan(f"the plan's corpora hold more than {MAX_SIZE} tokens together")
-        if parent is not None:
-            self.rows, self.arrangement, self._blend = parent.rows, parent.arrangement, parent._blend
-        else:
+        if parent is None:
             laid = plan.rows.lay_out(windows, plan.sources, self._source_keys, tables)
             self.rows, self.arrangement, self._blend = plan.order.lay_out(
                 laid, windows, plan.sources, self._source_keys, tables
             )
+        else:
+            self.rows, self.arrangement, self._blend = parent.rows, parent.arrangement, parent._blend
         self.origins = origins
         self.contents = contents or plan.sources
         self.is_window = self.rows.is_window and origins is None

@@ -25,10 +25,6 @@ from corpus_server.user_files import locked_folder
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
-MAX_PLANS = 100_000
-MAX_BYTES = 2**30
-"""Of the plans' documents."""
-
 _BUSY_SECONDS = 2.0
 """For another process that writes, which takes milliseconds. Readiness and metrics wait as long."""
 
@@ -103,19 +99,14 @@ class Database(Closing):
     Args:
         state_dir: made if it does not exist.
         read_only: create nothing; the server may be running or not.
-        max_plans, max_bytes: what is kept; plans that were not seen for the longest time go first.
+        max_plans, max_bytes: of documents, that are kept; plans that were not seen for the longest time go first.
 
     Raises:
         InvalidParameter: the folder cannot be written, or no server has kept plans there.
     """
 
     def __init__(
-        self,
-        state_dir: Path,
-        *,
-        read_only: bool = False,
-        max_plans: int = MAX_PLANS,
-        max_bytes: int = MAX_BYTES,
+        self, state_dir: Path, *, read_only: bool = False, max_plans: int = 100_000, max_bytes: int = 2**30
     ) -> None:
         self._path, self.read_only = state_dir / "plans.sqlite", read_only
         self._opened: os.stat_result

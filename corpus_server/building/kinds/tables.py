@@ -17,9 +17,6 @@ from corpus_server.extras import optional_package
 
 _ROWS_AT_ONCE: Final = 256  # a batch of an Arrow file may hold gigabytes, and more of them as Python strings
 
-_Batches = Callable[[list[str]], Iterable[Any]]
-"""Returns batches of rows that have these columns."""
-
 
 def _read(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     with _opened(piece) as (schema, row, batches):
@@ -54,8 +51,8 @@ def _divide(file: Input, _: int) -> Iterator[Slice]:
 
 
 @contextmanager
-def _opened(piece: Slice) -> Iterator[tuple[Any, int, _Batches]]:
-    """Yield the schema of a table, the number of its first row here, and what reads its rows."""
+def _opened(piece: Slice) -> Iterator[tuple[Any, int, Callable[[list[str]], Iterable[Any]]]]:
+    """Yield the schema of a table, the number of its first row here, and what reads columns in batches."""
     if _is_parquet(piece.path):
         with _parquet(piece.path) as parquet:
             first = sum(parquet.metadata.row_group(number).num_rows for number in range(piece.start))
