@@ -99,7 +99,7 @@ class Database(Closing):
     Args:
         state_dir: made if it does not exist.
         read_only: create nothing; the server may be running or not.
-        max_plans, max_bytes: of documents, that are kept; plans that were not seen for the longest time go first.
+        max_plans, max_bytes: of documents; plans that were not seen for the longest time make room.
 
     Raises:
         InvalidParameter: the folder cannot be written, or no server has kept plans there.
