@@ -412,18 +412,23 @@ class Sampler:
         timeline, last = self.timeline, self.timeline.plan_step(step + count - 1)
         stop = int(timeline.from_steps.searchsorted(last, side="right"))
         its = slice(placed.number, stop)
-        differ_in_size = timeline.sizes[its] != placed.global_batch_size
-        differ = differ_in_size | (timeline.seq_lens[its] != placed.seq_len)
-        for number in np.flatnonzero(differ).tolist():
-            later = timeline.stages[placed.number + number]
-            if timeline.first_training_step(later.number) is None:
+        if (timeline.sizes[its] == placed.global_batch_size).all() and (
+            timeline.seq_lens[its] == placed.seq_len
+        ).all():
+            return
+        for later in timeline.stages[placed.number + 1 : stop]:
+            if self.timeline.first_training_step(later.number) is None:
                 continue
             until = self.plan.skip_steps.outside_before(later.from_step)
-            name = "global_batch_size" if differ_in_size[number] else "seq_len"
-            raise InvalidParameter(
-                f"steps {step} to {step + count - 1} differ in {name}: it changes from "
-                f"{getattr(placed, name)} at step {until}; ask for at most {until - step} steps from {step}",
-                parameter="count",
-                received=count,
-                accepted=f"at most {until - step}",
-            )
+            for name, before, after in (
+                ("global_batch_size", placed.global_batch_size, later.global_batch_size),
+                ("seq_len", placed.seq_len, later.seq_len),
+            ):
+                if before != after:
+                    raise InvalidParameter(
+                        f"steps {step} to {step + count - 1} differ in {name}: it changes from {before} "
+                        f"at step {until}; ask for at most {until - step} steps from {step}",
+                        parameter="count",
+                        received=count,
+                        accepted=f"at most {until - step}",
+                    )
