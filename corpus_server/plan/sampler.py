@@ -31,10 +31,11 @@ from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_ROWS, grouped
+from corpus_server.plan.orders.order import Arrangement
 from corpus_server.plan.origins import Origins
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, Source, UInt64Array, Windows, joined, no_places
+from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, joined, no_places
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.plan.timeline import PlacedStage, Timeline
 
@@ -66,7 +67,7 @@ class Sampler:
         is_window: whether each row is one piece of a shard.
         num_windows: `(sources,) uint64`, rows of an epoch of each source.
         groups: of a bounded shuffle, None with other orders.
-        exclusions: what is excluded, with the stages in which it is, ascending.
+        exclusions: what is excluded, with the first stage in which it is, ascending.
         num_steps: training steps of a plan that has an end; a last step that is not full is none.
 
     Raises:
@@ -87,6 +88,9 @@ class Sampler:
     ) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
+        self.rows: Rows
+        self.arrangement: Arrangement
+        self._blend: Blend | None
         if parent is not None and parent.plan.sources != plan.sources:
             parent = None
         if windows is None:
@@ -95,13 +99,13 @@ class Sampler:
         self.windows = windows
         if int(windows.first_token[-1]) > MAX_SIZE:
             raise InvalidPlan(f"the plan's corpora hold more than {MAX_SIZE} tokens together")
-        if parent is None:
+        if parent is not None:
+            self.rows, self.arrangement, self._blend = parent.rows, parent.arrangement, parent._blend
+        else:
             laid = plan.rows.lay_out(windows, plan.sources, self._source_keys, tables)
             self.rows, self.arrangement, self._blend = plan.order.lay_out(
                 laid, windows, plan.sources, self._source_keys, tables
             )
-        else:
-            self.rows, self.arrangement, self._blend = parent.rows, parent.arrangement, parent._blend
         self.origins = origins
         self.contents = contents or plan.sources
         self.is_window = self.rows.is_window and origins is None
@@ -109,7 +113,8 @@ class Sampler:
         self.timeline = Timeline(plan, self._blend)
         self.num_windows = self.rows.epoch_rows
         self.num_steps = None if self._blend is None else self._num_steps(self._blend)
-        self.exclusions = self._exclusions(parent)
+        self.exclusions: list[tuple[int, Exclusion]] = []
+        self._exclude(parent)
         self._dealt = DealtSteps()
 
     @property
@@ -120,8 +125,14 @@ class Sampler:
 
     def exclusion_at(self, number: int) -> Exclusion | None:
         """Return what a stage excludes, with what was excluded before it."""
-        at = bisect_right(self.exclusions, number, key=lambda each: each[0].start)
+        at = bisect_right(self.exclusions, number, key=lambda each: each[0])
         return self.exclusions[at - 1][1] if at else None
+
+    def excluding(self) -> list[tuple[range, Exclusion]]:
+        """Return the stages that exclude something, those with the same exclusions together."""
+        borders = [*(first for first, _ in self.exclusions), len(self.plan.stages)]
+        spans = (range(*span) for span in pairwise(borders))
+        return [(span, exclusion) for span, (_, exclusion) in zip(spans, self.exclusions, strict=True)]
 
     def steps_per_epoch(self, name: str) -> float | None:
         """Return how many steps an epoch of a source takes at the rate of the last stage that uses it.
@@ -366,9 +377,9 @@ class Sampler:
         end = placed.from_step + (blend.num_rows - before) // placed.global_batch_size
         return self.plan.skip_steps.outside_before(end)
 
-    def _exclusions(self, parent: Sampler | None) -> list[tuple[range, Exclusion]]:
+    def _exclude(self, parent: Sampler | None) -> None:
         log, num_stages = self.plan.log, len(self.plan.stages)
-        found = [] if parent is None else [(its.start, exclusion) for its, exclusion in parent.exclusions]
+        found = [] if parent is None else list(parent.exclusions)
         # The parent's last stage is the first that need not be looked at.
         since = 0 if parent is None else len(parent.plan.stages)
         keys = self._source_keys("exclude")
@@ -389,9 +400,8 @@ class Sampler:
             before = found[-1][1].units if found else Ranges()
             if touching and (units := before.union(Ranges(np.concatenate(touching)))):
                 found.append((first, self.rows.exclusion(units, keys, self.groups)))
-        borders = pairwise([*(first for first, _ in found), num_stages])
-        exclusions = [(range(*its), exclusion) for its, (_, exclusion) in zip(borders, found, strict=True)]
-        for stages, exclusion in exclusions:
+        self.exclusions = found
+        for stages, exclusion in self.excluding():
             emptied = np.flatnonzero(exclusion.num_left == 0)
             used = log.units[max(stages.start, since) : stages.stop, emptied].any(axis=0)
             for source in emptied[used].tolist():
@@ -401,7 +411,6 @@ class Sampler:
                     f"{self.rows.unit}s of {name!r}; leave the source out of the mixture instead",
                     parameter=f"stages[].exclude.{name}",
                 )
-        return exclusions
 
     def _source_keys(self, purpose: str) -> UInt64Array:
         keys = [stream_key(purpose, self.plan.seed, name) for name in self.plan.sources]
