@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from corpus_server.corpus.files import Closing
@@ -23,10 +24,6 @@ from corpus_server.user_files import locked_folder
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
-
-MAX_PLANS = 100_000
-MAX_BYTES = 2**30
-"""Of the plans' documents."""
 
 _BUSY_SECONDS = 2.0
 """For another process that writes, which takes milliseconds. Readiness and metrics wait as long."""
@@ -102,19 +99,14 @@ class Database(Closing):
     Args:
         state_dir: made if it does not exist.
         read_only: create nothing; the server may be running or not.
-        max_plans, max_bytes: what is kept; plans that were not seen for the longest time go first.
+        max_plans, max_bytes: of documents; plans that were not seen for the longest time make room.
 
     Raises:
         InvalidParameter: the folder cannot be written, or no server has kept plans there.
     """
 
     def __init__(
-        self,
-        state_dir: Path,
-        *,
-        read_only: bool = False,
-        max_plans: int = MAX_PLANS,
-        max_bytes: int = MAX_BYTES,
+        self, state_dir: Path, *, read_only: bool = False, max_plans: int = 100_000, max_bytes: int = 2**30
     ) -> None:
         self._path, self.read_only = state_dir / "plans.sqlite", read_only
         self._opened: os.stat_result
@@ -164,11 +156,8 @@ class Database(Closing):
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
-            probe = self._path.with_name(f"probe-{os.getpid()}")
-            try:
-                probe.write_bytes(bytes(_PROBE_BYTES))
-            finally:
-                probe.unlink(missing_ok=True)
+            with TemporaryFile(dir=self._path.parent) as probe:
+                probe.write(bytes(_PROBE_BYTES))
 
         self.run(write)
 

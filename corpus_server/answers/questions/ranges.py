@@ -37,9 +37,6 @@ from corpus_server.read.reading import RangeReading, num_bytes, read_arrays
 
 DocumentNumber = Annotated[str, Field(pattern="^[0-9]{1,19}$")]
 
-DEFAULT_COUNT = 256
-"""Tokens of a range whose length is not given."""
-
 
 class TokensQuery(FormatQuery):
     """Parameters of a raw range."""
@@ -82,7 +79,7 @@ class Spans:
 def tokens(service: Service, name: CorpusName, query: TokensQuery, request: RequestHead) -> Slices[Response]:
     """Return a raw range of tokens, corpus-wide, across the borders of shards."""
     corpus, start = service.corpus(name, request.caller), query.start
-    count = min(DEFAULT_COUNT, max(0, corpus.num_tokens - start)) if query.count is None else query.count
+    count = min(256, max(0, corpus.num_tokens - start)) if query.count is None else query.count
     return token_range(service, corpus, start, start + count, query, request, default="raw", fields={})
 
 
