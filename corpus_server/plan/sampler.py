@@ -67,7 +67,7 @@ class Sampler:
         is_window: whether each row is one piece of a shard.
         num_windows: `(sources,) uint64`, rows of an epoch of each source.
         groups: of a bounded shuffle, None with other orders.
-        exclusions: what is excluded, with the first stage in which it is, ascending.
+        exclusions: what is excluded, with the stages in which it is, ascending.
         num_steps: see `Timeline`.
 
     Raises:
@@ -113,8 +113,7 @@ class Sampler:
         self.timeline = Timeline(plan, self._blend)
         self.num_windows = self.rows.epoch_rows
         self.num_steps = self.timeline.num_steps
-        self.exclusions: list[tuple[int, Exclusion]] = []
-        self._exclude(parent)
+        self.exclusions = self._exclusions(parent)
         self._dealt = DealtSteps()
 
     @property
@@ -125,14 +124,8 @@ class Sampler:
 
     def exclusion_at(self, number: int) -> Exclusion | None:
         """Return what a stage excludes, with what was excluded before it."""
-        at = bisect_right(self.exclusions, number, key=lambda each: each[0])
+        at = bisect_right(self.exclusions, number, key=lambda each: each[0].start)
         return self.exclusions[at - 1][1] if at else None
-
-    def excluding(self) -> list[tuple[range, Exclusion]]:
-        """Return the stages that exclude something, those with the same exclusions together."""
-        borders = [*(first for first, _ in self.exclusions), len(self.plan.stages)]
-        spans = (range(*span) for span in pairwise(borders))
-        return [(span, exclusion) for span, (_, exclusion) in zip(spans, self.exclusions, strict=True)]
 
     def steps_per_epoch(self, name: str) -> float | None:
         """Return how many steps an epoch of a source takes at the rate of the last stage that uses it.
@@ -343,9 +336,9 @@ class Sampler:
         numbers, epochs = self.windows_at(source, given + placed.positions[source])
         return _Chosen(source, numbers, epochs, self.exclusion_at(placed.number))
 
-    def _exclude(self, parent: Sampler | None) -> None:
+    def _exclusions(self, parent: Sampler | None) -> list[tuple[range, Exclusion]]:
         log, num_stages = self.plan.log, len(self.plan.stages)
-        found = [] if parent is None else list(parent.exclusions)
+        found = [] if parent is None else [(its.start, exclusion) for its, exclusion in parent.exclusions]
         # The parent's last stage is the first that need not be looked at.
         since = 0 if parent is None else len(parent.plan.stages)
         keys = self._source_keys("exclude")
@@ -366,8 +359,9 @@ class Sampler:
             before = found[-1][1].units if found else Ranges()
             if touching and (units := before.union(Ranges(np.concatenate(touching)))):
                 found.append((first, self.rows.exclusion(units, keys, self.groups)))
-        self.exclusions = found
-        for stages, exclusion in self.excluding():
+        borders = pairwise([*(first for first, _ in found), num_stages])
+        exclusions = [(range(*its), exclusion) for its, (_, exclusion) in zip(borders, found, strict=True)]
+        for stages, exclusion in exclusions:
             emptied = np.flatnonzero(exclusion.num_left == 0)
             used = log.units[max(stages.start, since) : stages.stop, emptied].any(axis=0)
             for source in emptied[used].tolist():
@@ -377,6 +371,7 @@ class Sampler:
                     f"{self.rows.unit}s of {name!r}; leave the source out of the mixture instead",
                     parameter=f"stages[].exclude.{name}",
                 )
+        return exclusions
 
     def _source_keys(self, purpose: str) -> UInt64Array:
         keys = [stream_key(purpose, self.plan.seed, name) for name in self.plan.sources]
