@@ -45,7 +45,8 @@ from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.document import MAX_SEED
 from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare_slices
-from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
+from corpus_server.plan.questions.totals import RowTotals, total_slices
+from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 from corpus_server.read.changes import ViewChange, max_rows, view_changes
 from corpus_server.read.reading import RangeReading, WindowReading, read_arrays
 from corpus_server.read.text import Span, check_available, decode_known
@@ -133,6 +134,8 @@ class DiffQuery(QueryParameters):
     """Id of the plan to compare with."""
     steps: Annotated[int, Integer(1, 100)] = 10
     """Steps that differ to return at most."""
+    until: Annotated[int, Integer(1, MAX_STEP)] | None = None
+    """Count rows that differ before this step; by default until each source that differs was shown once."""
 
 
 @described
@@ -258,6 +261,8 @@ class Diff:
     b: str
     fields: list[FieldChange]
     rows: RowComparison
+    totals: RowTotals | None
+    """How many rows differ in all; null unless rows of both plans come from sources in the same order."""
     views: list[ViewChange]
     """Of sources that are views of one corpus, the documents that come more or less often."""
 
@@ -482,15 +487,16 @@ def search(service: Service, name: CorpusName, query: SearchQuery, request: Requ
 def diff(service: Service, plan_id: PlanId, query: DiffQuery, request: RequestHead) -> Slices[Response]:
     """Say in which fields another plan differs from this one, and from which step on which rows."""
     one, other = (service.plan(each, request.caller) for each in (plan_id, query.other))
-    headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}")
+    headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}.{query.until}")
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     compared = yield from compare_slices(
         one.sampler, other.sampler, num_steps=query.steps, max_rows=max_rows(one, other, DIFF_ROWS)
     )
+    totals = yield from total_slices(one.sampler, other.sampler, until=query.until)
     changes = yield from view_changes(one, other)
     changed = changed_fields(one.plan, other.plan)
-    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed, rows=compared, views=changes)
+    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed, rows=compared, totals=totals, views=changes)
     return json_response(fields, headers)
 
 
