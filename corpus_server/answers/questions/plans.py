@@ -9,7 +9,7 @@ import xxhash
 from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.question import PlanId, QueryParameters, Step, integer, question
+from corpus_server.answers.question import PlanId, QueryParameters, Step, StepQuery, integer, question
 from corpus_server.answers.response import (
     NO_STORE,
     PLAN_HEADER,
@@ -39,13 +39,6 @@ DIFF_ROWS = 1 << 21
 """Rows of each plan that are compared at most: about a second."""
 
 _ROWS_AT_ONCE = 65536  # located in some 10 ms
-
-
-class StepQuery(QueryParameters):
-    """Parameter of a route about one training step of a plan."""
-
-    step: Step
-    """Training step."""
 
 
 class ShardsQuery(StepQuery):
