@@ -311,11 +311,11 @@ def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[
         )
     given: dict[str, Any] = {}
     for key, value in options.items():
+        several = _cut(value, ",") if isinstance(value, str) else value
         if key in _PATTERNS:
-            patterns = _cut(value, ",") if isinstance(value, str) else value
-            given[key] = tuple(map(_pattern, _strings(where + key, patterns)))
+            given[key] = tuple(map(_pattern, _strings(where + key, several)))
         elif key == "earlier":
-            given[key] = tuple(_strings(where + key, value.split(",") if isinstance(value, str) else value))
+            given[key] = tuple(_strings(where + key, several))
         elif key == "mask":
             if value not in ("yes", "no", True, False):
                 raise InvalidParameter.expected(where + key, "yes or no", value)
@@ -324,8 +324,7 @@ def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[
             (given[key],) = _integers(where + key, "an id, 0 or more", [value], 1)
         elif key == "token_range":
             accepted = "start and stop, two numbers with 0 <= start < stop"
-            pair = value.split(",") if isinstance(value, str) else value
-            start, stop = given[key] = _integers(where + key, accepted, pair, 2)
+            start, stop = given[key] = _integers(where + key, accepted, several, 2)
             if start >= stop:
                 raise InvalidParameter.expected(where + key, accepted, value)
         else:

@@ -1,4 +1,4 @@
-"""Arrays in the forms that people read, JSON and text, and an array in memory in any form."""
+"""Arrays as JSON and as text, which people read; and an array in memory, read as files are."""
 
 from __future__ import annotations
 

@@ -61,12 +61,20 @@ Step = Annotated[int, integer(0, MAX_STEP)]
 Token = Annotated[int, integer(0, 2**63 - 1)]
 CorpusName = Annotated[str, Field(max_length=128)]
 PlanId = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+RecordingName = Annotated[str, Field(max_length=255)]
 
 
 class QueryParameters(BaseModel):
     """Base of all query parameters: only the declared ones, each a string, described below its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class StepQuery(QueryParameters):
+    """Parameter of a route about one training step of a plan."""
+
+    step: Step
+    """Training step."""
 
 
 class FormatQuery(QueryParameters):

@@ -295,11 +295,10 @@ def _step_headers(
 
 def _step_fields(bound: BoundPlan, query: BatchesQuery) -> dict[str, str | int]:
     """Return what a JSON response says first; `plan_step` only where it differs."""
-    fields: dict[str, str | int] = {"plan": bound.plan.id, "step": query.step, "count": query.count}
     plan_step = bound.sampler.timeline.plan_step(query.step)
-    if plan_step != query.step:
-        fields["plan_step"] = plan_step
-    return fields | {"rank": query.rank, "world_size": query.world_size}
+    steps = {"step": query.step, "count": query.count}
+    steps |= {} if plan_step == query.step else {"plan_step": plan_step}
+    return {"plan": bound.plan.id, **steps, "rank": query.rank, "world_size": query.world_size}
 
 
 def representation(query: FormatQuery, chosen: Format) -> str:

@@ -257,6 +257,18 @@ class Sampler:
             )
         return joined(found)
 
+    def pieces_of(self, source: int, rows: UInt64Array) -> Pieces:
+        """Return what the n-th rows, ascending, that training takes from a source are made of.
+
+        Rows of skipped steps count. Shards and tokens are those of the sources, see `resolved`.
+        """
+        positions, parts, seq_lens = self.timeline.windows_of(source, rows)
+        pieces, borders = self.pieces_at(source, positions)
+        if (seq_lens != self.plan.seq_len).any():  # only windows are read in parts, so each row is one piece
+            pieces[:, 1] += parts * seq_lens
+            pieces[:, 2] = seq_lens + 1
+        return pieces, borders
+
     def windows_at(self, source: Source, positions: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
         """Return the rows at positions, before excluded ones are replaced, and their epochs.
 
@@ -308,8 +320,11 @@ class Sampler:
         ranges = (self.groups.ranges(source, number) + self.rows.first_row[source]).tolist()
         # Neighbouring rows may lie in one block of documents.
         found = dict.fromkeys(each for start, stop in ranges for each in self.rows.extents(start, stop))
-        origins = self.origins
-        return list(found) if origins is None else [origins.extent(*each) for each in found]
+        if self.origins is None or not found:
+            return list(found)
+        shards, starts, stops = np.array(list(found), dtype=np.int64).T
+        extents = self.origins.extents(np.stack((shards, starts, stops - starts), axis=1))
+        return list(zip(shards.tolist(), *extents.T.tolist(), strict=True))
 
     def _rows(self, step: int, places: range, count: int, world_size: int = 1) -> list[_Chosen]:
         """Return the rows at the same places of some steps, those of each stage together."""

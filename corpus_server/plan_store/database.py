@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from corpus_server.corpus.files import Closing
 from corpus_server.errors import InvalidParameter, StateUnavailable
-from corpus_server.user_files import locked_folder
+from corpus_server.user_files import locked_folder, reason_of
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -167,7 +167,7 @@ class Database(Closing):
             try:
                 done = self._try(work)
             except (OSError, sqlite3.Error) as error:
-                failure = getattr(error, "strerror", None) or str(error)
+                failure = reason_of(error)
                 if failure != self._failure:
                     _log.error("%s cannot be used: %s", self._path, failure)
                     self._failure = failure

@@ -52,69 +52,65 @@ class PlacedLink(NamedTuple):
         return found[1 : 1 + int(size)], found[1 + int(size) :] if found.size > 1 + size else None
 
 
-class Links:
-    """Links by id; every method raises StateUnavailable as those of the database do."""
+def add_links(database: Database, plan: Continued) -> None:
+    """Keep the links of a plan, whose stages are placed and whose root was added before."""
+    if has_link(database, plan.id):
+        return
+    root, log, num_sources = plan.root.id, plan.log, len(plan.sources)
+    rows, parent = [], plan.parent_id
+    for number, link in enumerate(plan.links, plan.num_before):
+        placed = [log.positions[number, :num_sources]]
+        placed += [] if log.rows is log.positions else [log.rows[number, :num_sources]]
+        size = np.array([num_sources], dtype=np.uint64)
+        numbers = np.concatenate([size, *placed]).astype("<u8").tobytes()
+        rows.append((link.id, parent, root, number, _digest(link.id, numbers) + numbers, link.document))
+        parent = link.id
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._rows = database.rows
+    def write(connection: sqlite3.Connection) -> None:
+        with connection:  # ends the transaction, well or not
+            connection.execute("BEGIN IMMEDIATE")
+            # Else another process has just removed it; the client will post all of the chain again.
+            if connection.execute("SELECT 1 FROM plans WHERE id = ?", (root,)).fetchone():
+                connection.executemany(_ADD, rows)
 
-    def add(self, plan: Continued) -> None:
-        """Keep the links of a plan, whose stages are placed and whose root was added before."""
-        if plan.id in self:
-            return
-        root, log, num_sources = plan.root.id, plan.log, len(plan.sources)
-        rows, parent = [], plan.parent_id
-        for number, link in enumerate(plan.links, plan.num_before):
-            placed = [log.positions[number, :num_sources]]
-            placed += [] if log.rows is log.positions else [log.rows[number, :num_sources]]
-            size = np.array([num_sources], dtype=np.uint64)
-            numbers = np.concatenate([size, *placed]).astype("<u8").tobytes()
-            rows.append((link.id, parent, root, number, _digest(link.id, numbers) + numbers, link.document))
-            parent = link.id
+    database.run(write)
+    database.make_room(root)
 
-        def write(connection: sqlite3.Connection) -> None:
-            with connection:  # ends the transaction, well or not
-                connection.execute("BEGIN IMMEDIATE")
-                # Else another process has just removed it; the client will post all of the chain again.
-                if connection.execute("SELECT 1 FROM plans WHERE id = ?", (root,)).fetchone():
-                    connection.executemany(_ADD, rows)
 
-        self._database.run(write)
-        self._database.make_room(root)
+def has_link(database: Database, plan_id: str) -> bool:
+    """Return whether a link is kept."""
+    return bool(database.rows("SELECT 1 FROM links WHERE id = ?", plan_id))
 
-    def __contains__(self, plan_id: str) -> bool:
-        return bool(self._rows("SELECT 1 FROM links WHERE id = ?", plan_id))
 
-    def chain(self, plan_id: str, is_known: Callable[[str], bool]) -> list[PlacedLink]:
-        """Return the links, oldest first, from a known plan or a root to this one; none of a root.
+def chain(database: Database, plan_id: str, is_known: Callable[[str], bool]) -> list[PlacedLink]:
+    """Return the links, oldest first, from a known plan or a root to this one; none of a root.
 
-        Links that go round in a circle are damaged, and removed.
-        """
-        found = dict[str, PlacedLink]()
-        depth, at = 4, plan_id
-        while rows := self._rows(_CHAIN, at, depth):
-            for link_id, parent, placed, document in rows:
-                if link_id in found:
-                    self.remove(found.values())
-                    return []
-                found[link_id] = PlacedLink(KeptLink(link_id, document), parent, placed)
-                if is_known(at := parent):
-                    return [*found.values()][::-1]
-            depth = min(4 * depth, _MAX_DEPTH)
-        return [*found.values()][::-1]
+    Links that go round in a circle are damaged, and removed.
+    """
+    found = dict[str, PlacedLink]()
+    depth, at = 4, plan_id
+    while rows := database.rows(_CHAIN, at, depth):
+        for link_id, parent, placed, document in rows:
+            if link_id in found:
+                remove_links(database, found.values())
+                return []
+            found[link_id] = PlacedLink(KeptLink(link_id, document), parent, placed)
+            if is_known(at := parent):
+                return [*found.values()][::-1]
+        depth = min(4 * depth, _MAX_DEPTH)
+    return [*found.values()][::-1]
 
-    def remove(self, links: Iterable[PlacedLink]) -> None:
-        """Remove links that are damaged, unless the file is only read."""
-        for link in () if self._database.read_only else links:
-            self._rows("DELETE FROM links WHERE id = ?", link.kept.id)
 
-    def newest(self, root: str) -> tuple[str, int] | None:
-        """Return id and stages of the longest plan that continues a plan, if there is one."""
-        rows = self._rows(
-            "SELECT id, number + 1 FROM links WHERE root = ? ORDER BY number DESC LIMIT 1", root
-        )
-        return rows[0] if rows else None
+def remove_links(database: Database, links: Iterable[PlacedLink]) -> None:
+    """Remove links that are damaged, unless the file is only read."""
+    for link in () if database.read_only else links:
+        database.rows("DELETE FROM links WHERE id = ?", link.kept.id)
+
+
+def newest_link(database: Database, root: str) -> tuple[str, int] | None:
+    """Return id and stages of the longest plan that continues a plan, if there is one."""
+    rows = database.rows("SELECT id, number + 1 FROM links WHERE root = ? ORDER BY number DESC LIMIT 1", root)
+    return rows[0] if rows else None
 
 
 def _digest(link_id: str, numbers: bytes) -> bytes:

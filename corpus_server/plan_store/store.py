@@ -15,14 +15,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan.chain import Continued
 from corpus_server.plan.document import Plan
 from corpus_server.plan_store.database import Database, Row
-from corpus_server.plan_store.links import Links
+from corpus_server.plan_store.links import chain
 
 MAX_RUNS = 32
 """Names of runs that are kept of a plan, those seen last."""
@@ -74,11 +73,7 @@ class StoredPlan(NamedTuple):
 
 
 class PlanStore(Database):
-    """Plans by id; `links` are those that continue others."""
-
-    def __init__(self, state_dir: Path, **more: Any) -> None:
-        super().__init__(state_dir, **more)
-        self.links = Links(self)
+    """Plans by id; `links.py` has those that continue others."""
 
     def add(self, plan: Plan, *, owner: str = "anyone", most: int | None = None, run: str = "") -> None:
         """Keep a bound plan, or note that it was seen again.
@@ -136,7 +131,7 @@ class PlanStore(Database):
         plan_id = find_by_prefix(prefix, (each for (each,) in rows))
         if (document := self.document(plan_id)) is not None:
             return Plan.parse(document)
-        links = self.links.chain(plan_id, lambda _: False) if "links" in tables else []
+        links = chain(self, plan_id, lambda _: False) if "links" in tables else []
         document = self.document(links[0].parent) if links else None
         plan = document and Continued.restored(Plan.parse(document), [link.kept for link in links])
         if not plan:

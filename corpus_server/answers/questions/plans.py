@@ -1,4 +1,4 @@
-"""The costly questions about a plan, in slices: receipts, the shards that steps read, usage."""
+"""The costly questions about plans, in slices: receipts, the shards that steps read, usage, differences."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Annotated
 
 import numpy as np
 import xxhash
+from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.arrays import checksum_value
-from corpus_server.answers.question import PlanId, QueryParameters, Step, integer, question
+from corpus_server.answers.question import PlanId, QueryParameters, Step, StepQuery, integer, question
 from corpus_server.answers.response import (
     NO_STORE,
     PLAN_HEADER,
@@ -23,21 +24,21 @@ from corpus_server.answers.tokens import MAX_COUNT, plan_headers, staged_rows
 from corpus_server.corpus.shards import contents
 from corpus_server.described import described
 from corpus_server.errors import AnswerTooLarge
+from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare_slices
+from corpus_server.plan.questions.totals import RowTotals, total_slices
 from corpus_server.plan.questions.usage import SourceUsage, usage_slices
+from corpus_server.plan.stage import MAX_STEP
+from corpus_server.read.changes import ViewChange, max_rows, view_changes
 from corpus_server.read.reading import WindowReading, hash_slices, num_bytes
 
 MAX_RECEIPT_BYTES = 2**30
 """Bytes of a global batch whose receipt is made: half a second of reading from the page cache. A batch of 64
 million uint32 tokens has a quarter of it."""
 
+DIFF_ROWS = 1 << 21
+"""Rows of each plan that are compared at most: about a second."""
+
 _ROWS_AT_ONCE = 65536  # located in some 10 ms
-
-
-class StepQuery(QueryParameters):
-    """Parameter of a route about one training step of a plan."""
-
-    step: Step
-    """Training step."""
 
 
 class ShardsQuery(StepQuery):
@@ -52,6 +53,17 @@ class UsageQuery(StepQuery):
 
     since: Step = 0
     """Training step to count from."""
+
+
+class DiffQuery(QueryParameters):
+    """Parameters of a comparison of two plans."""
+
+    other: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """Id of the plan to compare with."""
+    steps: Annotated[int, integer(1, 100)] = 10
+    """Steps that differ to return at most."""
+    until: Annotated[int, integer(1, MAX_STEP)] | None = None
+    """Count rows that differ before this step; by default until each source that differs was shown once."""
 
 
 @described
@@ -112,6 +124,20 @@ class Used:
     plan_step: int
     sources: dict[str, SourceUsage]
     skipped: Skipped
+
+
+@described
+class Diff:
+    """What differs between two plans."""
+
+    a: str
+    b: str
+    fields: list[FieldChange]
+    rows: RowComparison
+    totals: RowTotals | None
+    """How many rows differ in all; null unless rows of both plans come from sources in the same order."""
+    views: list[ViewChange]
+    """Of sources that are views of one corpus, the documents that come more or less often."""
 
 
 @question("/v1/plans/{plan_id}/receipt", Receipt, is_tagged=True)
@@ -193,3 +219,20 @@ def usage(service: Service, plan_id: PlanId, query: UsageQuery, request: Request
         skipped=Skipped(steps=used.skipped_steps, sources=used.skipped),
     )
     return json_response(shown, headers)
+
+
+@question("/v1/plans/{plan_id}/diff", Diff, is_tagged=True)
+def diff(service: Service, plan_id: PlanId, query: DiffQuery, request: RequestHead) -> Slices[Response]:
+    """Say in which fields another plan differs from this one, and from which step on which rows."""
+    one, other = (service.plan(each, request.caller) for each in (plan_id, query.other))
+    headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}.{query.until}")
+    if (unchanged := not_modified(request, headers)) is not None:
+        return unchanged
+    compared = yield from compare_slices(
+        one.sampler, other.sampler, num_steps=query.steps, max_rows=max_rows(one, other, DIFF_ROWS)
+    )
+    totals = yield from total_slices(one.sampler, other.sampler, until=query.until)
+    changes = yield from view_changes(one, other)
+    changed = changed_fields(one.plan, other.plan)
+    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed, rows=compared, totals=totals, views=changes)
+    return json_response(fields, headers)

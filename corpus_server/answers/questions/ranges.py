@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.arrays import array_response
-from corpus_server.answers.documents import find_metadata, metadata_tag
+from corpus_server.answers.documents import find_metadata
 from corpus_server.answers.forms import check_form, json_arrays
 from corpus_server.answers.question import CorpusName, FormatQuery, QueryParameters, Token, integer, question
 from corpus_server.answers.response import (
@@ -102,8 +101,9 @@ def document(
     tag = ""
     if corpus.metadata_paths and choose_format(request, query, "json") == "json":
         own = fields.get("base_document", own)
-        tag, found = metadata_tag(corpus), (yield from find_metadata(corpus, [own]))
+        found = yield from find_metadata(corpus, [own])
         fields |= {"metadata": found.rows.get(own), "metadata_problem": found.problem}
+        tag = found.tag
     more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields, tag=tag)
     response = yield from more
     response.when_sent(metrics.DOCUMENTS.add, 1, corpus.name)

@@ -6,18 +6,15 @@ from collections import defaultdict
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from corpus_server.admission.request import Caller, RequestHead
-from corpus_server.answers.question import QueryParameters, Step, integer, question
+from corpus_server.answers.question import QueryParameters, RecordingName, Step, integer, question
 from corpus_server.answers.response import NO_STORE, Response, Slices, json_response
 from corpus_server.answers.service import Service
 from corpus_server.described import described
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.recordings import Recording, Spike, find_spikes, sum_losses
-
-RecordingName = Annotated[str, Field(max_length=255)]
 
 MAX_DOCUMENTS = 1000
 """Of one row, and in the list of all."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.documents import Found, find_metadata, named, naming_columns
-from corpus_server.answers.question import PlanId, QueryParameters, Step, integer, question
+from corpus_server.answers.question import PlanId, StepQuery, integer, question
 from corpus_server.answers.response import NO_STORE, PLAN_HEADER, Response, Slices, json_response
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import MAX_WORLD_SIZE, staged_rows
@@ -24,11 +24,9 @@ NAMED_DOCUMENTS = 1024
 """A response names the documents of rows until there are so many: each costs up to a few milliseconds."""
 
 
-class RowsQuery(QueryParameters):
+class RowsQuery(StepQuery):
     """Parameters of the rows of a step."""
 
-    step: Step
-    """Training step."""
     first: Annotated[int, integer(0, MAX_GLOBAL_BATCH_SIZE)] = 0
     """First row of the global batch."""
     world_size: Annotated[int, integer(1, MAX_WORLD_SIZE)] = 1

@@ -37,7 +37,7 @@ def _check(piece: Slice, options: BuildOptions) -> None:
 
 
 def _divide(file: Input, _: int) -> Iterator[Slice]:
-    if not _is_parquet(file.path):
+    if not file.path.lower().endswith(".parquet"):
         yield file.whole()
         return
     # One slice for each group of rows: `plan_parts` puts small ones together.
@@ -53,7 +53,7 @@ def _divide(file: Input, _: int) -> Iterator[Slice]:
 @contextmanager
 def _opened(piece: Slice) -> Iterator[tuple[Any, int, Callable[[list[str]], Iterable[Any]]]]:
     """Yield the schema of a table, the number of its first row here, and what reads columns in batches."""
-    if _is_parquet(piece.path):
+    if piece.path.lower().endswith(".parquet"):
         with _parquet(piece.path) as parquet:
             first = sum(parquet.metadata.row_group(number).num_rows for number in range(piece.start))
             groups = list(range(piece.start, piece.stop))
@@ -73,10 +73,6 @@ def _opened(piece: Slice) -> Iterator[tuple[Any, int, Callable[[list[str]], Iter
                 for first in range(0, batch.num_rows, _ROWS_AT_ONCE)
             )
             yield reader.schema, 0, lambda _: parts
-
-
-def _is_parquet(path: str) -> bool:
-    return path.lower().endswith(".parquet")
 
 
 def _parquet(path: str) -> Any:

@@ -11,9 +11,10 @@ import pytest
 import xxhash
 
 from corpus_server.admission.request import RequestHead
+from corpus_server.answers.question import StepQuery
 from corpus_server.answers.questions import plans
 from corpus_server.answers.questions.lookup import LookupQuery, lookup
-from corpus_server.answers.questions.plans import ShardsQuery, StepQuery, receipt, shards
+from corpus_server.answers.questions.plans import ShardsQuery, receipt, shards
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import AnswerTooLarge
