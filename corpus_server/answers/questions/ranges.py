@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
