@@ -108,11 +108,7 @@ class CorpusSpec:
             name, path = "", text
         else:
             path = text[len(name) + 1 :]
-        path, options = _cut_options(path)
-        if _VIEW in path:
-            path, view = path.split(_VIEW, 1)
-            options = {"view": _plain(view), **options}
-        given = _read("", path, options, Path())
+        given = _read("", *_cut_options(path), Path())
         return cls(name=name or _default_name(**given), **given).narrowed()
 
     @classmethod
@@ -123,9 +119,6 @@ class CorpusSpec:
         """
         path, *_ = _strings(f"{where}path", [table.get("path")])
         options = {key: value for key, value in table.items() if key != "path"}
-        if _VIEW in path:
-            path, view = path.split(_VIEW, 1)
-            options = {"view": _plain(view), **options}
         return cls(name=name, **_read(where, path, options, folder)).narrowed()
 
     def narrowed(self) -> CorpusSpec:
@@ -246,6 +239,9 @@ def _cut_options(text: str) -> tuple[str, dict[str, str]]:
 
 def _read(where: str, path: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return all fields but the name."""
+    if _VIEW in path:
+        path, view = path.split(_VIEW, 1)
+        options = {"view": _plain(view), **options}
     fields, given = _read_path(folder, path), _read_options(where, options, folder)
     if "include" in fields and "include" in given:
         raise InvalidParameter(
@@ -315,11 +311,11 @@ def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[
         )
     given: dict[str, Any] = {}
     for key, value in options.items():
+        several = _cut(value, ",") if isinstance(value, str) else value
         if key in _PATTERNS:
-            patterns = _cut(value, ",") if isinstance(value, str) else value
-            given[key] = tuple(map(_pattern, _strings(where + key, patterns)))
+            given[key] = tuple(map(_pattern, _strings(where + key, several)))
         elif key == "earlier":
-            given[key] = tuple(_strings(where + key, value.split(",") if isinstance(value, str) else value))
+            given[key] = tuple(_strings(where + key, several))
         elif key == "mask":
             if value not in ("yes", "no", True, False):
                 raise InvalidParameter.expected(where + key, "yes or no", value)
@@ -328,8 +324,7 @@ def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[
             (given[key],) = _integers(where + key, "an id, 0 or more", [value], 1)
         elif key == "token_range":
             accepted = "start and stop, two numbers with 0 <= start < stop"
-            pair = value.split(",") if isinstance(value, str) else value
-            start, stop = given[key] = _integers(where + key, accepted, pair, 2)
+            start, stop = given[key] = _integers(where + key, accepted, several, 2)
             if start >= stop:
                 raise InvalidParameter.expected(where + key, accepted, value)
         else:

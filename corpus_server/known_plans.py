@@ -13,7 +13,8 @@ from corpus_server.catalog import Catalog
 from corpus_server.errors import UnknownPlan
 from corpus_server.plan import Plan
 from corpus_server.plan.chain import Continued, Link, parse_document
-from corpus_server.plan_store import PlacedLink, PlanStore
+from corpus_server.plan_store import PlanStore
+from corpus_server.plan_store.links import PlacedLink, add_links, chain, has_link, remove_links
 from corpus_server.read.apart import parse_apart
 from corpus_server.read.bound_plan import BoundPlan
 
@@ -70,7 +71,7 @@ class KnownPlans:
                 plan = self._parsed(document)
                 assert isinstance(plan, Plan)
                 return self._remember(self._bind(plan, caller))
-        links = self._store.chain(plan_id, lambda each: self.in_memory(each) is not None)
+        links = chain(self._store, plan_id, lambda each: self.in_memory(each) is not None)
         if not links:
             raise _unknown("plan", plan_id)
         with self._turn(sum(len(link.kept.document) for link in links)):
@@ -138,7 +139,7 @@ class KnownPlans:
                 return bound, parent
             self._store.add(bound.plan.root, owner=caller.name, most=caller.limits.max_plans, run=run)
             if isinstance(bound.plan, Continued):
-                self._store.add_links(bound.plan)
+                add_links(self._store, bound.plan)
                 bound.plan.forget_links()
             return self._remember(bound), parent
 
@@ -148,7 +149,7 @@ class KnownPlans:
             bound = self.by_id(plan_id, caller)
         except UnknownPlan:
             raise _unknown("parent", plan_id) from None
-        if isinstance(bound.plan, Continued) and not self._store.has_link(plan_id):
+        if isinstance(bound.plan, Continued) and not has_link(self._store, plan_id):
             # Other workers could not follow the chain. Its client posts it again.
             raise _unknown("parent", plan_id)
         return bound
@@ -158,7 +159,7 @@ class KnownPlans:
         parent = self.by_id(links[0].parent, caller)
         plan = Continued.restored(parent.plan, [link.kept for link in links])
         if plan is None:
-            self._store.remove_links(links)  # damaged; the client posts them again
+            remove_links(self._store, links)  # damaged; the client posts them again
             raise _unknown("plan", links[-1].kept.id)
         for number, link in enumerate(links, plan.num_before):
             if (placed := link.placed()) is None:

@@ -90,7 +90,7 @@ class Settings:
     max_answer_bytes: int = _setting(64 * MIB, "Largest response body.", accepted=(1, 2**40), shown="64 MiB")
     # JSON and text cost about a microsecond per token.
     max_text_tokens: int = _setting(MIB, "Most tokens of a JSON or text response.", accepted=(1, 2**40))
-    # Two requests of each of 1,000 ranks in step. Of large answers, `admission.MAX_BYTES` allows fewer.
+    # Two requests of each of 1,000 ranks in step. Of large answers, `load.MAX_BYTES` allows fewer.
     max_concurrent_answers: int = _setting(
         2048, "Token responses in flight per process; more get 503 and Retry-After.", accepted=(1, 2**20)
     )

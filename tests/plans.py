@@ -19,6 +19,9 @@ SEEDS = (0, 1337, 2**64 - 1)
 PLAIN_ORDERS = tuple(each.name for each in ORDERS if not fields(each))
 """Orders that are spelled by their names."""
 EPOCH_ORDERS = tuple(each.name for each in ORDERS if each.has_epochs and not fields(each))
+NO_EPOCH_ORDERS = tuple(each.name for each in ORDERS if not each.has_epochs)
+STRIDES = {each.name: each.stride for each in ORDERS if each.stride is not None}
+"""Orders that have one stride only, by their names."""
 FAR_BLOCK = 1_525_878
 """Its rows are beyond 10^11: with a global batch of 512, steps beyond 10^8."""
 
@@ -111,7 +114,7 @@ def small_plans(
     }
     if document["order"] == "bounded":
         document["order"] = bounded(draw(st.integers(1, 12)), draw(st.integers(1, 4)))
-    if document["order"] != "random":
+    if str(document["order"]) not in STRIDES:
         document["stride"] = draw(st.integers(1, seq_len + 2))
     names = ["c", "a", "b"][: draw(st.integers(1, 3))]
     shard_tokens = {
@@ -167,10 +170,8 @@ def wild_plan(draw: random.Random) -> Case:
         order = bounded(draw.choice([1, 7, 1000, 16384, 2**40]), draw.choice([1, 2, 64]))
     seq_len = draw.choice([1, 7, 1024, 2**20])
     document: dict[str, Any] = {"seq_len": seq_len, "seed": draw.choice(SEEDS), "order": order}
-    stride = seq_len
-    if order == "random":
-        stride = 1
-    elif draw.random() < 0.5:
+    stride = STRIDES.get(str(order), seq_len)
+    if str(order) not in STRIDES and draw.random() < 0.5:
         stride = document["stride"] = draw.choice([1, seq_len + 1, 3 * seq_len])
     names = draw.sample(["web", "code", "math", "Büro", "a", "z", "books", "wiki"], draw.randint(1, 8))
     shard_tokens = {}

@@ -17,6 +17,7 @@ from corpus_server.answers.response import HEADERS
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.metrics.kinds import METRICS
 from corpus_server.plan import ORDERS
+from corpus_server.plan.orders.order import Order, all_shards, neighbouring_shards
 from corpus_server.settings import EXPOSED, Settings, all_settings
 from corpus_server.web.app import create_app
 from tests.serving import ROOT
@@ -75,11 +76,19 @@ def parameters() -> Rows:
 
 def orders() -> Rows:
     """Each order, as a document names it."""
-    yield "order", "rows of a source"
+    yield "order", "rows of a source", "shards that a cache must hold"
+    kept = {all_shards: "all", neighbouring_shards: "two neighbours of each source"}
     for each in ORDERS:
         fields = each.schema().get("properties", {}).get(each.name, {}).get("required", ())
         given = ", ".join(f'"{field}": ...' for field in fields)
-        yield f'`{{"{each.name}": {{{given}}}}}`' if fields else f"`{each.name}`", each.sentence
+        shown = f'`{{"{each.name}": {{{given}}}}}`' if fields else f"`{each.name}`"
+        yield (
+            shown,
+            each.sentence,
+            kept.get(each.working_set, "[it depends](stores.md#which-order)")
+            if each.tabled is Order.tabled
+            else "local shards only",
+        )
 
 
 def accepted(schema: dict[str, Any]) -> str:

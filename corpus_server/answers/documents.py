@@ -26,19 +26,12 @@ class Found:
     Attributes:
         rows: by number of the document, column -> value.
         problem: why there are none, although the corpus has metadata. Tokens are shown without.
+        tag: tells the metadata apart from other metadata of the corpus, and from none.
     """
 
     rows: dict[int, dict[str, Any]]
     problem: str | None = None
-
-
-def metadata_tag(corpus: Corpus) -> str:
-    """Return what tells the metadata of a corpus apart from what it had before; "" without."""
-    try:
-        table = corpus.metadata()
-    except CorpusServerError:
-        return "none"
-    return "" if table is None else table.tag
+    tag: str = "none"
 
 
 def find_metadata(
@@ -54,9 +47,11 @@ def find_metadata(
             return Found(rows={})
         found = yield from table.rows(documents, columns)
     except CorpusServerError as error:
-        return Found(rows={}, problem=error.detail)
+        folder = corpus.metadata_paths[0].parent.parent  # clients need not know where the corpus lies
+        return Found(rows={}, problem=f"corpus {corpus.name!r}: {error.detail.replace(f'{folder}/', '')}")
     return Found(
-        rows={number: {name: shown(value) for name, value in its.items()} for number, its in found.items()}
+        rows={number: {name: shown(value) for name, value in its.items()} for number, its in found.items()},
+        tag=table.tag,
     )
 
 

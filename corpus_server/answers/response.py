@@ -7,25 +7,17 @@ Golden bytes in `tests/contract` hold the two together.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
 from http import HTTPStatus
-from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, TypeVarTuple, get_args
 
 import numpy as np
 import orjson
-import xxhash
-from pydantic import ValidationError
 
-from corpus_server.admission.request import REQUEST_ID, RUN_PATTERN, RequestHead
-from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized
-from corpus_server.read.bound_plan import Source
-from corpus_server.read.reading import PIECE_BYTES, Reading, hash_slices, num_bytes, read_pieces
+from corpus_server.admission.request import REQUEST_ID, RequestHead
 from corpus_server.readers.registry import Reader
 
 SHAPE_HEADER = "Corpus-Shape"
@@ -60,11 +52,6 @@ HEADERS: Final = {
 }
 """Of responses, with their meanings in docs/http.md."""
 
-TAIL = "xxh3-64=tail"
-"""Value of the checksum header where the checksum follows the array: 8 bytes, the last of the body."""
-
-TAIL_BYTES = 8
-
 ChecksumPlace = Literal["true", "tail", "false"]
 Format = Literal["raw", "npy", "json", "text"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -84,9 +71,7 @@ REVALIDATED = "no-cache"
 
 Buffer = bytes | memoryview
 T = TypeVar("T")
-
-_JOINED_BYTES = 64 * 1024
-"""Arrays behind the tokens up to this size leave in the same write as the last piece of the tokens."""
+Ts = TypeVarTuple("Ts")
 
 Slices = Generator[Future[None] | None, None, T]
 """Work in slices: it yields whenever it may be stopped, at least every 50 ms or so of CPU, and returns its
@@ -98,15 +83,6 @@ class ClientLeft(Exception):
     """Whoever asked has closed the connection, or takes nothing any more."""
 
 
-_PATTERNS = {
-    "^[0-9a-f]{64}$": "the 64 digits (0-9, a-f) of a plan's id",
-    RUN_PATTERN: "1 to 64 letters, digits, '.', '_' or '-'",
-}
-"""What people are told instead of a regular expression."""
-
-_MAX_ECHO = 200  # characters of a received value that are sent back
-
-
 @dataclass(slots=True)
 class Response:
     """A response that is ready to be sent.
@@ -116,10 +92,7 @@ class Response:
         headers: values by name; `Content-Length` is always among them, except for 304.
         body: groups of parts, each group at most about 900 KiB; the next group is read when it is asked
             for, and reading may then fail with CorpusChanged or ReadFailed.
-        check_unchanged: raises CorpusChanged if a file that was read has changed since: a response that
-            was kept for a while must not be sent then.
-        source, num_tokens: whose tokens the body holds, and how many.
-        num_documents: of the source's one corpus, asked for by their number, that the body holds.
+        counts: functions to be called once the whole body was sent, with their arguments, see `when_sent`.
         reader, num_steps: whose steps of a plan the body holds, or says where they lie, and how many.
         problem_type: of a problem document.
     """
@@ -127,10 +100,7 @@ class Response:
     status: int
     headers: dict[str, str]
     body: Iterable[list[Buffer]] = ()
-    check_unchanged: Callable[[], None] = lambda: None
-    source: Source | None = None
-    num_tokens: int = 0
-    num_documents: int = 0
+    counts: tuple[tuple[Callable[..., object], tuple[Any, ...]], ...] = ()
     reader: Reader | None = None
     num_steps: int = 0
     problem_type: str = ""
@@ -139,6 +109,13 @@ class Response:
     def whole(cls, content: bytes, headers: Mapping[str, str], *, status: int = 200) -> Response:
         """Return a response whose body is in memory."""
         return cls(status, {**headers, "Content-Length": str(len(content))}, ([content],))
+
+    def when_sent(self, count: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Have a function called in the event loop's thread once a body of status 200 was sent as a whole.
+
+        It is not called for a HEAD, nor if the client left. So metrics count what clients got.
+        """
+        self.counts = (*self.counts, (count, args))
 
     @property
     def num_bytes(self) -> int:
@@ -196,94 +173,6 @@ def status_line(status: int) -> str:
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
-def array_response(
-    reading: Reading,
-    headers: Mapping[str, str],
-    chosen: Format,
-    checksum: ChecksumPlace,
-    request: RequestHead,
-    beside: Mapping[str, Reading] = MappingProxyType({}),
-) -> Slices[Response]:
-    """Make the response that holds a reading's bytes.
-
-    The first piece is read here, and a row of each array beside it, so that a shard or a mask that changed
-    is an error response and no cut connection.
-
-    Args:
-        headers: what decides caching.
-        chosen: `raw` for the bare array, or `npy`.
-        checksum: its place; in the header, everything is read and hashed before the first byte is sent,
-            and what exceeds one piece is read twice.
-        request: for a HEAD nothing is read.
-        beside: arrays that follow in a raw body, by name.
-    """
-    readings = reading, *beside.values()
-    size = num_bytes(*readings)
-    prefix = npy_header(reading.shape, reading.dtype) if chosen == "npy" else b""
-    length = len(prefix) + size + (TAIL_BYTES if checksum == "tail" else 0)
-    headers = {
-        **headers,
-        **array_headers(reading.shape, reading.dtype),
-        **beside_headers(beside),
-        "Content-Length": str(length),
-        "Content-Type": MEDIA_TYPES[chosen],
-    }
-    if checksum == "tail":
-        headers[CHECKSUM_HEADER] = TAIL
-    if request.method == "HEAD":
-        return Response(200, headers)
-    digest = xxhash.xxh3_64(prefix)
-    pieces = read_pieces(*readings)
-    if checksum == "true":
-        if size <= PIECE_BYTES:
-            kept = list(pieces)
-            for piece in kept:
-                digest.update(piece)
-            pieces = iter(kept)
-        else:
-            yield from hash_slices(reading, digest, *beside.values())
-        headers[CHECKSUM_HEADER] = checksum_value(digest)
-    else:
-        for each in beside.values():
-            each.read(0, 1)
-    first = next(pieces, memoryview(b""))
-    joined = size - num_bytes(reading) if beside else 0
-    if joined > _JOINED_BYTES:
-        joined = 0
-    body = _groups(prefix, first, pieces, size, joined, digest if checksum == "tail" else None)
-    return Response(200, headers, body, reading.check_unchanged)
-
-
-def _groups(
-    prefix: bytes,
-    piece: memoryview,
-    pieces: Iterator[memoryview],
-    size: int,
-    joined: int,
-    digest: xxhash.xxh3_64 | None,
-) -> Iterator[list[Buffer]]:
-    """Yield the body piece by piece; the checksum goes with the last piece, to leave in the same write.
-
-    So do the last `joined` bytes. Holds no piece while tokens are read: a response costs the memory of one.
-    """
-    group: list[Buffer] = [prefix] if prefix else []
-    left = size
-    while True:
-        left -= len(piece)
-        group.append(piece)
-        if digest is not None:
-            digest.update(piece)
-            if not left:
-                group.append(digest.digest())
-        del piece
-        if not 0 < left <= joined:
-            yield group
-            if not left:
-                return
-            group = []
-        piece = next(pieces)
-
-
 def json_response(value: object, headers: Mapping[str, str]) -> Response:
     """Return a JSON response; NumPy arrays become lists, and bytes of names that are not UTF-8 `\\udcxx`."""
     try:
@@ -337,98 +226,9 @@ def not_modified(request: RequestHead, headers: Mapping[str, str]) -> Response |
     return Response(304, dict(headers)) if headers["ETag"] in tags or "*" in tags else None
 
 
-def problem(error: Exception, request_id: str) -> Response:
-    """Return the problem document (RFC 9457) of an error; fields that are None are left out.
-
-    Args:
-        error: of the core, or of pydantic; of any other kind, the log must say what it was.
-        request_id: by which the log names the request.
-    """
-    if isinstance(error, ValidationError):
-        error = invalid_parameter(error.errors())
-    if not isinstance(error, CorpusServerError):
-        error = CorpusServerError("the server failed; its log says why")
-    document: dict[str, Any] = {
-        "type": error.slug,
-        "title": error.slug.replace("-", " ").capitalize(),
-        "status": error.status,
-        "detail": error.detail,
-        "request_id": request_id,
-    }
-    for name in ("parameter", "received", "accepted", "remedy"):
-        if (value := getattr(error, name)) is not None:
-            document[name] = _echo(value)
-    headers = {"Content-Type": "application/problem+json", "Cache-Control": "no-store"}
-    if error.retry_after_seconds is not None:
-        headers["Retry-After"] = str(error.retry_after_seconds)
-    if isinstance(error, Unauthorized):
-        headers["WWW-Authenticate"] = error.challenge
-    response = Response.whole(json.dumps(document).encode(), headers, status=error.status)
-    response.problem_type = error.slug
-    return response
-
-
-def invalid_parameter(found: Sequence[Mapping[str, Any]]) -> InvalidParameter:
-    """Make one error of pydantic's list: which parameter, what came, what is accepted."""
-    # A misspelt parameter is unknown and leaves another one missing: the first is what to say.
-    first = min(found, key=lambda each: each["type"] != "extra_forbidden")
-    name = str(first["loc"][-1]) if first["loc"] else "query"
-    received = first.get("input")
-    if first["type"] == "extra_forbidden":
-        return InvalidParameter(
-            f"unknown parameter {name!r}",
-            parameter=name,
-            received=received,
-            remedy="GET /docs lists the parameters of each route",
-        )
-    if first["type"] == "missing":
-        return InvalidParameter(f"{name} is missing", parameter=name)
-    context = first.get("ctx") or {}
-    pattern = context.get("pattern", "")
-    accepted = context.get("accepted") or context.get("expected") or _PATTERNS.get(pattern, pattern) or None
-    said = f"must be {accepted}" if accepted else first["msg"]
-    return InvalidParameter(
-        f"{name} {said}, got {_echo(received)!r}", parameter=name, received=received, accepted=accepted
-    )
-
-
-def _echo(value: object) -> object:
-    """Return a received value fit to be sent back: JSON, and short."""
-    if isinstance(value, bool | int) or value is None:
-        return value if value is None or abs(value) < 2**63 else str(value)[:_MAX_ECHO]
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _MAX_ECHO else text[:_MAX_ECHO] + "..."
-
-
-def array_headers(shape: Sequence[int], dtype: np.dtype[np.integer]) -> dict[str, str]:
-    """Return the headers that describe an array: `4,64,1025` and `uint16`."""
-    return {SHAPE_HEADER: _sizes(shape), DTYPE_HEADER: _name(dtype)}
-
-
-def beside_headers(beside: Mapping[str, Reading]) -> dict[str, str]:
-    """Return the header that describes arrays behind the first one: `sources uint16 4,64`."""
-    if not beside:
-        return {}
-    described = [f"{name} {_name(each.dtype)} {_sizes(each.shape)}" for name, each in beside.items()]
-    return {ARRAYS_HEADER: "; ".join(described)}
-
-
-def checksum_value(digest: xxhash.xxh3_64) -> str:
-    """Return the value of the checksum header: `xxh3-64=` and 16 hex digits."""
-    return f"xxh3-64={digest.hexdigest()}"
-
-
 def timing_value(seconds: float) -> str:
     """Return the value of `Server-Timing` (W3C): `answer;dur=` and milliseconds."""
     return f"answer;dur={seconds * 1e3:.3f}"
-
-
-def npy_header(shape: Sequence[int], dtype: np.dtype[np.integer]) -> bytes:
-    """Return the bytes that make raw tokens an NPY file (format 1.0, C order, little-endian)."""
-    prefix = io.BytesIO()
-    fields = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": tuple(shape)}
-    np.lib.format.write_array_header_1_0(prefix, fields)
-    return prefix.getvalue()
 
 
 def negotiate(accept: str | None, default: Format) -> Format:
@@ -444,15 +244,6 @@ def negotiate(accept: str | None, default: Format) -> Format:
             if weight > best and media_type == MEDIA_TYPES[name].partition(";")[0]:
                 chosen, best = name, weight
     return chosen
-
-
-def _sizes(shape: Sequence[int]) -> str:
-    return ",".join(map(str, shape))
-
-
-@cache
-def _name(dtype: np.dtype[np.integer]) -> str:
-    return dtype.name  # NumPy spells it anew each time, in 5 microseconds
 
 
 def _weight(text: str) -> float:

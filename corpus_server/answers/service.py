@@ -1,31 +1,28 @@
-"""What one process has open: corpora, known plans, threads and limits; and what it notes of each request."""
+"""What one process has open: corpora, known plans, threads and limits."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from queue import SimpleQueue
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from corpus_server import metrics
 from corpus_server.admission.access import Access
 from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import Caller
-from corpus_server.answers import tracing
-from corpus_server.answers.response import Answered, Slices
+from corpus_server.answers.requests import Requests
+from corpus_server.answers.response import Slices
+from corpus_server.answers.threads import Threads
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import contents
-from corpus_server.errors import CorpusServerError, Overloaded
+from corpus_server.errors import CorpusServerError
 from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
@@ -37,14 +34,6 @@ from corpus_server.recordings import Recordings
 from corpus_server.settings import Settings
 from corpus_server.stores import is_staged
 
-SLOW_SECONDS = 1.0
-"""A response that took longer is notable; the median of small ones is below a millisecond."""
-
-MAX_LINES = 20
-"""Notable lines in a second of a process: what is refused must not fill the disk, and a line costs as much as
-a refusal."""
-
-_log = logging.getLogger("corpus_server")
 T = TypeVar("T")
 
 _CONTROL_THREADS = 2
@@ -229,136 +218,3 @@ class Service:
             yield
         finally:
             del self._working_since[threading.get_ident()]
-
-
-class Threads:
-    """Threads of which the one that ended its work last takes the next.
-
-    All of them run from the start: no request can fail because no thread can be started. Beside the standard
-    library's pool, whose threads take turns, and its two futures for each call, a request of 16 x 1,025 costs
-    0.85 of the CPU (`scripts/bench latency`); see docs/performance.md.
-
-    Raises:
-        Overloaded: the process, or the machine, has as many threads as it may.
-    """
-
-    def __init__(self, number: int, name: str) -> None:
-        self._lock = threading.Lock()
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._idle: list[SimpleQueue[Callable[[], None] | None]] = []  # of each idle thread
-        self._closed = False
-        self._threads: list[threading.Thread] = []
-        try:
-            for k in range(number):
-                thread = threading.Thread(target=self._work, name=f"{name}_{k}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
-        except RuntimeError as error:
-            self.close()
-            raise Overloaded(f"the {number} threads for {name} cannot be started: {error}") from error
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run work in a thread, and return or raise what it does."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def call() -> None:
-            try:
-                settle = partial(_settle, future, work())
-            except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-                settle = partial(_settle, future, error=error)
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle)
-
-        self.submit(call)
-        return await future
-
-    def submit(self, call: Callable[[], None]) -> None:
-        """Have a thread make a call that raises nothing."""
-        with self._lock:
-            if self._idle:
-                self._idle.pop().put(call)
-            else:
-                self._waiting.append(call)
-
-    def close(self) -> None:
-        """End the threads after what they do now, without what waits; idempotent."""
-        with self._lock:
-            self._closed = True
-            self._waiting.clear()
-            for inbox in self._idle:
-                inbox.put(None)
-            self._idle.clear()
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self) -> None:
-        inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        while True:
-            with self._lock:
-                if self._closed:
-                    return
-                call = self._waiting.popleft() if self._waiting else None
-                if call is None:
-                    self._idle.append(inbox)
-            if call is None and (call := inbox.get()) is None:
-                return
-            call()
-            del call  # what it holds is not needed while this thread waits
-
-
-def _settle(future: asyncio.Future[T], result: Any = None, error: BaseException | None = None) -> None:
-    if not future.done():  # else its task was cancelled
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-
-class Requests:
-    """Counts, logs and traces what was answered; for the event loop's thread.
-
-    Args:
-        logs: which requests get a line: `all`, `notable` for those that failed or were slow, or `off`. Lines
-            for all cost 6 to 8 % of the throughput.
-    """
-
-    def __init__(self, logs: str) -> None:
-        self._logs = logs
-        self._second = 0
-        self._num_lines = 0
-
-    def done(self, answered: Answered) -> None:
-        """Note a request that was answered."""
-        status = answered.status
-        metrics.count(answered.route, status, answered.sent_bytes, answered.seconds, via=answered.via)
-        if answered.stages:
-            metrics.count_stages(answered.stages)
-        if answered.problem_type:
-            metrics.REFUSALS.add(1, answered.problem_type)
-        if tracing.provider is not None:
-            tracing.trace(answered)
-        is_notable = answered.seconds > SLOW_SECONDS or not (200 <= status < 300 or status == 304)
-        if self._logs == "all" or (is_notable and self._logs == "notable" and self._may_log()):
-            # Nothing that a client may choose but its id, run and method, and no secrets.
-            fields = {
-                "request_id": answered.request.request_id,
-                "method": answered.request.method[: tracing.MAX_METHOD],
-                "route": answered.route,
-                "status": status,
-                "via": answered.via,
-                "sent_bytes": answered.sent_bytes,
-                "seconds": round(answered.seconds, 6),
-                "token": answered.request.caller.name,
-            }
-            more = {"run": answered.request.run, "type": answered.problem_type}
-            _log.info("request", extra=fields | {name: value for name, value in more.items() if value})
-
-    def _may_log(self) -> bool:
-        second = int(time.monotonic())
-        if second != self._second:
-            if self._num_lines > MAX_LINES:
-                _log.info("%d more requests were not logged", self._num_lines - MAX_LINES)
-            self._second, self._num_lines = second, 0
-        self._num_lines += 1
-        return self._num_lines <= MAX_LINES

@@ -1,187 +1,67 @@
-"""The responses that hold tokens or say where they lie, and the query parameters that ask for them.
+"""The responses that hold a rank's tokens or say where they lie, and what asks for them.
 
 The fast path and the application call the same functions with the same query and the same head. So both give
 the same bytes. All raise CorpusServerError for what is out of range, unknown, too large or cannot be read.
-
-Numbers in a query are decimal digits and nothing else: no sign, no `1e3`, no `true`, so that a typing error
-never trains on something else. Unknown and repeated parameters are refused for the same reason.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from itertools import chain, pairwise, permutations
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated
 from urllib.parse import parse_qsl
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    create_model,
-)
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import Field
 
+from corpus_server import metrics
 from corpus_server.admission.request import Caller, RequestHead
+from corpus_server.answers.arrays import array_response
+from corpus_server.answers.forms import InMemory, check_form, json_arrays, num_items, rows_as_text
+from corpus_server.answers.question import FormatQuery, PlanQuery, Step, integer, names, question
 from corpus_server.answers.response import (
     NO_STORE,
     PLAN_HEADER,
     PLAN_STEP_HEADER,
-    RANGE_HEADER,
-    ChecksumPlace,
     Format,
     Response,
     Slices,
-    array_response,
     caching,
-    json_response,
     negotiate,
     not_modified,
-    text_response,
 )
 from corpus_server.answers.service import Service
-from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan.declared import Schema
 from corpus_server.plan.document import INLINE_PLAN
 from corpus_server.plan.rows import NO_SHARD
-from corpus_server.plan.stage import MAX_STEP
-from corpus_server.read import text
 from corpus_server.read.beside import BESIDE, ROWS
-from corpus_server.read.bound_plan import BoundPlan, Source
-from corpus_server.read.reading import RangeReading, Reading, WindowReading, num_bytes, read_arrays
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.reading import Reading, WindowReading, num_bytes
 from corpus_server.readers.registry import Reader
 
 MAX_COUNT = 4096
 MAX_WORLD_SIZE = 2**20
-_DIGITS = re.compile(r"[0-9]{1,20}", re.ASCII)
+
+TOKENS = "Raw little-endian integers in C order, the same as .npy, JSON, or text."
+INDICES = (
+    "Raw little-endian int64, the same as .npy, or JSON. Windows: `(count, rows, 2)`, shard and start token "
+    "of each row. Rows of several pieces: `(pieces, 4)`, row (counted through the response), shard, start "
+    "token, tokens; a piece of shard -1 fills the end of its row with the token id in place of a start token."
+)
+"""What the API says of such responses."""
 
 
-class Integer:
-    """Metadata of an integer parameter in [low, high], spelled in decimal digits."""
-
-    def __init__(self, low: int, high: int) -> None:
-        self.low, self.high = low, high
-
-    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Parse strings of digits only."""
-        return core_schema.no_info_plain_validator_function(self._parse)
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Describe the range."""
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
-
-    def _parse(self, value: object) -> int:
-        if isinstance(value, str) and _DIGITS.fullmatch(value) and self.low <= int(value) <= self.high:
-            return int(value)
-        accepted = f"an integer in [{self.low}, {self.high}]"
-        raise PydanticCustomError("integer", "must be {accepted}", {"accepted": accepted})
-
-
-class Names:
-    """Metadata of a text parameter: some of `known`, each once, with commas between them."""
-
-    def __init__(self, known: Iterable[str]) -> None:
-        self.known = tuple(known)
-
-    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Accept known names only."""
-        return core_schema.no_info_plain_validator_function(self._parse)
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Describe the names."""
-        some = (permutations(self.known, count + 1) for count in range(len(self.known)))
-        return {"type": "string", "enum": [",".join(each) for each in chain.from_iterable(some)]}
-
-    def _parse(self, value: object) -> str:
-        names = value.split(",") if isinstance(value, str) else []
-        if isinstance(value, str) and set(names) <= set(self.known) and len(set(names)) == len(names):
-            return value
-        accepted = f"some of {', '.join(self.known)}, each once, with commas between them"
-        raise PydanticCustomError("names", "must be {accepted}", {"accepted": accepted})
-
-
-Step = Annotated[int, Integer(0, MAX_STEP)]
-Token = Annotated[int, Integer(0, 2**63 - 1)]
-
-
-class QueryParameters(BaseModel):
-    """Base of all query parameters: only the declared ones, each a string, described below its name."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class FormatQuery(QueryParameters):
-    """Parameters of a route that answers tokens."""
-
-    format: Format | None = None
-    """Format of the body; without it the `Accept` header decides."""
-    checksum: ChecksumPlace = "true"
-    """Place of the checksum. `true`: in `Corpus-Checksum`; everything is read before the first byte is sent.
-    `tail`: the last 8 bytes of the body (raw only). `false`: none."""
-
-
-class TokensQuery(FormatQuery):
-    """Parameters of a raw range."""
-
-    start: Token = 0
-    """First token, corpus-wide."""
-    count: Token | None = None
-    """Tokens; default: up to 256, as many as there are."""
-
-
-def _parameter(schema: Schema) -> tuple[Any, Any]:
-    """Return the annotation and the field of a parameter that may be left out."""
-    annotation: Any = str
-    if schema.get("type") == "integer":
-        annotation = Annotated[int, Integer(schema["minimum"], schema["maximum"])]
-    elif "enum" in schema:
-        annotation = Literal[tuple(schema["enum"])]
-    return annotation | None, Field(
-        None, description=schema["description"], max_length=schema.get("maxLength")
-    )
-
-
-class PlanQuery(QueryParameters):
-    """A plan by its id, or spelled inline, by parameters that `corpus_server.plan.document` declares."""
-
-    plan: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
-        None, description=f"Id of a plan; without it, {', '.join(INLINE_PLAN)} spell one."
-    )
-    corpus: str | None = None
-
-
-if not TYPE_CHECKING:
-    spelled = {name: _parameter(schema) for name, schema in INLINE_PLAN.items()}
-    PlanQuery = create_model("PlanQuery", __base__=PlanQuery, **spelled)
-
-
-class StepsQuery(PlanQuery):
-    """Parameters of a rank's share of consecutive steps."""
+class BatchesQuery(PlanQuery, FormatQuery):
+    """Parameters of batches and indices: a rank's share of consecutive steps."""
 
     step: Step
     """First training step."""
-    count: Annotated[int, Integer(1, MAX_COUNT)] = 1
+    count: Annotated[int, integer(1, MAX_COUNT)] = 1
     """Consecutive steps."""
-    rank: Annotated[int, Integer(0, MAX_WORLD_SIZE - 1)] = 0
+    rank: Annotated[int, integer(0, MAX_WORLD_SIZE - 1)] = 0
     """Whose rows; in [0, world_size)."""
-    world_size: Annotated[int, Integer(1, MAX_WORLD_SIZE)] = 1
+    world_size: Annotated[int, integer(1, MAX_WORLD_SIZE)] = 1
     """Number of ranks; must divide the global batch."""
-
-
-class BatchesQuery(StepsQuery, FormatQuery):
-    """Parameters of batches and indices."""
-
-    beside: Annotated[str, Names(BESIDE)] | None = Field(None, alias="with")
+    beside: Annotated[str, names(BESIDE)] | None = Field(None, alias="with")
     """Arrays to send behind the first one (raw and json only), as `Corpus-Arrays` describes them. `sources`:
     `(count, rows) uint16`, the number of each row's source in the plan's `sources`. `loss_mask`:
     `(count, rows, seq_len + 1) uint8`, 0 where a corpus's mask leaves the token out of the loss and in the
@@ -228,8 +108,9 @@ def plan_of(service: Service, query: PlanQuery, caller: Caller, *, names_corpus:
     return service.plan(query.plan, caller)
 
 
+@question("/v1/batches", array=TOKENS, is_tagged=True)
 def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
-    """Make the response to `/v1/batches`: the tokens of a rank, `(count, rows, seq_len + 1)`, C order."""
+    """Return the tokens of a rank: `(count, rows, seq_len + 1)`, C order, little-endian."""
     bound = plan_of(service, query, request.caller)
     chosen = choose_format(request, query, default="raw")
     reading = _windows(bound, query)
@@ -237,35 +118,32 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     size = num_bytes(reading, *beside.values())
     service.admission.check_size(size, "count")
     service.admission.check_rows(query.count, reading.step_rows)
-    _check_text(service, chosen, bound.corpora.values(), reading, *beside.values())
+    if chosen in ("json", "text"):
+        check_form(service, chosen, bound.corpora.values(), reading, *beside.values())
     headers = _step_headers(bound, query, request, "batches", chosen)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     request.charge(size)
     if bound.is_staged:
         service.stager.check_order(bound)
-    reader = _note(service, bound, query, request)
+    reader = _note(service, bound, query, request, reads_tokens=True)
     yield from staged_rows(service, bound, reading)
     if chosen == "json":
         fields = {**_step_fields(bound, query), "dtype": bound.dtype.name}
-        response = yield from _json_arrays(fields, headers, {"tokens": reading, **beside})
+        response = yield from json_arrays(fields, headers, {"tokens": reading, **beside})
     elif chosen == "text":
-        response = yield from _batches_as_text(bound, reading, query, headers)
+        response = yield from rows_as_text(bound, reading, query.step, headers)
     else:
         response = yield from array_response(reading, headers, chosen, query.checksum, request, beside)
-    response.source = bound.source_of(query.step)
-    response.num_tokens = reading.num_units * reading.unit_tokens
+    num_tokens = reading.num_units * reading.unit_tokens
+    response.when_sent(metrics.count_tokens, bound.source_of(query.step), num_tokens, request.run)
     response.reader, response.num_steps = reader, query.count
     return response
 
 
+@question("/v1/indices", array=INDICES, formats=("raw", "npy", "json"), is_tagged=True)
 def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
-    """Make the response to `/v1/indices`: where the rows lie. Shard numbers count over the plan's shard list.
-
-    Windows: `(count, rows, 2) int64`, shard and start token of each row.
-    Rows of several pieces: `(pieces, 4) int64`, row (from 0 on), shard, start token, tokens of each piece.
-    A piece of `NO_SHARD` fills the end of a row with the token id in place of its start.
-    """
+    """Return where the rows of a rank lie: shards (over the plan's shard list) and tokens."""
     bound = plan_of(service, query, request.caller)
     chosen = choose_format(request, query, default="json")
     reading = _windows(bound, query)
@@ -280,7 +158,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
             "indices have no format text", parameter="format", received="text", accepted="raw, npy, json"
         )
     if chosen == "json":
-        service.admission.check_text_size(reading.num_units * numbers + _num_items(*beside.values()), "count")
+        service.admission.check_text_size(reading.num_units * numbers + num_items(*beside.values()), "count")
     headers = _step_headers(bound, query, request, "indices", chosen)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
@@ -292,14 +170,14 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
         located = located.reshape(*shape, numbers)
     else:
         request.charge(located.nbytes + beside_bytes)
-    places = _InMemory(located)
+    places = InMemory(located)
     if any(BESIDE[name].reads_files for name in beside):
         yield from staged_rows(service, bound, reading)
     if chosen == "json":
-        service.admission.check_text_size(_num_items(places, *beside.values()), "count")
+        service.admission.check_text_size(num_items(places, *beside.values()), "count")
         shards = [{"corpus": name, "name": shard.name} for name, shard in bound.shards]
         fields = {**_step_fields(bound, query), "shards": shards}
-        response = yield from _json_arrays(fields, headers, {"indices": places, **beside})
+        response = yield from json_arrays(fields, headers, {"indices": places, **beside})
     else:
         response = yield from array_response(places, headers, chosen, query.checksum, request, beside)
     response.reader, response.num_steps = reader, query.count
@@ -325,57 +203,6 @@ def _located(service: Service, reading: WindowReading, numbers: int) -> Slices[n
     return located
 
 
-def token_range(
-    service: Service,
-    corpus: Corpus,
-    start: int,
-    stop: int,
-    query: FormatQuery,
-    request: RequestHead,
-    *,
-    default: Format,
-    fields: Mapping[str, Any],
-    tag: str = "",
-) -> Slices[Response]:
-    """Make the response that holds tokens [start, stop) of a corpus.
-
-    Args:
-        start, stop: corpus-wide, inside the corpus.
-        default: format where the request names none.
-        fields: what a JSON response says besides.
-        tag: tells what they say apart from what they said before, if the corpus's fingerprint does not.
-    """
-    chosen = choose_format(request, query, default)
-    gatherer = service.catalog.gatherer(corpus.name)
-    reading = RangeReading(corpus, gatherer, start=start, stop=stop)
-    service.admission.check_size(num_bytes(reading), "count")
-    _check_text(service, chosen, [corpus], reading)
-    identity = f"{corpus.fingerprint}.{start}.{stop}.{_representation(query, chosen)}"
-    identity += f".{tag}" if tag else ""
-    if chosen == "text":
-        headers = dict(NO_STORE)
-    else:
-        headers = caching(request, identity, immutable=False, varies=query.format is None)
-    headers[RANGE_HEADER] = f"{start}-{stop}"
-    if (unchanged := not_modified(request, headers)) is not None:
-        return unchanged
-    request.charge(num_bytes(reading))
-    pieces = corpus.locate_range(start, stop - start)
-    yield from service.staged(corpus.shards[number].file for number, _, _ in pieces)
-    if chosen == "json":
-        where = {"start": start, "stop": stop, "dtype": corpus.dtype.name}
-        described = {"corpus": corpus.name, **fields, **where}
-        response = yield from _json_arrays(described, headers, {"tokens": reading})
-    elif chosen == "text":
-        tokens = [each for part in read_arrays(reading) for each in part.tolist()]
-        yield None
-        response = text_response(text.decode(corpus, tokens), headers)
-    else:
-        response = yield from array_response(reading, headers, chosen, query.checksum, request)
-    response.source, response.num_tokens = Source("", {corpus.name: 1.0}), stop - start
-    return response
-
-
 def choose_format(request: RequestHead, query: FormatQuery, default: Format) -> Format:
     """Return the format asked for, by parameter or by `Accept`."""
     return query.format or negotiate(request.headers.get("accept"), default)
@@ -396,24 +223,6 @@ def plan_headers(
     return {**headers, PLAN_HEADER: bound.plan.id}
 
 
-class _InMemory:
-    """An array as a reading, so that one function sends all arrays."""
-
-    unit_tokens = 1
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._flat = array.reshape(-1)
-        self.shape = array.shape
-        self.dtype = array.dtype
-        self.num_units = array.size
-
-    def read(self, first: int, num_units: int) -> np.ndarray:
-        return self._flat[first : first + num_units]
-
-    def check_unchanged(self) -> None:
-        pass
-
-
 def _beside(query: BatchesQuery, reading: WindowReading, chosen: Format) -> dict[str, Reading]:
     """Return the arrays that a request wants beside the first one; refuse a format that cannot hold them."""
     if query.arrays and chosen not in ("raw", "json"):
@@ -429,26 +238,14 @@ def _beside(query: BatchesQuery, reading: WindowReading, chosen: Format) -> dict
     return {name: BESIDE[name].make(reading) for name in names}
 
 
-def _num_items(*readings: Reading) -> int:
-    return sum(reading.num_units * reading.unit_tokens for reading in readings)
-
-
-def _check_text(service: Service, chosen: Format, corpora: Iterable[Corpus], *readings: Reading) -> None:
-    if chosen in ("json", "text"):
-        service.admission.check_text_size(_num_items(*readings), "count")
-    if chosen == "text":
-        for corpus in corpora:
-            text.check_available(corpus)
-
-
-def _windows(bound: BoundPlan, query: StepsQuery) -> WindowReading:
+def _windows(bound: BoundPlan, query: BatchesQuery) -> WindowReading:
     step, count, rank, world_size = query.step, query.count, query.rank, query.world_size
     rows = bound.sampler.check_part(step, count=count, rank=rank, world_size=world_size)
     return WindowReading(bound, step=step, count=count, rank=rank, rows=rows, world_size=world_size)
 
 
 def _note(
-    service: Service, bound: BoundPlan, query: StepsQuery, request: RequestHead, *, reads_tokens: bool = True
+    service: Service, bound: BoundPlan, query: BatchesQuery, request: RequestHead, *, reads_tokens: bool
 ) -> Reader | None:
     """Note a request, so that its next steps are prefetched or staged; return the rank that asks.
 
@@ -480,49 +277,10 @@ def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> S
     yield from service.staged(file for number in numbers for file in bound.staged[number])
 
 
-def _json_arrays(
-    fields: Mapping[str, object], headers: Mapping[str, str], readings: Mapping[str, Reading]
-) -> Slices[Response]:
-    """Make a response that holds arrays as nested lists, by name."""
-    arrays = {}
-    for name, reading in readings.items():
-        parts = [np.empty(0, dtype=reading.dtype)]  # so that an empty range has a type
-        for part in read_arrays(reading):
-            parts.append(part.reshape(-1))
-            yield None
-        arrays[name] = np.concatenate(parts).reshape(reading.shape)
-    return json_response({**fields, **arrays}, headers)
-
-
-def _batches_as_text(
-    bound: BoundPlan, reading: WindowReading, query: StepsQuery, headers: Mapping[str, str]
-) -> Slices[Response]:
-    """Make a response that shows every row as text, below a line that says where it lies."""
-    _, rows, _ = reading.shape
-    lines: list[str] = []
-    number = 0
-    for group, borders in reading.pieces():
-        numbers = reading.row_numbers(number, len(borders) - 1).tolist()
-        for row, (low, high) in zip(numbers, pairwise(borders.tolist()), strict=True):
-            pieces = [piece for piece in group[low:high].tolist() if piece[0] != NO_SHARD]
-            name, _ = bound.shards[pieces[0][0]]
-            places = "; ".join(
-                f"shard {bound.shards[shard][1].name}, tokens {start} to {start + length}"
-                for shard, start, length in pieces
-            )
-            step = query.step + number // rows
-            lines.append(f"=== step {step} row {row}: corpus {name}, {places} ===")
-            (tokens,) = reading.read(number, 1)
-            lines.append(text.decode(bound.corpora[name], tokens.tolist()))
-            number += 1
-            yield None
-    return text_response("\n".join(lines) + "\n", headers)
-
-
 def _step_headers(
     bound: BoundPlan, query: BatchesQuery, request: RequestHead, what: str, chosen: Format
 ) -> dict[str, str]:
-    form = "+".join((_representation(query, chosen), *query.arrays))
+    form = "+".join((representation(query, chosen), *query.arrays))
     identity = f"{what}.{query.step}.{query.count}.{query.rank}.{query.world_size}.{form}"
     if chosen == "text":
         headers = {**NO_STORE, PLAN_HEADER: bound.plan.id}
@@ -535,16 +293,15 @@ def _step_headers(
     return headers
 
 
-def _step_fields(bound: BoundPlan, query: StepsQuery) -> dict[str, str | int]:
+def _step_fields(bound: BoundPlan, query: BatchesQuery) -> dict[str, str | int]:
     """Return what a JSON response says first; `plan_step` only where it differs."""
-    fields: dict[str, str | int] = {"plan": bound.plan.id, "step": query.step, "count": query.count}
     plan_step = bound.sampler.timeline.plan_step(query.step)
-    if plan_step != query.step:
-        fields["plan_step"] = plan_step
-    return fields | {"rank": query.rank, "world_size": query.world_size}
+    steps = {"step": query.step, "count": query.count}
+    steps |= {} if plan_step == query.step else {"plan_step": plan_step}
+    return {"plan": bound.plan.id, **steps, "rank": query.rank, "world_size": query.world_size}
 
 
-def _representation(query: FormatQuery, chosen: Format) -> str:
+def representation(query: FormatQuery, chosen: Format) -> str:
     """Return the part of a response's identity that its form decides; refuse a form that does not exist."""
     if query.checksum != "tail":
         return chosen

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from corpus_server.building.job import Input
-from corpus_server.building.sources import KINDS, check_kind, suffix_of
+from corpus_server.building.sources import KINDS, suffix_of
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.registry import find_mask, side_file
 from corpus_server.corpus.selection import in_order, matches, natural_key, walk
@@ -143,8 +143,9 @@ def _is_included(path: Path, include: Sequence[str]) -> bool:
 
 
 def _check_kind(path: Path, include: Sequence[str]) -> None:
-    if not _is_included(path, include):
-        check_kind(path)
+    if not _is_included(path, include) and suffix_of(path) not in KINDS:
+        remedy = f"known are {', '.join(KINDS)}; read it as text with --include '*{path.suffix}'"
+        raise unreadable(path, "is of no kind that can be read", remedy)
 
 
 def _input(path: Path, text_field: str | None) -> Input:

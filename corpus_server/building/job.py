@@ -145,6 +145,14 @@ class Input(Strict):
             path=str(path.absolute()), name=str(path), num_bytes=status.st_size, mtime_ns=status.st_mtime_ns
         )
 
+    def whole(self) -> Slice:
+        """Return all of it."""
+        return self.slice(0, self.num_bytes, self.num_bytes)
+
+    def slice(self, start: int, stop: int, num_bytes: int) -> Slice:
+        """Return a stretch of it, which takes so many bytes of the disk."""
+        return Slice(path=self.path, start=start, stop=stop, num_bytes=num_bytes, text_field=self.text_field)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice(Strict):

@@ -25,8 +25,9 @@ import xxhash
 
 from corpus_server.building.job import MAX_IDS, BuildOptions, Part
 from corpus_server.building.kept import Kept
+from corpus_server.building.kinds import Document
 from corpus_server.building.manifest import Strict, read_json, write_json
-from corpus_server.building.sources import Document, read_documents
+from corpus_server.building.sources import read_documents
 from corpus_server.corpus.metadata.pieces import append
 from corpus_server.corpus.metadata.write import record_batch
 from corpus_server.corpus.publish import publishing

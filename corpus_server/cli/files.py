@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import inspection  # noqa: F401 - registers what can be asked
+from corpus_server.answers import questions  # noqa: F401 - registers what can be asked
+from corpus_server.answers.problem import invalid_parameter
 from corpus_server.answers.question import QUESTIONS
-from corpus_server.answers.response import invalid_parameter
 from corpus_server.answers.service import Service
 from corpus_server.cli.server import Asked
 from corpus_server.corpus_spec import CorpusSpec

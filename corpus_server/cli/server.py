@@ -95,7 +95,8 @@ class Server(Asked):
                     parameter="url",
                 )
             return Plan.from_json(document)
-        return find_by_prefix(prefix, {plan.id: plan for plan, *_ in self.newest(_MAX_PLANS)})
+        plans = {plan.id: plan for plan, *_ in self.newest(_MAX_PLANS)}
+        return plans[find_by_prefix(prefix, plans)]
 
 
 def _refusal(error: HTTPError) -> CorpusServerError:

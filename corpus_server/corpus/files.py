@@ -181,7 +181,7 @@ class OpenFile(Closing):
     def _check_status(self) -> None:
         self._change = self._change or self._find_change()
         if self._change is not None:
-            detail = f"{self.name}: {self._change}; a served shard must not change"
+            detail = f"{self.name}: {self._change}; a served file must not change"
             raise CorpusChanged(detail, remedy=_REOPEN)
 
     def _find_change(self) -> str | None:

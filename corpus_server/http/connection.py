@@ -33,12 +33,14 @@ from starlette.types import ASGIApp
 
 from corpus_server import metrics
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead, request_id_in
-from corpus_server.answers.response import Answered, Buffer, ClientLeft, Response, problem
+from corpus_server.answers.problem import problem
+from corpus_server.answers.response import Answered, Buffer, ClientLeft, Response
 from corpus_server.answers.service import Service
 from corpus_server.errors import BadRequest, CorpusServerError, RequestTimeout
 from corpus_server.http.bridge import Bridge
-from corpus_server.http.exchange import ROUTES, Exchange, log_error, respond, widen
+from corpus_server.http.exchange import ROUTES, Exchange, log_error, respond
 from corpus_server.http.message import END, Message, too_large
+from corpus_server.http.send import widen
 
 MAX_WAITING_BYTES = 64 * 1024
 """Bytes that wait behind a request, of its body or of pipelined ones; the connection is not read beyond."""

@@ -7,9 +7,6 @@
 
 A slow reader therefore costs no thread, only the loop's attention and the memory of one piece. The connection
 drives the responses of `ROUTES` itself; all others, and these under another server, the application does.
-
-A thread writes past the event loop's transport, whose own `write` copies into the kernel with the GIL held,
-up to megabytes at a time, and every gather of the process waits for that long. `writev` releases the GIL.
 """
 
 from __future__ import annotations
@@ -17,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import select
-import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,21 +21,21 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import tokens
+from corpus_server.answers.problem import problem
 from corpus_server.answers.response import (
     TIMING_HEADER,
     Buffer,
     ClientLeft,
     Response,
     Slices,
-    problem,
     timing_value,
 )
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import BatchesQuery, parameters
 from corpus_server.errors import CorpusServerError
+from corpus_server.http.send import writable, write
 from corpus_server.read.gather import OF_THREAD
 
 ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead], Slices[Response]]] = {
@@ -49,14 +44,9 @@ ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead], Slices[Respon
 }
 """What a connection answers itself; the application has the same paths as routes."""
 
-UNIX_BUFFER_BYTES = 1 << 20
-"""Bytes that the kernel takes at once on a Unix socket; its buffer does not grow by itself as TCP's does."""
-
 PATIENCE_SECONDS = 0.02
 """How long a thread sends to one reader that falls behind before it leaves the rest to the loop. A fast one
 has taken 8 MiB in less than half of it."""
-
-_SO_SNDBUFFORCE = 32  # socket(7); Python does not name it
 
 _log = logging.getLogger("corpus_server")
 
@@ -140,7 +130,7 @@ class Exchange:
         head: Callable[[Response], bytes] | None = None,
     ) -> None:
         self._service = service
-        self._is_head, self._run = request.method == "HEAD", request.run
+        self._is_head = request.method == "HEAD"
         self._work = work
         self._line = line
         self._head = head
@@ -167,9 +157,10 @@ class Exchange:
         """
         to = None
         try:
-            # Without a head it is the application's response, whose parts go through its server.
-            if self._line is not None and self._head is not None:
-                to = _writable(self._line)
+            # Without a head it is the application's response, whose parts go through its server. Under TLS
+            # the loop sends all, because a thread cannot write ciphertext.
+            if self._line is not None and self._head is not None and not self._line.is_tls:
+                to = writable(self._line.transport)
             while not self.done:
                 rest = await self._service.in_gather_thread(lambda: self._advance(to))
                 if self._waiting is not None:
@@ -204,7 +195,7 @@ class Exchange:
             if group is None:
                 self._waits_since = None if self._waiting is None else began
                 break
-            rest = group if to is None else _write(to, group, patience)
+            rest = group if to is None else write(to, group, patience)
             self.sent_bytes += sum(map(len, group)) - sum(map(len, rest))
             now = time.monotonic()
             self._send_seconds += now - began
@@ -225,18 +216,16 @@ class Exchange:
         return self._wait_seconds, self._locate_seconds, gather, self._send_seconds
 
     def _finish(self) -> None:
-        """Give up what is left, give the slot back and count the tokens."""
+        """Give up what is left, give the slot back and count what was sent."""
         try:
             self._work.close()
         finally:
             self._slot.release()
         response = self.response
-        if response is None or not self.done or self._is_head:
-            return  # of what was not sent as a whole nothing is counted
-        if response.source is not None:
-            metrics.count_tokens(
-                response.source, response.num_tokens, self._run, num_documents=response.num_documents
-            )
+        if response is None or response.status != 200 or not self.done or self._is_head:
+            return
+        for count, args in response.counts:
+            count(*args)
         if response.reader is not None:
             making, steps = self._wait_seconds + self._make_seconds, response.num_steps
             response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)
@@ -274,66 +263,3 @@ class Exchange:
     def _check_there(self) -> None:
         if self._line is not None and self._line.left:
             raise ClientLeft("the client left")
-
-
-def _writable(line: Line) -> int | None:
-    """Return a second descriptor of a connection, for threads; None if there can be none: the loop sends all.
-
-    The loop may close its own descriptor at any time, and the number would soon mean another file.
-    """
-    if line.is_tls:  # a thread cannot write ciphertext
-        return None
-    try:
-        return os.dup(line.transport.get_extra_info("socket").fileno())
-    except OSError:  # no descriptor is left
-        return None
-
-
-def _write(to: int, parts: Sequence[Buffer], seconds: float) -> Sequence[Buffer]:
-    """Send until everything is taken or the reader falls behind; return what was not taken.
-
-    Args:
-        to: descriptor that does not block.
-        parts: buffers of single bytes.
-        seconds: to wait for the reader; below zero: what it takes at once is sent all the same.
-
-    Raises:
-        ClientLeft: the connection is closed.
-    """
-    until = time.monotonic() + seconds
-    rest = parts
-    while rest:
-        try:
-            rest = _without(rest, os.writev(to, rest))
-        except BlockingIOError:
-            if (seconds := until - time.monotonic()) <= 0:
-                break
-            poll = select.poll()
-            poll.register(to, select.POLLOUT)
-            if not poll.poll(seconds * 1000):
-                break
-        except OSError as error:
-            raise ClientLeft("the connection is closed") from error
-    return rest
-
-
-def _without(parts: Sequence[Buffer], num_bytes: int) -> list[Buffer]:
-    """Return what is left after the first `num_bytes` bytes."""
-    left: list[Buffer] = []
-    for part in parts:
-        if num_bytes < len(part):
-            left.append(memoryview(part)[num_bytes:])
-        num_bytes = max(0, num_bytes - len(part))
-    return left
-
-
-def widen(connection: socket.socket) -> None:
-    """Enlarge the send buffer of a Unix socket: 1.4 times the throughput at 64 x 1,025. TCP grows by itself.
-
-    Goes up to `net.core.wmem_max` where the process may not exceed that.
-    """
-    if connection.family == socket.AF_UNIX:
-        try:
-            connection.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, UNIX_BUFFER_BYTES)
-        except OSError:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)

@@ -127,18 +127,11 @@ def count_stages(seconds: Iterable[float]) -> None:
         STAGE_SECONDS.observe(each, stage)
 
 
-def count_tokens(source: Source, num_tokens: int, run: str = "", *, num_documents: int = 0) -> None:
-    """Count tokens that were sent to a run; "" has no name.
-
-    Args:
-        num_documents: that were asked for by their number, of one corpus.
-    """
+def count_tokens(source: Source, num_tokens: int, run: str) -> None:
+    """Count tokens of a plan that were sent to a run; "" has no name."""
     for corpus, share in source.shares.items():
         TOKENS.add(share * num_tokens, corpus)
-        if num_documents:  # else there would be a series for each corpus that is trained on
-            DOCUMENTS.add(num_documents, corpus)
-    if source.plan_id:  # else a range of a corpus
-        PLAN_TOKENS.add(num_tokens, *_plan_labels(source.plan_id, run))
+    PLAN_TOKENS.add(num_tokens, *_plan_labels(source.plan_id, run))
 
 
 def _plan_labels(*labels: str) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from corpus_server.plan.declared import (
     texts,
 )
 from corpus_server.plan.layouts import LAYOUTS, Layout
-from corpus_server.plan.orders import DEFAULT, INLINE, INLINE_FIELDS, Order, inline_order, order_kind
+from corpus_server.plan.orders import DEFAULT, INLINE, INLINE_FIELDS, ORDERS, Order, inline_order, order_kind
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage
 from corpus_server.plan.stage_log import StageLog
@@ -90,6 +90,9 @@ STAGES: Final = Kind(
 )
 
 
+_STRIDES = "".join(f", with order {each.name} {each.stride}" for each in ORDERS if each.stride is not None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan(Declared):
     """A whole plan: which rows every step holds.
@@ -104,7 +107,7 @@ class Plan(Declared):
     seq_len: int = declared(integer(1, MAX_SEQ_LEN), "Inputs per row.")
     stride: int | None = declared(
         integer(1, MAX_STRIDE),
-        "Tokens between neighbouring windows; default seq_len, with order random 1.",
+        f"Tokens between neighbouring windows; default seq_len{_STRIDES}.",
         default=None,
     )
     seed: int = declared(integer(0, MAX_SEED), "Default 0.", default=0)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.rows import Pieces
 
@@ -27,5 +30,11 @@ class Origins(Protocol):
     def ranges(self, source: int, given: Ranges) -> Ranges:
         """Return the tokens of a source that are those of ranges of its corpus, wherever they come."""
 
-    def extent(self, shard: int, start: int, stop: int) -> tuple[int, int, int]:
-        """Return which tokens of a corpus's shard hold tokens [start, stop) of the plan's shard."""
+    def extents(self, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which tokens of a corpus's shard hold those of pieces: `(k, 2)`, start, stop.
+
+        Others may lie between them.
+
+        Args:
+            pieces: `(k, 3)`: the plan's shard, start, tokens, of which there is one at least.
+        """

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.errors import InvalidPlan
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
@@ -33,10 +33,10 @@ from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_ROWS, grouped
 from corpus_server.plan.orders.order import Arrangement
 from corpus_server.plan.origins import Origins
+from corpus_server.plan.part import check_part
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, joined, no_places
-from corpus_server.plan.stage import MAX_STEP
 from corpus_server.plan.timeline import PlacedStage, Timeline
 
 
@@ -67,8 +67,8 @@ class Sampler:
         is_window: whether each row is one piece of a shard.
         num_windows: `(sources,) uint64`, rows of an epoch of each source.
         groups: of a bounded shuffle, None with other orders.
-        exclusions: what is excluded, with the first stage in which it is, ascending.
-        num_steps: training steps of a plan that has an end; a last step that is not full is none.
+        exclusions: what is excluded, with the stages in which it is, ascending.
+        num_steps: see `Timeline`.
 
     Raises:
         InvalidPlan: a source has no row, all that its rows hold is excluded, an exclusion reaches beyond its
@@ -112,9 +112,8 @@ class Sampler:
         self.groups = self.arrangement.groups
         self.timeline = Timeline(plan, self._blend)
         self.num_windows = self.rows.epoch_rows
-        self.num_steps = None if self._blend is None else self._num_steps(self._blend)
-        self.exclusions: list[tuple[int, Exclusion]] = []
-        self._exclude(parent)
+        self.num_steps = self.timeline.num_steps
+        self.exclusions = self._exclusions(parent)
         self._dealt = DealtSteps()
 
     @property
@@ -125,14 +124,8 @@ class Sampler:
 
     def exclusion_at(self, number: int) -> Exclusion | None:
         """Return what a stage excludes, with what was excluded before it."""
-        at = bisect_right(self.exclusions, number, key=lambda each: each[0])
+        at = bisect_right(self.exclusions, number, key=lambda each: each[0].start)
         return self.exclusions[at - 1][1] if at else None
-
-    def excluding(self) -> list[tuple[range, Exclusion]]:
-        """Return the stages that exclude something, those with the same exclusions together."""
-        borders = [*(first for first, _ in self.exclusions), len(self.plan.stages)]
-        spans = (range(*span) for span in pairwise(borders))
-        return [(span, exclusion) for span, (_, exclusion) in zip(spans, self.exclusions, strict=True)]
 
     def steps_per_epoch(self, name: str) -> float | None:
         """Return how many steps an epoch of a source takes at the rate of the last stage that uses it.
@@ -157,34 +150,7 @@ class Sampler:
         Raises:
             InvalidParameter: a value is outside its range, or the steps have batches of several shapes.
         """
-        if self.num_steps is not None and step + count > self.num_steps:
-            most = self.num_steps - count
-            raise InvalidParameter(
-                f"the plan's samples make {self.num_steps} steps, and step {step} with count {count} ends "
-                f"beyond; give the loader num_steps={self.num_steps}, or the plan a larger num_samples",
-                parameter="step",
-                received=step,
-                accepted=f"at most {most}" if most >= 0 else "none with this count",
-            )
-        if not 0 <= step <= MAX_STEP - count + 1:
-            raise InvalidParameter.expected("step", f"in [0, {MAX_STEP - count + 1}]", step)
-        placed = self.timeline.stage_at(self.timeline.plan_step(step))
-        if count > 1 and len(self.plan.stages) > 1:
-            self._check_one_shape(step, count, placed)
-        batch_size = placed.global_batch_size
-        rows, rest = divmod(batch_size, world_size)
-        if rest:
-            numbers = np.arange(1, batch_size + 1)
-            divisors = numbers[batch_size % numbers == 0].tolist()
-            raise InvalidParameter(
-                f"world_size must divide global_batch_size {batch_size}, got {world_size}",
-                parameter="world_size",
-                received=world_size,
-                accepted="one of " + ", ".join(map(str, divisors)),
-            )
-        if not 0 <= rank < world_size:
-            raise InvalidParameter.expected("rank", f"in [0, {world_size})", rank)
-        return rows
+        return check_part(self.timeline, step, count=count, rank=rank, world_size=world_size)
 
     def locate(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
         """Return where the rows of a rank slice, checked by `check_part`, of consecutive training steps lie.
@@ -291,6 +257,18 @@ class Sampler:
             )
         return joined(found)
 
+    def pieces_of(self, source: int, rows: UInt64Array) -> Pieces:
+        """Return what the n-th rows, ascending, that training takes from a source are made of.
+
+        Rows of skipped steps count. Shards and tokens are those of the sources, see `resolved`.
+        """
+        positions, parts, seq_lens = self.timeline.windows_of(source, rows)
+        pieces, borders = self.pieces_at(source, positions)
+        if (seq_lens != self.plan.seq_len).any():  # only windows are read in parts, so each row is one piece
+            pieces[:, 1] += parts * seq_lens
+            pieces[:, 2] = seq_lens + 1
+        return pieces, borders
+
     def windows_at(self, source: Source, positions: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
         """Return the rows at positions, before excluded ones are replaced, and their epochs.
 
@@ -342,8 +320,11 @@ class Sampler:
         ranges = (self.groups.ranges(source, number) + self.rows.first_row[source]).tolist()
         # Neighbouring rows may lie in one block of documents.
         found = dict.fromkeys(each for start, stop in ranges for each in self.rows.extents(start, stop))
-        origins = self.origins
-        return list(found) if origins is None else [origins.extent(*each) for each in found]
+        if self.origins is None or not found:
+            return list(found)
+        shards, starts, stops = np.array(list(found), dtype=np.int64).T
+        extents = self.origins.extents(np.stack((shards, starts, stops - starts), axis=1))
+        return list(zip(shards.tolist(), *extents.T.tolist(), strict=True))
 
     def _rows(self, step: int, places: range, count: int, world_size: int = 1) -> list[_Chosen]:
         """Return the rows at the same places of some steps, those of each stage together."""
@@ -370,16 +351,9 @@ class Sampler:
         numbers, epochs = self.windows_at(source, given + placed.positions[source])
         return _Chosen(source, numbers, epochs, self.exclusion_at(placed.number))
 
-    def _num_steps(self, blend: Blend) -> int:
-        """Return how many whole training steps the rows of a run make."""
-        stages = ((placed, int(placed.rows.sum())) for placed in reversed(self.timeline.stages))
-        placed, before = next(each for each in stages if each[1] < blend.num_rows)
-        end = placed.from_step + (blend.num_rows - before) // placed.global_batch_size
-        return self.plan.skip_steps.outside_before(end)
-
-    def _exclude(self, parent: Sampler | None) -> None:
+    def _exclusions(self, parent: Sampler | None) -> list[tuple[range, Exclusion]]:
         log, num_stages = self.plan.log, len(self.plan.stages)
-        found = [] if parent is None else list(parent.exclusions)
+        found = [] if parent is None else [(its.start, exclusion) for its, exclusion in parent.exclusions]
         # The parent's last stage is the first that need not be looked at.
         since = 0 if parent is None else len(parent.plan.stages)
         keys = self._source_keys("exclude")
@@ -400,8 +374,9 @@ class Sampler:
             before = found[-1][1].units if found else Ranges()
             if touching and (units := before.union(Ranges(np.concatenate(touching)))):
                 found.append((first, self.rows.exclusion(units, keys, self.groups)))
-        self.exclusions = found
-        for stages, exclusion in self.excluding():
+        borders = pairwise([*(first for first, _ in found), num_stages])
+        exclusions = [(range(*its), exclusion) for its, (_, exclusion) in zip(borders, found, strict=True)]
+        for stages, exclusion in exclusions:
             emptied = np.flatnonzero(exclusion.num_left == 0)
             used = log.units[max(stages.start, since) : stages.stop, emptied].any(axis=0)
             for source in emptied[used].tolist():
@@ -411,33 +386,8 @@ class Sampler:
                     f"{self.rows.unit}s of {name!r}; leave the source out of the mixture instead",
                     parameter=f"stages[].exclude.{name}",
                 )
+        return exclusions
 
     def _source_keys(self, purpose: str) -> UInt64Array:
         keys = [stream_key(purpose, self.plan.seed, name) for name in self.plan.sources]
         return np.array(keys, dtype=np.uint64)
-
-    def _check_one_shape(self, step: int, count: int, placed: PlacedStage) -> None:
-        """Refuse steps with batches of several shapes, because a response is one array."""
-        timeline, last = self.timeline, self.timeline.plan_step(step + count - 1)
-        stop = int(timeline.from_steps.searchsorted(last, side="right"))
-        its = slice(placed.number, stop)
-        if (timeline.sizes[its] == placed.global_batch_size).all() and (
-            timeline.seq_lens[its] == placed.seq_len
-        ).all():
-            return
-        for later in timeline.stages[placed.number + 1 : stop]:
-            if self.timeline.first_training_step(later.number) is None:
-                continue
-            until = self.plan.skip_steps.outside_before(later.from_step)
-            for name, before, after in (
-                ("global_batch_size", placed.global_batch_size, later.global_batch_size),
-                ("seq_len", placed.seq_len, later.seq_len),
-            ):
-                if before != after:
-                    raise InvalidParameter(
-                        f"steps {step} to {step + count - 1} differ in {name}: it changes from {before} "
-                        f"at step {until}; ask for at most {until - step} steps from {step}",
-                        parameter="count",
-                        received=count,
-                        accepted=f"at most {until - step}",
-                    )

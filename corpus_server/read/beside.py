@@ -23,16 +23,22 @@ ROWS: Final = "rows"
 """Name of the rows' numbers, which a JSON response has without being asked where a plan balances ranks."""
 
 
-class RowSources:
-    """The source of each row, `(count, rows) uint16`: its number among `Plan.sources`."""
+class _OfRows:
+    """A number of each row, `(count, rows)`; no file is read for it."""
 
     unit_tokens = 1
-    dtype: np.dtype[np.integer] = np.dtype(np.uint16)
+    dtype: np.dtype[np.integer]
 
     def __init__(self, rows: WindowReading) -> None:
         self._rows = rows
         self.shape: tuple[int, ...] = rows.shape[:2]
         self.num_units = rows.num_units
+
+
+class RowSources(_OfRows):
+    """The source of each row, `(count, rows) uint16`: its number among `Plan.sources`."""
+
+    dtype = np.dtype(np.uint16)
 
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return the sources of rows from `first` on: at most those that are located together."""
@@ -40,27 +46,15 @@ class RowSources:
         sources: NDArray[np.uint16] = self._rows.bound.source_of_shard[selection.first_shards(part)]
         return sources
 
-    def check_unchanged(self) -> None:
-        """Do nothing: no file is read."""
 
-
-class RowNumbers:
+class RowNumbers(_OfRows):
     """The number of each row in its global batch, `(count, rows) uint32`."""
 
-    unit_tokens = 1
-    dtype: np.dtype[np.integer] = np.dtype(np.uint32)
-
-    def __init__(self, rows: WindowReading) -> None:
-        self._rows = rows
-        self.shape: tuple[int, ...] = rows.shape[:2]
-        self.num_units = rows.num_units
+    dtype = np.dtype(np.uint32)
 
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return the numbers of rows from `first` on: at most those that are located together."""
         return self._rows.row_numbers(first, num_units).astype(self.dtype)
-
-    def check_unchanged(self) -> None:
-        """Do nothing: no file is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,10 +36,7 @@ _DESCRIBED_STAGES = MAX_STAGES
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Source:
-    """Whose tokens a response holds: `shares` of corpora, by the exact weights of a plan's stage.
-
-    A plan's id is "" for tokens that no plan chose.
-    """
+    """Whose tokens a step holds: `shares` of corpora, by the exact weights of the plan's stage."""
 
     plan_id: str
     shares: Mapping[str, float]

@@ -71,9 +71,6 @@ class Reading(Protocol):
             ReadFailed: the disk did not deliver.
         """
 
-    def check_unchanged(self) -> None:
-        """Raise `CorpusChanged` if a shard that was read last is not what was opened."""
-
 
 class WindowReading:
     """A rank's rows of consecutive steps; for one thread at a time.
@@ -112,7 +109,6 @@ class WindowReading:
             self._most_rows = max(1, min(MAX_LOCATED_ROWS, _LOCATED_TOKENS // (self.unit_tokens - 1)))
         # The rows located last, the selection that holds them, and the number of the first one there.
         self._located: tuple[range, Selection, int] | None = None
-        self._last: tuple[Selection, slice] | None = None  # the rows whose tokens were read last
 
     def masks(self) -> WindowReading:
         """Return a reading of the loss masks of the same rows, of the same shape."""
@@ -129,7 +125,7 @@ class WindowReading:
 
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return rows from `first` on, `(k, unit_tokens)`: at most those that are located together."""
-        self._last = selection, part = self.selected(first, num_units)
+        selection, part = self.selected(first, num_units)
         return selection.read(part).view(self.dtype)  # masks are read as bool
 
     def selected(self, first: int, num_units: int) -> tuple[Selection, slice]:
@@ -149,12 +145,6 @@ class WindowReading:
         group, selection, number = self._located
         begin = number + first - group.start
         return selection, slice(begin, begin + min(num_units, group.stop - first))
-
-    def check_unchanged(self) -> None:
-        """Raise `CorpusChanged` if a shard of the rows that were read last is not what was opened."""
-        if self._last is not None:
-            selection, part = self._last
-            selection.check_unchanged(part)
 
     def pieces(self) -> Iterator[Pieces]:
         """Yield what the rows are made of, a group of rows at a time; windows are one piece each."""
@@ -261,11 +251,6 @@ class RangeReading:
             for shard, start, stop in self._corpus.locate_range(self._start + first, num_units)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, self.dtype)])
-
-    def check_unchanged(self) -> None:
-        """Raise `CorpusChanged` if a shard of the range is not what was opened."""
-        for shard, _, _ in self._corpus.locate_range(self._start, self.num_units):
-            self._corpus.shards[shard].file.check_unchanged()
 
 
 def num_bytes(*readings: Reading) -> int:

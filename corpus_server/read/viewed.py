@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.views import View
@@ -63,14 +64,17 @@ class Viewed:
         found = corpus.places.ranges(given.starts.astype(np.int64), given.stops.astype(np.int64))
         return Ranges(np.stack((found.starts, found.stops), axis=1))
 
-    def extent(self, shard: int, start: int, stop: int) -> tuple[int, int, int]:
-        """See `Origins.extent`."""
-        corpus = self._corpora[int(self._source_of_shard[shard])]
-        if not isinstance(corpus, View):
-            return shard, start, stop
-        own, base = int(self._own[shard]), int(self._base[shard])
-        first, last = corpus.places.extent(own + start, own + stop)
-        return shard, first - base, last - base
+    def extents(self, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `Origins.extents`."""
+        shards, starts, counts = pieces.T
+        found = np.stack((starts, starts + counts), axis=1)
+        sources = self._source_of_shard[shards]
+        for source in np.unique(sources).tolist():
+            if isinstance(corpus := self._corpora[source], View):
+                some = np.flatnonzero(sources == source)
+                own, base = (each[shards[some], None] for each in (self._own, self._base))
+                found[some] = np.stack(corpus.places.extents(*(found[some] + own).T), axis=1) - base
+        return found
 
 
 def viewed(corpora: Mapping[str, Corpus]) -> Origins | None:

@@ -12,7 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response as AsgiResponse
 from starlette.routing import Match, Route
 
-from corpus_server.answers.response import ClientLeft, invalid_parameter
+from corpus_server.answers.problem import invalid_parameter
+from corpus_server.answers.response import ClientLeft
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.exchange import log_error
 from corpus_server.web.responses import CLIENT_LEFT, refused

@@ -14,7 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from corpus_server import live
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.response import NO_STORE, Buffer, ClientLeft, Response, Slices, problem
+from corpus_server.answers.problem import problem
+from corpus_server.answers.response import NO_STORE, Buffer, ClientLeft, Response, Slices
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.bridge import LINE

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from corpus_server.admission.request import RUN_PATTERN
-from corpus_server.answers.tokens import Integer, QueryParameters
+from corpus_server.answers.question import QueryParameters, integer
 
 
 class PlansQuery(QueryParameters):
     """Parameters of the list of plans."""
 
-    limit: Annotated[int, Integer(1, 1000)] = 100
+    limit: Annotated[int, integer(1, 1000)] = 100
     """Plans, last seen first."""
     run: Annotated[str, Field(pattern=RUN_PATTERN)] | None = None
     """Only plans that a run of this name has posted, see `Corpus-Run`."""

@@ -9,8 +9,8 @@ import pytest
 import xxhash
 
 from corpus_server import errors
-from corpus_server.admission import admission, request
-from corpus_server.answers import questions
+from corpus_server.admission import admission, load, request
+from corpus_server.answers.questions.plans import MAX_RECEIPT_BYTES
 from corpus_server.answers.response import HEADERS
 from corpus_server.http import connection
 from corpus_server.settings import Settings
@@ -92,22 +92,22 @@ def test_the_limits_are_those_of_the_code() -> None:
     numbers = {
         "URL": admission.MAX_URL_BYTES,
         "head": request.MAX_HEAD_BYTES,
-        "body of a posted": admission.MAX_BODY_BYTES,
-        "body of any": admission.SMALL_BODY_BYTES,
-        "bodies over 64 KiB": admission.MAX_BODY_BYTES,
+        "body of a posted": load.MAX_BODY_BYTES,
+        "body of any": load.SMALL_BODY_BYTES,
+        "bodies over 64 KiB": load.MAX_BODY_BYTES,
         "time from": int(defaults["head_timeout_seconds"].default),
         "time until": int(defaults["body_timeout_seconds"].default),
         "connections of": defaults["max_connections"].default,
         "connections from": defaults["max_connections_per_address"].default,
         "descriptions": defaults["max_concurrent_answers"].default,
-        "rows": admission.MAX_ROWS,
+        "rows": load.MAX_ROWS,
         "bytes": defaults["max_answer_bytes"].default // 2**20,
         "numbers": defaults["max_text_tokens"].default,
-        "global batch": questions.MAX_RECEIPT_BYTES,
+        "global batch": MAX_RECEIPT_BYTES,
         "plan documents": plans.MAX_LIST_BYTES // 2**20,
         "costly": defaults["max_concurrent_answers"].default,
-        "streams": admission.MAX_FOLLOWERS,
-        "token bytes": admission.MAX_BYTES,
+        "streams": load.MAX_FOLLOWERS,
+        "token bytes": load.MAX_BYTES,
         "pipelined": connection.MAX_WAITING_BYTES,
     }
     assert len(shown) == len(numbers)

@@ -7,6 +7,7 @@ import numpy as np
 from corpus_client.network import layout
 from corpus_client.network import wire as client
 from corpus_server import errors as server_errors
+from corpus_server.answers import arrays
 from corpus_server.answers import response as server
 from corpus_server.corpus.formats.layout import TOKEN_DTYPES
 from corpus_server.read.beside import BESIDE
@@ -27,7 +28,7 @@ def test_header_names_are_the_same() -> None:
         "TIMING_HEADER",
     ):
         assert getattr(server, name).lower() == getattr(client, name)
-    assert (server.TAIL, server.TAIL_BYTES) == (client.CHECKSUM_TAIL, client.TAIL_BYTES)
+    assert (arrays.TAIL, arrays.TAIL_BYTES) == (client.CHECKSUM_TAIL, client.TAIL_BYTES)
 
 
 def test_the_client_reads_how_long_the_server_took() -> None:

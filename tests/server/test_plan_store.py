@@ -11,11 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from corpus_server import plan_store
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan import Plan
 from corpus_server.plan_store import PlanStore, StoredPlan
@@ -60,7 +58,7 @@ def test_a_database_of_an_older_server_is_replaced(tmp_path: Path) -> None:
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr("corpus_server.plan_store.time", SimpleNamespace(time=lambda: seconds))
+    monkeypatch.setattr(time, "time", lambda: seconds)
 
 
 def test_seen_is_the_last_time_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,16 +361,15 @@ def test_a_plan_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
 def test_the_runs_that_posted_a_plan_are_listed_last_seen_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_store, "MAX_RUNS", 2)
-    now = 1e9
-    monkeypatch.setattr(plan_store, "time", SimpleNamespace(time=lambda: now))
+    now, others = 1e9, [f"run-{number}" for number in range(30)]  # 32 runs of a plan are kept
+    monkeypatch.setattr(time, "time", lambda: now)
     with PlanStore(tmp_path, max_plans=2) as store, PlanStore(tmp_path, read_only=True) as reading:
-        for run in ("a", "", "b", "a", "c", "a"):
+        for run in ("a", "", "b", *others, "a", "c", "a"):
             now += 40.0  # within a minute a plan is not written again, but a new run of it is
             store.add(bound(1), run=run)
         store.add(bound(2), run="b")
-        assert [each.runs for each in reading.listed(9)] == [("b",), ("a", "c")]
-        assert [(plan.seed, runs) for plan, _, runs in reading.newest(9, "a")] == [(1, ("a", "c"))]
+        assert [each.runs for each in reading.listed(9)] == [("b",), ("a", "c", *others[::-1])]
+        assert [(plan.seed, runs[:2]) for plan, _, runs in reading.newest(9, "a")] == [(1, ("a", "c"))]
         assert reading.newest(9, "z") == []
         for seed in (3, 4):
             store.add(bound(seed))

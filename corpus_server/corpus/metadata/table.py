@@ -21,6 +21,7 @@ END_BYTES: Final = 4096
 """At the end of a Parquet file, where it keeps where everything lies, and the range of its values."""
 
 _ROWS_AT_ONCE: Final = 4096  # a few milliseconds of decoding
+_BYTES_AT_ONCE: Final = 16 << 20  # of decoded values, if they are long: a row is whole in any case
 
 
 class DocumentTable(Closing):
@@ -85,7 +86,7 @@ class DocumentTable(Closing):
         for (at, group), its in wanted.items():
             file = self._files[at]
             first, left = self.starts[at] + file.group_starts[group], its
-            for batch in file.batches(_ROWS_AT_ONCE, columns, group):
+            for batch in file.batches(file.rows_at_once(group), columns, group):
                 stop = first + batch.num_rows
                 while left and left[0] < stop:
                     with file.reading():
@@ -137,6 +138,11 @@ class _File(Closing):
         """First row of each row group, then `num_rows`."""
         groups = range(self._footer.num_row_groups)
         return (0, *accumulate(self._footer.row_group(number).num_rows for number in groups))
+
+    def rows_at_once(self, group: int) -> int:
+        """Return how many rows of a row group may be decoded together."""
+        its = self._footer.row_group(group)
+        return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * its.num_rows // max(1, its.total_byte_size)))
 
     def end(self) -> bytes:
         """Return the size and the last bytes of the file."""

@@ -142,11 +142,12 @@ class Places:
                 parts.append(lengths[some][counts[some] >= passes[first : first + _AT_ONCE, None]])
         return np.concatenate(parts)
 
-    def extent(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range of the corpus in which the groups of a range of the view, not empty, lie."""
-        low, high = (self._groups.token.searchsorted((start, stop - 1), side="right") - 1).tolist()
-        edges = self._edges(self._groups.first_document[[low, high]], GROUP)
-        return int(edges[0, 0]), int(edges[1, -1])
+    def extents(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the ranges of the corpus in which the groups of ranges of the view, none empty, lie."""
+        token, first = self._groups.token, self._groups.first_document
+        low, high = (token.searchsorted(each, side="right") - 1 for each in (starts, stops - 1))
+        last = np.minimum(first[high] + GROUP, self._last(first[high])) - 1
+        return self._edges(first[low], 0)[:, 0], self._edges(last, 1)[:, 1]
 
     def check(self, groups: Int64Array) -> None:
         """Raise CorpusChanged unless groups have the tokens that the view was made for."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.errors import InvalidPlan
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.exclusion import Grouped
 from corpus_server.plan.named import Named
@@ -93,6 +94,7 @@ class Order(Named, ABC):
 
     arrangement: ClassVar[type[Arrangement]]
     has_epochs: ClassVar[bool] = True  # whether each row comes once in an epoch, so that it can be looked up
+    stride: ClassVar[int | None] = None  # the only one that it can have; None: any, by default seq_len
 
     @abstractmethod
     def working_set(self, shards: ShardSizes) -> WorkingSet:
@@ -106,7 +108,10 @@ class Order(Named, ABC):
         Raises:
             InvalidPlan: the order cannot carry something that the plan says.
         """
-        return self, seq_len if stride is None else stride
+        if self.stride is not None and stride not in (None, self.stride):
+            accepted = f"{self.stride} or left out with order {self.name!r}"
+            raise InvalidPlan.expected("stride", accepted, stride)
+        return self, self.stride or stride or seq_len
 
     def lay_out(
         self, rows: Rows, windows: Windows, sources: tuple[str, ...], keys: Keys, tables: Sequence[Any]

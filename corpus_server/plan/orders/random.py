@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.errors import InvalidParameter
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
 from corpus_server.plan.permutation import uniform
 from corpus_server.plan.rows import Source, UInt64Array
-from corpus_server.plan.stage import Stage
 
 
 class _Drawn(Arrangement):
@@ -36,12 +34,5 @@ class Random(Order):
     sentence = "each window drawn anew from all starts, with replacement"
     arrangement = _Drawn
     has_epochs = False
+    stride = 1  # every start is a window's
     working_set = all_shards
-
-    def settle(
-        self, *, seq_len: int, stride: int | None, seed: int, stages: Sequence[Stage]
-    ) -> tuple[Order, int]:
-        """Require every start to be a window's."""
-        if stride not in (None, 1):
-            raise InvalidPlan.expected("stride", "1 or left out with order 'random'", stride)
-        return self, 1

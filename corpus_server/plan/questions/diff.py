@@ -10,17 +10,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import field
-from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from corpus_server.described import described
 from corpus_server.plan.document import MAX_STAGES, Plan
+from corpus_server.plan.questions.compared import Compared, some, unlike
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_STEP
 
@@ -130,7 +128,7 @@ def compare_slices(
     equal = count_equal_steps(*plans)
     if equal is None:
         return RowComparison(equal_steps=None, compared_until=None, steps=())
-    pair = _Compared(a, b), _Compared(b, a)
+    pair = Compared(a, b), Compared(b, a)
     # A plan may end; of the steps behind its last none is compared.
     end = min(sampler.num_steps if sampler.num_steps is not None else _NEVER for sampler in (a, b))
     timelines = a.timeline, b.timeline
@@ -162,32 +160,6 @@ def compare_slices(
     if len(found) >= num_steps:
         step = found[num_steps - 1].step + 1
     return RowComparison(equal_steps=equal, compared_until=step, steps=tuple(found[:num_steps]))
-
-
-class _Compared:
-    """A plan's rows, with shard numbers that mean the same in both plans."""
-
-    def __init__(self, sampler: Sampler, other: Sampler) -> None:
-        self.sampler = sampler
-        # The corpora of views say what lies where, else their names do.
-        viewed = any(each.origins is not None for each in (sampler, other))
-        named = {each: each.contents if viewed else each.plan.sources for each in (sampler, other)}
-        sizes = {
-            name: int(size)
-            for each in (sampler, other)
-            for name, size in zip(named[each], np.diff(each.windows.first_shard), strict=True)
-        }
-        # For each shard of the plan's list, its number in a list that does not depend on the plan.
-        names = sorted(sizes)
-        first = dict(zip(names, accumulate((sizes[name] for name in names), initial=0), strict=False))
-        self._common = np.concatenate([first[name] + np.arange(sizes[name]) for name in named[sampler]])
-
-    def rows(self, step: int, count: int) -> tuple[Pieces, int]:
-        """Return what the rows of steps are made of, with common shard numbers, and the rows of a step."""
-        num_rows = self.sampler.check_part(step, count=count)
-        pieces, borders = self.sampler.pieces(step, range(num_rows), count=count)
-        pieces[:, 0] = self._common[pieces[:, 0]]
-        return (pieces, borders), num_rows
 
 
 def _changes(
@@ -225,13 +197,16 @@ def _first_skip_change(a: Ranges, b: Ranges) -> int:
     return int(differ[0]) if differ.size else _NEVER
 
 
-def _step_changes(pair: tuple[_Compared, _Compared], step: int, count: int) -> list[StepChange]:
+def _step_changes(pair: tuple[Compared, Compared], step: int, count: int) -> list[StepChange]:
     """Compare consecutive steps, of one stage in each plan, and return those that differ."""
     (a, in_a), (b, in_b) = (compared.rows(step, count) for compared in pair)
     shared = min(in_a, in_b)
     differs = np.ones((count, max(in_a, in_b)), dtype=bool)
-    which = [(np.arange(count)[:, None] * rows + np.arange(shared)).reshape(-1) for rows in (in_a, in_b)]
-    differs[:, :shared] = _differ(a, b, *which).reshape(count, shared)
+    which = [
+        some(rows, (np.arange(count)[:, None] * size + np.arange(shared)).reshape(-1))
+        for rows, size in ((a, in_a), (b, in_b))
+    ]
+    differs[:, :shared] = unlike(*which).reshape(count, shared)
     changes, timelines = [], [compared.sampler.timeline for compared in pair]
     for k in np.flatnonzero(differs.any(axis=1)).tolist():
         edges = np.flatnonzero(np.diff(differs[k], prepend=False, append=False)).reshape(-1, 2)
@@ -244,20 +219,3 @@ def _step_changes(pair: tuple[_Compared, _Compared], step: int, count: int) -> l
             )
         )
     return changes
-
-
-def _differ(a: Pieces, b: Pieces, in_a: NDArray[np.intp], in_b: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return which of some rows of `a` are made of other pieces than those of `b`."""
-    (pieces, borders), (others, other_borders) = a, b
-    counts, its_counts = (np.diff(each)[which] for each, which in ((borders, in_a), (other_borders, in_b)))
-    differs: NDArray[np.bool_] = counts != its_counts
-    same = np.flatnonzero(~differs)
-    counts = counts[same]
-    within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    ours, theirs = (
-        np.repeat(each[which[same]], counts) + within
-        for each, which in ((borders, in_a), (other_borders, in_b))
-    )
-    unlike = (pieces[ours] != others[theirs]).any(axis=1)
-    differs[np.repeat(same, counts)[unlike]] = True
-    return differs

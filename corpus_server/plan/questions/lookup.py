@@ -174,7 +174,7 @@ def _substitute_searches(sampler: Sampler, source: int, units: UInt64Array, epoc
     begins, num_stages = sampler.timeline.begins(source), len(sampler.plan.stages)
     # Where the last stage does not use the source, there is a last position.
     end = epochs * size if sampler.timeline.uses(source)[-1] else int(begins[-1])
-    for stages, exclusion in sampler.excluding():
+    for stages, exclusion in sampler.exclusions:
         # Those of them that do not use the source give none of its positions.
         start = int(begins[stages.start])
         stop = min(int(begins[stages.stop]) if stages.stop < num_stages else end, epochs * size)
@@ -204,7 +204,7 @@ def _positions(
     kept = positions < np.uint64(search.stop)
     numbers = sampler.timeline.stage_numbers(source, positions)
     kept &= sampler.timeline.uses(source)[numbers]
-    for stages, exclusion in sampler.excluding():
+    for stages, exclusion in sampler.exclusions:
         here = np.flatnonzero((numbers >= stages.start) & (numbers < stages.stop))
         kept[here] &= ~exclusion.units.contains(shown[here])
     return positions[kept], np.zeros(np.count_nonzero(kept), dtype=bool), shown[kept]

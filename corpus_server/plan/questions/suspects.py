@@ -37,7 +37,7 @@ def suspects(a: Sampler, b: Sampler, since: int) -> Iterator[tuple[int, list[int
 
     Of plans whose order has epochs and of which `only_exclusions_differ`, from the plan step `since` on.
     """
-    excluded = [(sampler, _excluded(sampler)) for sampler in (a, b)]
+    excluded = [(sampler, excluded_units(sampler)) for sampler in (a, b)]
     span, looked_up = _FIRST_SPAN, 0
     while since <= MAX_STEP and looked_up < MAX_LOOKED_UP:
         until = min(since + span, MAX_STEP + 1)
@@ -68,10 +68,10 @@ def _placements(plan: Plan) -> list[tuple[int, object]]:
     return found
 
 
-def _excluded(sampler: Sampler) -> list[NDArray[np.uint64]]:
+def excluded_units(sampler: Sampler) -> list[NDArray[np.uint64]]:
     """Return for each source the units that any stage excludes: those of the last, as exclusions add up."""
     if not sampler.exclusions:
-        return []
+        return [np.empty(0, dtype=np.uint64)] * len(sampler.plan.sources)
     _, last = sampler.exclusions[-1]
     inside = last.units.num_inside_below(sampler.rows.pools.first_unit)
     units = last.units.nth_inside(np.arange(last.units.total, dtype=np.uint64))

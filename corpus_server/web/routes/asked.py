@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import Response as AsgiResponse
 
-from corpus_server.answers import inspection, questions, recorded  # noqa: F401 - registers what can be asked
+from corpus_server.answers import questions  # noqa: F401 - registers what can be asked
 from corpus_server.answers.question import QUESTIONS, Question
 from corpus_server.answers.response import MEDIA_TYPES
 from corpus_server.web.routes.shared import Call, CallHere, read_route

@@ -15,6 +15,7 @@ from corpus_server.answers.response import Response, json_response
 from corpus_server.errors import RequestTimeout
 from corpus_server.plan import Plan
 from corpus_server.plan.chain import Link
+from corpus_server.plan_store.links import newest_link
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.shared import CallHere, Nothing, read_route
 from corpus_server.web.schemas import PlanAnswer, PlansAnswer, PlansQuery, PostQuery
@@ -70,7 +71,7 @@ async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiRe
         return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})
 
     def head(plan_id: str) -> dict[str, object]:
-        found = call.service.store.newest_link(plan_id)
+        found = newest_link(call.service.store, plan_id)
         return {} if found is None else dict(zip(("head", "num_stages"), found, strict=True))
 
     return sent(await call.run(list_them))

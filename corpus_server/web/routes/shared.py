@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response as AsgiResponse
 
 from corpus_server.admission.request import RequestHead
+from corpus_server.answers.question import QueryParameters
 from corpus_server.answers.response import Response, Slices
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import QueryParameters
 from corpus_server.web.responses import HEAD, made
 
 T = TypeVar("T")

@@ -8,19 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.admission import admission as load_module
+from corpus_server.admission import load as load_module
 from corpus_server.admission.access import Access
-from corpus_server.admission.admission import (
+from corpus_server.admission.admission import CHECKS, MAX_URL_BYTES, Admission
+from corpus_server.admission.load import (
     BURST_SECONDS,
-    CHECKS,
     LOOK_SECONDS,
     MAX_BODY_BYTES,
     MAX_BYTES,
-    MAX_URL_BYTES,
     SMALL_BODY_BYTES,
     SMALL_BYTES,
     STALLED_SECONDS,
-    Admission,
 )
 from corpus_server.admission.request import ANYONE, MAX_HEAD_BYTES, Caller, Limits, RequestHead
 from corpus_server.corpus_spec import CorpusSpec

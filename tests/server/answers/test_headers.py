@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import xxhash
 
-from corpus_server.answers import response as wire
+from corpus_server.answers import arrays
+from corpus_server.answers.response import negotiate
 
 
 def test_checksums_are_the_published_ones_of_xxh3() -> None:
     """XXH3_64bits of no bytes, seed 0, as in xxHash's own sanity checks."""
     digest = xxhash.xxh3_64(b"")
-    assert wire.checksum_value(digest) == "xxh3-64=2d06800538d394c2"
+    assert arrays.checksum_value(digest) == "xxh3-64=2d06800538d394c2"
     assert digest.digest() == bytes.fromhex("2d06800538d394c2")
-    assert wire.TAIL_BYTES == 8
+    assert arrays.TAIL_BYTES == 8
 
 
 def test_the_npy_prefix_is_these_bytes() -> None:
-    prefix = wire.npy_header((4, 64, 1025), np.dtype("<u2"))
+    prefix = arrays.npy_header((4, 64, 1025), np.dtype("<u2"))
     text = b"{'descr': '<u2', 'fortran_order': False, 'shape': (4, 64, 1025), }"
     assert prefix == b"\x93NUMPY\x01\x00\x76\x00" + text.ljust(117) + b"\n"
     assert len(prefix) == 128
@@ -45,5 +46,5 @@ def test_the_npy_prefix_is_these_bytes() -> None:
     ],
 )
 def test_negotiation(accept: str | None, expected: str) -> None:
-    assert wire.negotiate(accept, "raw") == expected
-    assert wire.negotiate("image/png", "json") == "json"
+    assert negotiate(accept, "raw") == expected
+    assert negotiate("image/png", "json") == "json"

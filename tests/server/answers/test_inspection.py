@@ -13,17 +13,10 @@ import pytest
 
 from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import inspection
-from corpus_server.answers.inspection import (
-    RowsQuery,
-    SearchQuery,
-    SpansQuery,
-    StatisticsQuery,
-    rows,
-    search,
-    spans,
-    statistics,
-)
+from corpus_server.answers.questions import samples
+from corpus_server.answers.questions.ranges import SpansQuery, spans
+from corpus_server.answers.questions.rows import RowsQuery, rows
+from corpus_server.answers.questions.samples import SearchQuery, StatisticsQuery, search, statistics
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import AnswerTooLarge
@@ -91,9 +84,9 @@ def text(tmp_path: Path) -> Iterator[Callable[[bytes], Service]]:
 def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of four blocks of 16 tokens and four documents."""
     for name, value in (("BLOCK_TOKENS", 16), ("STATISTICS_BLOCKS", 4), ("SEARCH_BLOCKS", 4)):
-        monkeypatch.setattr(inspection, name, value)
-    monkeypatch.setattr(inspection, "SAMPLE_DOCUMENTS", 4)
-    monkeypatch.setattr(inspection, "TOP_TOKENS", 1000)
+        monkeypatch.setattr(samples, name, value)
+    monkeypatch.setattr(samples, "SAMPLE_DOCUMENTS", 4)
+    monkeypatch.setattr(samples, "TOP_TOKENS", 1000)
 
 
 def found_by(work: Any) -> Any:
@@ -244,8 +237,7 @@ def test_statistics_of_a_small_corpus_are_of_all_of_it(service: Service) -> None
         "num_sampled_tokens": NUM_TOKENS,
         "num_distinct_tokens": len(counts),
         "top_tokens": [
-            {"token": token, "count": -count, "text": None}
-            for count, token in counts[: inspection.TOP_TOKENS]
+            {"token": token, "count": -count, "text": None} for count, token in counts[: samples.TOP_TOKENS]
         ],
         "counts_by_rank": [[k, -counts[k - 1][0]] for k in (1, 2, 4, 8, 16, 32)],
         "num_documents": 19,

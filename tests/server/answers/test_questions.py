@@ -11,15 +11,10 @@ import pytest
 import xxhash
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import questions
-from corpus_server.answers.questions import (
-    LookupQuery,
-    ShardsQuery,
-    StepQuery,
-    lookup,
-    receipt,
-    shards,
-)
+from corpus_server.answers.question import StepQuery
+from corpus_server.answers.questions import plans
+from corpus_server.answers.questions.lookup import LookupQuery, lookup
+from corpus_server.answers.questions.plans import ShardsQuery, receipt, shards
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import AnswerTooLarge
@@ -93,9 +88,9 @@ def test_a_receipt_reads_at_most_so_many_bytes(
     service: Service, plan_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = ROWS * (SEQ_LEN + 1) * 2
-    monkeypatch.setattr(questions, "MAX_RECEIPT_BYTES", size)
+    monkeypatch.setattr(plans, "MAX_RECEIPT_BYTES", size)
     assert made(receipt(service, plan_id, StepQuery(step="3"), GET)).status == 200
-    monkeypatch.setattr(questions, "MAX_RECEIPT_BYTES", size - 1)
+    monkeypatch.setattr(plans, "MAX_RECEIPT_BYTES", size - 1)
     with pytest.raises(AnswerTooLarge) as refused:
         made(receipt(service, plan_id, StepQuery(step="3"), GET))
     assert refused.value.detail == (
@@ -115,7 +110,7 @@ def test_the_shards_of_some_steps_come_in_the_order_of_their_use(
     count: int,
     rows_at_once: int,
 ) -> None:
-    monkeypatch.setattr(questions, "_ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(plans, "_ROWS_AT_ONCE", rows_at_once)
     response = made(shards(service, plan_id, ShardsQuery(step=str(step), count=str(count)), GET))
     uses = {each: located(service, plan_id, each)[:, 0].tolist() for each in range(step, step + count)}
     firsts: dict[int, int] = {}
@@ -160,7 +155,7 @@ def test_a_shard_elsewhere_is_not_local_until_it_has_come(service: Service) -> N
 def test_the_shards_of_at_most_so_many_rows_are_listed(
     service: Service, plan_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("corpus_server.admission.admission.MAX_ROWS", 2 * ROWS)
+    monkeypatch.setattr("corpus_server.admission.load.MAX_ROWS", 2 * ROWS)
     assert made(shards(service, plan_id, ShardsQuery(step="3", count="2"), GET)).status == 200
     with pytest.raises(AnswerTooLarge, match="an answer holds at most 12 rows, this one would hold 18"):
         made(shards(service, plan_id, ShardsQuery(step="3", count="3"), GET))

@@ -13,22 +13,19 @@ import numpy as np
 import pytest
 import xxhash
 
+from corpus_server import metrics
 from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import RequestHead
+from corpus_server.answers.question import FormatQuery
+from corpus_server.answers.questions.ranges import token_range
 from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import (
-    BatchesQuery,
-    FormatQuery,
-    batches,
-    indices,
-    token_range,
-)
+from corpus_server.answers.tokens import BatchesQuery, batches, indices
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
     AnswerTooLarge,
 )
-from corpus_server.read.bound_plan import BoundPlan, Source
+from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.settings import Settings
 from tests.corpora import some_tokens, write_raw
 from tests.megatron import THREE, document, specs
@@ -106,9 +103,18 @@ def query(world: World, **given: Any) -> BatchesQuery:
     return BatchesQuery.model_validate({"plan": world.bound.plan.id, "step": "3", **given})
 
 
-def said(source: Source | None) -> tuple[str, dict[str, float]]:
-    assert source is not None
-    return source.plan_id, dict(source.shares)
+def counted(response: Response) -> dict[tuple[str, ...], float]:
+    """Return what a response counts when it was sent: tokens by corpus, and by plan and run."""
+    kinds = metrics.TOKENS, metrics.PLAN_TOKENS
+    before = [kind.numbers() for kind in kinds]
+    for count, args in response.counts:
+        count(*args)
+    return {
+        labels: number - old.get(labels, [0])[0]
+        for kind, old in zip(kinds, before, strict=True)
+        for labels, (number,) in kind.numbers().items()
+        if [number] != old.get(labels)
+    }
 
 
 RANK = {"count": "2", "rank": "1", "world_size": "2"}
@@ -139,10 +145,9 @@ def test_a_batch_is_sent_with_all_that_is_said_of_it(world: World) -> None:
         "Content-Type": "application/octet-stream",
         "Corpus-Checksum": f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}",
     }
-    assert said(response.source) == (plan_id, {"text": 0.25, "web": 0.75})
-    assert (response.num_tokens, response.num_steps) == (60, 2)
+    assert counted(response) == {("text",): 15, ("web",): 45, (plan_id, ""): 60}
     assert response.reader is not None
-    assert response.reader.last_step == 5
+    assert (response.num_steps, response.reader.last_step) == (2, 5)
 
 
 def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
@@ -192,7 +197,7 @@ def test_indices_say_where_the_rows_lie(world: World, monkeypatch: pytest.Monkey
         "Cache-Control": IMMUTABLE,
         "Corpus-Plan-Step": "6",
     }
-    assert (response.source, response.num_tokens) == (None, 0)
+    assert counted(response) == {}
     assert response.reader is not None
     assert (response.num_steps, response.reader.last_step) == (2, 5)
 
@@ -220,7 +225,7 @@ def test_the_sources_of_the_rows_follow_in_the_same_body(
     assert response.headers["ETag"].endswith(f'.3.1.1.2.{form}+sources"')
     if checksum == "true":
         assert response.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}"
-    assert response.num_tokens == (30 if function is batches else 0)
+    assert sum(counted(response).values()) == (60 if function is batches else 0)  # by corpus and by plan
 
 
 @pytest.mark.parametrize("function", [batches, indices])
@@ -264,7 +269,7 @@ def test_a_range_is_sent_with_all_that_is_said_of_it(world: World) -> None:
         "Content-Type": "application/octet-stream",
         "Corpus-Checksum": f"xxh3-64={xxhash.xxh3_64_hexdigest(content)}",
     }
-    assert (said(response.source), response.num_tokens) == (("", {"web": 1.0}), 20)
+    assert counted(response) == {("web",): 20}
 
 
 def test_the_pieces_of_rows_are_counted_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

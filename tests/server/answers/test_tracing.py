@@ -18,8 +18,8 @@ from opentelemetry.trace import SpanKind
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import tracing
+from corpus_server.answers.requests import Requests
 from corpus_server.answers.response import Answered
-from corpus_server.answers.service import Requests
 from corpus_server.answers.tracing import start_tracing, stop_tracing
 
 END = 10**18

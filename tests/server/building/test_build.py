@@ -40,7 +40,7 @@ EOT = 0  # of `bytes`
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few documents make many parts and batches."""
     monkeypatch.setattr(sources, "PART_BYTES", 1000)
-    monkeypatch.setattr(sources, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("corpus_server.building.kinds.tables._ROWS_AT_ONCE", 3)
     monkeypatch.setattr(part, "_BATCH_SIZE", 300)
 
 

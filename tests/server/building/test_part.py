@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from corpus_server.building import part, sources
+from corpus_server.building import part
 from corpus_server.building.inputs import find_inputs
 from corpus_server.building.job import BuildOptions
 from corpus_server.building.part import build_part, part_path
@@ -68,8 +68,8 @@ def test_a_tokenizer_that_exceeds_its_vocabulary_is_noticed(
 
 def test_a_long_text_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a megabyte may hold a gigabyte of text; it is one document."""
-    monkeypatch.setattr(sources, "TEXT_CHARS", 1 << 16)
-    monkeypatch.setattr(sources, "_READ_BYTES", 1 << 16)
+    monkeypatch.setattr("corpus_server.building.kinds.text.TEXT_CHARS", 1 << 16)
+    monkeypatch.setattr("corpus_server.building.kinds.text._READ_BYTES", 1 << 16)
     num_bytes = 1 << 25
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0123456\n" * (num_bytes // 8)))
     (tmp_path / "b.txt").write_text("b")

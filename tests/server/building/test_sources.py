@@ -149,8 +149,8 @@ def test_a_long_text_is_one_document_in_pieces_of_bounded_size(
     data = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[packed](text.encode())
     (tmp_path / f"a.txt{packed}").write_bytes(data)
     (tmp_path / "b.jsonl").write_bytes(lines([text]))
-    monkeypatch.setattr(sources, "TEXT_CHARS", 100)
-    monkeypatch.setattr(sources, "_READ_BYTES", 7)
+    monkeypatch.setattr("corpus_server.building.kinds.text.TEXT_CHARS", 100)
+    monkeypatch.setattr("corpus_server.building.kinds.text._READ_BYTES", 7)
     options = dataclasses.replace(TEXT, splits=(Split(name="val", share=0.5),))
     for name in (f"a.txt{packed}", "b.jsonl"):
         (part,) = plan_parts(find_inputs([str(tmp_path / name)]))

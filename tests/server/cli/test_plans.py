@@ -66,6 +66,7 @@ def test_diff(seen: tuple[Path, Path, list[str]]) -> None:
     rows = run(*asked)
     assert "The first step that differs is 40." in rows.stdout
     assert "0-7" in rows.stdout
+    assert "Before step" not in rows.stdout  # a row has no counterpart where a plan skips steps
     answer = json.loads(run(*asked, "--json").stdout)
     assert (answer["a"], answer["b"], answer["equal_steps"]) == (one, skipping, 40)
     assert answer["fields"] == [{"field": "skip_steps", "a": [], "b": [[40, 42]]}]
@@ -73,6 +74,20 @@ def test_diff(seen: tuple[Path, Path, list[str]]) -> None:
     changed = [(step["step"], step["plan_steps"]) for step in answer["rows"]["steps"]]
     assert changed == [(40, [40, 42]), (41, [41, 43])]
     assert "The two plans are the same." in run("diff", one, one, "--state-dir", state).stdout
+
+
+def test_diff_counts_the_rows_that_differ(tmp_path: Path) -> None:
+    """Windows of 17 tokens begin 16 apart: one of the 312 of an epoch holds token 100."""
+    path = write_raw(tmp_path / "web.bin", some_tokens(5000))
+    document = one_source("web", 16, 8)
+    excluding = {**document, "stages": [{**document["stages"][0], "exclude": {"web": [[100, 101]]}}]}
+    with RunningServer({"web": path}, tmp_path) as server:
+        one, other = (server.post_plan(each).json()["id"] for each in (document, excluding))
+        for until, said in (
+            ((), "Before step 39, 1 of 312"),
+            (("--until", "78"), "Before step 78, 2 of 624"),
+        ):
+            assert f"{said} rows differ.\n" in run("diff", one, other, server.url, *until).stdout
 
 
 def test_a_server_and_its_state_folder_give_the_same(tmp_path: Path) -> None:

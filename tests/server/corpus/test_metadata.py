@@ -61,6 +61,17 @@ def test_rows_are_those_of_the_files_one_after_another(
         }
 
 
+def test_long_values_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
+    """80 MB in a row group, of which a reader of one row would need no more than a page."""
+    folder = write_corpus(tmp_path / "web", [[3] * 400])
+    write_metadata(folder / "documents", {"html": [f"{n}{'x' * 200_000}" for n in range(400)]})
+    with Corpus.open(spec(folder, dtype="uint32")) as corpus:
+        table = corpus.metadata()
+        assert table is not None
+        assert sum(1 for _ in table.rows([399])) > 3
+        assert finished(table.rows([399]))[399]["html"].startswith("399x")
+
+
 def test_opening_a_corpus_and_its_tokens_touches_no_metadata(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "web", [[3] * 4])
     (folder / "documents").mkdir()

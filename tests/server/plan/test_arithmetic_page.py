@@ -31,7 +31,7 @@ from corpus_server.plan.rows import without_empty
 from tests import second
 from tests.corpora import spec, write_megatron
 from tests.packed import PackedCase
-from tests.plans import EPOCH_ORDERS, PLAIN_ORDERS
+from tests.plans import EPOCH_ORDERS, NO_EPOCH_ORDERS, PLAIN_ORDERS, STRIDES
 from tests.reference import one_source
 from tests.second import SecondPlan
 from tests.serving import ROOT
@@ -266,7 +266,7 @@ def draw_plan(
     shard_tokens = {name: draw_shards(random, seq_len) for name in names}
     document: dict[str, Any] = {"seq_len": seq_len, "order": draw_order(random), "stages": []}
     document["seed"] = random.choice(SEEDS) if random.random() < 0.9 else random.getrandbits(64)
-    if document["order"] != "random" and random.random() < 0.4:
+    if str(document["order"]) not in STRIDES and random.random() < 0.4:
         document["stride"] = random.randint(1, 3 * seq_len)
     from_step = 0
     for _ in range(random.choice((1, 1, 2, 3, 4))):
@@ -388,8 +388,8 @@ def draw_packed_plan(random: Random) -> PackedCase:
     seq_len = document["seq_len"]
     document.pop("stride", None)
     document["seed"] = random.choice((0, 2**64 - 1))
-    if document.get("order") == "random":
-        document["order"] = "sequential"
+    if document.get("order") in NO_EPOCH_ORDERS:
+        document["order"] = EPOCH_ORDERS[-1]
     apart = random.choice((1, 10, 300))
     for number, stage in enumerate(document["stages"]):
         stage.pop("seq_len", None)

@@ -13,7 +13,7 @@ from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 from tests.arithmetic import chi_square_p_value
-from tests.plans import PLAIN_ORDERS, bounded
+from tests.plans import EPOCH_ORDERS, PLAIN_ORDERS, STRIDES, bounded
 from tests.reference import one_source, window_of_row
 
 
@@ -25,7 +25,7 @@ def sampler(document: dict[str, Any], shard_tokens: list[int]) -> Sampler:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8, 24])
 def test_the_ranks_of_steps_are_the_slices_of_the_global_batch(order: str, world_size: int) -> None:
     """Catalogue row 2, arithmetic half; five steps of 24 rows cross epochs of 57 windows."""
-    subject = sampler(one_source("web", 8, 24, order=order, stride=1 if order == "random" else 8), [300, 169])
+    subject = sampler(one_source("web", 8, 24, order=order, stride=STRIDES.get(order, 8)), [300, 169])
     whole = subject.locate(3, count=5)
     assert whole.shape == (5, 24, 2)
     parts = [subject.locate(3, count=5, rank=r, world_size=world_size) for r in range(world_size)]
@@ -60,7 +60,7 @@ def test_a_part_that_was_checked_lies_where_locate_says(world_size: int) -> None
         assert (subject.locate_rows(3, some, count=5) == located[:, 1:4]).all()
 
 
-@pytest.mark.parametrize("order", ["shuffle", "sequential"])
+@pytest.mark.parametrize("order", EPOCH_ORDERS)
 @pytest.mark.parametrize("batch_size", [1, 5, 34, 35, 36, 100], ids=lambda size: f"batch-{size}")
 def test_every_epoch_holds_every_window_once(order: str, batch_size: int) -> None:
     """Catalogue row 3: also when a step straddles epochs or holds several of them."""
@@ -73,7 +73,8 @@ def test_every_epoch_holds_every_window_once(order: str, batch_size: int) -> Non
     ]
     assert all(len(set(epoch)) == num_windows for epoch in epochs)
     assert all(set(epoch) == set(epochs[0]) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == (4 if order == "shuffle" else 1)
+    if order == "shuffle":
+        assert len({tuple(epoch) for epoch in epochs}) == 4
 
 
 def test_sequential_is_file_order() -> None:

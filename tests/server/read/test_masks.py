@@ -22,18 +22,13 @@ from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.pieces import PieceSelection
 from corpus_server.read.reading import WindowReading, read_arrays
 from tests.corpora import some_tokens, spec, write_llmc, write_megatron, write_raw
+from tests.plans import PLAIN_ORDERS, bounded
 
 SEQ_LEN = 16
 SIZES = {"some": (500, 0, 300, 700), "bare": (400, 90), "all": (600,)}
 MASKED = {("some", 0), ("some", 3), ("all", 0)}
 MEGATRON: dict[str, Any] = {"megatron": {"num_samples": 60}}
-ORDERS: list[Any] = [
-    "shuffle",
-    "random",
-    "sequential",
-    {"shuffle": {"block_windows": 7, "group_blocks": 2}},
-    MEGATRON,
-]
+ORDERS: list[Any] = [*PLAIN_ORDERS, bounded(7, 2), MEGATRON]
 
 
 def mask_of(name: str, number: int) -> np.ndarray:

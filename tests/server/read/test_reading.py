@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusChanged, InvalidParameter
 from corpus_server.plan import Plan
@@ -176,29 +175,6 @@ def test_the_widest_type_of_signed_and_unsigned_holds_both(tmp_path: Path) -> No
         assert (corpus.dtype.name, whole(reading).tolist()) == ("int32", [-1, 5, 65535, 7])
 
 
-def test_the_shards_of_the_rows_that_were_read_last_are_checked(
-    bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A check of all shards of a large corpus would cost more than the answer."""
-    checked: list[set[int]] = []
-    monkeypatch.setattr(
-        bound.gatherer, "check_unchanged", lambda shards: checked.append(set(shards.tolist()))
-    )
-    reading = WindowReading(bound, step=0, count=4, rank=1, rows=ROWS)
-    reading.check_unchanged()
-    assert checked == []  # nothing was read
-    shards = np.concatenate([pieces[:, 0] for pieces, _ in reading.pieces()])
-    different = []
-    for row in range(4 * ROWS - 1):
-        assert len(reading.read(row, 2)) == 2
-        checked.clear()
-        reading.check_unchanged()
-        assert checked == [set(shards[row : row + 2].tolist())]
-        different.append(checked[0])
-    assert {0} in different
-    assert {0, 2} in different
-
-
 def test_rows_of_a_shard_that_has_changed_are_not_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,18 +186,6 @@ def test_rows_of_a_shard_that_has_changed_are_not_touched(
         os.truncate(path, 4096)
         with pytest.raises(CorpusChanged, match="4096 now"):
             reading.read(0, 1)
-
-
-def test_the_shards_of_a_range_are_checked_and_no_others(
-    opened: tuple[Corpus, Gatherer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus, gatherer = opened
-    checked: list[OpenFile] = []
-    monkeypatch.setattr(OpenFile, "check_unchanged", lambda file: checked.append(file))
-    RangeReading(corpus, gatherer, start=0, stop=700).check_unchanged()
-    RangeReading(corpus, gatherer, start=699, stop=701).check_unchanged()
-    files = [shard.file for shard in corpus.shards]
-    assert [files.index(file) for file in checked] == [0, 0, 2]
 
 
 def test_a_range_that_ends_outside_the_corpus_is_refused_before_anything_is_read(

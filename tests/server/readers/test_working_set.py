@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,11 @@ import pytest
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CacheTooSmall
-from corpus_server.plan import BoundedShuffle, Order, Plan, Stage
+from corpus_server.plan import ORDERS, BoundedShuffle, Order, Plan, Stage
+from corpus_server.plan.orders.order import WorkingSet, all_shards, neighbouring_shards
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.shards import check_working_set
+from tests.plans import PLAIN_ORDERS
 
 
 def needed(plan: BoundPlan) -> int:
@@ -57,19 +59,25 @@ def bound_as_staged(several: Catalog, order: Order | BoundedShuffle, *names: str
     return plan
 
 
-@pytest.mark.parametrize("order", ["shuffle", "random"])
-def test_unbounded_orders_need_every_shard(several: Catalog, order: Order) -> None:
+def having(working_set: Callable[..., WorkingSet]) -> list[str]:
+    """Return the orders that are spelled by their names and need this of a cache."""
+    return [each.name for each in ORDERS if each.name in PLAIN_ORDERS and each.working_set is working_set]
+
+
+@pytest.mark.parametrize("order", having(all_shards))
+def test_orders_that_read_anywhere_need_every_shard(several: Catalog, order: Order) -> None:
     every = 2 * sum(SHARD_TOKENS["a"] + SHARD_TOKENS["b"])
     assert needed(bound_as_staged(several, order, "a", "b")) == every
 
 
+@pytest.mark.parametrize("order", having(neighbouring_shards))
 @pytest.mark.parametrize(
     ("names", "pairs"), [(["a"], 2 * (61 + 401)), (["b"], 2 * (151 + 131)), (["a", "b"], 2 * (462 + 282))]
 )
 def test_one_after_another_the_largest_two_neighbours_of_each_source_are_needed(
-    several: Catalog, names: list[str], pairs: int
+    several: Catalog, order: Order, names: list[str], pairs: int
 ) -> None:
-    assert needed(bound_as_staged(several, "sequential", *names)) == pairs
+    assert needed(bound_as_staged(several, order, *names)) == pairs
 
 
 def group_bytes(name: str, block_windows: int, group_blocks: int) -> int:

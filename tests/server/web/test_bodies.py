@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from corpus_server.admission.admission import MAX_BODY_BYTES as MAX_PLAN_BYTES
+from corpus_server.admission.load import MAX_BODY_BYTES as MAX_PLAN_BYTES
 from corpus_server.http.connection import MAX_DROPPED_BYTES
 from tests.conftest import ServedCorpus
 from tests.reference import one_source

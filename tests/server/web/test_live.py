@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from corpus_server.admission.admission import MAX_FOLLOWERS
+from corpus_server.admission.load import MAX_FOLLOWERS
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
 from tests.serving import RunningServer, ask, check_problem

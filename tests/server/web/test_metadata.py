@@ -102,7 +102,7 @@ def test_rows_of_a_step_name_their_documents(server: RunningServer, tokens: Toke
 
 def test_metadata_that_cannot_be_read_does_not_hide_tokens(server: RunningServer, tokens: Tokens) -> None:
     headers = tokens.header("all")
-    said = "its metadata has 1 rows, the corpus 5 documents"
+    said = "corpus 'wrong': documents: its metadata has 1 rows, the corpus 5 documents"
     answer = server.get("/v1/corpora/wrong/documents/1", headers=headers).json()
     assert (answer["metadata"], said in answer["metadata_problem"]) == (None, True)
     assert len(answer["tokens"]) == 3
@@ -129,6 +129,10 @@ def test_a_cached_answer_is_used_until_the_metadata_changes(tmp_path: Path) -> N
         first, raw = server.get(path), server.get(path, format="raw")
         tags = {"If-None-Match": first.headers["ETag"]}
         assert server.get(path, headers=tags).status == 304
+        (folder / "documents" / "0.parquet").touch()
+        changed = server.get(path, headers=tags)
+        assert (changed.status, changed.json()["metadata"]) == (200, None)
+        assert changed.headers["ETag"] != first.headers["ETag"]  # else the problem would be kept for the row
         write_metadata(folder / "documents", {"id": list("vwxyz")})
         server.restart()
         again = server.get(path, headers=tags)

@@ -1,4 +1,4 @@
-"""The costly questions about a plan, in slices: batches, indices, receipts, usage and look-ups."""
+"""The costly questions about plans, in slices: receipts, the shards that steps read, usage, differences."""
 
 from __future__ import annotations
 
@@ -6,66 +6,45 @@ from typing import Annotated
 
 import numpy as np
 import xxhash
+from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import tokens
-from corpus_server.answers.question import PlanId, question
+from corpus_server.answers.arrays import checksum_value
+from corpus_server.answers.question import PlanId, QueryParameters, Step, StepQuery, integer, question
 from corpus_server.answers.response import (
     NO_STORE,
     PLAN_HEADER,
     Response,
     Slices,
-    checksum_value,
     json_response,
     not_modified,
 )
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import (
-    MAX_COUNT,
-    BatchesQuery,
-    Integer,
-    PlanQuery,
-    QueryParameters,
-    Step,
-    Token,
-    plan_headers,
-    plan_of,
-    staged_rows,
-)
-from corpus_server.corpus.corpus import Corpus
+from corpus_server.answers.tokens import MAX_COUNT, plan_headers, staged_rows
 from corpus_server.corpus.shards import contents
 from corpus_server.described import described
-from corpus_server.errors import AnswerTooLarge, InvalidParameter
-from corpus_server.plan.questions.lookup import Sighting, look_up_slices
+from corpus_server.errors import AnswerTooLarge
+from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare_slices
+from corpus_server.plan.questions.totals import RowTotals, total_slices
 from corpus_server.plan.questions.usage import SourceUsage, usage_slices
+from corpus_server.plan.stage import MAX_STEP
+from corpus_server.read.changes import ViewChange, max_rows, view_changes
 from corpus_server.read.reading import WindowReading, hash_slices, num_bytes
 
 MAX_RECEIPT_BYTES = 2**30
 """Bytes of a global batch whose receipt is made: half a second of reading from the page cache. A batch of 64
 million uint32 tokens has a quarter of it."""
 
-TOKENS = "Raw little-endian integers in C order, the same as .npy, JSON, or text."
-INDICES = (
-    "Raw little-endian int64, the same as .npy, or JSON. Windows: `(count, rows, 2)`, shard and start token "
-    "of each row. Rows of several pieces: `(pieces, 4)`, row (counted through the response), shard, start "
-    "token, tokens; a piece of shard -1 fills the end of its row with the token id in place of a start token."
-)
-"""What the API says of such responses."""
+DIFF_ROWS = 1 << 21
+"""Rows of each plan that are compared at most: about a second."""
 
 _ROWS_AT_ONCE = 65536  # located in some 10 ms
-
-
-class StepQuery(QueryParameters):
-    """Parameter of a route about one training step of a plan."""
-
-    step: Step
-    """Training step."""
 
 
 class ShardsQuery(StepQuery):
     """Parameters of which shards some steps read."""
 
-    count: Annotated[int, Integer(1, MAX_COUNT)] = 1
+    count: Annotated[int, integer(1, MAX_COUNT)] = 1
     """Consecutive steps."""
 
 
@@ -76,21 +55,15 @@ class UsageQuery(StepQuery):
     """Training step to count from."""
 
 
-class LookupQuery(PlanQuery):
-    """Parameters of a look-up; `corpus` names the source also where the plan is named by its id."""
+class DiffQuery(QueryParameters):
+    """Parameters of a comparison of two plans."""
 
-    token: Token | None = None
-    """A token, corpus-wide; of a view, in its corpus, as all that is looked up."""
-    start: Token | None = None
-    """First token of a range."""
-    stop: Token | None = None
-    """End of the range, exclusive."""
-    document: Token | None = None
-    """A document, where the corpus has an index."""
-    epochs: Annotated[int, Integer(1, 10_000)] = 1
-    """Passes over the source to look through."""
-    limit: Annotated[int, Integer(1, 100_000)] = 1000
-    """Rows to return at most, earliest first."""
+    other: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """Id of the plan to compare with."""
+    steps: Annotated[int, integer(1, 100)] = 10
+    """Steps that differ to return at most."""
+    until: Annotated[int, integer(1, MAX_STEP)] | None = None
+    """Count rows that differ before this step; by default until each source that differs was shown once."""
 
 
 @described
@@ -154,29 +127,17 @@ class Used:
 
 
 @described
-class Found:
-    """Every row that holds a token, a range or a document."""
+class Diff:
+    """What differs between two plans."""
 
-    plan: str
-    corpus: str
-    start: int
-    stop: int
-    epochs: int
-    num_found: int
-    truncated: bool
-    rows: list[Sighting]
-
-
-@question("/v1/batches", array=TOKENS, is_tagged=True)
-def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
-    """Return the tokens of a rank: `(count, rows, seq_len + 1)`, C order, little-endian."""
-    return tokens.batches(service, query, request)
-
-
-@question("/v1/indices", array=INDICES, formats=("raw", "npy", "json"), is_tagged=True)
-def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
-    """Return where the rows of a rank lie: shards (over the plan's shard list) and tokens."""
-    return tokens.indices(service, query, request)
+    a: str
+    b: str
+    fields: list[FieldChange]
+    rows: RowComparison
+    totals: RowTotals | None
+    """How many rows differ in all; null unless rows of both plans come from sources in the same order."""
+    views: list[ViewChange]
+    """Of sources that are views of one corpus, the documents that come more or less often."""
 
 
 @question("/v1/plans/{plan_id}/receipt", Receipt, is_tagged=True)
@@ -260,68 +221,18 @@ def usage(service: Service, plan_id: PlanId, query: UsageQuery, request: Request
     return json_response(shown, headers)
 
 
-@question("/v1/lookup", Found, is_tagged=True)
-def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices[Response]:
-    """Return every row of the first epochs that holds a token, a range of tokens or a document."""
-    bound = plan_of(service, query, request.caller, names_corpus=True)
-    corpus = _looked_up_corpus(query, bound.plan.sources)
-    start, stop = _looked_up_range(query, bound.corpora[corpus].base)
-    epochs, limit = query.epochs, query.limit
-    identity = f"lookup.{corpus}.{start}.{stop}.{epochs}.{limit}"
-    # Where a document lies is said by an index, which may be made anew with another end of text.
-    by_id = query.plan is not None and query.document is None
-    headers = plan_headers(bound, request, identity, by_id=by_id)
+@question("/v1/plans/{plan_id}/diff", Diff, is_tagged=True)
+def diff(service: Service, plan_id: PlanId, query: DiffQuery, request: RequestHead) -> Slices[Response]:
+    """Say in which fields another plan differs from this one, and from which step on which rows."""
+    one, other = (service.plan(each, request.caller) for each in (plan_id, query.other))
+    headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}.{query.until}")
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    found = yield from look_up_slices(bound.sampler, corpus, start, stop, epochs=epochs, limit=limit)
-    fields = Found(
-        plan=bound.plan.id,
-        corpus=corpus,
-        start=start,
-        stop=stop,
-        epochs=epochs,
-        num_found=found.num_found,
-        truncated=found.num_found > len(found.rows),
-        rows=found.rows,
+    compared = yield from compare_slices(
+        one.sampler, other.sampler, num_steps=query.steps, max_rows=max_rows(one, other, DIFF_ROWS)
     )
+    totals = yield from total_slices(one.sampler, other.sampler, until=query.until)
+    changes = yield from view_changes(one, other)
+    changed = changed_fields(one.plan, other.plan)
+    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed, rows=compared, totals=totals, views=changes)
     return json_response(fields, headers)
-
-
-def _looked_up_corpus(query: LookupQuery, sources: tuple[str, ...]) -> str:
-    if query.corpus in sources:
-        return query.corpus
-    if query.corpus is None and len(sources) == 1:
-        return sources[0]
-    raise InvalidParameter(
-        f"corpus must name a source of the plan, {', '.join(sources)}, got {query.corpus!r}",
-        parameter="corpus",
-        received=query.corpus,
-        accepted=", ".join(sources),
-    )
-
-
-def _looked_up_range(query: LookupQuery, corpus: Corpus) -> tuple[int, int]:
-    """Return the tokens that a query names in one of its three ways."""
-    ways = {
-        "token": query.token is not None,
-        "document": query.document is not None,
-        "start and stop": query.start is not None or query.stop is not None,
-    }
-    given = [way for way, is_given in ways.items() if is_given]
-    if len(given) != 1:
-        raise InvalidParameter(
-            f"name what to look up by one of {', '.join(ways)}, got {' and '.join(given) or 'none'}",
-            parameter="token",
-            accepted=", ".join(ways),
-        )
-    if query.document is not None:
-        return corpus.document_range(query.document)
-    start, stop = (query.start, query.stop) if query.token is None else (query.token, query.token + 1)
-    if start is None or stop is None or not start < stop <= corpus.num_tokens:
-        raise InvalidParameter(
-            f"tokens must lie in [0, {corpus.num_tokens}) with start < stop, got start {start}, stop {stop}",
-            parameter="token" if query.token is not None else "stop",
-            received=stop,
-            accepted=f"0 <= start < stop <= {corpus.num_tokens}",
-        )
-    return start, stop

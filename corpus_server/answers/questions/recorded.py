@@ -6,19 +6,15 @@ from collections import defaultdict
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from corpus_server.admission.request import Caller, RequestHead
-from corpus_server.answers.question import question
+from corpus_server.answers.question import QueryParameters, RecordingName, Step, integer, question
 from corpus_server.answers.response import NO_STORE, Response, Slices, json_response
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import Integer, QueryParameters, Step
 from corpus_server.described import described
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.recordings import Recording, Spike, find_spikes, sum_losses
-
-RecordingName = Annotated[str, Field(max_length=255)]
 
 MAX_DOCUMENTS = 1000
 """Of one row, and in the list of all."""
@@ -40,14 +36,14 @@ class RecordedQuery(QueryParameters):
 class LossesQuery(RecordedQuery):
     """Parameters of a loss curve."""
 
-    points: Annotated[int, Integer(1, 2000)] = 400
+    points: Annotated[int, integer(1, 2000)] = 400
     """Points of the curve at most; each is the mean of as many steps."""
 
 
 class SpikesQuery(RecordedQuery):
     """Parameters of the rows that lost most."""
 
-    count: Annotated[int, Integer(1, 200)] = 20
+    count: Annotated[int, integer(1, 200)] = 20
     """Rows."""
 
 

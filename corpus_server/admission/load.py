@@ -1,0 +1,271 @@
+"""What is under way in one process, and how much may be: connections, responses, bodies, and their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
+
+from corpus_server.admission.access import Access
+from corpus_server.admission.request import Caller
+from corpus_server.errors import AnswerTooLarge, BodyTooLarge, Overloaded
+from corpus_server.settings import Settings
+
+MAX_BODY_BYTES = 32 * 2**20
+"""Bytes of one request's body, and of all large bodies that a process is receiving at the same time; a plan
+that leaves out 10^6 steps takes about 20 MB of JSON."""
+
+SMALL_BODY_BYTES = 64 * 1024
+"""Bodies up to here are always received: one that never ends costs no more than its connection does. Routes
+that read no body drop it."""
+
+MAX_ROWS = 2**22
+"""Rows of one response: what 16 MiB, the size that the client asks for, hold of the shortest windows.
+Locating them takes about a second, in slices, and for indices 64 MiB."""
+
+MAX_FOLLOWERS = 32
+"""Streams of events of a process. They hold no slot and read one small file for all."""
+
+MAX_BYTES = 2**30
+"""Bytes of all token responses under way in a process, give or take one: 64 of 16 MiB, the most that a loader
+asks for at a time. They leave within seconds; if all readers stop, no more than this stays in memory."""
+
+SMALL_BYTES = 256 * 1024
+"""A response up to here is never refused for its bytes, because the kernel buffers most of them immediately.
+A loader of small steps must not wait for those of large ones."""
+
+FAIR_SHARE = 4
+"""A token may hold at most this many times the slots that are still free. One alone gets four fifths of all,
+and several busy ones get the same each: nobody finds all slots taken by another."""
+
+BURST_SECONDS = 1.0
+"""Time over which `max_bytes_per_second` is averaged."""
+
+STALLED_SECONDS = 2.0
+"""A reader that took nothing for so long may be dropped when its slot is needed. A client that was only busy
+asks again and gets the same bytes."""
+
+LOOK_SECONDS = 0.1
+"""Between two looks for stalled readers. A look passes all slots, and a burst of refusals must not wait for
+one each."""
+
+_log = logging.getLogger("corpus_server")
+
+
+@dataclass(eq=False, slots=True)
+class Usage:
+    """What a token uses of this process now."""
+
+    num_slots: int = 0
+    num_short: int = 0  # short answers that are made
+    num_bytes: int = 0  # of responses under way
+    paid_until: float = 0.0  # monotonic second until which what it took is within its bytes per second
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """The right to have one costly response under way; give it back with `release`."""
+
+    _load: Load
+    _caller: Caller
+    _usage: Usage
+    reader: asyncio.WriteTransport | None
+    _unsent_bytes: int = 0
+    _unsent_since: float = 0.0
+    num_bytes: int = 0  # of the body, once that is known
+
+    def charge(self, num_bytes: int) -> None:
+        """Count the body of the response, once its size is known; from any thread.
+
+        Raises:
+            Overloaded: it is not small, and all bytes are taken, or the token's share of them.
+        """
+        rate = self._caller.limits.max_bytes_per_second
+        with self._load.lock:
+            if num_bytes > SMALL_BYTES:
+                self._load.check_share(
+                    "bytes of answers", self._load.num_bytes, self._usage.num_bytes, MAX_BYTES
+                )
+            self.num_bytes = num_bytes
+            self._load.num_bytes += num_bytes
+            self._usage.num_bytes += num_bytes
+            if rate is not None:
+                self._usage.paid_until = max(self._usage.paid_until, time.monotonic()) + num_bytes / rate
+
+    def release(self) -> None:
+        """Give the slot back; idempotent."""
+        if self in self._load.slots:
+            self._load.slots.discard(self)
+            self._usage.num_slots -= 1
+            with self._load.lock:
+                self._load.num_bytes -= self.num_bytes
+                self._usage.num_bytes -= self.num_bytes
+
+    def stalled_seconds(self, now: float) -> float:
+        """Return for how long the client was seen to take nothing, 0 if it was not looked at before."""
+        unsent_bytes = 0 if self.reader is None else self.reader.get_write_buffer_size()
+        if not unsent_bytes or unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes, self._unsent_since = unsent_bytes, now
+        return now - self._unsent_since
+
+
+class Load:
+    """What is under way in one process, and its limits.
+
+    The `check_...` methods and `Slot.charge` may be called from any thread, everything else from the event
+    loop's alone.
+
+    Attributes:
+        slots: of the costly responses under way.
+        num_bytes: of those whose sizes are known; changed under `lock`.
+        connections: open ones by address.
+        usage: what each token uses, by its name.
+    """
+
+    def __init__(self, settings: Settings, access: Access) -> None:
+        self.settings = settings
+        self.access = access
+        self.slots: set[Slot] = set()
+        self.num_bytes = 0
+        self.lock = threading.Lock()
+        self.num_connections = 0
+        self.connections: Counter[str] = Counter()
+        self.usage: defaultdict[str, Usage] = defaultdict(Usage)
+        self._num_short = self._num_followers = self._body_bytes = 0
+        self._looked_at = -math.inf  # monotonic second of the last look for stalled readers
+
+    def connect(self, address: str) -> None:
+        """Count a connection."""
+        self.num_connections += 1
+        self.connections[address] += 1
+
+    def disconnect(self, address: str) -> None:
+        """Count a connection no longer."""
+        self.num_connections -= 1
+        self.connections[address] -= 1
+        if not self.connections[address]:
+            del self.connections[address]
+
+    def take_slot(self, caller: Caller, reader: asyncio.WriteTransport | None) -> Slot:
+        """Return a slot, which is counted; `reader` is the client's transport, where it can be cut off."""
+        usage = self.usage[caller.name]
+        slot = Slot(self, caller, usage, reader)
+        self.slots.add(slot)
+        usage.num_slots += 1
+        return slot
+
+    def check_share(self, what: str, num_all: int, num_own: int, limit: int) -> None:
+        """Raise Overloaded unless there is room for something more of a token."""
+        num_free = limit - num_all
+        is_shared = (self.access.num_tokens or 0) > 1
+        if num_free <= 0 or (is_shared and num_own >= FAIR_SHARE * num_free):
+            raise Overloaded(f"{num_all} {what} are under way in this process")
+
+    def drop_stalled(self) -> None:
+        """Drop readers that have taken nothing for longest, until such hold at most half of the limits.
+
+        It is called where all slots or bytes are taken and a request comes.
+        """
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        looked_at = [(slot.stalled_seconds(now), slot) for slot in self.slots]
+        stalled = [each for each in looked_at if each[0] > STALLED_SECONDS]
+        stalled.sort(key=itemgetter(0))
+        num_bytes = sum(slot.num_bytes for _, slot in stalled)
+        while len(stalled) > self.settings.max_concurrent_answers // 2 or num_bytes > MAX_BYTES // 2:
+            seconds, slot = stalled.pop()
+            num_bytes -= slot.num_bytes
+            _log.warning("dropped a reader that took nothing for %.1f s: its slot was needed", seconds)
+            slot.release()
+            if slot.reader is not None:
+                slot.reader.abort()
+
+    @contextmanager
+    def short(self, caller: Caller) -> Iterator[None]:
+        """Count a short answer, such as a description, while it is made.
+
+        As many as costly ones: two threads make them, and who comes later would wait for all others.
+
+        Raises:
+            Overloaded: as many are being made as may be, or the token has its share of them.
+        """
+        usage = self.usage[caller.name]
+        limit = self.settings.max_concurrent_answers
+        self.check_share("answers", self._num_short, usage.num_short, limit)
+        self._num_short += 1
+        usage.num_short += 1
+        try:
+            yield
+        finally:
+            self._num_short -= 1
+            usage.num_short -= 1
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Count a stream of events while it is sent; raise Overloaded if there are `MAX_FOLLOWERS`."""
+        if self._num_followers >= MAX_FOLLOWERS:
+            raise Overloaded(f"this process sends {MAX_FOLLOWERS} streams of events, as many as it may")
+        self._num_followers += 1
+        try:
+            yield
+        finally:
+            self._num_followers -= 1
+
+    @contextmanager
+    def receiving(self) -> Iterator[Callable[[int], None]]:
+        """Count the bytes of one request's body while it is received and worked on.
+
+        Yields:
+            A function to be called with the size of the body so far; it raises BodyTooLarge or Overloaded.
+        """
+        counted = 0
+
+        def count(num_bytes: int) -> None:
+            nonlocal counted
+            if num_bytes > MAX_BODY_BYTES:
+                raise BodyTooLarge(f"a plan must have at most {MAX_BODY_BYTES} bytes")
+            if num_bytes > SMALL_BODY_BYTES:
+                if self._body_bytes + num_bytes - counted > MAX_BODY_BYTES:
+                    raise Overloaded(f"{self._body_bytes} bytes of other bodies are being received")
+                self._body_bytes += num_bytes - counted
+                counted = num_bytes
+
+        try:
+            yield count
+        finally:
+            self._body_bytes -= counted
+
+    def check_size(self, size_bytes: int, parameter: str) -> None:
+        """Raise AnswerTooLarge above `max_answer_bytes`, before anything of the response is computed."""
+        remedy = f"a smaller {parameter}, or --max-answer-bytes when starting the server"
+        _check("an answer", size_bytes, self.settings.max_answer_bytes, "bytes", parameter, remedy)
+
+    def check_rows(self, count: int, rows: int) -> None:
+        """Raise AnswerTooLarge for a response of more than `MAX_ROWS` rows."""
+        remedy = f"ask for at most {MAX_ROWS // max(rows, 1)} steps"
+        _check("an answer", count * rows, MAX_ROWS, "rows", "count", remedy)
+
+    def check_shards(self, size_bytes: int) -> None:
+        """Raise AnswerTooLarge if the staged shards of a response exceed the cache."""
+        remedy = "ask for fewer steps, or give a larger --cache-bytes when starting the server"
+        what, limit = "the cache for the shards of an answer", self.settings.cache_bytes
+        _check(what, size_bytes, limit, "bytes", "count", remedy)
+
+    def check_text_size(self, num_tokens: int, parameter: str) -> None:
+        """Raise AnswerTooLarge for a JSON or text response of more than `max_text_tokens`."""
+        what, remedy = "an answer of format json or text", "format=raw or format=npy, or ask for less"
+        _check(what, num_tokens, self.settings.max_text_tokens, "tokens", parameter, remedy)
+
+
+def _check(what: str, size: int, limit: int, unit: str, parameter: str, remedy: str) -> None:
+    if size > limit:
+        raise AnswerTooLarge(what, size, limit, unit, parameter=parameter, remedy=remedy)

@@ -1,0 +1,82 @@
+"""Arrays as JSON and as text, which people read; and an array in memory, read as files are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+
+import numpy as np
+
+from corpus_server.answers.response import Format, Response, Slices, json_response, text_response
+from corpus_server.answers.service import Service
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.plan.rows import NO_SHARD
+from corpus_server.read import text
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.reading import Reading, WindowReading, read_arrays
+
+
+class InMemory:
+    """An array as a reading, so that one function sends all arrays."""
+
+    unit_tokens = 1
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._flat, self.num_units = array.reshape(-1), array.size
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def read(self, first: int, num_units: int) -> np.ndarray:
+        """Return numbers from `first` on."""
+        return self._flat[first : first + num_units]
+
+
+def num_items(*readings: Reading) -> int:
+    """Return how many numbers some arrays hold."""
+    return sum(reading.num_units * reading.unit_tokens for reading in readings)
+
+
+def check_form(service: Service, chosen: Format, corpora: Iterable[Corpus], *readings: Reading) -> None:
+    """Refuse more numbers than JSON or text may hold, and text of corpora without a tokenizer."""
+    service.admission.check_text_size(num_items(*readings), "count")
+    if chosen == "text":
+        for corpus in corpora:
+            text.check_available(corpus)
+
+
+def json_arrays(
+    fields: Mapping[str, object], headers: Mapping[str, str], readings: Mapping[str, Reading]
+) -> Slices[Response]:
+    """Make a response that holds arrays as nested lists, by name."""
+    arrays = {}
+    for name, reading in readings.items():
+        parts = [np.empty(0, dtype=reading.dtype)]  # so that an empty range has a type
+        for part in read_arrays(reading):
+            parts.append(part.reshape(-1))
+            yield None
+        arrays[name] = np.concatenate(parts).reshape(reading.shape)
+    return json_response({**fields, **arrays}, headers)
+
+
+def rows_as_text(
+    bound: BoundPlan, reading: WindowReading, first_step: int, headers: Mapping[str, str]
+) -> Slices[Response]:
+    """Make a response that shows every row as text, below a line that says where it lies."""
+    _, rows, _ = reading.shape
+    lines: list[str] = []
+    number = 0
+    for group, borders in reading.pieces():
+        numbers = reading.row_numbers(number, len(borders) - 1).tolist()
+        for row, (low, high) in zip(numbers, pairwise(borders.tolist()), strict=True):
+            pieces = [piece for piece in group[low:high].tolist() if piece[0] != NO_SHARD]
+            name, _ = bound.shards[pieces[0][0]]
+            places = "; ".join(
+                f"shard {bound.shards[shard][1].name}, tokens {start} to {start + length}"
+                for shard, start, length in pieces
+            )
+            step = first_step + number // rows
+            lines.append(f"=== step {step} row {row}: corpus {name}, {places} ===")
+            (tokens,) = reading.read(number, 1)
+            lines.append(text.decode(bound.corpora[name], tokens.tolist()))
+            number += 1
+            yield None
+    return text_response("\n".join(lines) + "\n", headers)

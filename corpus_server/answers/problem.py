@@ -1,0 +1,84 @@
+"""Problem documents (RFC 9457): what a client is told of an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from corpus_server.admission.request import RUN_PATTERN
+from corpus_server.answers.response import Response
+from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized
+
+_PATTERNS = {
+    "^[0-9a-f]{64}$": "the 64 digits (0-9, a-f) of a plan's id",
+    RUN_PATTERN: "1 to 64 letters, digits, '.', '_' or '-'",
+}
+"""What people are told instead of a regular expression."""
+
+_MAX_ECHO = 200  # characters of a received value that are sent back
+
+
+def problem(error: Exception, request_id: str) -> Response:
+    """Return the problem document (RFC 9457) of an error; fields that are None are left out.
+
+    Args:
+        error: of the core, or of pydantic; of any other kind, the log must say what it was.
+        request_id: by which the log names the request.
+    """
+    if isinstance(error, ValidationError):
+        error = invalid_parameter(error.errors())
+    if not isinstance(error, CorpusServerError):
+        error = CorpusServerError("the server failed; its log says why")
+    document: dict[str, Any] = {
+        "type": error.slug,
+        "title": error.slug.replace("-", " ").capitalize(),
+        "status": error.status,
+        "detail": error.detail,
+        "request_id": request_id,
+    }
+    for name in ("parameter", "received", "accepted", "remedy"):
+        if (value := getattr(error, name)) is not None:
+            document[name] = _echo(value)
+    headers = {"Content-Type": "application/problem+json", "Cache-Control": "no-store"}
+    if error.retry_after_seconds is not None:
+        headers["Retry-After"] = str(error.retry_after_seconds)
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = error.challenge
+    response = Response.whole(json.dumps(document).encode(), headers, status=error.status)
+    response.problem_type = error.slug
+    return response
+
+
+def invalid_parameter(found: Sequence[Mapping[str, Any]]) -> InvalidParameter:
+    """Make one error of pydantic's list: which parameter, what came, what is accepted."""
+    # A misspelt parameter is unknown and leaves another one missing: the first is what to say.
+    first = min(found, key=lambda each: each["type"] != "extra_forbidden")
+    name = str(first["loc"][-1]) if first["loc"] else "query"
+    received = first.get("input")
+    if first["type"] == "extra_forbidden":
+        return InvalidParameter(
+            f"unknown parameter {name!r}",
+            parameter=name,
+            received=received,
+            remedy="GET /docs lists the parameters of each route",
+        )
+    if first["type"] == "missing":
+        return InvalidParameter(f"{name} is missing", parameter=name)
+    context = first.get("ctx") or {}
+    pattern = context.get("pattern", "")
+    accepted = context.get("accepted") or context.get("expected") or _PATTERNS.get(pattern, pattern) or None
+    said = f"must be {accepted}" if accepted else first["msg"]
+    return InvalidParameter(
+        f"{name} {said}, got {_echo(received)!r}", parameter=name, received=received, accepted=accepted
+    )
+
+
+def _echo(value: object) -> object:
+    """Return a received value fit to be sent back: JSON, and short."""
+    if isinstance(value, bool | int) or value is None:
+        return value if value is None or abs(value) < 2**63 else str(value)[:_MAX_ECHO]
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _MAX_ECHO else text[:_MAX_ECHO] + "..."

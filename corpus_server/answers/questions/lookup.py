@@ -1,0 +1,113 @@
+"""Look-ups: every row of the first epochs that holds a token, a range of tokens or a document."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.question import PlanQuery, Token, integer, question
+from corpus_server.answers.response import Response, Slices, json_response, not_modified
+from corpus_server.answers.service import Service
+from corpus_server.answers.tokens import plan_headers, plan_of
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.described import described
+from corpus_server.errors import InvalidParameter
+from corpus_server.plan.questions.lookup import Sighting, look_up_slices
+
+
+class LookupQuery(PlanQuery):
+    """Parameters of a look-up; `corpus` names the source also where the plan is named by its id."""
+
+    token: Token | None = None
+    """A token, corpus-wide; of a view, in its corpus, as all that is looked up."""
+    start: Token | None = None
+    """First token of a range."""
+    stop: Token | None = None
+    """End of the range, exclusive."""
+    document: Token | None = None
+    """A document, where the corpus has an index."""
+    epochs: Annotated[int, integer(1, 10_000)] = 1
+    """Passes over the source to look through."""
+    limit: Annotated[int, integer(1, 100_000)] = 1000
+    """Rows to return at most, earliest first."""
+
+
+@described
+class Found:
+    """Every row that holds a token, a range or a document."""
+
+    plan: str
+    corpus: str
+    start: int
+    stop: int
+    epochs: int
+    num_found: int
+    truncated: bool
+    rows: list[Sighting]
+
+
+@question("/v1/lookup", Found, is_tagged=True)
+def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices[Response]:
+    """Return every row of the first epochs that holds a token, a range of tokens or a document."""
+    bound = plan_of(service, query, request.caller, names_corpus=True)
+    corpus = _looked_up_corpus(query, bound.plan.sources)
+    start, stop = _looked_up_range(query, bound.corpora[corpus].base)
+    epochs, limit = query.epochs, query.limit
+    identity = f"lookup.{corpus}.{start}.{stop}.{epochs}.{limit}"
+    # Where a document lies is said by an index, which may be made anew with another end of text.
+    by_id = query.plan is not None and query.document is None
+    headers = plan_headers(bound, request, identity, by_id=by_id)
+    if (unchanged := not_modified(request, headers)) is not None:
+        return unchanged
+    found = yield from look_up_slices(bound.sampler, corpus, start, stop, epochs=epochs, limit=limit)
+    fields = Found(
+        plan=bound.plan.id,
+        corpus=corpus,
+        start=start,
+        stop=stop,
+        epochs=epochs,
+        num_found=found.num_found,
+        truncated=found.num_found > len(found.rows),
+        rows=found.rows,
+    )
+    return json_response(fields, headers)
+
+
+def _looked_up_corpus(query: LookupQuery, sources: tuple[str, ...]) -> str:
+    if query.corpus in sources:
+        return query.corpus
+    if query.corpus is None and len(sources) == 1:
+        return sources[0]
+    raise InvalidParameter(
+        f"corpus must name a source of the plan, {', '.join(sources)}, got {query.corpus!r}",
+        parameter="corpus",
+        received=query.corpus,
+        accepted=", ".join(sources),
+    )
+
+
+def _looked_up_range(query: LookupQuery, corpus: Corpus) -> tuple[int, int]:
+    """Return the tokens that a query names in one of its three ways."""
+    ways = {
+        "token": query.token is not None,
+        "document": query.document is not None,
+        "start and stop": query.start is not None or query.stop is not None,
+    }
+    given = [way for way, is_given in ways.items() if is_given]
+    if len(given) != 1:
+        raise InvalidParameter(
+            f"name what to look up by one of {', '.join(ways)}, got {' and '.join(given) or 'none'}",
+            parameter="token",
+            accepted=", ".join(ways),
+        )
+    if query.document is not None:
+        return corpus.document_range(query.document)
+    start, stop = (query.start, query.stop) if query.token is None else (query.token, query.token + 1)
+    if start is None or stop is None or not start < stop <= corpus.num_tokens:
+        raise InvalidParameter(
+            f"tokens must lie in [0, {corpus.num_tokens}) with start < stop, got start {start}, stop {stop}",
+            parameter="token" if query.token is not None else "stop",
+            received=stop,
+            accepted=f"0 <= start < stop <= {corpus.num_tokens}",
+        )
+    return start, stop

@@ -1,0 +1,186 @@
+"""Tokens of a corpus, whatever plans say: a range, a document, and a range as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from corpus_server import metrics
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.arrays import array_response
+from corpus_server.answers.documents import find_metadata
+from corpus_server.answers.forms import check_form, json_arrays
+from corpus_server.answers.question import CorpusName, FormatQuery, QueryParameters, Token, integer, question
+from corpus_server.answers.response import (
+    NO_STORE,
+    RANGE_HEADER,
+    Format,
+    Response,
+    Slices,
+    caching,
+    json_response,
+    not_modified,
+    text_response,
+)
+from corpus_server.answers.service import Service
+from corpus_server.answers.tokens import TOKENS, choose_format, representation
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.views import View
+from corpus_server.described import described
+from corpus_server.errors import InvalidParameter
+from corpus_server.read import text
+from corpus_server.read.reading import RangeReading, num_bytes, read_arrays
+
+DocumentNumber = Annotated[str, Field(pattern="^[0-9]{1,19}$")]
+
+
+class TokensQuery(FormatQuery):
+    """Parameters of a raw range."""
+
+    start: Token = 0
+    """First token, corpus-wide."""
+    count: Token | None = None
+    """Tokens; default: up to 256, as many as there are."""
+
+
+class DocumentQuery(FormatQuery):
+    """Parameters of a document."""
+
+    base: Literal["true", "false"] = "false"
+    """`true`: of a view, the number is that of its corpus, and the first copy is meant."""
+
+
+class SpansQuery(QueryParameters):
+    """Parameters of a range of tokens as text."""
+
+    start: Token = 0
+    """First token, corpus-wide."""
+    count: Annotated[int, integer(1, 2**20)] = 1024
+    """Tokens; fewer where the corpus ends."""
+
+
+@described
+class Spans:
+    """A range of tokens as text."""
+
+    corpus: str
+    start: int
+    stop: int
+    num_tokens: int
+    """Tokens of the corpus."""
+    spans: list[text.Span]
+
+
+@question("/v1/corpora/{name}/tokens", array=TOKENS, is_tagged=True)
+def tokens(service: Service, name: CorpusName, query: TokensQuery, request: RequestHead) -> Slices[Response]:
+    """Return a raw range of tokens, corpus-wide, across the borders of shards."""
+    corpus, start = service.corpus(name, request.caller), query.start
+    count = min(256, max(0, corpus.num_tokens - start)) if query.count is None else query.count
+    return token_range(service, corpus, start, start + count, query, request, default="raw", fields={})
+
+
+@question("/v1/corpora/{name}/documents/{number}", array=TOKENS, is_tagged=True)
+def document(
+    service: Service, name: CorpusName, number: DocumentNumber, query: DocumentQuery, request: RequestHead
+) -> Slices[Response]:
+    """Return one document: its token range, its tokens and, if the corpus has any, its metadata.
+
+    Of a view, `base_document` is its corpus's own number. Long values of the metadata are cut. If the
+    metadata cannot be read, `metadata_problem` says why.
+    """
+    corpus, own = service.corpus(name, request.caller), int(number)
+    if isinstance(corpus, View) and query.base == "true":
+        own = corpus.own_document(own)
+    fields: dict[str, Any] = {"document": own}
+    if isinstance(corpus, View):
+        fields["base_document"] = corpus.base_document(own)
+    start, stop = corpus.document_range(own)
+    tag = ""
+    if corpus.metadata_paths and choose_format(request, query, "json") == "json":
+        own = fields.get("base_document", own)
+        found = yield from find_metadata(corpus, [own])
+        fields |= {"metadata": found.rows.get(own), "metadata_problem": found.problem}
+        tag = found.tag
+    more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields, tag=tag)
+    response = yield from more
+    response.when_sent(metrics.DOCUMENTS.add, 1, corpus.name)
+    return response
+
+
+@question("/v1/corpora/{name}/spans", Spans)
+def spans(service: Service, name: CorpusName, query: SpansQuery, request: RequestHead) -> Slices[Response]:
+    """Show a range of tokens as text, cut at the borders of documents."""
+    corpus = service.corpus(name, request.caller)
+    if query.start > corpus.num_tokens:
+        raise InvalidParameter.expected("start", f"in [0, {corpus.num_tokens}]", query.start)
+    stop = min(query.start + query.count, corpus.num_tokens)
+    service.admission.check_text_size(stop - query.start, "count")
+    pieces = corpus.locate_range(query.start, stop - query.start)
+    yield from service.staged(corpus.shards[number].file for number, _, _ in pieces)
+    tokens = read(service, corpus, query.start, stop)
+    yield None
+    shown = list(text.spans(corpus, query.start, tokens.tolist()))
+    found = Spans(corpus=corpus.name, start=query.start, stop=stop, num_tokens=corpus.num_tokens, spans=shown)
+    return json_response(found, NO_STORE)
+
+
+def token_range(
+    service: Service,
+    corpus: Corpus,
+    start: int,
+    stop: int,
+    query: FormatQuery,
+    request: RequestHead,
+    *,
+    default: Format,
+    fields: Mapping[str, Any],
+    tag: str = "",
+) -> Slices[Response]:
+    """Make the response that holds tokens [start, stop) of a corpus.
+
+    Args:
+        start, stop: corpus-wide, inside the corpus.
+        default: format where the request names none.
+        fields: what a JSON response says besides.
+        tag: tells what they say apart from what they said before, if the corpus's fingerprint does not.
+    """
+    chosen = choose_format(request, query, default)
+    gatherer = service.catalog.gatherer(corpus.name)
+    reading = RangeReading(corpus, gatherer, start=start, stop=stop)
+    service.admission.check_size(num_bytes(reading), "count")
+    if chosen in ("json", "text"):
+        check_form(service, chosen, [corpus], reading)
+    identity = f"{corpus.fingerprint}.{start}.{stop}.{representation(query, chosen)}"
+    identity += f".{tag}" if tag else ""
+    if chosen == "text":
+        headers = dict(NO_STORE)
+    else:
+        headers = caching(request, identity, immutable=False, varies=query.format is None)
+    headers[RANGE_HEADER] = f"{start}-{stop}"
+    if (unchanged := not_modified(request, headers)) is not None:
+        return unchanged
+    request.charge(num_bytes(reading))
+    pieces = corpus.locate_range(start, stop - start)
+    yield from service.staged(corpus.shards[number].file for number, _, _ in pieces)
+    if chosen == "json":
+        where = {"start": start, "stop": stop, "dtype": corpus.dtype.name}
+        described = {"corpus": corpus.name, **fields, **where}
+        response = yield from json_arrays(described, headers, {"tokens": reading})
+    elif chosen == "text":
+        tokens = [each for part in read_arrays(reading) for each in part.tolist()]
+        yield None
+        response = text_response(text.decode(corpus, tokens), headers)
+    else:
+        response = yield from array_response(reading, headers, chosen, query.checksum, request)
+    response.when_sent(metrics.TOKENS.add, stop - start, corpus.name)
+    return response
+
+
+def read(service: Service, corpus: Corpus, start: int, stop: int) -> NDArray[np.integer]:
+    """Return tokens [start, stop) of a corpus whose shards are on this machine."""
+    reading = RangeReading(corpus, service.catalog.gatherer(corpus.name), start=start, stop=stop)
+    return np.concatenate([np.empty(0, corpus.dtype), *(part.copy() for part in read_arrays(reading))])

@@ -1,0 +1,171 @@
+"""Rows of a step as people read them: text, cut at the borders of documents, and where those came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.documents import Found, find_metadata, named, naming_columns
+from corpus_server.answers.question import PlanId, StepQuery, integer, question
+from corpus_server.answers.response import NO_STORE, PLAN_HEADER, Response, Slices, json_response
+from corpus_server.answers.service import Service
+from corpus_server.answers.tokens import MAX_WORLD_SIZE, staged_rows
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.described import described
+from corpus_server.errors import InvalidParameter
+from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
+from corpus_server.read.reading import WindowReading
+from corpus_server.read.text import Span, spans
+
+NAMED_DOCUMENTS = 1024
+"""A response names the documents of rows until there are so many: each costs up to a few milliseconds."""
+
+
+class RowsQuery(StepQuery):
+    """Parameters of the rows of a step."""
+
+    first: Annotated[int, integer(0, MAX_GLOBAL_BATCH_SIZE)] = 0
+    """First row of the global batch."""
+    world_size: Annotated[int, integer(1, MAX_WORLD_SIZE)] = 1
+    """Where a plan balances ranks: `first` counts the rows of so many ranks, one rank after another."""
+    count: Annotated[int, integer(1, 4096)] = 8
+    """Rows."""
+    metadata: Literal["names", "all"] = "names"
+    """Columns of each document's metadata: those that name it, or all."""
+
+
+@described
+class NamedDocument:
+    """A document that a row holds tokens of."""
+
+    document: int
+    """Its number in the corpus of the row."""
+    id: Any
+    """Column `id` of its metadata."""
+    source: Any
+    """Column `source` of its metadata; without one `url`, else `file_path`."""
+    metadata: dict[str, Any] | None
+    """All columns, if the request asks for them."""
+
+
+@described
+class Row:
+    """One row of a global batch; of a view, tokens and documents have the numbers of its corpus."""
+
+    row: int
+    corpus: str
+    shard: str
+    start: int
+    """First token, corpus-wide."""
+    spans: list[Span]
+    unused: int
+    """Tokens at the end of the row that belong to no document."""
+    documents: list[NamedDocument] | None
+    """Where its documents came from; none without metadata. Null if the rows before name 1,024."""
+
+
+@described
+class Rows:
+    """Rows of a step as text."""
+
+    plan: str
+    step: int
+    plan_step: int
+    global_batch_size: int
+    first: int
+    rows: list[Row]
+    problems: list[str]
+    """Why the metadata of a corpus is not shown."""
+
+
+@question("/v1/plans/{plan_id}/rows", Rows)
+def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHead) -> Slices[Response]:
+    """Show rows of a step's global batch as text, cut at the borders of documents."""
+    bound, step, world_size = service.plan(plan_id, request.caller), query.step, query.world_size
+    size = bound.sampler.check_part(step, world_size=world_size) * world_size
+    if query.first >= size:
+        raise InvalidParameter.expected("first", f"a row of the global batch, in [0, {size})", query.first)
+    count = min(query.count, size - query.first)
+    service.admission.check_text_size(count * (bound.sampler.seq_len(step) + 1), "count")
+    whole = WindowReading(bound, step=step, count=1, rank=0, rows=size, world_size=world_size)
+    yield from staged_rows(service, bound, whole)
+    first_shard = {name: n for n, (name, _) in reversed(list(enumerate(bound.shards)))}
+    shown: list[Row] = []
+    places = range(query.first, query.first + count)
+    found, borders = bound.sampler.pieces(step, places, world_size=world_size)
+    (numbers,) = bound.sampler.row_numbers(step, places, world_size=world_size).tolist()
+    for place, number, (first, stop) in zip(places, numbers, pairwise(borders.tolist()), strict=True):
+        pieces = found[first:stop].tolist()
+        name, shard = bound.shards[pieces[0][0]]
+        corpus = bound.corpora[name].base
+        (tokens,) = whole.read(place, 1)
+        left, texts, begins = tokens.tolist(), list[Span](), []
+        for shard_number, start, length in pieces:
+            begins.append(corpus.starts[shard_number - first_shard[name]] + start)
+            texts += spans(corpus, begins[-1], left[:length])
+            left = left[length:]
+        its = Row(
+            row=number,
+            corpus=name,
+            shard=shard.name,
+            start=begins[0],
+            spans=texts,
+            unused=len(left),
+            documents=None,
+        )
+        shown.append(its)
+        yield None
+    corpora = {name: corpus.base for name, corpus in bound.corpora.items()}
+    shown, problems = yield from _name_documents(corpora, shown, all_columns=query.metadata == "all")
+    fields = Rows(
+        plan=bound.plan.id,
+        step=step,
+        plan_step=bound.sampler.timeline.plan_step(step),
+        global_batch_size=size,
+        first=query.first,
+        rows=shown,
+        problems=problems,
+    )
+    return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id})
+
+
+def _name_documents(
+    corpora: Mapping[str, Corpus], rows: Sequence[Row], *, all_columns: bool
+) -> Slices[tuple[list[Row], list[str]]]:
+    """Return rows with where their documents came from, and why that cannot be said of a corpus."""
+    wanted: dict[str, set[int]] = {}
+    num_named = 0
+    for row in rows:
+        if sum(map(len, wanted.values())) >= NAMED_DOCUMENTS:
+            break
+        if corpora[row.corpus].metadata_paths:
+            wanted.setdefault(row.corpus, set()).update(_documents_of(row))
+        num_named += 1
+    found: dict[str, Found] = {}
+    for name, numbers in wanted.items():
+        columns = None if all_columns else naming_columns()
+        found[name] = yield from find_metadata(corpora[name], numbers, columns)
+
+    def named_in(row: Row) -> list[NamedDocument]:
+        its = found[row.corpus].rows if row.corpus in found else {}
+        return [
+            NamedDocument(
+                document=number,
+                id=named(its[number], "id"),
+                source=named(its[number], "source"),
+                metadata=its[number] if all_columns else None,
+            )
+            for number in _documents_of(row)
+            if number in its
+        ]
+
+    shown = [replace(row, documents=named_in(row)) for row in rows[:num_named]]
+    problems = [its.problem for its in found.values() if its.problem is not None]
+    return [*shown, *rows[num_named:]], problems
+
+
+def _documents_of(row: Row) -> list[int]:
+    return list(dict.fromkeys(span.document for span in row.spans if span.document is not None))

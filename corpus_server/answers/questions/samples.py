@@ -1,0 +1,245 @@
+"""A look at a corpus through a sample: frequencies of tokens, lengths of documents, places of a text."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from corpus_server.admission.request import RequestHead
+from corpus_server.answers.question import CorpusName, QueryParameters, integer, question
+from corpus_server.answers.questions.ranges import read
+from corpus_server.answers.response import NO_STORE, Response, Slices, json_response
+from corpus_server.answers.service import Service
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.tokenizers import Tokenizer
+from corpus_server.described import described
+from corpus_server.plan.document import MAX_SEED
+from corpus_server.read.text import check_available, decode_known
+
+BLOCK_TOKENS = 4096
+"""Tokens of a block of a sample, read at once. Blocks are spread evenly over the corpus."""
+
+STATISTICS_BLOCKS = 64
+"""Blocks whose tokens are counted: 262,144 tokens."""
+
+SEARCH_BLOCKS = 256
+"""Blocks that are searched: 1,048,576 tokens, about a second of decoding."""
+
+SAMPLE_DOCUMENTS = 2048
+"""Documents whose length is read: two entries of the index for each."""
+
+TOP_TOKENS = 50
+
+_CONTEXT = 80  # characters on each side of a text that was found
+
+
+class StatisticsQuery(QueryParameters):
+    """Parameters of a corpus's statistics."""
+
+    seed: Annotated[int, integer(0, MAX_SEED)] = 0
+    """Decides which blocks and documents are sampled."""
+
+
+class SearchQuery(StatisticsQuery):
+    """Parameters of a search."""
+
+    text: Annotated[str, Field(min_length=1, max_length=1000)]
+    """What to find, case and white space included."""
+    limit: Annotated[int, integer(1, 100)] = 20
+    """Places to return at most."""
+
+
+@described
+class TopToken:
+    """One of the most frequent tokens of a sample."""
+
+    token: int
+    count: int
+    text: str | None
+
+
+@described
+class Lengths:
+    """Lengths of sampled documents, in tokens."""
+
+    num_sampled: int
+    mean: float | None
+    quantiles: dict[str, int]
+    """Share of the documents -> length."""
+    histogram: list[tuple[int, int]]
+    """`[least, number]`: documents of [least, 2 least) tokens."""
+
+
+@described
+class Statistics:
+    """What a sample of a corpus is made of."""
+
+    corpus: str
+    num_tokens: int
+    num_sampled_tokens: int
+    num_distinct_tokens: int
+    top_tokens: list[TopToken]
+    counts_by_rank: list[tuple[int, int]]
+    """`[k, count]`: how often the k-th most frequent token occurs."""
+    num_documents: int | None
+    document_lengths: Lengths | None
+
+
+@described
+class Place:
+    """One place of a text."""
+
+    token: int
+    """The token that it begins in, corpus-wide."""
+    document: int | None
+    before: str
+    text: str
+    after: str
+
+
+@described
+class Search:
+    """Where a text is in a sample of a corpus, or in all of a small one."""
+
+    corpus: str
+    text: str
+    num_tokens: int
+    num_searched_tokens: int
+    found: list[Place]
+
+
+@question("/v1/corpora/{name}/statistics", Statistics)
+def statistics(
+    service: Service, name: CorpusName, query: StatisticsQuery, request: RequestHead
+) -> Slices[Response]:
+    """Return frequencies of tokens and lengths of documents in a sample."""
+    corpus = service.corpus(name, request.caller)
+    ids: list[NDArray[np.integer]] = []
+    for _, tokens in _blocks(service, corpus, query.seed, STATISTICS_BLOCKS):
+        ids.append(tokens)
+        yield None
+    found, counts = np.unique(np.concatenate(ids) if ids else np.empty(0, np.int64), return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    top = [
+        TopToken(token=token, count=number, text=decode_known(corpus.tokenizer, [token]))
+        for token, number in zip(found[order[:TOP_TOKENS]].tolist(), counts[order].tolist(), strict=False)
+    ]
+    lengths = yield from _document_lengths(corpus, query.seed)
+    fields = Statistics(
+        corpus=corpus.name,
+        num_tokens=corpus.num_tokens,
+        num_sampled_tokens=int(counts.sum()),
+        num_distinct_tokens=int(found.size),
+        top_tokens=top,
+        # How often the k-th most frequent token occurs, for k = 1, 2, 4, 8, ...
+        counts_by_rank=[(1 << k, int(counts[order[(1 << k) - 1]])) for k in range(found.size.bit_length())],
+        num_documents=corpus.num_documents,
+        document_lengths=lengths,
+    )
+    return json_response(fields, NO_STORE)
+
+
+@question("/v1/corpora/{name}/search", Search)
+def search(service: Service, name: CorpusName, query: SearchQuery, request: RequestHead) -> Slices[Response]:
+    """Find a text in a sample of about a million tokens, or in all of a small corpus."""
+    corpus = service.corpus(name, request.caller)
+    tokenizer = check_available(corpus)
+    found: list[Place] = []
+    num_searched = 0
+    # A text that begins in a block may end behind it; a token is at least one byte of it.
+    more = len(query.text.encode())
+    for start, tokens in _blocks(service, corpus, query.seed, SEARCH_BLOCKS, more=more):
+        ids = tokens.tolist()
+        yield None
+        text = decode_known(tokenizer, ids) or ""
+        num_searched += min(len(ids), BLOCK_TOKENS)
+        at = text.find(query.text)
+        while at >= 0 and len(found) < query.limit:
+            first = _token_at(tokenizer, ids, at)
+            if first >= BLOCK_TOKENS:
+                break
+            end = at + len(query.text)
+            found.append(
+                Place(
+                    token=start + first,
+                    document=corpus.document_at(start + first),
+                    before=text[max(0, at - _CONTEXT) : at],
+                    text=text[at:end],
+                    after=text[end : end + _CONTEXT],
+                )
+            )
+            at = text.find(query.text, end)
+            yield None
+        if len(found) == query.limit:
+            break
+    fields = Search(
+        corpus=corpus.name,
+        text=query.text,
+        num_tokens=corpus.num_tokens,
+        num_searched_tokens=num_searched,
+        found=found,
+    )
+    return json_response(fields, NO_STORE)
+
+
+def _token_at(tokenizer: Tokenizer, tokens: Sequence[int], at: int) -> int:
+    """Return which token holds character `at` of their text: the first that decodes to more than `at`.
+
+    The text of the first tokens is the beginning of the text of all, so this may be bisected.
+    """
+    return bisect_right(range(len(tokens)), at, key=lambda n: len(tokenizer.decode(tokens[: n + 1])))
+
+
+def _blocks(
+    service: Service, corpus: Corpus, seed: int, num_blocks: int, more: int = 0
+) -> Iterator[tuple[int, NDArray[np.integer]]]:
+    """Yield blocks of a corpus, each with its first token: all of a small one, else a sample of it.
+
+    One block lies somewhere in each of `num_blocks` equal parts. Shards that are not on this machine are
+    left out: a look at a corpus should not fetch it. Each block comes with the `more` tokens behind it.
+    """
+    if corpus.num_tokens <= num_blocks * BLOCK_TOKENS:
+        starts = list(range(0, corpus.num_tokens, BLOCK_TOKENS))
+    else:
+        part = corpus.num_tokens // num_blocks
+        within = np.random.default_rng(seed).integers(0, part - BLOCK_TOKENS + 1, num_blocks)
+        starts = (np.arange(num_blocks) * part + within).tolist()
+    for start in starts:
+        stop = min(start + BLOCK_TOKENS + more, corpus.num_tokens)
+        pieces = corpus.locate_range(start, stop - start)
+        files = [corpus.shards[number].file for number, _, _ in pieces]
+        if all(file.is_cached for file in files):
+            yield start, read(service, corpus, start, stop)
+
+
+def _document_lengths(corpus: Corpus, seed: int) -> Slices[Lengths | None]:
+    """Return quantiles and a histogram of the lengths of sampled documents; None without an index."""
+    total = corpus.num_documents
+    if total is None:
+        return None
+    numbers: Sequence[int] = range(total)
+    if total > SAMPLE_DOCUMENTS:
+        numbers = np.random.default_rng(seed).integers(0, total, SAMPLE_DOCUMENTS).tolist()
+    found = []
+    for n, number in enumerate(numbers):
+        start, stop = corpus.document_range(number)
+        found.append(stop - start)
+        if n % 256 == 255:
+            yield None
+    if not found:
+        return Lengths(num_sampled=0, mean=None, quantiles={}, histogram=[])
+    lengths = np.array(found, dtype=np.int64)
+    bins = np.bincount(np.frexp(np.maximum(lengths, 0.5))[1])  # 0: empty; k: [2^(k-1), 2^k)
+    shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+    quantiles = np.quantile(lengths, shares, method="inverted_cdf").tolist()
+    return Lengths(
+        num_sampled=lengths.size,
+        mean=float(lengths.mean()),
+        quantiles={str(share): value for share, value in zip(shares, quantiles, strict=True)},
+        histogram=[((1 << k) >> 1, int(number)) for k, number in enumerate(bins.tolist())],
+    )

@@ -1,0 +1,100 @@
+"""Threads for work that the event loop must not wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from corpus_server.errors import Overloaded
+
+T = TypeVar("T")
+
+
+class Threads:
+    """Threads of which the one that ended its work last takes the next.
+
+    All of them run from the start: no request can fail because no thread can be started. Beside the standard
+    library's pool, whose threads take turns, and its two futures for each call, a request of 16 x 1,025 costs
+    0.85 of the CPU (`scripts/bench latency`); see docs/performance.md.
+
+    Raises:
+        Overloaded: the process, or the machine, has as many threads as it may.
+    """
+
+    def __init__(self, number: int, name: str) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._idle: list[SimpleQueue[Callable[[], None] | None]] = []  # of each idle thread
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        try:
+            for k in range(number):
+                thread = threading.Thread(target=self._work, name=f"{name}_{k}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError as error:
+            self.close()
+            raise Overloaded(f"the {number} threads for {name} cannot be started: {error}") from error
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run work in a thread, and return or raise what it does."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def call() -> None:
+            try:
+                settle = partial(_settle, future, work())
+            except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+                settle = partial(_settle, future, error=error)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle)
+
+        self.submit(call)
+        return await future
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Have a thread make a call that raises nothing."""
+        with self._lock:
+            if self._idle:
+                self._idle.pop().put(call)
+            else:
+                self._waiting.append(call)
+
+    def close(self) -> None:
+        """End the threads after what they do now, without what waits; idempotent."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+            for inbox in self._idle:
+                inbox.put(None)
+            self._idle.clear()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                call = self._waiting.popleft() if self._waiting else None
+                if call is None:
+                    self._idle.append(inbox)
+            if call is None and (call := inbox.get()) is None:
+                return
+            call()
+            del call  # what it holds is not needed while this thread waits
+
+
+def _settle(future: asyncio.Future[T], result: Any = None, error: BaseException | None = None) -> None:
+    if not future.done():  # else its task was cancelled
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)

@@ -1,0 +1,5 @@
+"""Plans that a server has seen, and those that continue them: one SQLite file in the state folder."""
+
+from corpus_server.plan_store.store import PlanStore, StoredPlan, find_by_prefix
+
+__all__ = ["PlanStore", "StoredPlan", "find_by_prefix"]
