@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing, unreadable
 from corpus_server.corpus.metadata import DocumentTable
+from corpus_server.corpus.publish import scratch_folder
 from corpus_server.corpus.selection import METADATA_FOLDER
 from corpus_server.errors import InvalidParameter
 from corpus_server.extras import optional_package
@@ -24,6 +24,8 @@ MEMORY: Final = "1GB"
 """Of DuckDB's buffers; what does not fit is written beside the view that is made."""
 MAX_SECONDS: Final = 3600.0
 """Of one query."""
+SCRATCH: Final = ".corpus-server-"
+"""With what names of folders begin that hold what does not fit into memory."""
 
 _ROWS: Final = 1 << 20  # of a batch
 _NUMBERS: Final = (
@@ -62,18 +64,16 @@ class Metadata(Closing):
         while number in map(str.lower, table.columns):
             number += "#"
         self._number = f'"{number}"'
-        self._scratch = TemporaryDirectory(prefix=".metadata-", dir=scratch)
-        self._connection = self._duckdb.connect()
-        try:
-            self._open(table, beside)
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as opened:
+            folder = opened.enter_context(scratch_folder(scratch, SCRATCH))
+            self._connection = opened.enter_context(self._duckdb.connect())
+            self._open(table, beside, folder)
+            self._opened = opened.pop_all()
 
-    def _open(self, table: DocumentTable, beside: Sequence[Path]) -> None:
+    def _open(self, table: DocumentTable, beside: Sequence[Path], scratch: Path) -> None:
         names = ", ".join(_quoted(str(each)) for each in (*table.paths, *beside))
         run = self._connection.execute
-        run(f"SET temp_directory = {_quoted(self._scratch.name)}")
+        run(f"SET temp_directory = {_quoted(str(scratch))}")
         run(f"SET memory_limit = '{MEMORY}'")
         run("SET preserve_insertion_order = true")
         run("SET python_enable_replacements = false")
@@ -218,8 +218,7 @@ class Metadata(Closing):
 
     def close(self) -> None:
         """Close the connection and remove what it wrote."""
-        self._connection.close()
-        self._scratch.cleanup()
+        self._opened.close()
 
 
 def _check_names(table: DocumentTable) -> None:

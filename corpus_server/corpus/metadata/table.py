@@ -142,7 +142,8 @@ class _File(Closing):
     def rows_at_once(self, group: int) -> int:
         """Return how many rows of a row group may be decoded together."""
         its = self._footer.row_group(group)
-        return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * its.num_rows // max(1, its.total_byte_size)))
+        fitting: int = _BYTES_AT_ONCE * its.num_rows // max(1, its.total_byte_size)
+        return max(1, min(_ROWS_AT_ONCE, fitting))
 
     def end(self) -> bytes:
         """Return the size and the last bytes of the file."""

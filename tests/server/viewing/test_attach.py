@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from corpus_server.corpus.publish import scratch_folder
 from tests.corpora import write_megatron, write_raw
 from tests.metadata import metadata_of
 from tests.serving import run_here
@@ -265,6 +266,19 @@ def test_a_file_that_is_no_table_is_refused(
     assert (run.returncode, run.stderr.count("\n")) == (2, 1), run.stderr
     assert says in run.stderr
     assert not (folder / "documents").exists()
+
+
+def test_what_a_killed_process_left_is_removed_and_not_what_another_uses(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "t.jsonl").write_bytes(lines(ROWS))
+    (folder / ".corpus-server-left").mkdir()
+    (folder / ".corpus-server-left" / "pieces").write_bytes(b"x")
+    with scratch_folder(folder, ".corpus-server-") as used:
+        assert [path.name for path in folder.glob(".corpus-server-*")] == [used.name]
+        assert attach(folder, tmp_path / "t.jsonl").returncode == 0
+        assert used.is_dir()
+    assert not [*folder.glob(".*")]
 
 
 def test_options_of_a_table_need_one(folder: Path) -> None:
