@@ -104,10 +104,8 @@ class CorpusSpec:
         stands the split: `/data/web#train` is `web-train`.
         """
         name, *rest = _cut(text, "=")
-        if not rest or re.search("[/,#?]", name):
-            name, path = "", text
-        else:
-            path = text[len(name) + 1 :]
+        is_named = rest and not re.search("[/,#?]", name)
+        name, path = (name, text[len(name) + 1 :]) if is_named else ("", text)
         given = _read("", *_cut_options(path), Path())
         return cls(name=name or _default_name(**given), **given).narrowed()
 

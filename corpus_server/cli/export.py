@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from re import fullmatch
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -62,6 +63,8 @@ def export(
 def _opened(sources: list[str], plan: str, state_dir: Path | None) -> Iterator[tuple[Asked, str]]:
     """Yield what answers about a plan, and the plan's id there."""
     document = Path(plan).read_bytes() if Path(plan).is_file() else None
+    if document is None and not fullmatch("[0-9a-f]{1,64}", plan):
+        raise InvalidParameter.expected("plan", "a file, or the beginning of a plan's id", plan)
     if sources[0].startswith(("http://", "https://")):
         if len(sources) > 1:
             raise InvalidParameter.expected("URL", "one server, or corpora", sources[1])

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -76,6 +77,26 @@ def publishing_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     finally:
         os.close(lock)
     sync_folder(path.parent)
+
+
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new hidden folder, which is removed in the end; that of a killed process by the next one."""
+    flags = os.O_RDONLY | os.O_DIRECTORY
+    for stale in parent.glob(f"{prefix}*"):
+        with suppress(OSError):  # BlockingIOError: its process lives
+            lock = _lock(stale, flags)
+            shutil.rmtree(stale, ignore_errors=True)
+            os.close(lock)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        lock = _lock(folder, flags)
+        try:
+            yield folder
+        finally:
+            os.close(lock)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _replace(temporary: Path, path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +17,12 @@ from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.metadata.files import files_in, own_folder, record_digests
 from corpus_server.corpus.metadata.pieces import append, tables
 from corpus_server.corpus.metadata.write import regrouped, write_files
-from corpus_server.corpus.publish import publishing_folder
+from corpus_server.corpus.publish import publishing_folder, scratch_folder
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.extras import optional_package
 from corpus_server.user_files import reason_of
-from corpus_server.viewing.metadata import Metadata
+from corpus_server.viewing.metadata import SCRATCH, Metadata
 from corpus_server.viewing.tables import PLACES, find_tables, read_table
 
 _SHOWN: Final = 20  # columns in an error
@@ -64,9 +63,7 @@ def attach(
         if key is not None and keep is not None:
             keep = {*keep, key}
         try:
-            scratch = Path(
-                opened.enter_context(TemporaryDirectory(prefix=".metadata-", dir=target.absolute().parent))
-            )
+            scratch = opened.enter_context(scratch_folder(target.absolute().parent, SCRATCH))
             with (scratch / "pieces").open("wb") as file:
                 added = _read(corpus, paths, keep, file, checks_places=key is None)
             if key is not None and key not in added:

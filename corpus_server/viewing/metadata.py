@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing, unreadable
 from corpus_server.corpus.metadata import DocumentTable
+from corpus_server.corpus.publish import scratch_folder
 from corpus_server.corpus.selection import METADATA_FOLDER
 from corpus_server.errors import InvalidParameter
 from corpus_server.extras import optional_package
@@ -24,9 +24,10 @@ MEMORY: Final = "1GB"
 """Of DuckDB's buffers; what does not fit is written beside the view that is made."""
 MAX_SECONDS: Final = 3600.0
 """Of one query."""
+SCRATCH: Final = ".corpus-server-"
+"""With what names of folders begin that hold what does not fit into memory."""
 
 _ROWS: Final = 1 << 20  # of a batch
-_NUMBER: Final = '"#document"'
 _NUMBERS: Final = (
     *("DOUBLE", "FLOAT", "DECIMAL", "HUGEINT", "BIGINT", "INTEGER", "SMALLINT", "TINYINT"),
     *("UBIGINT", "UINTEGER", "USMALLINT", "UTINYINT"),
@@ -57,18 +58,22 @@ class Metadata(Closing):
                 remedy="attach some: corpus-server index CORPUS --metadata TABLE",
             )
         self.files = table.paths
-        self._scratch = TemporaryDirectory(prefix=".metadata-", dir=scratch)
-        self._connection = self._duckdb.connect()
-        try:
-            self._open(table, beside)
-        except BaseException:
-            self.close()
-            raise
+        _check_names(table)
+        # DuckDB would take a column of this name for the number of the document.
+        number = "#document"
+        while number in map(str.lower, table.columns):
+            number += "#"
+        self._number = f'"{number}"'
+        with ExitStack() as opened:
+            folder = opened.enter_context(scratch_folder(scratch, SCRATCH))
+            self._connection = opened.enter_context(self._duckdb.connect())
+            self._open(table, beside, folder)
+            self._opened = opened.pop_all()
 
-    def _open(self, table: DocumentTable, beside: Sequence[Path]) -> None:
+    def _open(self, table: DocumentTable, beside: Sequence[Path], scratch: Path) -> None:
         names = ", ".join(_quoted(str(each)) for each in (*table.paths, *beside))
         run = self._connection.execute
-        run(f"SET temp_directory = {_quoted(self._scratch.name)}")
+        run(f"SET temp_directory = {_quoted(str(scratch))}")
         run(f"SET memory_limit = '{MEMORY}'")
         run("SET preserve_insertion_order = true")
         run("SET python_enable_replacements = false")
@@ -78,15 +83,14 @@ class Metadata(Closing):
             run(f"SET allowed_paths = [{names}]")
             run("SET enable_external_access = false")
             parts = (
-                f"SELECT *, {first} + file_row_number AS {_NUMBER} "
-                f"FROM read_parquet({_quoted(str(path))}, file_row_number = true)"
+                f"SELECT *, {first} + file_row_number AS {self._number} "
+                f"FROM {_parquet([path], 'file_row_number = true')}"
                 for path, first in zip(table.paths, table.starts, strict=False)
             )
             # By name: files that were written at different times may have their columns in another order.
             run(f"CREATE VIEW documents AS {' UNION ALL BY NAME '.join(parts)}")
             if beside:
-                listed = ", ".join(_quoted(str(each)) for each in beside)
-                run(f"CREATE VIEW beside AS SELECT * FROM read_parquet([{listed}])")
+                run(f"CREATE VIEW beside AS SELECT * FROM {_parquet(beside)}")
         except self._duckdb.Error as error:
             what = f"its metadata cannot be read: {_first_line(error)}"
             raise unreadable(self.files[0].parent, what, "write it again") from error
@@ -111,7 +115,7 @@ class Metadata(Closing):
         name = self._column("dedup", column)
         self._connection.register("chosen", self._arrow.table({"chosen": self._arrow.array(chosen)}))
         both = "documents POSITIONAL JOIN chosen"
-        its = f"SELECT {_NUMBER} AS number, {name} AS value FROM {both} WHERE chosen.chosen > 0"
+        its = f"SELECT {self._number} AS number, {name} AS value FROM {both} WHERE chosen.chosen > 0"
         query = f"""
             WITH its AS NOT MATERIALIZED ({its})
             SELECT number FROM its WHERE value IS NULL
@@ -132,7 +136,7 @@ class Metadata(Closing):
             if missing:
                 raise _wrong("key", f"column {column!r} is null for {missing:,} documents", "a key of each")
         joined = f"ids LEFT JOIN documents ON ids.id = {name}::VARCHAR"
-        counted = f"SELECT ids.id, count({_NUMBER}), min({_NUMBER}) FROM {joined}"
+        counted = f"SELECT ids.id, count({self._number}), min({self._number}) FROM {joined}"
         numbers = []
         for key, count, number in self._rows(f"{counted} GROUP BY ids.id ORDER BY ids.id"):
             if count != 1:
@@ -170,7 +174,7 @@ class Metadata(Closing):
                 if count:
                     raise _wrong("key", f"{count:,} {what}, the first by key is {value!r}", "a row of each")
         joined = f"documents JOIN beside ON {own}::VARCHAR = {its}::VARCHAR"
-        ordered = self._batches("key", f"SELECT beside.* FROM {joined} ORDER BY documents.{_NUMBER}")
+        ordered = self._batches("key", f"SELECT beside.* FROM {joined} ORDER BY documents.{self._number}")
         return (self._arrow.table(each) for each in ordered)
 
     def _item(self, what: str, text: str, kinds: tuple[str, ...], accepted: str) -> str:
@@ -182,7 +186,7 @@ class Metadata(Closing):
 
     def _column(self, what: str, name: str) -> str:
         columns = [column for column, *_ in self._rows("DESCRIBE documents")]
-        columns = [each for each in columns if each not in ("file_row_number", _NUMBER.strip('"'))]
+        columns = [each for each in columns if each not in ("file_row_number", self._number.strip('"'))]
         if name not in columns:
             raise InvalidParameter.expected(what, f"a column of the metadata: {', '.join(columns)}", name)
         return f'documents."{_doubled(name)}"'
@@ -214,8 +218,25 @@ class Metadata(Closing):
 
     def close(self) -> None:
         """Close the connection and remove what it wrote."""
-        self._connection.close()
-        self._scratch.cleanup()
+        self._opened.close()
+
+
+def _check_names(table: DocumentTable) -> None:
+    """Refuse names that DuckDB takes for one, as it does not tell capital letters from small ones."""
+    seen: dict[str, str] = {}
+    for name in table.columns:
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            raise unreadable(
+                table.paths[0].parent,
+                f"columns {other!r} and {name!r} differ in capitals alone, so a name could mean either",
+                "rename one",
+            )
+
+
+def _parquet(paths: Sequence[Path], options: str = "") -> str:
+    """Return what reads files in DuckDB: nothing but their own columns, whatever their folders are called."""
+    listed = ", ".join(_quoted(str(each)) for each in paths)
+    return f"read_parquet([{listed}], hive_partitioning = false{options and ', '}{options})"
 
 
 def _quoted(text: str) -> str:

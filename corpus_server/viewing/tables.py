@@ -14,7 +14,8 @@ from __future__ import annotations
 import csv
 import glob
 import io
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -97,14 +98,23 @@ def _read_parquet(path: Path, keep: Collection[str] | None) -> Iterator[Any]:
         schema = file.schema_arrow
         nested = _NESTED in schema.names and arrow.types.is_struct(schema.field(_NESTED).type)
         inner = [field.name for field in schema.field(_NESTED).type] if nested else []
+        _check_once(path, schema.names)
         _check_named(path, [*schema.names, *inner], keep)
         names = [name for name in schema.names if (nested and name == _NESTED) or is_kept(name, keep)]
+        if not names:
+            raise unreadable(path, "has no column but text and tokens", "name one with --keep")
         for batch in file.iter_batches(_ROWS, columns=names):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             if nested:
                 fields = zip(inner, columns.pop(_NESTED).flatten(), strict=True)
                 columns |= {name: its for name, its in fields if is_kept(name, keep) and name not in columns}
             yield arrow.record_batch(columns)
+
+
+def _check_once(path: Path, names: Sequence[str]) -> None:
+    """Refuse a table with a column that comes twice: which one is meant?"""
+    if twice := [name for name, number in Counter(names).items() if number > 1]:
+        raise unreadable(path, f"has column {twice[0]!r} more than once", "rename one")
 
 
 def _check_named(path: Path, names: Collection[str], keep: Collection[str] | None) -> None:
@@ -159,6 +169,7 @@ def _read_csv(path: Path, keep: Collection[str] | None) -> Iterator[Any]:
     first = next(csv.reader(io.StringIO(line), delimiter=delimiter))
     is_olmo = len(first) == len(_OLMO) and all(each.isdecimal() for each in first[:2])
     names = list(_OLMO) if is_olmo else first
+    _check_once(path, names)
     _check_named(path, names, keep)
     kept = [name for name in names if is_kept(name, keep) or (is_olmo and name in PLACES)]
     with _open(path) as file:

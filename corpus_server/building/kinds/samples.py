@@ -91,8 +91,7 @@ def _litdata_config(piece: Slice, options: BuildOptions) -> tuple[dict[str, Any]
     index = path.with_name("index.json")
     config, num_tokens = read_index(index) if index.exists() else ({}, {})
     if path.name not in num_tokens:
-        what = "is no chunk that an index.json of litData lists"
-        raise unreadable(path, what, "serve it as it is")
+        raise unreadable(path, "is no chunk that an index.json of litData lists", "serve it as it is")
     if options.column is None:
         raise unreadable(path, "holds token ids", "say --column tokens")
     return config, num_tokens[path.name] is not None

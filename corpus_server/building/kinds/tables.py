@@ -117,9 +117,8 @@ def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator
     lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     values = column.flatten()
     if values.null_count:
-        raise unreadable(
-            Path(path), f"rows {first} to {first + len(column)}: a list of token ids holds a null"
-        )
+        what = f"rows {first} to {first + len(column)}: a list of token ids holds a null"
+        raise unreadable(Path(path), what)
     flat, stops = values.to_numpy(), np.cumsum(lengths)
     for number, (stop, length) in enumerate(zip(stops.tolist(), lengths.tolist(), strict=True), first):
         yield Document(path, "row", number, flat[stop - length : stop])

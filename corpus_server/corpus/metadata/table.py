@@ -137,12 +137,17 @@ class _File(Closing):
     def group_starts(self) -> tuple[int, ...]:
         """First row of each row group, then `num_rows`."""
         groups = range(self._footer.num_row_groups)
-        return (0, *accumulate(self._footer.row_group(number).num_rows for number in groups))
+        starts = (0, *accumulate(self._footer.row_group(number).num_rows for number in groups))
+        if starts[-1] != self.num_rows:  # else rows would be those of other documents
+            what = f"its row groups have {starts[-1]:,} rows, its footer says {self.num_rows:,}"
+            raise self._file.unreadable(what, "write it again")
+        return starts
 
     def rows_at_once(self, group: int) -> int:
         """Return how many rows of a row group may be decoded together."""
         its = self._footer.row_group(group)
-        return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * its.num_rows // max(1, its.total_byte_size)))
+        fitting: int = _BYTES_AT_ONCE * its.num_rows // max(1, its.total_byte_size)
+        return max(1, min(_ROWS_AT_ONCE, fitting))
 
     def end(self) -> bytes:
         """Return the size and the last bytes of the file."""

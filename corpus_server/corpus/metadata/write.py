@@ -116,9 +116,9 @@ def _common(arrow: Any, one: Any, other: Any) -> Any:
 def conform(batch: Any, schema: Any) -> Any:
     """Return the rows of a record batch as a table of a schema; a column that it lacks is null."""
     arrow = optional_package("pyarrow", extra="build", purpose=_PURPOSE)
-    columns = []
+    columns, names = [], frozenset(batch.schema.names)
     for field in schema:
-        if field.name not in batch.schema.names:
+        if field.name not in names:
             columns.append(arrow.nulls(batch.num_rows, field.type))
             continue
         its = batch.column(field.name)

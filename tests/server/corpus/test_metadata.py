@@ -72,6 +72,24 @@ def test_long_values_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
         assert finished(table.rows([399]))[399]["html"].startswith("399x")
 
 
+def test_row_groups_that_contradict_the_footer_are_refused(tmp_path: Path) -> None:
+    """A footer with another number of rows of the first group, as Thrift's zigzag number of 700."""
+    folder = write_corpus(tmp_path / "web", [[3] * 1500])
+    (folder / "documents").mkdir()
+    path = folder / "documents" / "0.parquet"
+    pq.write_table(pa.table({"id": list(range(1500))}), path, row_group_size=700)
+    content = path.read_bytes()
+    at = content.index(b"\xf8\x0a", len(content) - int.from_bytes(content[-8:-4], "little") - 8)
+    while pq.read_metadata(path).row_group(0).num_rows == 700:
+        path.write_bytes(content[: at + 1] + b"\x0b" + content[at + 2 :])
+        at = content.index(b"\xf8\x0a", at + 1)
+    with Corpus.open(spec(folder, dtype="uint32")) as corpus:
+        table = corpus.metadata()
+        assert table is not None
+        with pytest.raises(UnreadableCorpus, match=r"its row groups have 1,564 rows, its footer says 1,500"):
+            finished(table.rows([900]))
+
+
 def test_opening_a_corpus_and_its_tokens_touches_no_metadata(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "web", [[3] * 4])
     (folder / "documents").mkdir()

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from corpus_server.corpus.publish import scratch_folder
 from tests.corpora import write_megatron, write_raw
 from tests.metadata import metadata_of
 from tests.serving import run_here
@@ -227,6 +228,20 @@ def test_what_does_not_fit_is_refused_in_one_line_and_changes_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.jsonl", "web", "whole.jsonl"]
 
 
+def twice() -> bytes:
+    """A Parquet file with a column twice."""
+    pq.write_table(pa.table([[1], [2]], names=["id", "id"]), found := io.BytesIO())
+    return found.getvalue()
+
+
+def test_a_parquet_file_with_nothing_but_text_is_refused(folder: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x"] * NUM}), tmp_path / "t.parquet")
+    assert (
+        "has no column but text and tokens; name one with --keep"
+        in attach(folder, tmp_path / "t.parquet").stderr
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
@@ -236,6 +251,8 @@ def test_what_does_not_fit_is_refused_in_one_line_and_changes_nothing(
         ("t.jsonl.gz", gzip.compress(lines(ROWS), mtime=0)[:-20], "t.jsonl.gz: cannot be read: "),
         ("t.csv.gz", gzip.compress(b"0,5,id,s,1\nx,9,id,s,2\n", mtime=0), "t.csv.gz: cannot be read: "),
         ("t.csv", b"id,b\n1,2\n1,2,3\n", "t.csv: cannot be read: CSV parse error"),
+        ("t.csv", b"id,id\n1,2\n", "t.csv: has column 'id' more than once; rename one"),
+        ("t.parquet", twice(), "t.parquet: has column 'id' more than once; rename one"),
         ("t.txt", b"x", "is no table that can be read; known are .parquet, .jsonl and .csv"),
         ("", b"", "expected tables (.parquet, .jsonl, .csv), found nothing"),
     ],
@@ -249,6 +266,19 @@ def test_a_file_that_is_no_table_is_refused(
     assert (run.returncode, run.stderr.count("\n")) == (2, 1), run.stderr
     assert says in run.stderr
     assert not (folder / "documents").exists()
+
+
+def test_what_a_killed_process_left_is_removed_and_not_what_another_uses(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "t.jsonl").write_bytes(lines(ROWS))
+    (folder / ".corpus-server-left").mkdir()
+    (folder / ".corpus-server-left" / "pieces").write_bytes(b"x")
+    with scratch_folder(folder, ".corpus-server-") as used:
+        assert [path.name for path in folder.glob(".corpus-server-*")] == [used.name]
+        assert attach(folder, tmp_path / "t.jsonl").returncode == 0
+        assert used.is_dir()
+    assert not [*folder.glob(".*")]
 
 
 def test_options_of_a_table_need_one(folder: Path) -> None:

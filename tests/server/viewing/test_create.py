@@ -201,3 +201,30 @@ def test_metadata_with_other_rows_than_documents_is_refused(tmp_path: Path, rows
     run = create(bare, tmp_path / "a.view", "--where", "a > 1")
     assert (run.returncode, "cannot be read" in run.stderr) == (2, True)
     assert names(tmp_path) == ["bare"]
+
+
+def written(folder: Path, *tables: dict[str, list[object]]) -> Path:
+    """A corpus of 20 documents with these files of metadata."""
+    (write_corpus(folder, [[5] * 20]) / "documents").mkdir()
+    for number, table in enumerate(tables):
+        pq.write_table(pa.table(table), folder / "documents" / f"{number}.parquet")
+    return folder
+
+
+def test_no_column_and_no_folder_stands_in_for_another(tmp_path: Path) -> None:
+    """DuckDB gives columns of one name new ones, and takes columns from folders called NAME=VALUE."""
+    ids: list[object] = [f"k{n}" for n in range(20)]
+    (tmp_path / "without").write_text("k3\n")
+    table = {"id": ids, "#document": list[object](range(19, -1, -1)), "lang": ids}
+    folder = written(tmp_path / "lang=en", table)
+    out = tmp_path / "a.view"
+    for options in (("--without", tmp_path / "without", "--key", "id"), ("--where", "lang != 'k3'")):
+        assert create(folder, out, *options).returncode == 0
+        with ViewFile(out) as view:
+            assert np.flatnonzero(view.decoded(0, 20) == 0).tolist() == [3]
+    for name, tables in (
+        ("one", [{"id": ids, "ID": ids}]),
+        ("two", [{"id": ids[:9], "x": ids[:9]}, {"x": ids[9:], "ID": ids[9:]}]),
+    ):
+        refused = create(written(tmp_path / name, *tables), tmp_path / "b.view", "--where", "id = 'k1'")
+        assert (refused.returncode, "differ in capitals alone" in refused.stderr) == (2, True)

@@ -195,6 +195,10 @@ def test_export_of_a_row_of_many_documents_names_them_all(tmp_path: Path) -> Non
         (("{url}", "--plan", "0" * 64, "--step", "0"), "plan"),
         (("{url}", "web", "--plan", "0" * 64, "--step", "0"), "URL must be one server, or corpora"),
         (("{web}", "--plan", "abcabc", "--step", "0"), "no plan here begins with 'abcabc'"),
+        (
+            ("{url}", "--plan", "plam.json", "--step", "0"),
+            "plan must be a file, or the beginning of a plan's id",
+        ),
         (("wrong={web},dtype=uint32", "--plan", "{plan}", "--step", "0"), "wrong"),
     ],
 )
