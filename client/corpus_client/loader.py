@@ -338,7 +338,7 @@ class CorpusLoader(PlanLoader[Batch]):
     def stats(self) -> LoaderStats:
         """Return the counters since the loader was made, and the state of its slots.
 
-        Asked from another thread than the loop's, `losses` may lack the last 32 steps.
+        Asked from another thread than the loop's, `losses` may lack the last second.
         """
         in_loop = self._thread is threading.current_thread()
         pipeline, memory = self._pipeline, self._slot_memory

@@ -221,9 +221,11 @@ class _Parts:
             if self._session is None or not self._session.goes_on_in(rows.session):
                 self.end()
             self._session = rows.session
-        numbers = [np.arange(n, dtype=np.int32) + rows.session.rank * n for n in rows.lengths]
-        steps = np.repeat(np.array(rows.steps, np.int64), rows.lengths)
-        self._columns.append(_Columns(steps, np.concatenate(numbers), rows.sources, rows.losses))
+        lengths = np.array(rows.lengths)
+        firsts = rows.session.rank * lengths - (np.cumsum(lengths) - lengths)
+        numbers = np.arange(len(rows.losses)) + np.repeat(firsts, lengths)
+        steps = np.repeat(np.array(rows.steps, np.int64), lengths)
+        self._columns.append(_Columns(steps, numbers.astype(np.int32), rows.sources, rows.losses))
         self._num_rows += len(rows.losses)
         if self._num_rows >= self._part_rows:
             self.end()
