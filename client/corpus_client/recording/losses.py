@@ -89,16 +89,15 @@ class LossRecorder:
                     f"step must be one of the last {STEPS_KEPT} that the loader yielded and that are not "
                     f"recorded yet ({kept}), got {step}; pass batch.step, once a step"
                 )
-            (rows,) = shape = yielded.sources.shape
-            if losses.shape != shape or not losses.is_floating_point():
+            rows, shape = yielded.sources.shape[0], losses.shape
+            if shape != (rows,) or not losses.is_floating_point():
                 raise errors.InvalidArgument(
                     f"losses must be one floating-point number for each of the {rows} rows of step {step}, "
-                    f"got {losses.dtype} of shape {tuple(losses.shape)}; torch.cat joins those of micro "
-                    "batches"
+                    f"got {losses.dtype} of shape {tuple(shape)}; torch.cat joins those of micro batches"
                 )
-            if not self._read_back.push(yielded, losses, yielded.sources):
+            if not self._read_back.push(yielded, losses, yielded.sources, rows):
                 self._collect()
-                if not self._read_back.push(yielded, losses, yielded.sources):
+                if not self._read_back.push(yielded, losses, yielded.sources, rows):
                     self._num_left_out += rows
             del self._yielded[step]
             self._num_recorded += rows

@@ -34,7 +34,7 @@ class ReadBack(Generic[T]):
         self._stager = stager
         self._ring = stager if isinstance(stager, DeviceRing) else None
         self._reads: deque[tuple[T, torch.Tensor, torch.Tensor, Any]] = deque()
-        self._shape: torch.Size | None = None  # of the losses that a slot takes
+        self._rows = 0  # of each slot
         self._slots: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._num_pushed = 0
         self._latest: list[Any] = []  # the event of the last copy; no view of the memory, which waits for it
@@ -43,15 +43,15 @@ class ReadBack(Generic[T]):
         """Whether a CUDA graph is captured, which a question about an event would break."""
         return self._ring is not None and self._ring.is_capturing()
 
-    def push(self, what: T, losses: torch.Tensor, sources: torch.Tensor) -> bool:
+    def push(self, what: T, losses: torch.Tensor, sources: torch.Tensor, rows: int) -> bool:
         """Put a step's losses and sources on their way; False: the device is too far behind.
 
         losses: `(rows,)` of any floating type, on any device; sources: `(rows,) int64`.
         """
         if len(self._reads) >= NUM_SLOTS:
             return False
-        if losses.shape != self._shape:
-            self._make_slots(losses.shape)
+        if rows != self._rows:
+            self._make_slots(rows)
         into, sources_into = self._slots[self._num_pushed % NUM_SLOTS]
         losses, event, ring = losses.detach(), None, self._ring
         if ring is None:
@@ -87,16 +87,16 @@ class ReadBack(Generic[T]):
             found.append((what, losses, sources))
         return found
 
-    def _make_slots(self, shape: torch.Size) -> None:
+    def _make_slots(self, rows: int) -> None:
         """Make as many slots as reads may be under way; reads in those of another size keep these alive."""
         self._latest = []
         place = self._stager.location, self._ring and self._ring.runtime, _Wait(self._latest)
         with torch.inference_mode(mode=False):  # else they could not be written to outside of it
-            memory = pinning.staging_memory(12 * NUM_SLOTS * shape.numel(), *place)
+            memory = pinning.staging_memory(12 * NUM_SLOTS * rows, *place)
             after_sources = 2 * len(memory) // 3
             parts = memory[after_sources:].view(torch.float32), memory[:after_sources].view(torch.int64)
             self._slots = list(zip(*(part.view(NUM_SLOTS, -1).unbind() for part in parts), strict=True))
-        self._shape = shape
+        self._rows = rows
 
 
 class _Wait:
