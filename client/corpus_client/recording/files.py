@@ -33,7 +33,7 @@ from corpus_client import errors
 METADATA_KEY = b"corpus-losses"
 VERSION = 1
 PART_ROWS = 1 << 18  # 1.5 MB on disk; a rank with 64 rows a step of 0.2 s fills a part in 14 minutes
-FLUSH_SECONDS = 30.0  # what a killed process loses at most
+FLUSH_SECONDS = 30.0  # what a killed process loses at most, beside the second before they come here
 QUEUED_ROWS = 1 << 18  # rows that wait for the thread at most, 3 MiB; further ones are lost
 STEP_ROWS = 8  # a step's numbers take as much memory as so many rows
 JOIN_SECONDS = 15.0  # longest wait for the thread when the loader is closed

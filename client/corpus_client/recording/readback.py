@@ -48,18 +48,21 @@ class ReadBack(Generic[T]):
 
         losses: `(rows,)` of any floating type, on any device; sources: `(rows,) int64`.
         """
-        if len(self._reads) >= NUM_SLOTS:
-            return False
-        if rows != self._rows:
-            self._make_slots(rows)
-        into, sources_into = self._slots[self._num_pushed % NUM_SLOTS]
-        losses, event, ring = losses.detach(), None, self._ring
-        if ring is None:
-            into.copy_(losses)  # not to a new tensor, which takes half as long again
-        elif ring.is_capturing():
+        ring = self._ring
+        if ring is not None and ring.is_capturing():
             raise errors.InvalidArgument(
                 "losses were recorded while a CUDA graph is being captured; record them after each replay"
             )
+        if len(self._reads) >= NUM_SLOTS:
+            return False
+        if rows > self._rows:
+            self._make_slots(rows)
+        into, sources_into = self._slots[self._num_pushed % NUM_SLOTS]
+        if rows < self._rows:
+            into, sources_into = into[:rows], sources_into[:rows]
+        losses, event = losses.detach(), None
+        if ring is None:
+            into.copy_(losses)  # not to a new tensor, which takes half as long again
         else:
             # Converted on the device: a copy that converts would block.
             into.copy_(losses.to(torch.float32), non_blocking=True)
@@ -88,7 +91,7 @@ class ReadBack(Generic[T]):
         return found
 
     def _make_slots(self, rows: int) -> None:
-        """Make as many slots as reads may be under way; reads in those of another size keep these alive."""
+        """Make as many slots as reads may be under way; reads into smaller ones keep those alive."""
         self._latest = []
         place = self._stager.location, self._ring and self._ring.runtime, _Wait(self._latest)
         with torch.inference_mode(mode=False):  # else they could not be written to outside of it
