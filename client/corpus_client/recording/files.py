@@ -33,7 +33,7 @@ from corpus_client import errors
 METADATA_KEY = b"corpus-losses"
 VERSION = 1
 PART_ROWS = 1 << 18  # 1.5 MB on disk; a rank with 64 rows a step of 0.2 s fills a part in 14 minutes
-FLUSH_SECONDS = 30.0  # what a killed process loses at most
+FLUSH_SECONDS = 30.0  # what a killed process loses at most, beside the second before they come here
 QUEUED_ROWS = 1 << 18  # rows that wait for the thread at most, 3 MiB; further ones are lost
 STEP_ROWS = 8  # a step's numbers take as much memory as so many rows
 JOIN_SECONDS = 15.0  # longest wait for the thread when the loader is closed
@@ -221,9 +221,11 @@ class _Parts:
             if self._session is None or not self._session.goes_on_in(rows.session):
                 self.end()
             self._session = rows.session
-        numbers = [np.arange(n, dtype=np.int32) + rows.session.rank * n for n in rows.lengths]
-        steps = np.repeat(np.array(rows.steps, np.int64), rows.lengths)
-        self._columns.append(_Columns(steps, np.concatenate(numbers), rows.sources, rows.losses))
+        lengths = np.array(rows.lengths)
+        firsts = rows.session.rank * lengths - (np.cumsum(lengths) - lengths)
+        numbers = np.arange(len(rows.losses)) + np.repeat(firsts, lengths)
+        steps = np.repeat(np.array(rows.steps, np.int64), lengths)
+        self._columns.append(_Columns(steps, numbers.astype(np.int32), rows.sources, rows.losses))
         self._num_rows += len(rows.losses)
         if self._num_rows >= self._part_rows:
             self.end()

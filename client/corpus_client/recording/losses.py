@@ -25,9 +25,9 @@ LAST_ROWS = 1024
 """Of each source, what its mean is over: its standard error is a thirtieth of the spread of single rows."""
 STEPS_KEPT = 64
 """Steps that may be yielded before the losses of the first of them come, as in a pipeline of stages."""
-STEPS_TOGETHER = 32
-"""Steps whose losses are looked at together: in a loop whose model fills the CPU's caches, the first call of
-each function of NumPy and torch takes many times as long as the next ones."""
+COLLECT_SECONDS = 1.0
+"""Between looks at what has arrived: in a loop whose model fills the CPU's caches, the first call of each
+function of NumPy and torch takes many times as long as the next ones."""
 
 
 class _Yielded(NamedTuple):
@@ -51,7 +51,8 @@ class LossRecorder:
         self._session: Session | None = None
         self._yielded: dict[int, _Yielded] = {}
         self._means = _Means()
-        self._num_steps = self._num_recorded = self._num_left_out = 0
+        self._num_recorded = self._num_left_out = 0
+        self._due = time.monotonic() + COLLECT_SECONDS
         self._lock = threading.Lock()  # the loader may be closed from another thread
 
     def begin(self) -> None:
@@ -78,29 +79,30 @@ class LossRecorder:
         Raises:
             InvalidArgument: the step was not yielded lately, or the losses are not one number for each row.
         """
+        if not isinstance(losses, torch.Tensor):
+            losses = _tensor_of(losses)
         with self._lock:
-            self._record(step, losses)
-
-    def _record(self, step: int, losses: Any) -> None:
-        if self._read_back.is_capturing():
-            raise errors.InvalidArgument(
-                "losses were recorded while a CUDA graph is being captured; record them after each replay"
-            )
-        yielded = self._yielded.get(step)
-        if yielded is None:
-            kept = f"{min(self._yielded)} to {max(self._yielded)}" if self._yielded else "none"
-            raise errors.InvalidArgument(
-                f"step must be one of the last {STEPS_KEPT} that the loader yielded and that are not "
-                f"recorded yet ({kept}), got {step}; pass batch.step, once a step"
-            )
-        found = _checked(step, losses, len(yielded.sources))
-        if not self._read_back.push(yielded, found, yielded.sources):
-            self._num_left_out += len(found)
-        del self._yielded[step]
-        self._num_recorded += len(found)
-        self._num_steps += 1
-        if self._num_steps % STEPS_TOGETHER == 0:
-            self._collect()
+            yielded = self._yielded.get(step)
+            if yielded is None:
+                kept = f"{min(self._yielded)} to {max(self._yielded)}" if self._yielded else "none"
+                raise errors.InvalidArgument(
+                    f"step must be one of the last {STEPS_KEPT} that the loader yielded and that are not "
+                    f"recorded yet ({kept}), got {step}; pass batch.step, once a step"
+                )
+            rows, shape = yielded.sources.shape[0], losses.shape
+            if shape != (rows,) or not losses.is_floating_point():
+                raise errors.InvalidArgument(
+                    f"losses must be one floating-point number for each of the {rows} rows of step {step}, "
+                    f"got {losses.dtype} of shape {tuple(shape)}; torch.cat joins those of micro batches"
+                )
+            if not self._read_back.push(yielded, losses, yielded.sources, rows):
+                self._collect()
+                if not self._read_back.push(yielded, losses, yielded.sources, rows):
+                    self._num_left_out += rows
+            del self._yielded[step]
+            self._num_recorded += rows
+            if time.monotonic() >= self._due:
+                self._collect()
 
     def stats(self, *, in_loop: bool) -> dict[str, Any]:
         """Return the fields of `LoaderStats` that are about losses.
@@ -127,15 +129,16 @@ class LossRecorder:
             self._writer.close()
 
     def _collect(self, *, wait: bool = False) -> None:
+        self._due = time.monotonic() + COLLECT_SECONDS
         arrived = self._read_back.arrived(wait=wait)
-        for session, group in groupby(arrived, key=lambda each: each.what.session):
-            its = list(group)
+        for session, group in groupby(arrived, key=lambda each: each[0].session):
+            yielded, losses, sources = zip(*group, strict=True)
             rows = Rows(
                 session,
-                [each.what.step for each in its],
-                [len(each.losses) for each in its],
-                torch.cat([each.losses for each in its]).float().numpy(),
-                torch.cat([each.sources for each in its]).cpu().numpy().astype(np.uint16),
+                [each.step for each in yielded],
+                [len(each) for each in losses],
+                torch.cat(losses).numpy(),
+                torch.cat(sources).cpu().numpy().astype(np.uint16),
             )
             self._means.add(rows)
             if self._writer is not None:
@@ -154,10 +157,12 @@ class _Means:
         losses, sources = rows.losses, rows.sources
         known = np.isfinite(losses)
         losses, sources = losses[known], sources[known]
+        order = np.argsort(sources, kind="stable")
+        numbers, starts = np.unique(sources[order], return_index=True)
         with self._lock:
-            for number in np.unique(sources).tolist():
-                name, new = rows.session.sources[number], losses[sources == number]
-                last = np.concatenate((self._last.get(name, new[:0]), new))
+            for number, new in zip(numbers.tolist(), np.split(losses[order], starts[1:]), strict=True):
+                name = rows.session.sources[number]
+                last = np.concatenate((self._last.get(name, new[:0]), new[-LAST_ROWS:]))
                 self._last[name] = last[-LAST_ROWS:].copy()
                 self._counts[name] = self._counts.get(name, 0) + len(new)
 
@@ -169,16 +174,8 @@ class _Means:
             }
 
 
-def _checked(step: int, losses: Any, num_rows: int) -> torch.Tensor:
-    """Return the losses as a tensor `(rows,)` of a floating type."""
+def _tensor_of(losses: Any) -> torch.Tensor:
     try:
-        is_tensor = isinstance(losses, torch.Tensor)
-        found = losses if is_tensor else torch.from_numpy(np.array(losses, np.float32))
+        return torch.from_numpy(np.array(losses, np.float32))
     except (TypeError, ValueError) as error:
         raise errors.InvalidArgument(f"losses must be numbers, got {losses!r:.200}: {error}") from error
-    if found.shape != (num_rows,) or not found.is_floating_point():
-        raise errors.InvalidArgument(
-            f"losses must be one floating-point number for each of the {num_rows} rows of step {step}, got "
-            f"{found.dtype} of shape {tuple(found.shape)}; torch.cat joins those of micro batches"
-        )
-    return found

@@ -41,19 +41,20 @@ def wait_for(what: Any) -> None:
 
 
 def test_rows_are_in_parts_of_one_session(tmp_path: Path) -> None:
-    """A part ends when it is full, and where another session begins."""
+    """A part ends when it is full, and where another session begins; steps of it may differ in their rows."""
     later = Session("e" * 64, ("chat", "web", "math"), 1, 2, 3, 6)
     writer = RowWriter(tmp_path / "new", 1, part_rows=8)
-    for step in range(3):
+    for step in range(2):
         writer.put(some_rows(step))
+    writer.put(some_rows(2, 6)._replace(steps=[2, 3], lengths=[4, 2]))
     writer.put(some_rows(3, 2, later))
     writer.close()
     files = sorted((tmp_path / "new").iterdir())
     assert [each.name for each in files] == [f"rank-00001-part-{n:06}.parquet" for n in range(3)]
-    assert [[row["step"] for row in rows] for rows in read(tmp_path / "new")] == [
-        [0] * 4 + [1] * 4,
-        [2] * 4,
-        [3] * 2,
+    assert [[(row["step"], row["row"]) for row in rows] for rows in read(tmp_path / "new")] == [
+        [(0, 4), (0, 5), (0, 6), (0, 7), (1, 4), (1, 5), (1, 6), (1, 7)],
+        [(2, 4), (2, 5), (2, 6), (2, 7), (3, 2), (3, 3)],
+        [(3, 2), (3, 3)],
     ]
     table = parquet.read_table(files[0])
     assert [str(each.type) for each in table.schema] == [
@@ -72,7 +73,7 @@ def test_rows_are_in_parts_of_one_session(tmp_path: Path) -> None:
         "first_step": 3,
         "began": 6,
     }
-    assert (writer.num_written, writer.num_lost) == (14, 0)
+    assert (writer.num_written, writer.num_lost) == (16, 0)
 
 
 def test_a_part_is_renewed_until_it_is_full(tmp_path: Path) -> None:
