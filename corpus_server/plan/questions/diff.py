@@ -166,8 +166,11 @@ def _changes(
     prefix: str, a: Mapping[str, Any], b: Mapping[str, Any], names: Iterable[str] | None = None
 ) -> Iterator[FieldChange]:
     for name in sorted({*a, *b}) if names is None else names:
-        if a.get(name) != b.get(name):
-            yield FieldChange(field=prefix + name, a=a.get(name), b=b.get(name))
+        one, other = a.get(name), b.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _changes(f"{prefix}{name}.", one, other)
+        elif one != other:
+            yield FieldChange(field=prefix + name, a=one, b=other)
 
 
 def _range_changes(name: str, a: Pairs, b: Pairs) -> Iterator[FieldChange]:

@@ -56,6 +56,12 @@ CASES: list[tuple[str, Plan, Plan, list[tuple[str, Any, Any]], int | None]] = [
         0,
     ),
     (
+        "order-nested",
+        *(plan(order={"shuffle": {"block_windows": 4, "group_blocks": blocks}}) for blocks in (2, 3)),
+        [("order.shuffle.group_blocks", 2, 3)],
+        0,
+    ),
+    (
         "weights",
         plan(BOTH),
         plan(stage(BOTH, 0, mixture={"web": 0.75, "code": 0.25})),
