@@ -36,6 +36,7 @@ VIEWS = {
     "corpus": "/page/corpora/docs?document=2",
     "view": "/page/corpora/chosen",
     "plans": "/page/plans",
+    "viewed": "/page/plans/{whole}/diff/{viewed}",
     "plan": "/page/plans/{plan}",
     "new": "/page/plans/new",
     "step": "/page/plans/{plan}/steps/41",
@@ -62,6 +63,11 @@ def plans(server: RunningServer) -> dict[str, str]:
             posted = server.get("/v1/plans", method="POST", body=json.dumps(document).encode(), headers=named)
             ids[name] = posted.json()["id"]
             server.get("/v1/batches", plan=ids[name], step=1, headers=named)
+    for name, source in {"whole": "hostile", "viewed": "chosen"}.items():
+        stage = {"from_step": 0, "global_batch_size": 8, "mixture": {source: 1}}
+        body = json.dumps({"seq_len": 64, "seed": 3, "stages": [stage]}).encode()
+        posted = server.get("/v1/plans", method="POST", body=body, headers={"Corpus-Run": "bench"})
+        ids[name] = posted.json()["id"]
     records = []
     for step in range(30):
         for row in server.get(f"/v1/plans/{ids['plan']}/rows", step=step, count=8).json()["rows"]:
@@ -121,6 +127,9 @@ def test_every_view_is_accessible_and_asks_nobody_else(
         page = tab.show(VIEWS[view].format(**plans))
         if view != "new":
             expect(page.locator(".request").first).to_be_visible()
+        if view == "viewed":
+            document = page.get_by_role("row", name="120 1 0").get_by_role("link")
+            expect(document).to_have_attribute("href", "/page/corpora/hostile?document=120&base=true")
         if view == "view":
             expect(page.locator("#facts")).to_contain_text(f"view where{HOSTILE[0]}")
         if view == "live":
@@ -257,7 +266,7 @@ def test_the_list_shows_the_plans_of_a_run_and_folds_those_of_tools(
     made = server.get("/v1/plans", method="POST", body=body, headers={"Corpus-Run": "doctor"}).json()["id"]
     page = opened.show("/page/plans")
     expect(page.get_by_role("link", name=made[:12])).to_be_hidden()
-    page.get_by_text("1 plan that only tools posted").click()
+    page.get_by_text("3 plans that only tools posted").click()
     expect(page.get_by_role("link", name=made[:12])).to_be_visible()
     page.get_by_role("link", name=RUN).first.click()
     expect(page.locator("#plans")).to_contain_text(f"2 plans of the run {RUN}")
@@ -296,7 +305,7 @@ def test_two_plans_of_the_list_are_compared(opened: Opened, plans: dict[str, str
     page = opened.show("/page/plans")
     button = page.get_by_role("button", name="Compare two plans")
     expect(button).to_be_disabled()
-    for plan in plans.values():
+    for plan in (plans["plan"], plans["other"]):
         page.get_by_role("checkbox", name=f"Compare plan {plan[:12]}").focus()
         page.keyboard.press("Space")
     button.press("Enter")

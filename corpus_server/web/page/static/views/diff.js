@@ -1,4 +1,4 @@
-import { $, h, number, parameters, planLink, stepAddress, table } from "../dom.js";
+import { $, h, number, parameters, planLink, plural, rowDocument, stepAddress, table } from "../dom.js";
 import { fill } from "../api.js";
 
 const { plan_id: one, other } = parameters;
@@ -16,7 +16,17 @@ fill($("#diff"), `/v1/plans/${one}/diff?other=${other}`, (answer) => [
     step.step, step.num_rows, step.rows.slice(0, 8).map(([start, stop]) => `${start}-${stop - 1}`).join(", "),
     h("span", {}, h("a", { href: stepAddress(one, step.step) }, "first"), " ", h("a", { href: stepAddress(other, step.step) }, "second")),
   ])) : "",
+  ...answer.views.flatMap(documents),
 ]);
+
+function documents(change) {
+  return [
+    h("h2", {}, `Documents of ${change.a === change.b ? change.a : `${change.a} and ${change.b}`}`),
+    h("p", {}, `${plural(change.num_documents, "document")} of an epoch differ${change.num_documents === 1 ? "s" : ""}: ${number(change.num_taken_out)} only in the first plan, ${number(change.num_put_in)} only in the second.${change.documents.length < change.num_documents ? ` The first ${number(change.documents.length)} are listed.` : ""}`),
+    table(["document", "times in the first plan", "in the second"], change.documents.map((each) => [
+      h("a", { href: rowDocument(change.a, each.document) }, number(each.document)), each.a, each.b])),
+  ];
+}
 
 function differing(total) {
   const of = `${number(total.num_differ)} of ${number(total.num_rows)}`;
