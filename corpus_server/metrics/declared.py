@@ -85,7 +85,7 @@ MAJOR_FAULTS.pull(lambda: gather.total("num_faults"))
 _ERRORS: list[type[CorpusServerError]] = [CorpusServerError, *CorpusServerError.__subclasses__()]
 for _error in _ERRORS:
     # In a series that begins with its first refusal, Prometheus would see no rise.
-    REFUSALS.add(0, _error.slug)
+    REFUSALS.begin(_error.slug)
 
 
 class _Ranks(Shared):

@@ -151,9 +151,15 @@ class Counter(Metric):
     _family = CounterMetricFamily
 
     def add(self, amount: float = 1.0, *labels: str) -> None:
-        """Count; from any thread."""
+        """Count; from any thread. Nothing, counted for the first time, begins no series: see `begin`."""
+        if amount:
+            with _lock:
+                self.series.setdefault(labels, [0.0])[0] += amount
+
+    def begin(self, *labels: str) -> None:
+        """Show a series at 0 before anything is counted."""
         with _lock:
-            self.series.setdefault(labels, [0.0])[0] += amount
+            self.series.setdefault(labels, [0.0])
 
     def remove(self, *labels: str) -> None:
         """Forget a series, whose label another one needs."""
