@@ -24,7 +24,14 @@ __all__ = [
     "order_kind",
 ]
 
-_REGISTRY: Final = Registry[Order]("order", Shuffle, Sequential, Random, BoundedShuffle, MegatronOrder)
+_REGISTRY: Final = Registry[Order](
+    "order",
+    Shuffle,
+    Sequential,
+    Random,
+    BoundedShuffle,
+    MegatronOrder,
+)
 
 ORDERS: Final = _REGISTRY.kinds
 """In the order in which help and messages list them."""

@@ -31,7 +31,7 @@ def by_source(case: Case, num_steps: int) -> Windows:
 
 
 def check_epochs(case: Case, found: Windows) -> None:
-    """Every window of a source once an epoch, in another order each epoch unless sequential."""
+    """Every window of a source once an epoch, of the order `sequential` in the same order."""
     for name, rows in found.items():
         size = case.reference().sources[name].num_windows
         epochs = [rows[first : first + size] for first in range(0, len(rows), size)]
