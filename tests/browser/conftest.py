@@ -29,6 +29,8 @@ HOSTILE = [
     "&lt;b&gt; &amp; \"quoted\" 'single' `ticks`",
 ]
 
+HASH = -(2**63) + 1  # a number of JavaScript would round it
+
 
 def write_documents(path: Path, texts: list[str]) -> str:
     """Write texts as bytes with an index of documents; return what `serve` is given."""
@@ -53,7 +55,10 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("page")
     pages = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
     names = [f"doc {number}" for number in range(len(pages))]
-    write_metadata(folder / "documents.docs.bin", {"id": names, "license": ["Apache-2.0"] * len(names)})
+    write_metadata(
+        folder / "documents.docs.bin",
+        {"id": names, "license": ["Apache-2.0"] * len(names), "hash": [HASH] * len(names)},
+    )
     hostile = [*HOSTILE[:5], "x" * 5000, HOSTILE[6]] * 40
     write_metadata(folder / "documents.hostile.bin", {"id": hostile, "source": hostile, HOSTILE[1]: hostile})
     corpora: dict[str, Path | str] = {

@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import HOSTILE
+from tests.browser.conftest import HASH, HOSTILE
 from tests.corpora import some_tokens, write_raw
 from tests.recorded import Record, write_part
 from tests.serving import RunningServer
@@ -127,6 +127,8 @@ def test_every_view_is_accessible_and_asks_nobody_else(
         page = tab.show(VIEWS[view].format(**plans))
         if view != "new":
             expect(page.locator(".request").first).to_be_visible()
+        if view == "corpus":
+            expect(page.locator("#text")).to_contain_text(f"hash{HASH}")
         if view == "viewed":
             document = page.get_by_role("row", name="120 1 0").get_by_role("link")
             expect(document).to_have_attribute("href", "/page/corpora/hostile?document=120&base=true")

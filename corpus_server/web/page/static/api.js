@@ -16,9 +16,10 @@ export function address(path, parameters = {}) {
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }
 
-// A seed may have 64 bits, of which a number of JavaScript holds 53: it would become another seed, and another plan.
+// A seed may have 64 bits, of which a number of JavaScript holds 53: it would become another seed, and another plan. So may
+// a hash in the metadata of documents.
 export const parse = (text) => JSON.parse(text, (_, value, context) => (
-  Number.isInteger(value) && !Number.isSafeInteger(value) && /^\d+$/.test(context.source) ? BigInt(context.source) : value));
+  Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(context.source) ? BigInt(context.source) : value));
 BigInt.prototype.toJSON = function toJSON() { return JSON.rawJSON(String(this)); };
 
 async function answerTo(target, options = {}) {
