@@ -24,7 +24,7 @@ from typing import Any, Final
 import orjson
 
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.metadata.write import column
+from corpus_server.corpus.metadata.write import MAX_COLUMNS, column
 from corpus_server.corpus.selection import natural_key
 from corpus_server.errors import InvalidParameter
 from corpus_server.extras import optional_package
@@ -70,7 +70,11 @@ def read_table(path: Path, keep: Collection[str] | None) -> Iterator[Any]:
         raise unreadable(path, "is no table that can be read", "known are .parquet, .jsonl and .csv")
     readers = {".parquet": _read_parquet, ".csv": _read_csv, ".tsv": _read_csv}
     with _reading(path):
-        yield from readers.get(suffix, _read_lines)(path, keep)
+        for batch in readers.get(suffix, _read_lines)(path, keep):
+            if batch.num_columns > MAX_COLUMNS:
+                what = f"has {batch.num_columns:,} columns"
+                raise unreadable(path, what, f"name at most {MAX_COLUMNS:,} with --keep")
+            yield batch
 
 
 def is_kept(name: str, keep: Collection[str] | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import xxhash
 
 from corpus_server.corpus.files import Closing, OpenFile, unreadable
-from corpus_server.corpus.metadata.write import GROUP_ROWS, common_schema, conform
+from corpus_server.corpus.metadata.write import GROUP_ROWS, MAX_COLUMNS, common_schema, conform
 from corpus_server.extras import optional_package
 
 END_BYTES: Final = 4096
@@ -127,6 +127,10 @@ class _File(Closing):
             with self.reading():
                 self._footer = self._parquet.read_metadata(_Reader(file))
                 self.schema = self._footer.schema.to_arrow_schema()
+            if len(self.schema) > MAX_COLUMNS:
+                raise file.unreadable(
+                    f"has {len(self.schema):,} columns", f"at most {MAX_COLUMNS:,} are served"
+                )
         except BaseException:
             self.close()
             raise

@@ -139,6 +139,15 @@ def test_other_rows_than_documents_are_refused(tmp_path: Path, rows: int) -> Non
     assert (verified.returncode, said in " ".join(verified.stdout.split())) == (1, True)
 
 
+def test_thousands_of_columns_are_refused(tmp_path: Path) -> None:
+    """Each document shown would cost seconds; tokens are served all the same."""
+    folder = write_corpus(tmp_path / "web", [[3] * 4])
+    write_metadata(folder / "documents", {f"c{number}": range(4) for number in range(4097)})
+    said = r"has 4,097 columns; at most 4,096 are served"
+    with Corpus.open(spec(folder, dtype="uint32")) as corpus, pytest.raises(UnreadableCorpus, match=said):
+        corpus.metadata()
+
+
 def test_a_file_that_changes_gives_an_error_and_one_that_is_replaced_the_old_rows(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "web", [[3] * 4])
     path = write_metadata(folder / "documents", {"id": list("abcd")}) / "0.parquet"

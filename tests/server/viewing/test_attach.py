@@ -234,6 +234,16 @@ def twice() -> bytes:
     return found.getvalue()
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_tens_of_thousands_of_columns_are_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    row = {f"c{number}": number for number in range(20_000)}
+    (tmp_path / name).write_bytes(csv_text([row]) if name == "t.csv" else lines([row]))
+    run = attach(folder, tmp_path / name)
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1), run.stderr
+    assert f"{name}: has 20,000 columns; name at most 4,096 with --keep" in run.stderr
+    assert not (folder / "documents").exists()
+
+
 def test_a_parquet_file_with_nothing_but_text_is_refused(folder: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["x"] * NUM}), tmp_path / "t.parquet")
     assert (
