@@ -30,8 +30,9 @@ def requested_plan(plan: PlanArgument | None = None, **parts: Any) -> Mapping[st
     """
     if plan is None:
         return make_plan(**parts)
-    if any(value != DEFAULTS.get(name) for name, value in parts.items()):
-        raise errors.InvalidArgument("plan= must come without the arguments that stand in a plan")
+    if others := [name for name, value in parts.items() if value != DEFAULTS.get(name)]:
+        what = "what stands in a plan, and what is no argument"
+        raise errors.InvalidArgument(f"plan= must come without {', '.join(others)}: {what}")
     if isinstance(plan, str | os.PathLike):
         try:
             plan = json.loads(Path(plan).read_text(encoding="utf-8"))
