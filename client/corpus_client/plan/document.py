@@ -32,7 +32,9 @@ def requested_plan(plan: PlanArgument | None = None, **parts: Any) -> Mapping[st
         return make_plan(**parts)
     if others := [name for name, value in parts.items() if value != DEFAULTS.get(name)]:
         named = ", ".join(others)
-        raise errors.InvalidArgument(f"plan= must come without {named}: each stands in a plan, or is no argument")
+        raise errors.InvalidArgument(
+            f"plan= must come without {named}: each stands in a plan, or is no argument"
+        )
     if isinstance(plan, str | os.PathLike):
         try:
             plan = json.loads(Path(plan).read_text(encoding="utf-8"))
