@@ -296,6 +296,8 @@ class Connection(asyncio.Protocol):
             ClientLeft: the client has left, or was dropped: a reader that takes nothing within a time-out. A
                 slow one that takes some may go on.
         """
+        if self.left or self.transport.is_closing():  # uvloop's own error would be one of the server
+            raise ClientLeft("the client left")
         self.transport.writelines(parts)  # in one system call: the client need not wake up for the head alone
         timeout = self._service.settings.send_timeout_seconds
         before, since = -1, self._loop.time()

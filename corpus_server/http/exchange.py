@@ -143,7 +143,8 @@ class Exchange:
         self.done = False
         self.sent_bytes = 0
         self._slot = service.admission.admit(request, None if line is None else line.transport)
-        request.charge = self._slot.charge
+        if not self._is_head:  # whose body is not sent
+            request.charge = self._slot.charge
 
     async def run(self, send: Callable[[Sequence[Buffer]], Awaitable[None]]) -> None:
         """Make the response and send it.

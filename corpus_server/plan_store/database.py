@@ -264,5 +264,7 @@ def _wrong_with(error: sqlite3.Error) -> str:
     """Say what is wrong with the database if it holds something else than it should; "" of other errors."""
     if isinstance(error, sqlite3.NotSupportedError):
         return "newer"
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits hold details
-    return "damaged" if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) else ""
+    code = getattr(error, "sqlite_errorcode", 0)  # its upper bits hold details
+    # A write-ahead log that was cut off is read too short for ever: other processes hold its index.
+    is_cut = code == sqlite3.SQLITE_IOERR_SHORT_READ
+    return "damaged" if is_cut or code & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) else ""

@@ -40,7 +40,7 @@ MakeLoader = Callable[..., CorpusLoader]
         ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 1\], got 2"),
         ({"world_size": 5}, "divides over 1, 2, 3, 4, 6, 12"),
         ({"prefetch_bytes": 100}, "prefetch_bytes must hold two slots of 4,096 bytes"),
-        ({"plan": {}}, "plan= must come without"),
+        ({"plan": {}}, "plan= must come without corpus, seq_len, global_batch_size"),
         ({"urls": []}, "urls must name at least one server"),
         ({"device": "meta"}, "device must be"),
     ],

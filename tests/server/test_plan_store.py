@@ -230,6 +230,18 @@ def test_damage_that_opening_does_not_meet_is_moved_aside_when_it_shows(tmp_path
     assert len([*tmp_path.glob("plans.sqlite.damaged-*")]) == 1
 
 
+def test_a_write_ahead_log_that_is_cut_off_under_two_that_use_it_is_given_up(tmp_path: Path) -> None:
+    """Neither would ever read the other's index of the log as wrong, and new plans would be 503 for ever."""
+    with PlanStore(tmp_path) as store, PlanStore(tmp_path) as other:
+        for seed in range(100):
+            store.add(bound(seed))
+        (tmp_path / "plans.sqlite-wal").write_bytes(b"")
+        for each in (other, store):
+            each.add(bound(100))
+            assert each.find(bound(100).id) == bound(100)
+    assert len([*tmp_path.glob("plans.sqlite.damaged-*")]) == 1
+
+
 def test_a_newer_release_s_database_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Going back to an older release must not delete what the newer one was told to keep."""
     with PlanStore(tmp_path) as store:

@@ -30,8 +30,11 @@ def requested_plan(plan: PlanArgument | None = None, **parts: Any) -> Mapping[st
     """
     if plan is None:
         return make_plan(**parts)
-    if any(value != DEFAULTS.get(name) for name, value in parts.items()):
-        raise errors.InvalidArgument("plan= must come without the arguments that stand in a plan")
+    if others := [name for name, value in parts.items() if value != DEFAULTS.get(name)]:
+        named = ", ".join(others)
+        raise errors.InvalidArgument(
+            f"plan= must come without {named}: each stands in a plan, or is no argument"
+        )
     if isinstance(plan, str | os.PathLike):
         try:
             plan = json.loads(Path(plan).read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ import asyncio
 import resource
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import uvloop
+from starlette.types import Receive, Scope, Send
 
 from corpus_server.admission.admission import Admission
-from corpus_server.answers.response import Response
+from corpus_server.answers.response import ClientLeft, Response
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.http import connection as connection_module
@@ -116,6 +119,41 @@ def test_what_a_client_that_left_did_not_take_is_not_counted(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert counted("sent_bytes_total") - before[0] < 8 * MIB
+
+
+def test_a_response_that_is_made_when_its_client_has_left_is_no_failure(corpus: Path, tmp_path: Path) -> None:
+    """Under uvloop, which refuses to write to a closed connection by a RuntimeError."""
+    errors: list[Exception] = []
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": "http.response.start", "status": 422, "headers": []})
+        try:
+            await send({"type": "http.response.body", "body": b"late"})
+        except Exception as error:  # noqa: BLE001 - which one is the question
+            errors.append(error)
+
+    async def ask(service: Service) -> None:
+        shared = SimpleNamespace(connections=set(), default_headers=[])
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(service, late, shared), "127.0.0.1", 0
+        )
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(get("/healthz"))
+        await writer.drain()
+        reset = struct.pack("ii", 1, 0)  # else the client would only have stopped sending
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        writer.transport.abort()
+        deadline = time.monotonic() + 20
+        while not errors and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        server.close()
+
+    settings = Settings(corpora=(CorpusSpec(name="a", path=corpus),), state_dir=tmp_path)
+    with Service.open(settings) as service:
+        uvloop.run(ask(service))
+    assert [type(each) for each in errors] == [ClientLeft]
 
 
 def test_a_plan_that_grows_costs_no_more_than_its_own_responses(server: RunningServer) -> None:

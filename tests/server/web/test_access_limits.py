@@ -76,6 +76,19 @@ def test_a_token_at_its_limit_is_told_when_to_come_back(
         assert small(server, tokens.header(name)).status == 200
 
 
+def test_what_was_not_sent_is_not_of_a_token_s_bytes(limited: tuple[RunningServer, Tokens]) -> None:
+    """One HEAD of it would be half a minute of them."""
+    server, tokens = limited
+    header = tokens.header("rate")
+    for _ in range(2):
+        assert server.get(LARGE, method="HEAD", headers=header).status == 200
+        assert server.get(LARGE, headers={**header, "If-None-Match": "*"}).status == 304
+    assert server.get(LARGE, headers=header).status == 200
+    refused = small(server, header)
+    check_problem(refused, 429, "too-many-requests")
+    assert int(refused.headers["Retry-After"]) > 10
+
+
 def test_a_token_keeps_so_many_plans(limited: tuple[RunningServer, Tokens]) -> None:
     server, tokens = limited
 
