@@ -12,8 +12,10 @@ from typing import Any
 import schemathesis
 
 from corpus_server.plan.document import INLINE_PLAN
+from corpus_server.plan.orders import ORDERS
 
 SPELLED = tuple(INLINE_PLAN)
+ONE_STRIDE = [each.name for each in ORDERS if each.stride is not None]
 TOKENS = 300
 """Tokens of the smallest corpus served, at least."""
 
@@ -79,6 +81,8 @@ def _change_plan(document: dict[str, Any]) -> None:
         document["order"] = "shuffle"  # the blend's weights are those of all stages, and documents are needed
     elif isinstance(order, dict):
         order["shuffle"] = {name: int(value) for name, value in order["shuffle"].items()}
+    elif order in ONE_STRIDE:
+        document.pop("stride", None)
     for number, stage in enumerate(document.get("stages", ())):
         stage["global_batch_size"] = int(stage["global_batch_size"])
         stage["from_step"] = number
