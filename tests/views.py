@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from corpus_server.catalog import Catalog
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.index import index
 from corpus_server.corpus.views.make import make_view
+from corpus_server.corpus_spec import CorpusSpec
 from tests.corpora import spec, write_raw
 
 GROUP = 256
@@ -33,6 +35,19 @@ def write_view(folder: Path, counts: Sequence[int], out: Path) -> Path:
     with Corpus.open(spec(folder, dtype="uint32")) as corpus:
         make_view(corpus, np.array(counts, dtype=np.uint16), out, made={})
     return out
+
+
+def viewed_catalog(
+    folder: Path, shards: Sequence[Sequence[int]], views: Mapping[str, Sequence[int]]
+) -> Catalog:
+    """Open a corpus `web`, views of it by name, and a corpus `code`."""
+    web = write_corpus(folder / "web", shards)
+    code = write_corpus(folder / "code", [[7] * 200], first=50_000)
+    specs = [spec(web, "web", dtype="uint32"), spec(code, "code", dtype="uint32")]
+    for name, counts in views.items():
+        write_view(web, counts, folder / f"{name}.view")
+        specs.append(CorpusSpec.parse(f"{name}=web?view={folder / name}.view"))
+    return Catalog.open(specs)
 
 
 def laid_out(shards: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:

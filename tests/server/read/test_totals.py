@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.catalog import Catalog
-from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan
 from corpus_server.plan.questions.slices import finish
 from corpus_server.plan.questions.totals import total_slices
 from corpus_server.read.bound_plan import BoundPlan
-from tests.corpora import spec
-from tests.views import write_corpus, write_view
+from tests.views import viewed_catalog
 
 DRAW = np.random.default_rng(5)
 SHARDS = [DRAW.integers(1, 40, size).tolist() for size in (300, 40)]
@@ -35,14 +33,7 @@ SEQ_LEN, STEPS = 16, 80
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    folder = tmp_path_factory.mktemp("corpora")
-    web = write_corpus(folder / "web", SHARDS)
-    code = write_corpus(folder / "code", [[7] * 200], first=50_000)
-    specs = [spec(web, "web", dtype="uint32"), spec(code, "code", dtype="uint32")]
-    for name, counts in VIEWS.items():
-        write_view(web, counts, folder / f"{name}.view")
-        specs.append(CorpusSpec.parse(f"{name}=web?view={folder / name}.view"))
-    with Catalog.open(specs) as catalog:
+    with viewed_catalog(tmp_path_factory.mktemp("corpora"), SHARDS, VIEWS) as catalog:
         yield catalog
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus.views import View
-from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan
 from corpus_server.plan.questions.diff import compare_slices
@@ -21,7 +20,7 @@ from corpus_server.plan.questions.slices import finish
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import WindowReading
 from tests.corpora import spec
-from tests.views import laid_out, write_corpus, write_view
+from tests.views import laid_out, viewed_catalog
 
 DRAW = np.random.default_rng(5)
 SHARDS = [DRAW.integers(1, 40, size).tolist() for size in (300, 40, 270)]
@@ -42,15 +41,8 @@ LAYOUTS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    folder = tmp_path_factory.mktemp("corpora")
-    web = write_corpus(folder / "web", SHARDS)
-    code = write_corpus(folder / "code", [[7] * 200], first=50_000)
     views = {"hq": COUNTS, "all": [1] * NUM_DOCUMENTS, "less": [*COUNTS[:-9], *[0] * 9]}
-    specs = [spec(web, "web", dtype="uint32"), spec(code, "code", dtype="uint32")]
-    for name, counts in views.items():
-        write_view(web, counts, folder / f"{name}.view")
-        specs.append(CorpusSpec.parse(f"{name}=web?view={folder / name}.view"))
-    with Catalog.open(specs) as catalog:
+    with viewed_catalog(tmp_path_factory.mktemp("corpora"), SHARDS, views) as catalog:
         yield catalog
 
 
