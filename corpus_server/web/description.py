@@ -69,8 +69,8 @@ def _endpoint(route: Route) -> Callable[..., Any]:
         raise NotImplementedError
 
     kinds = dict(route.types)
-    if "query" in kinds:
-        kinds["query"] = Annotated[kinds["query"], Query()]
+    if (query := kinds.pop("query", None)) is not None:
+        kinds["query"] = Annotated[query, Query()]
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, keyword, annotation=kind) for name, kind in kinds.items()]
     endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

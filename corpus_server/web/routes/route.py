@@ -1,7 +1,7 @@
 """How a route is declared: its path, its parameters, and the function that answers it.
 
-The application answers by these declarations alone. FastAPI, which takes half a second of CPU to make routes of
-them, is asked for their description (`web/description.py`) and only when somebody wants to read that.
+The application answers by these declarations alone. FastAPI takes half a second of CPU to make routes of
+them: it is asked for their description (`web/description.py`), when somebody wants to read that.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from starlette.responses import Response as AsgiResponse
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.problem import invalid_parameter
-from corpus_server.answers.question import QueryParameters
 from corpus_server.answers.response import Response, Slices
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import parameters
-from corpus_server.web.responses import HEAD, made
+from corpus_server.web.responses import made
 
 T = TypeVar("T")
 Answer = Callable[..., Awaitable[AsgiResponse]]
