@@ -64,7 +64,7 @@ def fetched_if_needed(spec: CorpusSpec, *, splits: bool = False) -> CorpusSpec:
     """Return the same corpus as files of this machine, if the Hugging Face Hub has it or its tokenizer."""
     if not any(text and HUB.match(text) for text in (spec.store, spec.tokenizer)):
         return spec
-    from corpus_server.stores.hub import fetched  # 0.3 s of CPU
+    from corpus_server.tools.hub import fetched  # 0.3 s of CPU
 
     return fetched(spec, note, splits=splits)
 
