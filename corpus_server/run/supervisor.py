@@ -295,7 +295,7 @@ class _Supervisor:
         """
         path = self._metrics_folder / f"{pid}.json"
         with suppress(OSError):  # the server ends, or its folder was deleted
-            path.rename(path.with_name(f"{pid}-{time.time_ns()}.ended"))
+            path.rename(path.with_name(f"{pid}-{time.monotonic_ns()}.ended"))
 
     def _note_failed_start(self, failure: str, max_starts: int = MAX_FAILED_STARTS) -> None:
         """End the server if its first workers cannot start."""
