@@ -5,8 +5,9 @@
 Servers of this tree and of the commit take turns.
 
 *ready* is from the command to the first response of `/readyz`, with *CPU* of all its processes until then.
-*replaced* is the wait for a response after the only worker was killed, on a new connection. *MiB* is the proportional share (PSS) of all processes of a server together
-after 200 batches for each worker, and in brackets what each worker has for itself (USS).
+*replaced* is the wait for a response after the only worker was killed, on a new connection. *MiB* is the
+proportional share (PSS) of all processes of a server together after 200 batches for each worker, 4 MiB of the
+corpus included, and in brackets what each worker has for itself (USS).
 """
 
 from __future__ import annotations

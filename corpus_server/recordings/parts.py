@@ -146,7 +146,7 @@ class Recordings:
         """
         folder = self.names().get(name)
         if folder is None:
-            raise UnknownRecording.expected("recording", "one that /v1/recordings lists", name)
+            raise UnknownRecording.of(name)
         return (yield from open_recording(folder, self._known))
 
 
