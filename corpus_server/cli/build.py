@@ -15,7 +15,7 @@ from corpus_server.cli.common import AsJson, note, print_json, progress, say, sp
 from corpus_server.corpus_spec import tokenizer_source
 from corpus_server.errors import InvalidParameter
 from corpus_server.tools.building import Split
-from corpus_server.tools.building.driver import RunParts, choose_options
+from corpus_server.tools.building.driver import RunParts, choose_options, eot_disagreement, name_of
 from corpus_server.tools.building.driver import build as build_corpus
 from corpus_server.tools.building.inputs import fetch_source
 from corpus_server.tools.building.job import SHARD_TOKENS
@@ -82,6 +82,21 @@ def build(
             metavar="FIELD,...", help="Fields or columns that become the metadata of the documents."
         ),
     ] = None,
+    cut_texts: Annotated[
+        bool,
+        typer.Option(
+            "--cut-texts",
+            help="Take texts of any length: pieces that end with lines are encoded; ids may differ there.",
+        ),
+    ] = False,
+    on_error: Annotated[
+        str,
+        typer.Option(
+            metavar="refuse|skip",
+            help="What a document that cannot be read or encoded does: it ends the build, or is left out and "
+            "listed in OUT/skipped.txt.",
+        ),
+    ] = "refuse",
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes that tokenize.", show_default="one per core")
     ] = None,
@@ -121,7 +136,11 @@ def build(
         pack=pack,
         seq_len=seq_len,
         keep=split_names("keep", keep) or (),
+        cut_texts=cut_texts,
+        on_error=on_error,
     )
+    if eot is None and (disagreement := eot_disagreement(options)) is not None:
+        warn(disagreement)
     num_processes = processes or len(os.sched_getaffinity(0))
     run_parts: RunParts = on_ray if ray else partial(in_processes, num_processes=num_processes)
     share = None if task is None else _task(task)
@@ -141,7 +160,16 @@ def build(
         for name in columns_without_values(path):
             warn(f"{path}: no document has a value of {name!r}")
     if as_json:
-        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "packing")
+        wanted = (
+            "num_tokens",
+            "num_documents",
+            "num_shards",
+            "dtype",
+            "fingerprint",
+            "packing",
+            "eot",
+            "left_out",
+        )
         print_json({str(path): _facts(manifest, wanted) for path, manifest in said.items()})
         return
     for path, manifest in said.items():
@@ -155,6 +183,10 @@ def build(
                 f"  rows of {packing.row_tokens:,} tokens, {filled:.2%} filled; {packing.num_cut:,} longer "
                 f"documents are cut. Train with stride {packing.row_tokens}"
             )
+    eot_name = name_of(options.tokenizer, options.eot)
+    say(f"documents end with token {options.eot}" + ("" if eot_name is None else f" {eot_name!a}"))
+    for what, count in next(iter(built.values())).left_out.items():
+        say(f"left out: {count:,} {what}")
 
 
 def merge(

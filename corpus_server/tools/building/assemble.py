@@ -18,7 +18,7 @@ from corpus_server.corpus.publish import publishing, sync_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus.verify import record
 from corpus_server.errors import InvalidParameter
-from corpus_server.tools.building.job import PARTS, WHOLE, BuildOptions, Input, Job, smallest_dtype
+from corpus_server.tools.building.job import PARTS, SKIPPED, WHOLE, BuildOptions, Input, Job, smallest_dtype
 from corpus_server.tools.building.joining import SplitTokens, cuts, write_shards
 from corpus_server.tools.building.kept import write_metadata
 from corpus_server.tools.building.manifest import (
@@ -38,7 +38,10 @@ from corpus_server.user_files import read_regular
 def assemble(
     job: Job, results: Sequence[PartResult], work: Path, report: Progress
 ) -> dict[str | None, Manifest]:
-    """Write shards, document ends, hashes, tokenizer and manifests of all splits to the folder `WHOLE`."""
+    """Write shards, document ends, hashes, tokenizer and manifests of all splits to the folder `WHOLE`.
+
+    Documents that were left out because of an error are listed there, in a file beside the splits.
+    """
     options = job.options
     splits = {name: SplitTokens(options, results, name, work / PARTS) for name in options.split_names}
     if empty := [name for name, tokens in splits.items() if not tokens.num_tokens]:
@@ -54,6 +57,11 @@ def assemble(
         largest = (split.largest_id for result in results for split in result.splits.values())
         dtype = smallest_dtype(max(options.eot, *largest))
     origin = origin_of(options, job.inputs, report)
+    left_out = _left_out(results)
+    if skipped := [line for result in results for line in result.left_out.skipped]:
+        (work / WHOLE).mkdir(exist_ok=True)
+        with publishing(work / WHOLE / SKIPPED) as file:
+            file.write("".join(f"{line}\n" for line in skipped).encode())
     rows: dict[str, Documents] = dict(splits)
     shard_tokens = options.shard_tokens
     if options.row_tokens is not None:
@@ -73,7 +81,7 @@ def assemble(
             ends = cuts(documents.ends(0, documents.num_tokens), shard_tokens)
             write_metadata(documents, splits[name].kept, folder, ends)
         split = name if options.splits else None
-        manifests[split] = _describe(folder, split, documents, origin, options, report)
+        manifests[split] = _describe(folder, split, documents, origin, left_out, options, report)
     sync_folder(work / WHOLE)
     return manifests
 
@@ -83,6 +91,7 @@ def _describe(
     split: str | None,
     documents: Documents,
     origin: Origin,
+    left_out: dict[str, int],
     options: BuildOptions,
     report: Progress,
 ) -> Manifest:
@@ -117,9 +126,24 @@ def _describe(
         num_documents=documents.num_documents,
         shards=described,
         origins=(origin,),
+        left_out=left_out,
     )
     write_manifest(folder, manifest)
     return manifest
+
+
+def _left_out(results: Sequence[PartResult]) -> dict[str, int]:
+    """Return counts of what is in no token, by what it is; nothing that does not occur."""
+    left_out = [result.left_out for result in results]
+    first = next((each.dropped_in for each in left_out if each.dropped_in), None)
+    counts = {
+        "documents without a token": sum(each.num_empty for each in left_out),
+        f"documents with an error, listed in {SKIPPED}": sum(len(each.skipped) for each in left_out),
+        f"characters for which the tokenizer has no token, first in {first}": sum(
+            each.num_dropped for each in left_out
+        ),
+    }
+    return {what: count for what, count in counts.items() if count}
 
 
 def _tokenizer_name(path: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.progress import Progress
 from corpus_server.corpus.publish import sync_folder
-from corpus_server.corpus.tokenizers import open_tokenizer
+from corpus_server.corpus.tokenizers import eot_beside, open_tokenizer
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.tools.building.assemble import assemble, origin_of
 from corpus_server.tools.building.inputs import find_inputs
@@ -55,6 +55,28 @@ def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> 
         tokenizer = str(Path(tokenizer).absolute())
     vocab_size = None if opened is None else opened.vocab_size
     return BuildOptions(tokenizer=tokenizer, eot=eot, vocab_size=vocab_size, **others)
+
+
+def name_of(tokenizer: str | None, token: int) -> str | None:
+    """Return the text of a token; None if no tokenizer knows the token, or it is no text by itself."""
+    if tokenizer is None or not (opened := open_tokenizer(tokenizer)).knows(token):
+        return None
+    name = opened.decode([token])
+    return None if "\ufffd" in name else name
+
+
+def eot_disagreement(options: BuildOptions) -> str | None:
+    """Say that a file beside the tokenizer names another end-of-text token than the one that was chosen."""
+    path = options.tokenizer_file
+    if path is None or (found := eot_beside(path)) is None:
+        return None
+    chosen, (name, source) = name_of(options.tokenizer, options.eot), found
+    if name == chosen:
+        return None
+    return (
+        f"documents end with token {options.eot} {chosen!a}, but {source} beside the tokenizer says "
+        f"{name!a}: choose the other one with --eot, or say --eot to confirm"
+    )
 
 
 def build(
@@ -120,7 +142,7 @@ def _begin(work: Path, options: BuildOptions, inputs: tuple[Input, ...]) -> Job:
         except BlockingIOError:  # all tasks of an array begin at once, and another one is saving it
             time.sleep(0.1)
     job.check_same(options, inputs, work)
-    return job
+    return dataclasses.replace(job, options=options)
 
 
 def _run(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
@@ -87,6 +87,7 @@ class Manifest(Strict):
             corpus was made from ids and nobody named a tokenizer.
         packing: None if documents follow one another without regard to rows.
         fingerprint: `full-<64 hex>`.
+        left_out: what of all sources is in no token: counts by what was left out and why.
     """
 
     kind: Literal["corpus-manifest"] = "corpus-manifest"
@@ -101,6 +102,7 @@ class Manifest(Strict):
     num_documents: int
     shards: tuple[ManifestShard, ...]
     origins: tuple[Origin, ...]
+    left_out: dict[str, int] = field(default_factory=dict)
 
 
 def spec_of(folder: Path) -> CorpusSpec:

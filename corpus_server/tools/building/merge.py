@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -146,6 +147,7 @@ def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
         num_documents=sum(each.manifest.num_documents for each in corpora),
         shards=tuple(shards),
         origins=tuple(origin for each in corpora for origin in each.manifest.origins),
+        left_out=dict(sum((Counter(each.manifest.left_out) for each in corpora), Counter[str]())),
     )
     write_manifest(folder, manifest)
     return manifest
