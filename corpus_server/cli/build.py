@@ -71,11 +71,6 @@ def build(
         ),
     ] = None,
     shard_tokens: Annotated[int, typer.Option(help="Most tokens of a shard.")] = SHARD_TOKENS,
-    pack: Annotated[
-        str | None,
-        typer.Option(metavar="best-fit", help="Put whole documents into rows of seq_len + 1 tokens."),
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Inputs per row, with --pack.")] = None,
     keep: Annotated[
         str | None,
         typer.Option(
@@ -118,8 +113,6 @@ def build(
         column=column,
         splits=tuple(map(_split, split or ())),
         shard_tokens=shard_tokens,
-        pack=pack,
-        seq_len=seq_len,
         keep=split_names("keep", keep) or (),
     )
     num_processes = processes or len(os.sched_getaffinity(0))
@@ -141,7 +134,7 @@ def build(
         for name in columns_without_values(path):
             warn(f"{path}: no document has a value of {name!r}")
     if as_json:
-        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "packing")
+        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint")
         print_json({str(path): _facts(manifest, wanted) for path, manifest in said.items()})
         return
     for path, manifest in said.items():
@@ -149,12 +142,6 @@ def build(
             f"{path}: {manifest.num_documents:,} documents, {manifest.num_tokens:,} {manifest.dtype} tokens "
             f"in {len(manifest.shards):,} shard{'s' if len(manifest.shards) > 1 else ''}"
         )
-        if (packing := manifest.packing) is not None:
-            filled = 1 - packing.num_padding / manifest.num_tokens
-            say(
-                f"  rows of {packing.row_tokens:,} tokens, {filled:.2%} filled; {packing.num_cut:,} longer "
-                f"documents are cut. Train with stride {packing.row_tokens}"
-            )
 
 
 def merge(

@@ -17,7 +17,7 @@ from corpus_server.tools.building.inputs import find_inputs
 from corpus_server.tools.building.job import BuildOptions
 from corpus_server.tools.building.sources import plan_parts, read_documents
 
-REAL = Path(__file__).parents[1] / "corpus/formats/real"
+REAL = Path(__file__).parents[2] / "corpus/formats/real"
 EXPECTED = json.loads((REAL / "expected.json").read_text())
 IDS = BuildOptions(tokenizer=None, eot=2, vocab_size=None, column="tokens")
 TEXT = BuildOptions(tokenizer="bytes", eot=0, vocab_size=256)
