@@ -26,7 +26,7 @@ from corpus_server.cli.common import (
     split_names,
     table,
     warn,
-    warn_of_strange_ids,
+    warn_of,
 )
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats.registry import is_side_file, side_file
@@ -66,7 +66,7 @@ def inspect(
             print_json(described)
         else:
             console.print(_facts(described), _shards(described))
-        warn_of_strange_ids(corpus)
+        warn_of(corpus)
 
 
 def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str, Any]:

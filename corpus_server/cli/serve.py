@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from corpus_server.admission.access import Access
 from corpus_server.catalog import Catalog
-from corpus_server.cli.common import CORPUS_HELP, note, tell, warn_of_strange_ids
+from corpus_server.cli.common import CORPUS_HELP, note, tell, warn_of
 from corpus_server.corpus.selection import corpora_of_splits
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.run import run
@@ -99,4 +99,4 @@ def _show_corpora(settings: Settings) -> None:
                 f"{f'{corpus.num_masks} loss masks, ' if corpus.num_masks else ''}"
                 f"{corpus.fingerprint[:20]}..."
             )
-            warn_of_strange_ids(corpus)
+            warn_of(corpus)
