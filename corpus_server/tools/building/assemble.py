@@ -30,7 +30,6 @@ from corpus_server.tools.building.manifest import (
     spec_of,
     write_manifest,
 )
-from corpus_server.tools.building.pack import Documents, PackedDocuments
 from corpus_server.tools.building.part import PartResult
 from corpus_server.user_files import read_regular
 
@@ -57,31 +56,29 @@ def assemble(
         largest = (split.largest_id for result in results for split in result.splits.values())
         dtype = smallest_dtype(max(options.eot, *largest))
     origin = origin_of(options, job.inputs, report)
-    left_out = _left_out(results)
-    if skipped := [line for result in results for line in result.left_out.skipped]:
+    if skipped := [line for result in results for line in result.skipped]:
         (work / WHOLE).mkdir(exist_ok=True)
         with publishing(work / WHOLE / SKIPPED) as file:
             file.write("".join(f"{line}\n" for line in skipped).encode())
-    rows: dict[str, Documents] = dict(splits)
-    shard_tokens = options.shard_tokens
-    if options.row_tokens is not None:
-        packed = {"row_tokens": options.row_tokens, "padding": options.eot}
-        rows = {name: PackedDocuments(tokens, **packed) for name, tokens in splits.items()}
-        shard_tokens -= shard_tokens % options.row_tokens  # a window lies inside one shard
-    num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in rows.values())
+    num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in splits.values())
     written = ByteCounter("joining", num_bytes, report)
     manifests: dict[str | None, Manifest] = {}
-    for name, documents in rows.items():
+    for name, documents in splits.items():
         folder = work / WHOLE / name if options.splits else work / WHOLE
         folder.mkdir(parents=True, exist_ok=True)
         write_shards(
-            documents, folder, dtype=dtype, eot=options.eot, shard_tokens=shard_tokens, written=written
+            documents,
+            folder,
+            dtype=dtype,
+            eot=options.eot,
+            shard_tokens=options.shard_tokens,
+            written=written,
         )
         if options.keep:
-            ends = cuts(documents.ends(0, documents.num_tokens), shard_tokens)
-            write_metadata(documents, splits[name].kept, folder, ends)
+            ends = cuts(documents.ends(0, documents.num_tokens), options.shard_tokens)
+            write_metadata(documents.ends(0, documents.num_tokens), documents.kept, folder, ends)
         split = name if options.splits else None
-        manifests[split] = _describe(folder, split, documents, origin, left_out, options, report)
+        manifests[split] = _describe(folder, split, documents, origin, options, report)
     sync_folder(work / WHOLE)
     return manifests
 
@@ -89,9 +86,8 @@ def assemble(
 def _describe(
     folder: Path,
     split: str | None,
-    documents: Documents,
+    documents: SplitTokens,
     origin: Origin,
-    left_out: dict[str, int],
     options: BuildOptions,
     report: Progress,
 ) -> Manifest:
@@ -121,29 +117,13 @@ def _describe(
         dtype=shards[0].dtype.name,
         eot=options.eot,
         tokenizer=tokenizer,
-        packing=documents.packing,
         num_tokens=recorded.num_tokens,
         num_documents=documents.num_documents,
         shards=described,
         origins=(origin,),
-        left_out=left_out,
     )
     write_manifest(folder, manifest)
     return manifest
-
-
-def _left_out(results: Sequence[PartResult]) -> dict[str, int]:
-    """Return counts of what is in no token, by what it is; nothing that does not occur."""
-    left_out = [result.left_out for result in results]
-    first = next((each.dropped_in for each in left_out if each.dropped_in), None)
-    counts = {
-        "documents without a token": sum(each.num_empty for each in left_out),
-        f"documents with an error, listed in {SKIPPED}": sum(len(each.skipped) for each in left_out),
-        f"characters for which the tokenizer has no token, first in {first}": sum(
-            each.num_dropped for each in left_out
-        ),
-    }
-    return {what: count for what, count in counts.items() if count}
 
 
 def _tokenizer_name(path: Path) -> str:

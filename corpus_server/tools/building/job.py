@@ -66,7 +66,6 @@ class BuildOptions(Strict):
         vocab_size: of the tokenizer; None without one.
         shard_tokens: most tokens of a shard.
         splits: parts of the corpus besides `train`, which gets the remaining documents. Empty: no division.
-        pack, seq_len: put whole documents into rows of `seq_len + 1` tokens, see pack.py.
         keep: fields or columns of the records that become the metadata of the documents, see kept.py.
         cut_texts: encode texts of any length, in pieces that end where lines end.
         on_error: what to do with a document that cannot be read or encoded: end the build, or leave it out.
@@ -79,8 +78,6 @@ class BuildOptions(Strict):
     vocab_size: int | None
     shard_tokens: int = SHARD_TOKENS
     splits: tuple[Split, ...] = ()
-    pack: Literal["best-fit"] | None = None
-    seq_len: int | None = None
     keep: tuple[str, ...] = ()
     cut_texts: bool = False
     on_error: Literal["refuse", "skip"] = "refuse"
@@ -92,15 +89,6 @@ class BuildOptions(Strict):
             raise InvalidParameter.expected("shard_tokens", "at least 1", self.shard_tokens)
         if self.on_error not in ("refuse", "skip"):
             raise InvalidParameter.expected("on_error", "'refuse' or 'skip'", self.on_error)
-        if self.pack not in (None, "best-fit"):
-            raise InvalidParameter.expected("pack", "'best-fit'", self.pack)
-        if (self.pack is None) != (self.seq_len is None):
-            raise InvalidParameter(
-                f"pack and seq_len must be given together, got {self.pack!r} and {self.seq_len!r}",
-                remedy="seq_len is the length of the rows that documents are packed into, without one token",
-            )
-        if self.row_tokens is not None and not 2 <= self.row_tokens <= self.shard_tokens:
-            raise InvalidParameter.expected("seq_len", f"in [1, {self.shard_tokens - 1}]", self.seq_len)
         names = [split.name for split in self.splits]
         if len(set(names)) < len(names) or sum(split.share for split in self.splits) >= 1:
             shares = [f"{split.name}={split.share:g}" for split in self.splits]
@@ -115,11 +103,6 @@ class BuildOptions(Strict):
     def tokenizer_file(self) -> Path | None:
         """The tokenizer's file; None for `bytes`, or without a tokenizer."""
         return None if self.tokenizer in (None, "bytes") else Path(str(self.tokenizer))
-
-    @property
-    def row_tokens(self) -> int | None:
-        """Length of the rows that documents are packed into, None if they are not."""
-        return None if self.seq_len is None else self.seq_len + 1
 
     @property
     def in_pieces(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -133,21 +132,13 @@ def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
         shards=tuple(digests),
     )
     save_sidecar(spec_of(folder), hashes)
-    packings = [packing for each in corpora if (packing := each.manifest.packing)]  # of all, or of none
-    packing = first.packing and replace(
-        first.packing,
-        num_padding=sum(each.num_padding for each in packings),
-        num_cut=sum(each.num_cut for each in packings),
-    )
     manifest = replace(
         first,
         fingerprint=hashes.full,
-        packing=packing,
         num_tokens=sum(each.manifest.num_tokens for each in corpora),
         num_documents=sum(each.manifest.num_documents for each in corpora),
         shards=tuple(shards),
         origins=tuple(origin for each in corpora for origin in each.manifest.origins),
-        left_out=dict(sum((Counter(each.manifest.left_out) for each in corpora), Counter[str]())),
     )
     write_manifest(folder, manifest)
     return manifest
@@ -225,12 +216,11 @@ def _check_alike(corpora: Sequence[_Built]) -> None:
 
 
 def _character(manifest: Manifest) -> dict[str, str | int]:
-    tokenizer, packing = manifest.tokenizer, manifest.packing
+    tokenizer = manifest.tokenizer
     return {
         "tokenizer": f"{tokenizer.path} ({tokenizer.digest})"
         if isinstance(tokenizer, Source)
         else str(tokenizer),
         "dtype": manifest.dtype,
         "end-of-text token": manifest.eot,
-        "row length": "none" if packing is None else packing.row_tokens,
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,11 +29,15 @@ from corpus_server.corpus.metadata.write import record_batch
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.tokenizers import Tokenizer, open_tokenizer
 from corpus_server.errors import UnreadableCorpus
-from corpus_server.tools.building.job import MAX_IDS, BuildOptions, Part
+from corpus_server.tools.building.job import MAX_IDS, SKIPPED, BuildOptions, Part
 from corpus_server.tools.building.kept import Kept
 from corpus_server.tools.building.kinds import Document
 from corpus_server.tools.building.manifest import Strict, read_json, write_json
 from corpus_server.tools.building.sources import read_documents
+
+_NO_TEXT: Final = "empty or null"
+_ERROR: Final = f"an error; {SKIPPED} lists them"
+_NO_TOKEN: Final = "the tokenizer makes no token of it"
 
 LENGTH_DTYPE: Final[np.dtype[np.uint64]] = np.dtype("<u8")
 
@@ -53,23 +58,16 @@ class PartSplit(Strict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeftOut(Strict):
-    """What of the input is in no token."""
-
-    num_empty: int = 0  # documents without a token: empty texts, nulls, texts that the tokenizer leaves out
-    num_dropped: int = 0  # characters, without white space, for which the tokenizer has no token
-    dropped_in: str | None = None  # the first document with such a character, and the character
-    skipped: tuple[str, ...] = ()  # a line for each document that could not be taken
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PartResult(Strict):
     """What a part came to."""
 
     number: int
     num_bytes: int  # of input
     splits: dict[str, PartSplit]
-    left_out: LeftOut
+    left_out: dict[str, int]  # documents by the reason why they are in no split
+    skipped: tuple[str, ...]  # a line for each of them that has an error
+    num_dropped: int  # characters, without white space, for which the tokenizer has no token
+    dropped_in: str | None  # the first document with such a character, and the character
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +92,7 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
     dropped: list[tuple[Document, str]] = []
     is_skipping = False  # pieces of a document that cannot be taken
     with ExitStack() as files:
+        left_out: Counter[str] = Counter()
         writers = [_Writer(options, part.number, folder, name, files) for name in options.split_names]
         for batch in _batches(read_documents(part, options)):
             for document, ids in zip(batch, _encode(batch, options), strict=True):
@@ -101,6 +100,7 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
                     if options.on_error == "refuse":
                         raise ids
                     skipped.append(" ".join(ids.detail.split()))
+                    left_out[_ERROR] += 1
                     for writer in writers:
                         writer.forget()
                     is_skipping = True
@@ -109,17 +109,21 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
                     continue
                 if found := _dropped(document, options):
                     dropped.append((document, found))
-                writers[choose(document)].add(ids, document.kept, is_last=document.is_last)
+                writer = writers[choose(document)]
+                if not writer.add(ids, document.kept, is_last=document.is_last):
+                    left_out[_NO_TEXT if len(document.content) == 0 else _NO_TOKEN] += 1
             for writer in writers:
                 writer.flush()
-    left_out = LeftOut(
-        num_empty=sum(writer.num_empty for writer in writers),
+    splits = {writer.name: writer.result() for writer in writers}
+    result = PartResult(
+        number=part.number,
+        num_bytes=part.num_bytes,
+        splits=splits,
+        left_out=dict(left_out),
+        skipped=tuple(skipped),
         num_dropped=sum(len(found) for _, found in dropped),
         dropped_in=f"{dropped[0][0].place}: {dropped[0][1][0]!a}" if dropped else None,
-        skipped=tuple(skipped),
     )
-    splits = {writer.name: writer.result() for writer in writers}
-    result = PartResult(number=part.number, num_bytes=part.num_bytes, splits=splits, left_out=left_out)
     write_json(part_path(folder, part.number, "json"), result)
     return result
 
@@ -254,18 +258,14 @@ class _Writer:
         self._length = 0  # of the document that is not complete yet
         self._num_written = 0  # tokens of that document that are in the file already
         self._num_documents = self._num_tokens = self._largest_id = 0
-        self.num_empty = 0
 
-    def add(self, ids: Tokens, kept: Kept, *, is_last: bool) -> None:
-        """Take a document, or the next piece of one; a document without a token is left out."""
+    def add(self, ids: Tokens, kept: Kept, *, is_last: bool) -> bool:
+        """Take a document, or the next piece of one; return False if it ends without a token."""
         if len(ids):
             self._pieces.append(ids)
             self._length += len(ids)
-        if not is_last:
-            return
-        if not self._length:
-            self.num_empty += 1
-            return
+        if not is_last or not self._length:
+            return not is_last
         # Rows of data sets often bring their end-of-text token.
         if not len(ids) or ids[-1] != self._eot[0]:
             self._pieces.append(self._eot)
@@ -273,6 +273,7 @@ class _Writer:
         self._lengths.append(self._length)
         self._kept.append(kept)
         self._length = self._num_written = 0
+        return True
 
     def forget(self) -> None:
         """Take back the pieces of a document that is not complete."""

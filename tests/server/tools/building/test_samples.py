@@ -24,7 +24,7 @@ TEXT = BuildOptions(tokenizer="bytes", eot=0, vocab_size=256)
 
 
 def read(path: Path, options: BuildOptions = IDS) -> list[Any]:
-    parts = plan_parts(find_inputs([str(path)]))
+    parts = plan_parts(find_inputs([str(path)]).inputs)
     contents = [document.content for part in parts for document in read_documents(part, options)]
     return [each.tolist() if isinstance(each, np.ndarray) else each for each in contents]
 
