@@ -21,7 +21,7 @@ class Listed(NamedTuple):
 
 PARTS: Final[dict[str, Listed]] = {
     "tests": Listed(
-        help=f"the tests that need a GPU; nine of them compare {EXACT_STEPS} batches each; a skip is a failure",
+        help=f"the tests that need a GPU; nine compare {EXACT_STEPS} batches each; a skip is a failure",
         needs=(CUDA, *CLIENT, *SERVER, *TESTS),
     ),
     "copies": Listed(
@@ -29,7 +29,7 @@ PARTS: Final[dict[str, Listed]] = {
         needs=(CUDA, *CLIENT),
     ),
     "training": Listed(
-        help="GPT-2 124M, bf16, compiled: tokens/s and stalls by way of feeding, with loss.item() and without",
+        help="GPT-2 124M, bf16, compiled: tokens/s and stalls by way, with loss.item() and without",
         needs=(CUDA, *CLIENT, *SERVER),
     ),
     "profile": Listed(
