@@ -18,7 +18,7 @@ from corpus_server.corpus.publish import publishing, sync_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus.verify import record
 from corpus_server.errors import InvalidParameter
-from corpus_server.tools.building.job import PARTS, WHOLE, BuildOptions, Input, Job, smallest_dtype
+from corpus_server.tools.building.job import PARTS, SKIPPED, WHOLE, BuildOptions, Input, Job, smallest_dtype
 from corpus_server.tools.building.joining import SplitTokens, cuts, write_shards
 from corpus_server.tools.building.kept import write_metadata
 from corpus_server.tools.building.manifest import (
@@ -30,7 +30,6 @@ from corpus_server.tools.building.manifest import (
     spec_of,
     write_manifest,
 )
-from corpus_server.tools.building.pack import Documents, PackedDocuments
 from corpus_server.tools.building.part import PartResult
 from corpus_server.user_files import read_regular
 
@@ -38,7 +37,10 @@ from corpus_server.user_files import read_regular
 def assemble(
     job: Job, results: Sequence[PartResult], work: Path, report: Progress
 ) -> dict[str | None, Manifest]:
-    """Write shards, document ends, hashes, tokenizer and manifests of all splits to the folder `WHOLE`."""
+    """Write shards, document ends, hashes, tokenizer and manifests of all splits to the folder `WHOLE`.
+
+    Documents that were left out because of an error are listed there, in a file beside the splits.
+    """
     options = job.options
     splits = {name: SplitTokens(options, results, name, work / PARTS) for name in options.split_names}
     if empty := [name for name, tokens in splits.items() if not tokens.num_tokens]:
@@ -54,24 +56,27 @@ def assemble(
         largest = (split.largest_id for result in results for split in result.splits.values())
         dtype = smallest_dtype(max(options.eot, *largest))
     origin = origin_of(options, job.inputs, report)
-    rows: dict[str, Documents] = dict(splits)
-    shard_tokens = options.shard_tokens
-    if options.row_tokens is not None:
-        packed = {"row_tokens": options.row_tokens, "padding": options.eot}
-        rows = {name: PackedDocuments(tokens, **packed) for name, tokens in splits.items()}
-        shard_tokens -= shard_tokens % options.row_tokens  # a window lies inside one shard
-    num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in rows.values())
+    if skipped := [line for result in results for line in result.skipped]:
+        (work / WHOLE).mkdir(exist_ok=True)
+        with publishing(work / WHOLE / SKIPPED) as file:
+            file.write("".join(f"{line}\n" for line in skipped).encode())
+    num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in splits.values())
     written = ByteCounter("joining", num_bytes, report)
     manifests: dict[str | None, Manifest] = {}
-    for name, documents in rows.items():
+    for name, documents in splits.items():
         folder = work / WHOLE / name if options.splits else work / WHOLE
         folder.mkdir(parents=True, exist_ok=True)
         write_shards(
-            documents, folder, dtype=dtype, eot=options.eot, shard_tokens=shard_tokens, written=written
+            documents,
+            folder,
+            dtype=dtype,
+            eot=options.eot,
+            shard_tokens=options.shard_tokens,
+            written=written,
         )
         if options.keep:
-            ends = cuts(documents.ends(0, documents.num_tokens), shard_tokens)
-            write_metadata(documents, splits[name].kept, folder, ends)
+            ends = cuts(documents.ends(0, documents.num_tokens), options.shard_tokens)
+            write_metadata(documents.ends(0, documents.num_tokens), documents.kept, folder, ends)
         split = name if options.splits else None
         manifests[split] = _describe(folder, split, documents, origin, options, report)
     sync_folder(work / WHOLE)
@@ -81,7 +86,7 @@ def assemble(
 def _describe(
     folder: Path,
     split: str | None,
-    documents: Documents,
+    documents: SplitTokens,
     origin: Origin,
     options: BuildOptions,
     report: Progress,
@@ -112,7 +117,6 @@ def _describe(
         dtype=shards[0].dtype.name,
         eot=options.eot,
         tokenizer=tokenizer,
-        packing=documents.packing,
         num_tokens=recorded.num_tokens,
         num_documents=documents.num_documents,
         shards=described,

@@ -29,6 +29,8 @@ TRAIN: Final = "train"
 MAX_IDS: Final = 1 << 32  # token ids lie below
 PARTS: Final = "parts"
 WHOLE: Final = "whole"
+SKIPPED: Final = "skipped.txt"
+"""In OUT: a line for each document that was left out because of an error."""
 _FILE: Final = "job.json"
 
 
@@ -64,8 +66,9 @@ class BuildOptions(Strict):
         vocab_size: of the tokenizer; None without one.
         shard_tokens: most tokens of a shard.
         splits: parts of the corpus besides `train`, which gets the remaining documents. Empty: no division.
-        pack, seq_len: put whole documents into rows of `seq_len + 1` tokens, see pack.py.
         keep: fields or columns of the records that become the metadata of the documents, see kept.py.
+        cut_texts: encode texts of any length, in pieces that end where lines end.
+        on_error: what to do with a document that cannot be read or encoded: end the build, or leave it out.
     """
 
     tokenizer: str | None
@@ -75,24 +78,17 @@ class BuildOptions(Strict):
     vocab_size: int | None
     shard_tokens: int = SHARD_TOKENS
     splits: tuple[Split, ...] = ()
-    pack: Literal["best-fit"] | None = None
-    seq_len: int | None = None
     keep: tuple[str, ...] = ()
+    cut_texts: bool = False
+    on_error: Literal["refuse", "skip"] = "refuse"
 
     def __post_init__(self) -> None:
         if not 0 <= self.eot < (self.vocab_size or MAX_IDS):
             raise InvalidParameter.expected("eot", f"in [0, {(self.vocab_size or MAX_IDS) - 1}]", self.eot)
         if self.shard_tokens < 1:
             raise InvalidParameter.expected("shard_tokens", "at least 1", self.shard_tokens)
-        if self.pack not in (None, "best-fit"):
-            raise InvalidParameter.expected("pack", "'best-fit'", self.pack)
-        if (self.pack is None) != (self.seq_len is None):
-            raise InvalidParameter(
-                f"pack and seq_len must be given together, got {self.pack!r} and {self.seq_len!r}",
-                remedy="seq_len is the length of the rows that documents are packed into, without one token",
-            )
-        if self.row_tokens is not None and not 2 <= self.row_tokens <= self.shard_tokens:
-            raise InvalidParameter.expected("seq_len", f"in [1, {self.shard_tokens - 1}]", self.seq_len)
+        if self.on_error not in ("refuse", "skip"):
+            raise InvalidParameter.expected("on_error", "'refuse' or 'skip'", self.on_error)
         names = [split.name for split in self.splits]
         if len(set(names)) < len(names) or sum(split.share for split in self.splits) >= 1:
             shares = [f"{split.name}={split.share:g}" for split in self.splits]
@@ -109,9 +105,9 @@ class BuildOptions(Strict):
         return None if self.tokenizer in (None, "bytes") else Path(str(self.tokenizer))
 
     @property
-    def row_tokens(self) -> int | None:
-        """Length of the rows that documents are packed into, None if they are not."""
-        return None if self.seq_len is None else self.seq_len + 1
+    def in_pieces(self) -> bool:
+        """Whether a text may be encoded in pieces. Those of bytes are the same, wherever a text is cut."""
+        return self.cut_texts or self.tokenizer == "bytes"
 
     @property
     def part_dtype(self) -> TokenDtype:
@@ -199,7 +195,9 @@ class Job(Strict):
 
     def check_same(self, options: BuildOptions, inputs: tuple[Input, ...], work: Path) -> None:
         """Raise InvalidParameter, naming the difference, unless the job was begun with these."""
-        ours, theirs = dataclasses.asdict(self.options), dataclasses.asdict(options)
+        # A document that ended a build may be left out when the build goes on.
+        ours = dataclasses.asdict(dataclasses.replace(self.options, on_error=options.on_error))
+        theirs = dataclasses.asdict(options)
         changed = [
             f"{name} was {ours[name]!r}, now {theirs[name]!r}" for name in ours if ours[name] != theirs[name]
         ]

@@ -24,7 +24,7 @@ def build(folder: Path, options: BuildOptions, *rows: object) -> list[int]:
     """Build the one part of a file of JSON lines; return its tokens."""
     source = folder / "a.jsonl"
     source.write_text("".join(f"{json.dumps({'it': row})}\n" for row in rows))
-    (whole,) = plan_parts(find_inputs([str(source)]))
+    (whole,) = plan_parts(find_inputs([str(source)]).inputs)
     parts = folder / "parts"
     parts.mkdir()
     try:
@@ -57,7 +57,9 @@ def test_a_tokenizer_that_exceeds_its_vocabulary_is_noticed(
     def encode_batch(texts: list[str]) -> list[np.ndarray]:
         return [np.array([7, largest], np.uint32) for _ in texts]
 
-    monkeypatch.setattr(part, "_tokenizer", lambda _: SimpleNamespace(encode_batch=encode_batch))
+    monkeypatch.setattr(
+        part, "_tokenizer", lambda _: SimpleNamespace(encode_batch=encode_batch, dropped=lambda _: "")
+    )
     options = BuildOptions(tokenizer="bytes", text_field="it", eot=0, vocab_size=256)
     if largest < 256:
         assert build(tmp_path, options, "text") == [7, largest, 0]
@@ -68,12 +70,12 @@ def test_a_tokenizer_that_exceeds_its_vocabulary_is_noticed(
 
 def test_a_long_text_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a megabyte may hold a gigabyte of text; it is one document."""
-    monkeypatch.setattr("corpus_server.tools.building.kinds.text.TEXT_CHARS", 1 << 16)
+    monkeypatch.setattr("corpus_server.tools.building.kinds.text.PIECE_CHARS", 1 << 16)
     monkeypatch.setattr("corpus_server.tools.building.kinds.text._READ_BYTES", 1 << 16)
     num_bytes = 1 << 25
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0123456\n" * (num_bytes // 8)))
     (tmp_path / "b.txt").write_text("b")
-    (whole,) = plan_parts(find_inputs([str(tmp_path)]))
+    (whole,) = plan_parts(find_inputs([str(tmp_path)]).inputs)
     (tmp_path / "parts").mkdir()
     tracemalloc.start()
     try:
