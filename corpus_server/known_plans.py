@@ -141,9 +141,16 @@ class KnownPlans:
         return bound
 
     def _allowed(self, plan_id: str, caller: Caller) -> BoundPlan | None:
-        """Return the plan if it is in memory; raise Forbidden if the caller may not read it."""
+        """Return the plan if it is in memory; raise Forbidden if the caller may not read it.
+
+        One whose tables were changed on the disk is forgotten: binding it again builds them anew.
+        """
         if (bound := self.in_memory(plan_id)) is not None:
             caller.check_read(bound.plan.sources)
+            if bound.has_changed_tables():
+                with self._lock:
+                    self._plans.pop(plan_id, None)
+                return None
         return bound
 
     def _kept(

@@ -53,6 +53,8 @@ class InUse(Protocol):
 
     def __hash__(self) -> int: ...
 
+    def is_changed(self) -> bool: ...  # noqa: D102
+
 
 class ShardList:
     """The shards of a plan's corpora, one corpus after another; plans over the same corpora share it.
@@ -142,7 +144,7 @@ class BoundPlan:
         self.source_of_shard = opened.source_of_shard
         self.has_masks = any(corpus.num_masks for corpus in opened.corpora.values())
         self.token_bytes = self.dtype.itemsize + self.has_masks
-        self._opened = opened
+        self._opened, self._tables = opened, tables
         windows = opened.windows(plan.seq_len, plan.stride)
         self.sampler: Sampler = Sampler(
             plan,
@@ -170,6 +172,10 @@ class BoundPlan:
             *exclusions,
             *tables,
         )
+
+    def has_changed_tables(self) -> bool:
+        """Tell whether a table that its rows follow from was written since it was mapped."""
+        return any(table.is_changed() for table in self._tables)
 
     def source_of(self, step: int) -> Source:
         """Return whose tokens a training step holds."""

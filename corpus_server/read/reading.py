@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats.masks import MASK_DTYPE
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, StateUnavailable
 from corpus_server.plan.rows import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import Gatherer, Selection
@@ -144,6 +144,10 @@ class WindowReading:
                 self.bound, step, places, count, world_size=self._world_size, masks=self._masks
             )
             self._budget.locate_seconds += time.monotonic() - began
+            if self.bound.has_changed_tables():  # perhaps after the rows were looked for
+                raise StateUnavailable(
+                    "a table of the plan was changed in the state folder, and is built again"
+                )
             selection.check_unchanged(slice(number, number + len(group)))
             self._located = group, selection, number
         group, selection, number = self._located
