@@ -6,9 +6,10 @@ import itertools
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from urllib.parse import unquote
 
 from corpus_server.errors import BadRequest, Forbidden
 
@@ -107,8 +108,6 @@ class RequestHead:
         caller: who asks, as the admission has found.
         request_id: names the request in logs and in its response.
         trace_parent: W3C `traceparent`, "" if none came.
-        charge: is told the bytes of the response before anything is read for it; raises Overloaded if they
-            are too many now.
     """
 
     method: str
@@ -119,7 +118,6 @@ class RequestHead:
     caller: Caller = ANYONE
     request_id: str = ""
     trace_parent: str = ""
-    charge: Callable[[int], None] = field(default=lambda _: None, compare=False)
 
     @classmethod
     def of(
@@ -160,6 +158,11 @@ class RequestHead:
     def path(self) -> bytes:
         """The target up to its query string."""
         return self.target.partition(b"?")[0]
+
+    @property
+    def decoded_path(self) -> str:
+        """The path as both the router and the checks read it: no spelling is another path to one of them."""
+        return unquote(self.path.decode("latin-1")) if b"%" in self.path else self.path.decode("latin-1")
 
     @property
     def query_string(self) -> bytes:

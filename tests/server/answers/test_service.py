@@ -13,15 +13,22 @@ from unittest.mock import patch
 
 import pytest
 
-from corpus_server.admission.request import ANYONE
+from corpus_server.admission.request import RequestHead
 from corpus_server.answers import service as module
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Overloaded
 from corpus_server.settings import Settings
+from corpus_server.work import Limits
 from tests.corpora import some_tokens, write_raw
 
 LONG = 30.0
+GET = RequestHead("GET", b"/", {})
+
+
+async def never() -> None:
+    """Wait for a client that does not leave."""
+    await asyncio.Event().wait()
 
 
 @pytest.fixture
@@ -105,7 +112,8 @@ def test_no_request_needs_a_new_thread(tmp_path: Path) -> None:
 
     with Service.open(settings(tmp_path)) as service, no_thread:
         asyncio.run(ask_all(service))
-        assert asyncio.run(service.run(int, ANYONE)) == 0
+        assert asyncio.run(service.run(lambda _: 0, GET, never)) == 0
+        assert asyncio.run(service.compute(lambda _: 0, service.budget(GET, Limits()), never)) == 0
 
 
 def test_the_end_stops_all_threads(tmp_path: Path) -> None:
@@ -117,7 +125,7 @@ def test_the_end_stops_all_threads(tmp_path: Path) -> None:
         end.wait(LONG)
 
     with Service.open(settings(tmp_path)) as service, contextlib.ExitStack() as stack:
-        asyncio.run(service.run(int, ANYONE))
+        asyncio.run(service.run(lambda _: 0, GET, never))
         asyncio.run(service.run_probe(int))
         asyncio.run(service.in_gather_thread(int))
         stager_close = stack.enter_context(patch.object(service.stager, "close", wraps=service.stager.close))
@@ -184,7 +192,7 @@ def test_a_process_whose_threads_all_hang_is_not_ready(
             threading.Thread(target=hang, daemon=True).start()
             assert begun.wait(LONG)
             said = f"all {number} gather threads have waited for the disk for 0 s"
-            assert service.why_not_ready() == (said if k == number else None)
+            assert service.why_not_ready() == (module.Unready(said) if k == number else None)
         monkeypatch.setattr(module, "_STUCK_SECONDS", LONG)
         assert service.why_not_ready() is None
     while service._working_since:
@@ -197,4 +205,6 @@ def test_a_process_whose_files_have_changed_is_not_ready(
 ) -> None:
     (tmp_path / name).write_bytes(b"")
     said = f"{name}: {size} bytes at opening, 0 now; a served file must not change"
-    assert service.why_not_ready() == said
+    unready = service.why_not_ready()
+    assert unready is not None
+    assert unready.detail == said
