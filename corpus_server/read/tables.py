@@ -16,7 +16,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -72,17 +71,19 @@ class TableInUse:
     """
 
     def __init__(
-        self, table: Table, num_bytes: int, files: Mapping[Path, tuple[int, ...]] = MappingProxyType({})
+        self, table: Table, num_bytes: int, files: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     ) -> None:
         self.table, self.num_bytes, self._files = table, num_bytes, files
 
     def is_changed(self) -> bool:
-        """Tell whether a mapped file was written since; 1.3 us each. One that was replaced is still whole."""
+        """Tell whether a mapped file was written since. One that was replaced or removed is still whole."""
         for path, identity in self._files.items():
-            with suppress(FileNotFoundError):
-                now = _identity(path.stat())
-                if now[:2] == identity[:2] and now != identity:
-                    return True
+            try:
+                about = os.stat(path)  # noqa: PTH116 - half the time of Path.stat, for 16 files at each request
+            except FileNotFoundError:
+                continue
+            if (about.st_dev, about.st_ino) == identity[:2] and _identity(about) != identity:
+                return True
         return False
 
 
@@ -268,7 +269,7 @@ def _checked(job: Job, corpora: Mapping[str, Corpus], budget: Budget) -> Job:
 
 
 def _build_here(folder: Path, job: Job) -> None:
-    """Build a table in its folder. On a full disk it is not built in memory, for which it may be too large."""
+    """Build a table in its folder; on a full disk not in memory, for which it may be too large."""
     table = job.build(run=map_in_copies)
     try:
         _write(folder, job, table)
@@ -291,9 +292,8 @@ def _write(folder: Path, job: Job, table: Table) -> None:
 def _mapped(path: Path, job: Job) -> TableInUse | None:
     """Map the table in a folder and note its use; None if it is not there, damaged or another one."""
     try:
-        files = {
-            file: _identity(file.stat()) for file in (path / f"{name}.npy" for name in job.table._fields)
-        }
+        names = [str(path / f"{name}.npy") for name in job.table._fields]
+        files = {name: _identity(Path(name).stat()) for name in names}
         arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
         if (path / _MANIFEST).read_text() != _described(job, path):
             raise ValueError(f"its files are not those of {_MANIFEST}, or those of another table")
