@@ -258,7 +258,7 @@ class Exchange:
         if response.source is not None:
             metrics.count_tokens(response.source, response.num_tokens, self._request.run)
             if response.num_documents:
-                metrics.DOCUMENTS.add(response.num_documents, *response.source.shares)
+                metrics.DOCUMENTS.add(response.num_documents, *response.source.names)
         if response.reader is not None:
             making, steps = self._wait_seconds + self._make_seconds, response.num_steps
             response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)
