@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 
 import pytest
 
 from corpus_server.errors import AnswerTooLarge
-from corpus_server.work import Budget, ClientLeft, Limits, Turns
+from corpus_server.work import Budget, ClientLeft, Limits, Turns, turns
 from tests.serving import wait_until
 
 LONG = 30.0
+NOBODY_LEAVES = bool  # a call of it says False
 
 
 def run(*works: threading.Thread) -> None:
@@ -25,13 +27,13 @@ def run(*works: threading.Thread) -> None:
 
 def test_one_question_computes_at_a_time_and_callers_have_turns() -> None:
     """A caller with five questions gets no more time than a caller with one."""
-    turns, lock = Turns(), threading.Lock()
+    shared, lock = Turns(), threading.Lock()
     computing, most, spent = 0, 0, Counter[str]()
     until = time.monotonic() + 1.5
 
     def work(caller: str) -> None:
         nonlocal computing, most
-        budget = Budget(turn=turns.of(caller))
+        budget = Budget(turn=shared.of(caller))
         budget.begin()
         while time.monotonic() < until:
             with lock:
@@ -52,10 +54,10 @@ def test_one_question_computes_at_a_time_and_callers_have_turns() -> None:
 
 
 def test_a_question_that_hangs_stops_nobody() -> None:
-    turns, hold = Turns(), threading.Event()
+    shared, hold = Turns(), threading.Event()
 
     def hang() -> None:
-        budget = Budget(turn=turns.of("a"))
+        budget = Budget(turn=shared.of("a"))
         budget.begin()
         hold.wait(LONG)
         budget.spend()  # comes back, and waits for a turn as all do
@@ -63,7 +65,7 @@ def test_a_question_that_hangs_stops_nobody() -> None:
 
     hanging = threading.Thread(target=hang)
     hanging.start()
-    other = Budget(turn=turns.of("b"))
+    other = Budget(turn=shared.of("b"))
     other.begin()
     hold.set()
     other.stop()
@@ -72,10 +74,10 @@ def test_a_question_that_hangs_stops_nobody() -> None:
 
 
 def test_a_question_that_waits_for_its_turn_ends_when_nobody_waits_for_it() -> None:
-    turns = Turns()
-    first = Budget(turn=turns.of("a"))
+    shared = Turns()
+    first = Budget(turn=shared.of("a"))
     first.begin()
-    waiting, ended = Budget(turn=turns.of("b")), threading.Event()
+    waiting, ended = Budget(turn=shared.of("b")), threading.Event()
 
     def wait() -> None:
         with pytest.raises(ClientLeft):
@@ -88,7 +90,7 @@ def test_a_question_that_waits_for_its_turn_ends_when_nobody_waits_for_it() -> N
     assert ended.wait(LONG)
     first.spend()
     first.stop()
-    last = Budget(turn=turns.of("c"))
+    last = Budget(turn=shared.of("c"))
     last.begin()  # what has left takes no turn
     thread.join(LONG)
 
@@ -124,10 +126,9 @@ def test_work_is_counted_and_refused_before_it_is_done() -> None:
 
 
 def test_a_question_that_waits_gives_its_turn_away() -> None:
-    from concurrent.futures import Future
 
-    turns, future = Turns(), Future[int]()
-    budget, found = Budget(turn=turns.of("a")), list[int]()
+    shared, future = Turns(), Future[int]()
+    budget, found = Budget(turn=shared.of("a")), list[int]()
 
     def wait() -> None:
         budget.begin()
@@ -136,9 +137,31 @@ def test_a_question_that_waits_gives_its_turn_away() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    other = Budget(turn=turns.of("b"))
+    other = Budget(turn=shared.of("b"))
     other.begin()
     other.stop()
     future.set_result(7)
     wait_until(lambda: found == [7])
     thread.join(LONG)
+
+
+def test_a_turn_that_was_taken_for_lost_before_its_thread_saw_it_is_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that is stopped for a second, and goes on, is where that happens."""
+    monkeypatch.setattr(turns, "LOST_SECONDS", -1.0)  # each turn is lost as soon as another question looks
+    monkeypatch.setattr(turns, "_LOOK_SECONDS", 0.001)
+    shared = Turns()
+
+    def ask(caller: str) -> None:
+        for _ in range(300):
+            turn = shared.of(caller)
+            turn.take(NOBODY_LEAVES)
+            turn.give()
+
+    threads = [threading.Thread(target=ask, args=(f"caller {k % 3}",), daemon=True) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
