@@ -111,12 +111,14 @@ class OpenFile(Closing):
                 count = os.preadv(self.fd, [buffer[done:]], offset + done)
             except OSError as error:
                 raise ReadFailed(
-                    f"{self.owner}{self.name}: reading {len(buffer)} bytes at byte {offset} failed: {error.strerror}",
+                    f"{self.owner}{self.name}: reading {len(buffer)} bytes at byte {offset} failed: "
+                    f"{error.strerror}",
                     remedy="check the disk or the network mount, then run corpus-server verify",
                 ) from error
             if count == 0:
                 raise CorpusChanged(
-                    f"{self.owner}{self.name}: {self.size_bytes} bytes at opening, now it ends at byte {offset + done}",
+                    f"{self.owner}{self.name}: {self.size_bytes} bytes at opening, now it ends at byte "
+                    f"{offset + done}",
                     remedy=_REOPEN,
                 )
             done += count

@@ -69,7 +69,7 @@ class RowComparison:
     equal_steps: int | None
     """First steps that are equal by the documents alone; null: all."""
     compared_until: int | None
-    """Null if all steps are equal by the documents; `equal_steps` if one step is more than may be compared."""
+    """Null if all steps are equal by the documents; `equal_steps` if one step is too large to compare."""
     steps: tuple[StepChange, ...]
     """The first that differ, in order."""
     first_step: int | None = field(init=False, default=None)
