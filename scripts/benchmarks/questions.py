@@ -113,10 +113,26 @@ def memory_mib(server: RunningServer, name: str) -> float:
     raise LookupError(name)
 
 
-def forget_peak(server: RunningServer) -> float:
-    """Begin to look for the peak of the memory anew; return what it is now."""
-    Path(f"/proc/{server.worker_pid}/clear_refs").write_text("5")
-    return memory_mib(server, "VmRSS")
+class Peak(threading.Thread):
+    """Looks for the most private memory that the worker takes; pages of the files are the page cache's."""
+
+    def __init__(self, server: RunningServer) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self._before = self._most = memory_mib(server, "RssAnon")
+        self._stopped = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Look until stopped."""
+        while not self._stopped.wait(0.01):
+            self._most = max(self._most, memory_mib(self._server, "RssAnon"))
+
+    def mib(self) -> float:
+        """Stop, and return by how much it grew at most."""
+        self._stopped.set()
+        self.join()
+        return self._most - self._before
 
 
 def wait_until_idle(server: RunningServer) -> float:
@@ -133,7 +149,7 @@ def measure(server: RunningServer, request: bytes, timeout: float) -> Costs:
     """Ask a question alone, beside others; then by four callers who leave."""
     wait_until_idle(server)
     others = [Others(server, number) for number in range(OTHERS)]
-    base, before = forget_peak(server), cpu_seconds(server)
+    peak, before = Peak(server), cpu_seconds(server)
     for each in others:
         each.start()
     began = time.monotonic()
@@ -151,10 +167,10 @@ def measure(server: RunningServer, request: bytes, timeout: float) -> Costs:
     for each in others:
         each.join()
     waits = np.concatenate([each.waits for each in others])
-    cpu, peak = cpu_seconds(server) - before, memory_mib(server, "VmHWM") - base
-    costs = Costs(status, what, seconds, cpu, peak, 1e3 * float(np.percentile(waits, 99)))
+    cpu = cpu_seconds(server) - before
+    costs = Costs(status, what, seconds, cpu, peak.mib(), 1e3 * float(np.percentile(waits, 99)))
     wait_until_idle(server)
-    base = forget_peak(server)
+    peak = Peak(server)
     callers = [RawConnection(server, timeout=timeout).__enter__() for _ in range(4)]
     for caller in callers:
         caller.send(request)
@@ -162,7 +178,7 @@ def measure(server: RunningServer, request: bytes, timeout: float) -> Costs:
     for caller in callers:
         caller.__exit__(None, None, None)
     costs.after_left_seconds = wait_until_idle(server)
-    costs.left_peak_mib = memory_mib(server, "VmHWM") - base
+    costs.left_peak_mib = peak.mib()
     return costs
 
 

@@ -219,7 +219,7 @@ def usage(
 
 
 DIFF_LIMITS = Limits(rows=2**22, num_bytes=2**32)
-"""Rows of both plans that are compared or looked up, about two seconds; bytes of the multiplicities of views."""
+"""Rows of both plans that are compared or looked up, about two seconds; bytes of views that are compared."""
 
 
 @question("/v1/plans/{plan_id}/diff", Diff, is_tagged=True, limits=DIFF_LIMITS)
