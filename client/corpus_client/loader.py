@@ -34,7 +34,8 @@ from corpus_client.recording.losses import LossRecorder
 from corpus_client.staging.options import Staging
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import open_stager
-from corpus_client.staging.slots import Slot, cut_slots
+from corpus_client.staging.session import DeviceSession
+from corpus_client.staging.slots import Slot
 from corpus_client.staging.stager import Stager, Views, holds, shifted
 
 
@@ -126,9 +127,8 @@ class CorpusLoader(PlanLoader[Batch]):
         if record_dir is not None and not sources:
             raise errors.InvalidArgument("record_dir= needs the sources of rows; pass sources=True as well")
         self._recorder = Recorder(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None)
-        self._pipeline: Pipeline | None = None
-        self._slot_memory: torch.Tensor | None = None
-        self._closed = False
+        self._session = DeviceSession(self._stager)
+        self._in_call = False  # whether the loop's thread is within a call that uses the device
         self._num_batches = self._num_tokens = 0
         self.prepared: PreparedPlan  # to be read only
         self._use(PreparedPlan.prepare(document, options))
@@ -191,15 +191,17 @@ class CorpusLoader(PlanLoader[Batch]):
         A signal handler that finds it True may raise (`KeyboardInterrupt`, `SystemExit`): `next` ends with
         that, the step is not lost, and `state_dict` is that of the batches yielded.
         """
-        return self._pipeline is not None and self._pipeline.waiting
+        pipeline = self._session.pipeline
+        return pipeline is not None and pipeline.waiting
 
     def _take(self, make: Callable[[Views], Views]) -> Batch:
         """Return the next step's batch, of what `make` makes of its views."""
         self._check_thread()
         self._stager.check_not_capturing()
-        pipeline = self._pipeline or self._start()
         options = self.prepared.options
+        self._in_call = True
         try:
+            pipeline = self._session.pipeline or self._start()
             step, tensors = pipeline.take(make)
             batch = self._batch_of(step, tensors)
             if self._losses is not None:
@@ -213,8 +215,10 @@ class CorpusLoader(PlanLoader[Batch]):
             raise
         except BaseException:
             # An interrupt (Ctrl-C), too: it may fall between taking a batch and counting it.
-            self._stop()
+            self._release() if self._session.stopped else self._stop()
             raise
+        finally:
+            self._in_call = False
         return batch
 
     def _batch_of(self, step: int, tensors: Views) -> Batch:
@@ -237,7 +241,7 @@ class CorpusLoader(PlanLoader[Batch]):
     @property
     def first_free_step(self) -> int:
         """The first step that was neither yielded nor asked for ahead: where a decision can still begin."""
-        pipeline = self._pipeline
+        pipeline = self._session.pipeline
         return self._step if pipeline is None else max(self._step, pipeline.queues.asked_until)
 
     def extend(
@@ -290,7 +294,7 @@ class CorpusLoader(PlanLoader[Batch]):
             prepared = self.prepared.extended(replicas, next_stage(old, from_step, stage))
             if at_step is None:
                 receipts.check_history(replicas, old, prepared.bound, step)
-        pipeline = self._pipeline
+        pipeline = self._session.pipeline
         if at_step is None or pipeline is None or prepared.steps != self.prepared.steps:
             self._stop()  # the next batch is fetched anew, and so is what was fetched ahead
         elif not pipeline.queues.follow(prepared.bound, step):
@@ -326,7 +330,11 @@ class CorpusLoader(PlanLoader[Batch]):
             raise errors.InvalidArgument(
                 "record needs the sources of rows; pass sources=True to CorpusLoader"
             )
-        self._losses.record(step, losses)
+        self._in_call = True
+        try:
+            self._losses.record(step, losses)
+        finally:
+            self._in_call = False
 
     def seek(self, step: int) -> None:
         """Go to a training step, which the next batch will have. Another thread may iterate from then on."""
@@ -336,26 +344,23 @@ class CorpusLoader(PlanLoader[Batch]):
             self._losses.begin()
 
     def stats(self) -> LoaderStats:
-        """Return the counters since the loader was made, and the state of its slots.
+        """Return the counters since the loader was made, and the state of its slots; from any thread.
 
-        Asked from another thread than the loop's, `losses` may lack the last second.
+        What only the device knows (losses, seconds of copies and stalls) is as the loop's thread saw it last:
+        in a call of this method, at most a second ago in other calls.
         """
-        in_loop = self._thread is threading.current_thread()
-        pipeline, memory = self._pipeline, self._slot_memory
-        times = self._recorder.stats(copies_on_host=self._stager.copies_on_host)
-        transfer_seconds, stall_seconds = self._stager.seconds()
+        if self._thread is threading.current_thread() and not self._in_call and not self._session.stopped:
+            self._session.measure()
+            if self._losses is not None:
+                self._losses.measure()
+        figures = self._session.figures()
         return replace(
-            times,
+            self._recorder.stats(copies_on_host=self._stager.copies_on_host),
             num_batches=self._num_batches,
             num_tokens=self._num_tokens,
-            transfer_seconds=transfer_seconds,
-            stall_seconds=stall_seconds,
-            ready_slots=pipeline.queues.num_ready if pipeline else 0,
-            num_slots=self.prepared.sizes.num_slots if memory is not None else 0,
-            slot_bytes=memory.nbytes if memory is not None else 0,
-            device_bytes=self._stager.num_bytes,
-            pinned_bytes=memory.nbytes if memory is not None and self._pinned else 0,
-            **({} if self._losses is None else self._losses.stats(in_loop=in_loop)),
+            num_slots=self.prepared.sizes.num_slots if figures["slot_bytes"] else 0,
+            **figures,
+            **({} if self._losses is None else self._losses.stats()),
         )
 
     def progress(self) -> Iterator[Batch]:
@@ -364,7 +369,11 @@ class CorpusLoader(PlanLoader[Batch]):
         return progress.shown(iter(self), self.stats, total)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write what happened in the last `Staging.trace_steps` steps, for ui.perfetto.dev or chrome://tracing."""
+        """Write what happened in the last `Staging.trace_steps` steps, for ui.perfetto.dev or chrome://tracing.
+
+        Called by the loop's thread: it asks the device when copies ran.
+        """
+        super()._check_thread()
         if not self._recorder.num_steps:
             raise errors.InvalidArgument(
                 "trace needs the last steps, and trace_steps is 0; pass staging=Staging(trace_steps=200)"
@@ -372,51 +381,51 @@ class CorpusLoader(PlanLoader[Batch]):
         write_trace(path, self._recorder.spans())
 
     def close(self) -> None:
-        """Stop fetching, write what was recorded and release everything; idempotent, from any thread."""
-        self._closed = True
-        self._stop()
+        """Stop fetching, write what was recorded and release everything; idempotent.
+
+        From another thread than the loop's, while that one runs, it stops fetching and wakes the loop. The
+        memory, and losses on their way, are left to the loop's thread, which sees to them in its next call
+        and raises `LoaderClosed`; when that thread has ended, another `close` does.
+        """
+        self._session.stop()
+        if not self._in_call and self._takes_over():
+            self._release()
+
+    def _release(self) -> None:
+        self._session.end()
         if self._losses is not None:
             self._losses.close()
-        self._slot_memory = None
-        self._stager.close()
+        self._session.release()
 
     def _describe_device(self) -> str:
         return f", device {self._stager.location}"
 
     def _check_thread(self) -> None:
         # Asked twice a step. Each call that is spared costs 1 us, because its code has left the caches.
-        if self._thread is not threading.current_thread() or self._pid != os.getpid() or self._closed:
-            super()._check_thread()
-            self._check_open()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            self._stop()
-            raise errors.LoaderClosed("the loader is closed; make a new one and load its state")
+        stopped = self._session.stopped
+        if self._thread is not threading.current_thread() or self._pid != os.getpid() or stopped:
+            self._check_process()
+            mine = self._takes_over()
+            if self._session.stopped:  # not `stopped`: who closes may have become the owner meanwhile
+                if mine:
+                    self._release()
+                raise errors.LoaderClosed("the loader is closed; make a new one and load its state")
+            if not mine:
+                self._refuse_thread()
 
     def _start(self) -> Pipeline:
         self._recorder.ask()
         self._placement.check(self.prepared.options.place)
         if not self._num_batches:
             trainers.check_dealt_out(self, self.prepared.options.place.world_size)
-        sizes = self.prepared.sizes
-        if self._slot_memory is None or self._slot_memory.nbytes != sizes.num_bytes:
-            self._slot_memory = None  # it goes before the new one comes
-            self._slot_memory = self._stager.host_memory(sizes.num_bytes)
-            self._pinned = self._stager.is_pinned(self._slot_memory)
-        self._pipeline = self.prepared.start(
-            cut_slots(self._slot_memory, sizes), self._stager, self._recorder, self._step, self._end_step
+        pipeline = self._session.start(
+            self.prepared.sizes,
+            lambda slots: self.prepared.start(
+                slots, self._stager, self._recorder, self._step, self._end_step
+            ),
         )
         self._recorder.get(None)
-        self._check_open()  # `close` may have come meanwhile, and seen no pipeline
-        return self._pipeline
+        return pipeline
 
     def _stop(self) -> None:
-        # Taken at once: a `close` from another thread meets the error it causes in the training loop.
-        pipeline, self._pipeline = self._pipeline, None
-        if pipeline is not None:
-            # Whoever still uses it keeps it alive, also if an interrupt falls into `close`; the next pipeline
-            # has its own then.
-            memory, self._slot_memory = self._slot_memory, None
-            if pipeline.close():
-                self._slot_memory = memory
+        self._session.end()

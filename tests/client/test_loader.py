@@ -96,16 +96,16 @@ def test_slots_that_may_still_be_written_to_are_not_used_again(
     """A pipeline whose thread did not end keeps them; after any other one they are used again."""
     loader = make_loader()
     next(loader)
-    first = loader._slot_memory
+    first = loader._session._memory
     loader.seek(50)
     next(loader)
-    assert loader._slot_memory is first
+    assert loader._session._memory is first
     close = Pipeline.close
     with monkeypatch.context() as patch:
         patch.setattr(Pipeline, "close", lambda pipeline: close(pipeline) and False)
         loader.seek(9)
     batch = next(loader)
-    assert loader._slot_memory is not first
+    assert loader._session._memory is not first
     assert np.array_equal(batch.tokens.numpy(), tokens_of_step(corpus, loader.plan, 9))
 
 

@@ -118,7 +118,7 @@ class PlanLoader(Generic[B]):
         self._used = False  # whether a batch, or the end, was yielded since the last `seek`
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
-        self._thread_lock = threading.Lock()
+        self._thread_lock = threading.RLock()  # a signal handler may close the loader meanwhile
 
     def __enter__(self) -> Self:
         return self
@@ -323,17 +323,26 @@ class PlanLoader(Generic[B]):
         Two threads in `__next__` would deliver a step twice. A thread that has ended may be followed.
         """
         self._check_process()
+        if not self._takes_over():
+            self._refuse_thread()
+
+    def _takes_over(self) -> bool:
+        """Make the calling thread the one that iterates, unless another one does that runs."""
+        if os.getpid() != self._pid:
+            return False
         thread = threading.current_thread()
-        if self._thread is thread:
-            return
         with self._thread_lock:
             owner = self._thread
-            if owner is not None and owner is not thread and owner.is_alive():
-                raise errors.SecondThread(
-                    f"thread {thread.name!r} uses a loader over which thread {owner.name!r} iterates; make a "
-                    f"loader for each thread, or hand it over by loader.seek(loader.step) in {owner.name!r}"
-                )
-            self._thread = thread
+            if owner is None or owner is thread or not owner.is_alive():
+                self._thread = owner = thread
+        return owner is thread
+
+    def _refuse_thread(self) -> NoReturn:
+        owner = getattr(self._thread, "name", "another")
+        raise errors.SecondThread(
+            f"thread {threading.current_thread().name!r} uses a loader over which thread {owner!r} iterates; "
+            f"make a loader for each thread, or hand it over by loader.seek(loader.step) in {owner!r}"
+        )
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
