@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 import torch
 
@@ -27,7 +28,8 @@ from corpus_client.plan.document import (
     next_stage,
     requested_plan,
 )
-from corpus_client.plan.state import PlanLoader
+from corpus_client.plan.hints import hint
+from corpus_client.plan.state import NumSteps, PlanLoader
 from corpus_client.plan.world import Placement
 from corpus_client.prepared import PlanOptions, PreparedPlan
 from corpus_client.recording.losses import LossRecorder
@@ -37,6 +39,9 @@ from corpus_client.staging.ring import open_stager
 from corpus_client.staging.session import DeviceSession
 from corpus_client.staging.slots import Slot
 from corpus_client.staging.stager import Stager, Views, holds, shifted
+
+GROUPS: Mapping[str, type[Any]] = {"network": Network, "staging": Staging, "placement": Placement}
+"""Classes of options, by the argument that takes them."""
 
 
 class CorpusLoader(PlanLoader[Batch]):
@@ -56,6 +61,10 @@ class CorpusLoader(PlanLoader[Batch]):
             the current device if one was set, else the one of LOCAL_RANK.
         dtype: of the batches, `torch.int64` or `torch.int32`; None: as stored (see `Batch.inputs`).
         num_steps: the run has the steps `[0, num_steps)`, wherever it is resumed; None: it has no end.
+            `"epoch"`: exactly one pass over the plan's corpus. Rows of its last batch that would begin the
+            next epoch are left out (a rank may have none); with `ignore_index` the shape stays, and the
+            targets of these rows are that.
+        reiterable: every `for` begins with step 0 again, as an evaluation wants it.
         eot_id: the token that ends a document; for the document structure and for `ignore_index`. None takes
             the one that the server knows of the plan's corpora.
         ignore_index: put into `targets` where `Batch.loss_mask` is False, so that the loss leaves them out
@@ -88,7 +97,8 @@ class CorpusLoader(PlanLoader[Batch]):
         plan: PlanArgument | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = torch.int64,
-        num_steps: int | None = None,
+        num_steps: NumSteps = None,
+        reiterable: bool = False,
         eot_id: int | None = None,
         ignore_index: int | None = None,
         sources: bool = False,
@@ -98,40 +108,49 @@ class CorpusLoader(PlanLoader[Batch]):
         network: Network | None = None,
         staging: Staging | None = None,
         placement: Placement | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise TypeError(hint(unknown, inspect.signature(CorpusLoader).parameters, GROUPS))
         parts = {"corpus": corpus, "seq_len": seq_len, "global_batch_size": global_batch_size}
         document = requested_plan(plan, **parts, seed=seed, order=order, rows=rows)
-        groups = {
-            "network": (network, Network),
-            "staging": (staging, Staging),
-            "placement": (placement, Placement),
-        }
-        for name, (given, kind) in groups.items():
+        for (name, kind), given in zip(GROUPS.items(), (network, staging, placement), strict=True):
             if given is not None and not isinstance(given, kind):
                 raise errors.InvalidArgument(
                     f"{name} must be a {kind.__name__}, got a {type(given).__name__}; pass "
                     f"{name}={kind.__name__}(...)"
                 )
         network, staging, placement = network or Network(), staging or Staging(), placement or Placement()
-        super().__init__(urls, network, num_steps, run)
+        super().__init__(urls, network, num_steps, run, reiterable=reiterable)
         self._placement = placement
         place, stride = placement.find(), placement.step_stride
         self.place = place[:2]
+        self._stager = open_stager(device, context=place.context, timed=staging.trace_steps > 0)
+        self._session = DeviceSession(self._stager)
         options = PlanOptions(
-            self._connect, place, stride, dtype, eot_id, ignore_index, sources, loss_mask, network, staging
+            self._connect,
+            place,
+            stride,
+            dtype,
+            eot_id,
+            ignore_index,
+            sources,
+            loss_mask,
+            network,
+            staging,
+            self._session,
         )
-        self._stager = open_stager(device, context=options.place.context, timed=staging.trace_steps > 0)
         self._make = partial(self._stager.make, dtype)
         if staging.nvtx and not torch.cuda.is_available():
             raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
         if record_dir is not None and not sources:
             raise errors.InvalidArgument("record_dir= needs the sources of rows; pass sources=True as well")
         self._recorder = Recorder(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None)
-        self._session = DeviceSession(self._stager)
         self._in_call = False  # whether the loop's thread is within a call that uses the device
         self._num_batches = self._num_tokens = 0
         self.prepared: PreparedPlan  # to be read only
         self._use(PreparedPlan.prepare(document, options))
+        self._end_with_epoch()
         self._losses = LossRecorder(self._stager, record_dir, self.place) if sources else None
 
     def __next__(self) -> Batch:
@@ -222,6 +241,11 @@ class CorpusLoader(PlanLoader[Batch]):
         return batch
 
     def _batch_of(self, step: int, tensors: Views) -> Batch:
+        rows = self._rows_left(step, num_rows := len(tensors.inputs))
+        if rows < num_rows and self.prepared.options.ignore_index is not None:
+            tensors.targets[rows:] = self.prepared.options.ignore_index
+        elif rows < num_rows:
+            tensors = tensors.changed(lambda _, tensor: tensor[:rows])
         batch = Batch(tensors, step, self._origin)
         if (ignore_index := self.prepared.options.ignore_index) is not None:
             batch.targets.masked_fill_(~batch.loss_mask, ignore_index)
@@ -281,6 +305,8 @@ class CorpusLoader(PlanLoader[Batch]):
             "seq_len": seq_len,
             "exclude": exclude,
         }
+        if self._epoch_rows is not None:
+            raise errors.InvalidArgument("extend is not for num_steps='epoch', whose plan has one stage")
         given = {name: value for name, value in named.items() if value is not None}
         if (stage is None) == (not given):
             raise errors.InvalidArgument("extend takes a stage, or the fields of one by name")

@@ -142,6 +142,12 @@ def registered(num_bytes: int, device: torch.device, runtime: Any, wait: Callabl
     return torch.from_numpy(owner)
 
 
+def pinned_bytes(memory: torch.Tensor) -> int:
+    """Return the bytes that page-locked memory takes: torch's allocator rounds up to a power of two."""
+    is_registered = memory.data_ptr() in _locked
+    return memory.nbytes if is_registered else 1 << (memory.nbytes - 1).bit_length()
+
+
 def unlock(memory: torch.Tensor) -> None:
     """Unlock registered memory now, whatever refers to it; for a thread that may call the device."""
     finalizer, unlock_it = _locked.pop(memory.data_ptr(), (None, None))

@@ -17,7 +17,7 @@ import torch
 
 from corpus_client.staging import pinning
 from corpus_client.staging.pipeline import Pipeline
-from corpus_client.staging.slots import Slot, SlotSizes, cut_slots
+from corpus_client.staging.slots import BUDGET, Slot, SlotSizes, cut_slots
 from corpus_client.staging.stager import Stager
 
 
@@ -34,7 +34,7 @@ class DeviceSession:
         self.pipeline: Pipeline | None = None
         self.stopped = False
         self._memory: torch.Tensor | None = None
-        self._pinned = False
+        self._pinned_bytes = 0
 
     def stop(self) -> None:
         """End the fetcher, and a wait of the training loop with `LoaderClosed`; from any thread, for good."""
@@ -45,11 +45,10 @@ class DeviceSession:
     def figures(self) -> dict[str, Any]:
         """Return the fields of `LoaderStats` that are about slots and copies; from any thread."""
         pipeline, memory, stager = self.pipeline, self._memory, self.stager
-        num_bytes = 0 if memory is None else memory.nbytes
         return {
             "ready_slots": 0 if pipeline is None else pipeline.queues.num_ready,
-            "slot_bytes": num_bytes,
-            "pinned_bytes": num_bytes if self._pinned else 0,
+            "slot_bytes": 0 if memory is None else memory.nbytes,
+            "pinned_bytes": 0 if memory is None else self._pinned_bytes,
             "device_bytes": stager.num_bytes,
             "transfer_seconds": stager.copy_seconds,
             "stall_seconds": stager.stall_seconds,
@@ -64,7 +63,8 @@ class DeviceSession:
         if self._memory is None or self._memory.nbytes != sizes.num_bytes:
             self._unlock()  # they go before new ones come
             self._memory = memory = self.stager.host_memory(sizes.num_bytes)
-            self._pinned = self.stager.is_pinned(memory)
+            self._pinned_bytes = pinning.pinned_bytes(memory) if self.stager.is_pinned(memory) else 0
+            BUDGET.take(self, max(memory.nbytes, self._pinned_bytes))
         self.pipeline = pipeline = make(cut_slots(self._memory, sizes))
         if self.stopped:  # meanwhile, by a thread that saw no pipeline
             pipeline.stop()
@@ -84,6 +84,7 @@ class DeviceSession:
         self.end()
         self._unlock()
         self.stager.close()
+        BUDGET.take(self, 0)
 
     def _unlock(self) -> None:
         memory, self._memory = self._memory, None
