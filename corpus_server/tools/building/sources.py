@@ -65,13 +65,13 @@ def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
 
 
 def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
-    """Yield the documents of a part in order; what is no document is an error with its place."""
+    """Yield the documents of a part in order; what is no document has an error with its place."""
     for piece in part.slices:
         with reading(piece.path):
             for document in _kind(piece.path, options).read(piece, options):
                 content = document.content
-                if isinstance(content, str) and len(content) > text.TEXT_CHARS:
-                    yield from text.in_pieces(document, (content,).__iter__, options)
+                if isinstance(content, str) and len(content) > text.PIECE_CHARS:
+                    yield from text.one_document(document, (content,).__iter__, options)
                 else:
                     yield document
 
@@ -89,6 +89,9 @@ def _kind(path: str, options: BuildOptions | None = None) -> Kind:
     if options is not None and options.keep and not kind.has_fields:
         remedy = "keep fields of JSON lines, Parquet and Arrow files"
         raise unreadable(Path(path), f"has no field {options.keep[0]!r} to keep", remedy)
+    if options is not None and options.has_masks and not kind.has_fields:
+        remedy = "JSON lines, Parquet and Arrow files have fields"
+        raise unreadable(Path(path), f"has no field {options.mask[0]!r} for a loss mask", remedy)
     return kind
 
 
