@@ -131,12 +131,8 @@ def test_the_deadline_bounds_the_time_that_a_busy_server_asks_for(
     started = time.monotonic()
     with pytest.raises(errors.DeadlineExceeded, match="too much") as caught:
         next(loader)
-<<<<<<< HEAD
     assert "is the server running" not in str(caught.value)
-    assert time.monotonic() - started < 10.0
-=======
     assert time.monotonic() - started < 29
->>>>>>> main
 
 
 def test_a_server_that_is_back_sooner_than_it_said_is_asked_again(
