@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,10 +41,17 @@ class Source:
     """Whose tokens a response holds: `shares` of corpora, by the exact weights of the plan's stage.
 
     plan_id: "" for tokens that no plan chose.
+    names, shares: of the corpora; counting a response of a thousand corpora must not hold up the event loop.
     """
 
     plan_id: str
-    shares: Mapping[str, float]
+    names: tuple[str, ...]
+    shares: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, plan_id: str, shares: Mapping[str, float]) -> Source:
+        """Return a source of shares by corpus."""
+        return cls(plan_id, tuple(shares), np.array(list(shares.values())))
 
 
 class InUse(Protocol):
@@ -145,6 +154,7 @@ class BoundPlan:
         self.has_masks = any(corpus.num_masks for corpus in opened.corpora.values())
         self.token_bytes = self.dtype.itemsize + self.has_masks
         self._opened, self._tables = opened, tables
+        self._looked_at, self._is_changed = -math.inf, False
         windows = opened.windows(plan.seq_len, plan.stride)
         self.sampler: Sampler = Sampler(
             plan,
@@ -173,9 +183,16 @@ class BoundPlan:
             *tables,
         )
 
-    def has_changed_tables(self) -> bool:
-        """Tell whether a table that its rows follow from was written since it was mapped."""
-        return any(table.is_changed() for table in self._tables)
+    def has_changed_tables(self, *, since_seconds: float = 0.0) -> bool:
+        """Tell whether a table that its rows follow from was written since it was mapped.
+
+        A look takes up to 0.1 ms a table. A response looks after its rows were located; who looks before that
+        may rely on a look of some time ago, and whatever was found stays.
+        """
+        if self._tables and not self._is_changed and time.monotonic() - self._looked_at >= since_seconds:
+            self._is_changed = any(table.is_changed() for table in self._tables)
+            self._looked_at = time.monotonic()
+        return self._is_changed
 
     def source_of(self, step: int) -> Source:
         """Return whose tokens a training step holds."""
@@ -185,7 +202,7 @@ class BoundPlan:
             if len(self._sources) >= MAX_STAGES:
                 self._sources.clear()
             shares = self.plan.stages[number].mixture
-            found = self._sources[number] = Source(self.root_id, shares)
+            found = self._sources[number] = Source.of(self.root_id, shares)
         return found
 
     @property
