@@ -27,7 +27,7 @@ _KINDS: Final[tuple[tuple[str, str | None, tuple[str, ...], tuple[bytes, ...]], 
     ("JSON lines", None, (".jsonl", ".ndjson", ".json"), ()),
     ("a text file", None, (".txt", ".text"), ()),
     ("an MDS shard", None, (".mds",), ()),
-    ("a CSV file", _TO_LINES, (".csv", ".tsv"), ()),
+    ("a CSV file", None, (".csv", ".tsv"), ()),
     ("a TFRecord file", _TO_LINES, (".tfrecord",), ()),
     ("a NumPy archive", _SAVE, (".npz",), ()),
     ("an HDF5 file", _SAVE, (".h5", ".hdf5"), (b"\x89HDF\r\n\x1a\n",)),
@@ -47,8 +47,8 @@ _COMPRESSED: Final = (
     ("xz", (".xz",), (b"\xfd7zXZ\x00",), "unxz"),
     ("LZ4", (".lz4",), (), "lz4 -d"),
 )
-_BUILD_DECOMPRESSES: Final = ("gzip", "Zstandard")
-_BUILD_COMPRESSED: Final = (".jsonl", ".ndjson", ".json", ".txt", ".text", ".mds")
+_BUILD_DECOMPRESSES: Final = ("gzip", "Zstandard", "bzip2", "xz")
+_BUILD_COMPRESSED: Final = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".text", ".mds")
 
 _SOME_ARE_SERVED: Final = (".arrow", ".feather", ".mds")  # the content decides
 
