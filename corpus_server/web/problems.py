@@ -9,11 +9,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as AsgiResponse
 
-from corpus_server.answers.response import ClientLeft
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.exchange import log_error
 from corpus_server.web.responses import CLIENT_LEFT, refused
 from corpus_server.web.routes import ROUTES
+from corpus_server.work import ClientLeft
 
 _SLUGS = {404: "not-found", 405: "method-not-allowed"}
 _MAX_ECHO = 200

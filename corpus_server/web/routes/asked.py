@@ -12,8 +12,9 @@ from starlette.responses import Response as AsgiResponse
 
 from corpus_server.answers import questions  # noqa: F401 - registers what can be asked
 from corpus_server.answers.question import QUESTIONS, Question
-from corpus_server.answers.response import MEDIA_TYPES
+from corpus_server.answers.response import MEDIA_TYPES, Response
 from corpus_server.web.routes.route import ROUTES, Answer, Call, Route
+from corpus_server.work import Budget
 
 _TAGS = {"corpora": "corpora", "plans": "plans", "lookup": "plans", "recordings": "recordings"}
 _ARRAY = {"type": "string", "contentMediaType": "application/octet-stream"}
@@ -21,7 +22,10 @@ _ARRAY = {"type": "string", "contentMediaType": "application/octet-stream"}
 
 def _answer(question: Question) -> Answer:
     async def answer(call: Call, **given: Any) -> AsgiResponse:
-        return call.made(question.make(service=call.service, request=call.head, **given))
+        def work(budget: Budget) -> Response:
+            return question.make(service=call.service, request=call.head, budget=budget, **given)
+
+        return call.made(question, work)
 
     answer.__name__ = question.make.__name__
     return answer

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -19,10 +19,12 @@ from starlette.responses import Response as AsgiResponse
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.problem import invalid_parameter
-from corpus_server.answers.response import Response, Slices
+from corpus_server.answers.question import Question
+from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import parameters
-from corpus_server.web.responses import made
+from corpus_server.web.responses import has_left, made
+from corpus_server.work import Budget
 
 T = TypeVar("T")
 Answer = Callable[..., Awaitable[AsgiResponse]]
@@ -35,13 +37,13 @@ class Call(NamedTuple):
     head: RequestHead
     service: Service
 
-    async def run(self, work: Callable[[], T], *, size_bytes: int = 0) -> T:
+    async def run(self, work: Callable[[Budget], T]) -> T:
         """Run short blocking work off the event loop; see `Service.run`."""
-        return await self.service.run(work, self.head.caller, size_bytes=size_bytes)
+        return await self.service.run(work, self.head, partial(has_left, self.request))
 
-    def made(self, work: Slices[Response]) -> AsgiResponse:
-        """Return the costly response that `work` makes, in the gather threads."""
-        return made(self.service, self.request, self.head, work)
+    def made(self, question: Question, work: Callable[[Budget], Response]) -> AsgiResponse:
+        """Return the response that the work of a question makes."""
+        return made(self.service, self.request, self.head, question, work)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,11 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus.views import View
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan
-from corpus_server.plan.questions.diff import compare_slices
-from corpus_server.plan.questions.lookup import look_up_slices
-from corpus_server.plan.questions.slices import finish
+from corpus_server.plan.questions.diff import compare
+from corpus_server.plan.questions.lookup import look_up
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import WindowReading
+from corpus_server.work import Budget
 from tests.corpora import spec
 from tests.views import laid_out, viewed_catalog
 
@@ -52,11 +52,15 @@ def bound(catalog: Catalog, mixture: dict[str, float], layout: str = "windows", 
     return catalog.bind(Plan.from_json(document))
 
 
+def reading_of(plan: BoundPlan, step: int) -> WindowReading:
+    return WindowReading(plan, Budget(), step=step, count=1, rank=0, rows=4)
+
+
 def epoch_rows(plan: BoundPlan, number: int = 0) -> tuple[list[list[list[int]]], np.ndarray]:
     """The rows of an epoch of a plan of one source: the corpus's tokens of each piece; what is served."""
     (size,) = plan.sampler.num_windows.tolist()
     steps = range(size * number // 4, -(-size * (number + 1) // 4))
-    served = np.concatenate([WindowReading(plan, step=s, count=1, rank=0, rows=4).read(0, 4) for s in steps])
+    served = np.concatenate([reading_of(plan, s).read(0, 4) for s in steps])
     first = np.array(plan.corpora[plan.plan.sources[0]].base.starts)
     rows = []
     for step in steps:
@@ -107,7 +111,7 @@ def test_a_look_up_finds_every_row_of_a_document_of_the_corpus(catalog: Catalog,
     rows, _ = epoch_rows(plan)
     for document in (0, 5, 77, 299, 300, NUM_DOCUMENTS - 1, COUNTS.index(0), COUNTS.index(3)):
         start, stop = STARTS[document : document + 2]
-        found = finish(look_up_slices(plan.sampler, "hq", start, stop, epochs=1))
+        found = look_up(plan.sampler, "hq", start, stop, Budget(), epochs=1)
         flat = [[token for piece in row for token in piece] for row in rows]
         expected = {
             number: next(at for at, token in enumerate(row) if start <= token < stop)
@@ -135,7 +139,7 @@ def test_an_exclusion_in_the_corpus_s_tokens_takes_all_copies_out(catalog: Catal
         for more in ({}, {"exclude": {"hq": [[start, stop]]}})
     )
     for step in range(60):
-        a, b = (WindowReading(each, step=step, count=1, rank=0, rows=4).read(0, 4) for each in (one, other))
+        a, b = (reading_of(each, step).read(0, 4) for each in (one, other))
         is_code = (a >= 50_000).any(axis=1)
         assert (a[is_code] == b[is_code]).all()
 
@@ -155,14 +159,14 @@ def test_a_view_of_the_whole_corpus_under_its_name_has_its_rows(catalog: Catalog
         plans = bound(catalog, {"web": 1}, layout), bound(other, {"web": 1}, layout)
         assert (plans[0].sampler.num_windows == plans[1].sampler.num_windows).all()
         for step in range(0, 200, 7):
-            a, b = (WindowReading(each, step=step, count=1, rank=0, rows=4).read(0, 4) for each in plans)
+            a, b = (reading_of(each, step).read(0, 4) for each in plans)
             assert (a == b).all()
 
 
 def test_plans_of_two_views_are_compared_by_the_corpus_s_tokens(catalog: Catalog) -> None:
     """In file order they are equal up to the documents that only one of them holds."""
     one, other = (bound(catalog, {name: 1}, "sequential") for name in ("hq", "less"))
-    found = finish(compare_slices(one.sampler, other.sampler, num_steps=1))
+    found = compare(one.sampler, other.sampler, Budget(), num_steps=1)
     rows = [epoch_rows(each)[0] for each in (one, other)]
     first = next(n for n, (a, b) in enumerate(zip(*rows, strict=False)) if a != b)
     assert found.first_step == first // 4

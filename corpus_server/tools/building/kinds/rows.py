@@ -39,11 +39,18 @@ def _read(piece: Slice, options: BuildOptions) -> Iterator[Document]:
                 document = Document(piece.path, "row", number, "")
                 if len(row) != len(names):
                     what = f"has {len(row)} fields, the first row names {len(names)}"
-                    raise document.unreadable(what, f"is a quotation mark missing? Or {_AS_LINES}")
+                    error = document.unreadable(what, f"is a quotation mark missing? Or {_AS_LINES}")
+                    yield document.failed(error)
+                    continue
                 record = dict(zip(names, row, strict=True))
                 yield document._replace(content=record[name], kept=kept_fields(record, options.keep))
         except csv.Error as error:
             raise unreadable(path, f"line {rows.line_num}: {error}", _AS_LINES) from error
 
 
-CSV: Final = Kind(_read, lambda *its: next(_read(*its), None), has_fields=True)
+def _check(piece: Slice, options: BuildOptions) -> None:
+    if (first := next(_read(piece, options), None)) is not None and options.on_error == "refuse":
+        first.check()
+
+
+CSV: Final = Kind(_read, _check, has_fields=True)

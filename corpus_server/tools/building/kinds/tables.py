@@ -171,7 +171,8 @@ def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator
                     text = text.decode()
                 except UnicodeDecodeError as error:
                     document = Document(path, "row", number, "")
-                    raise document.unreadable(f"is not UTF-8: {error}", "was it text?") from error
+                    yield document.failed(document.unreadable(f"is not UTF-8: {error}", "was it text?"))
+                    continue
             yield Document(path, "row", number, text or "")
         return
     compute = optional_package("pyarrow.compute", extra="build", purpose=path)

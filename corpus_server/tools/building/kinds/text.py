@@ -1,6 +1,6 @@
 """Text files, each of which is a document, and JSON, of which each line is one, or each record of an array.
 
-A text longer than `TEXT_CHARS` is read and encoded in pieces.
+A text is encoded in one call of the tokenizer, or in pieces if the options allow it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import orjson
 import xxhash
 
 from corpus_server.corpus.files import unreadable
+from corpus_server.errors import UnreadableCorpus
 from corpus_server.tools.building.job import BuildOptions, Input, Slice
 from corpus_server.tools.building.kept import kept_fields
 from corpus_server.tools.building.kinds.arrays import records
@@ -34,19 +36,23 @@ from corpus_server.tools.building.kinds.kind import (
     reading,
 )
 
-# Characters that are encoded at once: `tokenizers` takes 200 bytes for each of their tokens. A longer text is
-# cut at ends of lines, where few tokenizers would join what is before with what is behind.
-TEXT_CHARS: Final = 1 << 20
+# Characters of a piece, where a text is encoded in pieces. It is cut at ends of lines, where few tokenizers
+# would join what is before with what is behind.
+PIECE_CHARS: Final = 1 << 20
+# Characters of a text that is encoded in one call: `tokenizers` takes 220 bytes for each character of English
+# and 450 of Chinese, so 2 to 4 GB.
+TEXT_CHARS: Final = 1 << 23
 _READ_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 4096  # white space before a first record
 _BYTE_ORDER_MARK: Final = "\ufeff"
 _UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _TO_UTF8: Final = "convert it with iconv -t UTF-8"
 _HALF: Final = re.compile("[\ud800-\udfff]")
+_FIRST_LINES: Final = 100  # if none of them is a document, the options are wrong and not the lines
 
 
 def _read_text(piece: Slice, options: BuildOptions) -> Iterator[Document]:
-    yield from in_pieces(Document(piece.path, "", 0, ""), lambda: _texts(piece, options), options)
+    yield from one_document(Document(piece.path, "", 0, ""), lambda: _texts(piece, options), options)
 
 
 def _texts(piece: Slice, options: BuildOptions) -> Iterator[str]:
@@ -72,12 +78,42 @@ def _decoded(path: str) -> Iterator[str]:
             position, is_first = position + len(data), is_first and not text
 
 
-def in_pieces(
+def one_document(
     document: Document, texts: Callable[[], Iterable[str]], options: BuildOptions
 ) -> Iterator[Document]:
-    """Yield a document of any length in pieces of at most `TEXT_CHARS`, cut at ends of lines.
+    """Yield a document, whose text `texts` gives some at a time: whole, or in pieces if the options allow it.
 
-    `texts` gives its text, some at a time; where documents are chosen by their content it is read twice.
+    A text that is too long to be encoded in one call, or that cannot be read, is an error.
+    """
+    try:
+        if options.in_pieces:
+            yield from _in_pieces(document, texts, options)
+        else:
+            yield document._replace(content=_whole(document, texts()))
+    except UnreadableCorpus as error:
+        yield document.failed(error)
+
+
+def _whole(document: Document, texts: Iterable[str]) -> str:
+    held, num_chars = [], 0
+    for text in texts:
+        held.append(text)
+        if (num_chars := num_chars + len(text)) > TEXT_CHARS:
+            what = f"is a text of more than {TEXT_CHARS:,} characters, too many for one call of a tokenizer"
+            remedy = (
+                "make several documents of it, or say --cut-texts: pieces that end where lines end are "
+                "encoded, and there the ids may differ from those of one call"
+            )
+            raise document.unreadable(what, remedy)
+    return "".join(held)
+
+
+def _in_pieces(
+    document: Document, texts: Callable[[], Iterable[str]], options: BuildOptions
+) -> Iterator[Document]:
+    """Yield a document of any length in pieces of at most `PIECE_CHARS`, cut at ends of lines.
+
+    Where documents are chosen by their content, the text is read twice.
     """
     pieces = _pieces(texts())
     before, digest = next(pieces, ""), None
@@ -96,8 +132,8 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
     held = ""
     for text in texts:
         held, start = held + text, 0
-        while len(held) - start > TEXT_CHARS:
-            stop = start + TEXT_CHARS
+        while len(held) - start > PIECE_CHARS:
+            stop = start + PIECE_CHARS
             stop = held.rfind("\n", start, stop) + 1 or stop
             yield held[start:stop]
             start = stop
@@ -126,7 +162,11 @@ def _read_records(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     number = 0
     try:
         for number, record in enumerate(records(_decoded(piece.path))):
-            yield _json_record(Document(piece.path, "record", number, ""), record, options, piece)
+            document = Document(piece.path, "record", number, "")
+            try:
+                yield _json_record(document, record, options, piece)
+            except UnreadableCorpus as error:
+                yield document.failed(error)
     except ValueError as error:
         raise unreadable(Path(piece.path), f"behind record {number}: is not JSON: {error}", COPIED) from error
 
@@ -149,7 +189,10 @@ def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
                 break
             if not line.isspace():
                 document = Document(piece.path, "line", position, line)
-                yield _json_document(document, options, piece)
+                try:
+                    yield _json_document(document, options, piece)
+                except UnreadableCorpus as error:
+                    yield document.failed(error)
             position += len(line)
 
 
@@ -220,5 +263,24 @@ def _json_content(line: Document, name: str, value: Any, options: BuildOptions) 
     raise line.unreadable(f"expected a list of token ids in {name!r}, got {value!r:.60}")
 
 
-TEXT: Final = Kind(_read_text, lambda *its: next(_texts(*its), None))
-LINES: Final = Kind(_read_lines, lambda *its: next(_read_lines(*its), None), _divide_lines, has_fields=True)
+def _check_lines(piece: Slice, options: BuildOptions) -> None:
+    """Read the first document; where documents may be left out, some of the first ones must be right."""
+    errors = []
+    for document in islice(_read_lines(piece, options), 1 if options.on_error == "refuse" else _FIRST_LINES):
+        if document.error is None:
+            return
+        errors.append(document.error)
+    if errors:
+        raise errors[0]
+
+
+def _check_text(piece: Slice, options: BuildOptions) -> None:
+    try:
+        next(_texts(piece, options), None)
+    except UnreadableCorpus:
+        if options.on_error == "refuse" or options.column is not None:
+            raise
+
+
+TEXT: Final = Kind(_read_text, _check_text)
+LINES: Final = Kind(_read_lines, _check_lines, _divide_lines, has_fields=True)

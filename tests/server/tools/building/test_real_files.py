@@ -34,7 +34,10 @@ def read(path: Path | str, **options: Any) -> list[Any]:
     )
     inputs = find_inputs([str(path)]).inputs
     check_first(inputs, chosen)
-    contents = [document.content for part in plan_parts(inputs) for document in read_documents(part, chosen)]
+    documents = [document for part in plan_parts(inputs) for document in read_documents(part, chosen)]
+    for document in documents:
+        document.check()
+    contents = [document.content for document in documents]
     return [each.tolist() if isinstance(each, np.ndarray) else each for each in contents]
 
 
