@@ -84,6 +84,8 @@ def _build(file: OpenFile, what: str, suffix: str, in_folder: bool) -> Unreadabl
     source = file.path.parent if in_folder else file.path
     if suffix in (".txt", ".text"):
         return not_served(file, what, f"{build_text(source)}; or say dtype uint8 to serve its bytes")
+    if suffix in (".csv", ".tsv"):
+        return not_served(file, what, build_text(source))
     if suffix == ".mds":
         return not_served(file, what, build_ids(source, "tokens"))
     try:
