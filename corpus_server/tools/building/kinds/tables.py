@@ -24,6 +24,7 @@ from corpus_server.tools.building.kinds.kind import (
     pyarrow,
     reading,
 )
+from corpus_server.tools.building.kinds.masked import mask_fields, with_masks
 
 _ROWS_AT_ONCE: Final = 256  # a batch of an Arrow file may hold gigabytes, and more of them as Python strings
 
@@ -32,14 +33,34 @@ def _read(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     with _opened(piece) as (schema, row, batches):
         name = _column(piece, schema, options)
         top = name if name in schema.names else name.partition(".")[0]
-        names = {top, *columns_to_read(schema.names, options.keep)}
+        masks = [each for each in mask_fields(schema.names, options) if _is_list(piece, schema, each)]
+        names = {top, *masks, *columns_to_read(schema.names, options.keep)}
         for batch in batches(list(names)):
             rows = _rows(piece.path, row, _inner(batch.column(top), name[len(top) + 1 :]), options)
             if options.keep:
                 both = zip(rows, kept_rows(batch, options.keep), strict=True)
                 rows = (document._replace(kept=kept) for document, kept in both)
+            if masks:
+                rows = with_masks(rows, {each: _lists(batch.column(each)) for each in masks}, options)
             yield from rows
             row += batch.num_rows
+
+
+def _is_list(piece: Slice, schema: Any, name: str) -> bool:
+    found, types = schema.field(name).type, pyarrow(piece.path).types
+    return any(check(found) for check in _list_types(types))
+
+
+def _lists(column: Any) -> list[Any]:
+    """Return the values of each row of a column of lists: `(n,)`, empty for null."""
+    lengths, values = _lengths(column), column.flatten().to_numpy(zero_copy_only=False)
+    return np.split(values, np.cumsum(lengths)[:-1])
+
+
+def _lengths(column: Any) -> Any:
+    # Not `value_lengths`, which list views have not.
+    compute = optional_package("pyarrow.compute", extra="build", purpose="lists of token ids")
+    return compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
 
 
 def _check(piece: Slice, options: BuildOptions) -> None:
@@ -101,7 +122,7 @@ def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
         raise unreadable(path, f"has several columns {name!r}", "rename all but one of them")
     if (found := _type(schema, name, types)) is None:
         raise unreadable(path, *no_field(name, schema.names, options))
-    is_list = any(check(found) for check in _lists(types))
+    is_list = any(check(found) for check in _list_types(types))
     if options.column is not None and not (is_list and types.is_integer(found.value_type)):
         raise unreadable(path, f"expected lists of integers in column {name!r}, got {found}")
     text = found.value_type if types.is_dictionary(found) else found
@@ -113,10 +134,16 @@ def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
             remedy = f"name a field of it: {', '.join(f'{name}.{field.name}' for field in found)}"
         raise unreadable(path, f"expected text in column {name!r}, got {found}", remedy)
     _check_kept(path, schema, options)
+    for each in options.mask if options.has_masks else ():
+        if each not in schema.names or not _is_list(piece, schema, each):
+            what = no_field(each, schema.names, options)[0] if each not in schema.names else None
+            raise unreadable(
+                path, what or f"expected lists of numbers in column {each!r}, got {schema.field(each).type}"
+            )
     return name
 
 
-def _lists(types: Any) -> tuple[Callable[[Any], bool], ...]:
+def _list_types(types: Any) -> tuple[Callable[[Any], bool], ...]:
     return (
         *(types.is_list, types.is_large_list, types.is_fixed_size_list),
         *(types.is_list_view, types.is_large_list_view),
@@ -175,8 +202,7 @@ def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator
                     continue
             yield Document(path, "row", number, text or "")
         return
-    compute = optional_package("pyarrow.compute", extra="build", purpose=path)
-    lengths = compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    lengths = _lengths(column)
     values = column.flatten()
     if values.null_count:
         what = f"rows {first} to {first + len(column)}: a list of token ids holds a null"

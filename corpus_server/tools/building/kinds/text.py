@@ -35,6 +35,7 @@ from corpus_server.tools.building.kinds.kind import (
     opened,
     reading,
 )
+from corpus_server.tools.building.kinds.masked import mask_fields, with_mask
 
 # Characters of a piece, where a text is encoded in pieces. It is cut at ends of lines, where few tokenizers
 # would join what is before with what is behind.
@@ -244,7 +245,15 @@ def _json_record(
     if is_lenient and (half := _HALF.search(json.dumps([value, kept], ensure_ascii=False))):
         what = f"holds half a surrogate pair, {half[0]!a}, which is no character"
         raise document.unreadable(what, "was a text cut between UTF-16 units? Replace it")
-    return document._replace(content=content, kept=kept)
+    document = document._replace(content=content, kept=kept)
+    fields = {field: _values(record.get(field)) for field in mask_fields(record, options)}
+    return with_mask(document, fields, options) if fields else document
+
+
+def _values(value: Any) -> list[Any] | None:
+    """Return the values of a field beside the token ids; None if it is no list of numbers."""
+    is_numbers = isinstance(value, list) and set(map(type, value)) <= {int, float, bool}
+    return value if is_numbers else None
 
 
 def _json_content(line: Document, name: str, value: Any, options: BuildOptions) -> Any:
