@@ -113,6 +113,11 @@ def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
         raise unreadable(path, f"has several columns {name!r}", "rename all but one of them")
     found = schema.field(name).type
     is_list = any(check(found) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+    if options.chat is not None:
+        if not is_list or not types.is_struct(found.value_type):
+            raise unreadable(path, f"expected lists of messages in column {name!r}, got {found}")
+        _check_kept(path, schema, options)
+        return name
     if options.column is not None and not (is_list and types.is_integer(found.value_type)):
         raise unreadable(path, f"expected lists of integers in column {name!r}, got {found}")
     is_text = any(check(found) for check in (types.is_string, types.is_large_string, types.is_string_view))
@@ -140,7 +145,7 @@ def _check_kept(path: Path, schema: Any, options: BuildOptions) -> None:
 
 
 def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator[Document]:
-    if options.column is None:
+    if options.column is None:  # text, or messages
         for number, text in enumerate(column.to_pylist(), first):
             yield Document(path, "row", number, text or "")
         return
