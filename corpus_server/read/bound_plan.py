@@ -84,7 +84,7 @@ class ShardList:
     @cached_property
     def masks(self) -> MaskGatherer:
         """Rows to their loss masks."""
-        return MaskGatherer(self.gatherer.shards, reads_ahead=self._reads_ahead)
+        return MaskGatherer([shard for _, shard in self.shards], reads_ahead=self._reads_ahead)
 
     def windows(self, seq_len: int, stride: int) -> Windows:
         """Return the windows of these shards: one object for all plans of these lengths."""

@@ -23,7 +23,6 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.plan.rows import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import OF_THREAD, Gatherer, Selection
-from corpus_server.read.pieces import PieceSelection
 
 MAX_LOCATED_ROWS = 4096
 """Rows located at once: 1.4 times the throughput at 64 x 1,025 of 256 rows, since NumPy's calls cost much
@@ -224,8 +223,7 @@ def select_alone(
     sampler = bound.sampler
     gatherer, dtype = (bound.masks, MASK_DTYPE) if masks else (bound.gatherer, bound.dtype)
     if not sampler.is_window:
-        pieces, borders = bound.pieces(step, rows, count=count, world_size=world_size)
-        return PieceSelection(gatherer, (bound.masks.places_of(pieces) if masks else pieces, borders), dtype)
+        return gatherer.select_rows(bound.pieces(step, rows, count=count, world_size=world_size), dtype)
     located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
     return gatherer.select(located, sampler.seq_len(step) + 1, dtype)
 

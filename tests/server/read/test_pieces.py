@@ -15,7 +15,6 @@ from corpus_server.errors import CorpusChanged
 from corpus_server.plan.rows import NO_SHARD, Pieces, end_rows
 from corpus_server.read import gather
 from corpus_server.read.gather import Gatherer
-from corpus_server.read.pieces import PieceSelection
 from tests.corpora import open_shard, some_tokens, write_llmc, write_npy, write_raw
 from tests.pages import drop
 
@@ -99,7 +98,7 @@ def test_any_rows_equal_a_loop_over_their_pieces(
     expected = naive([shard.tokens for shard in shards], given_pieces, length, ends.tolist())
     ended = end_rows(given_pieces, length, ends)
     dtype = UINT16 if num_shards <= 3 else INT64
-    selection = PieceSelection(Gatherer(shards), ended, dtype)
+    selection = Gatherer(shards).select_rows(ended, dtype)
     for first, stop in ((0, num_rows), sorted(data.draw(st.tuples(*[st.integers(0, num_rows)] * 2)))):
         found = selection.read(slice(first, stop))
         assert (found.dtype, found.flags.c_contiguous) == (dtype, True)
@@ -120,13 +119,12 @@ def test_the_end_of_a_row_is_one_piece_of_no_shard() -> None:
 @pytest.mark.parametrize("piece", [(0, -1, 5), (0, NUM_TOKENS - 4, 5), (1, 2**62, 5)])
 def test_a_piece_outside_its_shard_is_never_read(gatherer: Gatherer, piece: tuple[int, int, int]) -> None:
     with pytest.raises(IndexError, match="lies outside its shard"):
-        PieceSelection(gatherer, (np.array([(0, 0, 5), piece]), np.arange(3)), UINT16)
+        gatherer.select_rows((np.array([(0, 0, 5), piece]), np.arange(3)), UINT16)
 
 
 def test_once_a_piece_came_from_disk_the_rest_are_asked_for_at_once(
     paths: list[Path], gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as the copy touches them: to the end of their last chunks, and of their shards."""
     asked = []
     monkeypatch.setattr(
         gather, "read_ahead", lambda at, sizes: asked.extend(zip(at.tolist(), sizes.tolist(), strict=True))
@@ -135,17 +133,15 @@ def test_once_a_piece_came_from_disk_the_rest_are_asked_for_at_once(
     all_pieces[-1, 1] = NUM_TOKENS - 200
     for path in paths:
         drop(path)
-    selection = PieceSelection(gatherer, (all_pieces, borders), UINT16)
+    selection = gatherer.select_rows((all_pieces, borders), UINT16)
     first = selection.read(slice(0, 20))
     assert gatherer.cold
     assert gatherer.num_faults >= 40  # reading ahead goes on after such a request
     assert asked == []
     rest = [selection.read(slice(20, 40)), selection.read(slice(40, 60))]
     addresses = [shard.address for shard in gatherer.shards]
-    touched = [512, 256] * 39 + [512, 200]
     assert asked == [
-        (addresses[number] + 2 * at, 2 * count)
-        for (number, at, _), count in zip(all_pieces[40:].tolist(), touched, strict=True)
+        (addresses[number] + 2 * at, 2 * count) for number, at, count in all_pieces[40:].tolist()
     ]
     tokens = [some_tokens(NUM_TOKENS, seed=number) for number in range(2)]
     expected = naive(tokens, (all_pieces, borders), 600, [0] * 60)
@@ -158,7 +154,7 @@ def test_a_change_during_the_copy_is_found_after_it(
     """Only the rows of the changed shard are refused."""
     all_pieces, borders = scattered_pieces(2)
     all_pieces[1:, 0] = 0, 1, 1  # each row lies in one shard
-    selection = PieceSelection(gatherer, (all_pieces, borders), UINT16)
+    selection = gatherer.select_rows((all_pieces, borders), UINT16)
     selection.check_unchanged(slice(0, 2))
     monkeypatch.setattr(gather, "num_major_faults", lambda: paths[1].write_bytes(bytes(2 * NUM_TOKENS)))
     selection.read(slice(0, 1))
