@@ -178,7 +178,7 @@ class Gatherer:
             _, tokens, counts = pieces[which].T
             ends = _Ends(borders.searchsorted(which, side="right") - 1, self.end_token(tokens), counts)
             own, borders = pieces[is_own], np.concatenate(([0], is_own.cumsum()))[borders]
-        lengths = own[:, 2]
+        lengths = own[:, 2].copy()  # a view would keep the whole array alive
         return Selection(self, *self._places(own, lengths), lengths, dtype, borders, ends)
 
     def end_token(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -263,6 +263,9 @@ class Selection:
             spans. They take 9 to 12 bytes a window, because a reader that stalls keeps its selection.
         lengths: tokens of a window, or `(k,)` of each piece.
         borders: `(rows + 1,)`, the first piece of each row; then k. None: each row is a window.
+
+    Attributes:
+        num_bytes: memory of the arrays.
     """
 
     def __init__(
@@ -281,6 +284,8 @@ class Selection:
         self._borders, self._ends = borders, ends
         self._row_tokens = lengths if isinstance(lengths, int) else self._count_row_tokens()
         self._views: dict[int, NDArray[np.integer]] = {}  # by the number of the span, all its windows
+        arrays = (shard_numbers, numbers, lengths, borders, *(ends or ()))
+        self.num_bytes = sum(each.nbytes for each in arrays if isinstance(each, np.ndarray))
         self._asked_ahead = not gatherer.reads_ahead
 
     def read(self, part: slice) -> NDArray[np.integer]:
@@ -340,21 +345,22 @@ class Selection:
         of_ends = 0 if self._ends is None else int(self._ends.counts.sum())
         return (int(np.sum(self._lengths)) + of_ends) // max(1, len(self._borders) - 1)
 
-    def _ends_of(self, start: int, stop: int) -> list[tuple[int, NDArray[np.integer]]]:
+    def _ends_of(self, start: int, stop: int) -> list[tuple[int, bytes]]:
         """Return the ends of rows [start, stop), the last one first: how many pieces lie before each."""
         if self._ends is None or self._borders is None:
             return []
         low, high = self._ends.rows.searchsorted((start, stop)).tolist()
         places = self._borders[self._ends.rows[low:high] + 1] - self._borders[start]
-        ends = zip(places.tolist(), *(each[low:high].tolist() for each in self._ends[1:]), strict=True)
-        return [(place, np.full(count, token, self._dtype)) for place, token, count in ends][::-1]
+        tokens, counts = self._ends.tokens[low:high].astype(self._dtype), self._ends.counts[low:high]
+        ends = zip(places.tolist(), tokens, counts.tolist(), strict=True)
+        return [(place, token.tobytes() * count) for place, token, count in ends][::-1]
 
     def _joined(
         self,
         shard_numbers: NDArray[np.unsignedinteger],
         numbers: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        ends: list[tuple[int, NDArray[np.integer]]],
+        ends: list[tuple[int, bytes]],
     ) -> NDArray[np.integer]:
         """Return the tokens of pieces and of ends, one after another."""
         gatherer = self._gatherer
@@ -365,17 +371,16 @@ class Selection:
         is_stored = all(span.dtype == self._dtype for span in gatherer.spans)
         if is_stored and sizes.sum() <= _JOINED_BYTES:
             memory = gatherer.memory.data
-            parts = list(map(memory.__getitem__, map(slice, starts.tolist(), stops.tolist())))
+            bounds = zip(starts.tolist(), stops.tolist(), strict=True)
+            parts: list[memoryview | bytes] = [memory[start:stop] for start, stop in bounds]
             for place, end in ends:
-                parts.insert(place, end.view(np.uint8).data)
+                parts.insert(place, end)
             return np.frombuffer(b"".join(parts), self._dtype)
         dtypes = [gatherer.spans[span].dtype for span in spans.tolist()]
-        bounds = zip(starts.tolist(), stops.tolist(), dtypes, strict=True)
-        arrays: list[NDArray[Any]] = [
-            gatherer.memory[start:stop].view(dtype) for start, stop, dtype in bounds
-        ]
+        typed = zip(map(slice, starts.tolist(), stops.tolist()), dtypes, strict=True)
+        arrays: list[NDArray[Any]] = [gatherer.memory[its].view(dtype) for its, dtype in typed]
         for place, end in ends:
-            arrays.insert(place, end)
+            arrays.insert(place, np.frombuffer(end, self._dtype))
         return np.concatenate([np.empty(0, self._dtype), *arrays], dtype=self._dtype, casting="unsafe")
 
     def _windows(
