@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -61,7 +62,7 @@ def running(
         output = stack.enter_context(_log_file(log))
         with _uninterrupted():
             process = subprocess.Popen(
-                command,
+                ending_with_this_process(command),
                 cwd=None if tree == ROOT else tree,  # `python -m` looks there before PYTHONPATH
                 stdin=stdin,
                 stdout=output if stdout is None else stdout,
@@ -78,6 +79,18 @@ def running(
             if log is None:
                 sys.stderr.write(_written(output))
             raise
+
+
+def ending_with_this_process(command: Sequence[str]) -> list[str]:
+    """Return the command so that the kernel kills what it starts when this process dies, however it dies.
+
+    The kernel counts the end of the *thread* that starts it, so only the main thread asks for this. `setpriv`
+    belongs to util-linux; where it is missing, the command is returned as it is.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or (setpriv := shutil.which("setpriv")) is None:
+        return list(command)
+    return [setpriv, "--pdeathsig", "KILL", "--", *command]
 
 
 @contextmanager

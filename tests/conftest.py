@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -15,12 +16,23 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
+from tests.completeness import Completeness
 from tests.corpora import some_tokens, write_llmc, write_megatron, write_npy, write_raw
 from tests.serving import RunningServer
 
 # The tests start some hundred servers and clients. Compiled modules save each of them 0.3 s of CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A background job of a shell script, or a process under `nohup`, begins with signals that are ignored. Python
+# then raises no KeyboardInterrupt, and every child ignores these signals, too.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGTERM, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Speed is shown by benchmarks: an example that takes long on a busy machine is no failure.
 settings.register_profile("untimed", deadline=None, print_blob=True)
@@ -49,6 +61,12 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch over the processes of a run, in the process that leads them."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Completeness())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,6 +26,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import numpy as np
 import psutil
 
+from scripts.processes import ending_with_this_process
+
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 90.0
 STOP_SECONDS = 40.0
@@ -167,8 +169,11 @@ class RunningServer:
         place = ("--uds", self.uds) if self.uds else ("--port", str(self.port))
         options = (*place, "--workers", str(self.workers), "--state-dir", self.state_dir)
         with self._log_path.open("ab") as log:
+            words = command(
+                "serve", "--log-format", "text", *self._arguments, *options, prelude=self._prelude
+            )
             self._process = subprocess.Popen(
-                command("serve", "--log-format", "text", *self._arguments, *options, prelude=self._prelude),
+                ending_with_this_process(words),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

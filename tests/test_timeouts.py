@@ -1,15 +1,18 @@
-"""A deadlock ends a run of the tests, wherever it is: it must not hold up a machine for hours."""
+"""What ends a run of the tests: a deadlock wherever it is, and a lost process, whose tests are counted."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.serving import ROOT
+from tests.serving import ROOT, wait_until
 
 HANGS = {
     "in a test": """
@@ -66,6 +69,7 @@ from tests import conftest
 conftest.COLLECTION_SECONDS = 4
 conftest.EXIT_SECONDS = 1
 pytest_collection = conftest.pytest_collection
+pytest_configure = conftest.pytest_configure
 pytest_unconfigure = conftest.pytest_unconfigure
 """
 
@@ -75,13 +79,13 @@ SEVERAL = (ROOT / "scripts" / "test").read_text().partition("-m pytest ")[2].spl
 IMPORTS = "import ctypes\nimport signal\nimport threading\n\nimport pytest\n"
 
 
-def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *options: str, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Run the tests in a folder, which may hang, as the project's own are run."""
     (folder / "conftest.py").write_text(CONFTEST)
     limits = ["-o", "timeout=1", "-o", "faulthandler_timeout=3"]
     command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", *limits, *options]
     return subprocess.run(
-        [*command, "-p", "no:cacheprovider", folder],
+        [*prefix, *command, "-p", "no:cacheprovider", folder],
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
         capture_output=True,
         text=True,
@@ -125,3 +129,91 @@ def test_a_module_that_hangs_ends_a_run_in_several_processes(tmp_path: Path) -> 
     ended = run(tmp_path, *SEVERAL)
     assert ended.returncode
     assert "in wait" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("when", ["in a test", "between two tests"])
+def test_a_lost_process_fails_the_run_which_counts_the_tests_that_did_not_run(
+    tmp_path: Path, when: str
+) -> None:
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    if when == "between two tests":
+        (tmp_path / "test_0_killed.py").write_text(f"""
+import os, signal, pytest
+
+@pytest.fixture(scope="module", autouse=True)
+def killed():
+    yield
+    {kill}
+
+@pytest.mark.parametrize("number", range(30))
+def test_it(number): pass
+""")
+    else:
+        (tmp_path / "test_0_killed.py").write_text(f"""
+import os, signal, pytest
+
+@pytest.mark.parametrize("number", range(30))
+def test_it(number):
+    if number == 10:
+        {kill}
+""")
+    (tmp_path / "test_1_whole.py").write_text("def test_it(): pass")
+    ended = run(tmp_path, *SEVERAL)
+    assert ended.returncode == 1, ended.stdout
+    numbers = {"in a test": 19, "between two tests": 0}
+    assert f"{numbers[when]} of 31 tests did not run; lost: gw0" in ended.stdout
+
+
+def test_a_whole_run_says_nothing_of_tests_that_did_not_run(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(): pass")
+    ended = run(tmp_path, *SEVERAL)
+    assert ended.returncode == 0, ended.stdout
+    assert "did not run" not in ended.stdout
+
+
+def test_signals_that_were_ignored_at_the_start_are_not_in_the_tests(tmp_path: Path) -> None:
+    """A background job of a shell ignores SIGINT, `nohup` SIGHUP; tests and their children get both."""
+    (tmp_path / "test_it.py").write_text("""
+import signal, subprocess, sys, pytest
+
+CHILD = "import signal; print(*map(int, map(signal.getsignal, (signal.SIGHUP, signal.SIGTERM))))"
+
+def test_an_interrupt_is_raised():
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+def test_a_child_does_not_ignore_signals():
+    assert subprocess.check_output([sys.executable, "-c", CHILD]).split() == [b"0", b"0"]
+""")
+
+    ignoring = ["sh", "-c", 'trap "" INT HUP TERM; exec "$@"', "sh"]
+    ended = run(tmp_path, *SEVERAL, prefix=ignoring)
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_a_server_ends_with_the_test_process_that_started_it(tmp_path: Path) -> None:
+    """Its process is killed, so no fixture ends the server: the kernel does, and the workers follow."""
+    (tmp_path / "test_it.py").write_text("""
+import os, signal
+from tests.corpora import some_tokens, write_raw
+from tests.serving import RunningServer
+
+def test_it(tmp_path):
+    corpus = write_raw(tmp_path / "web.bin", some_tokens(100))
+    with RunningServer({"web": corpus}, tmp_path) as server:
+        (tmp_path.parents[0] / "pids").write_text(f"{server.pid} {server.worker_pid}")
+        os.kill(os.getpid(), signal.SIGKILL)
+""")
+    ended = run(
+        tmp_path, f"--basetemp={tmp_path / 'base'}", "-o", "timeout=100", "-o", "faulthandler_timeout=110"
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stdout + ended.stderr
+    pids = [int(pid) for pid in (tmp_path / "base" / "pids").read_text().split()]
+    wait_until(lambda: not any(map(is_running, pids)), "the server lives on")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

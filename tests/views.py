@@ -10,8 +10,8 @@ import numpy as np
 from corpus_server.catalog import Catalog
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.index import index
-from corpus_server.corpus.views.make import make_view
 from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.tools.viewing.make import make_view
 from tests.corpora import spec, write_raw
 
 GROUP = 256

@@ -11,19 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from corpus_server.building import Split
-from corpus_server.building.driver import RunParts, choose_options
-from corpus_server.building.driver import build as build_corpus
-from corpus_server.building.inputs import fetch_source
-from corpus_server.building.job import SHARD_TOKENS
-from corpus_server.building.kept import columns_without_values
-from corpus_server.building.manifest import Manifest
-from corpus_server.building.merge import merge as merge_corpora
-from corpus_server.building.running import in_processes, on_ray
 from corpus_server.cli.common import AsJson, note, print_json, progress, say, split_names, warn
 from corpus_server.corpus_spec import tokenizer_source
 from corpus_server.errors import InvalidParameter
-from corpus_server.stores.hub import fetched_tokenizer
+from corpus_server.tools.building import Split
+from corpus_server.tools.building.driver import RunParts, choose_options
+from corpus_server.tools.building.driver import build as build_corpus
+from corpus_server.tools.building.inputs import fetch_source
+from corpus_server.tools.building.job import SHARD_TOKENS
+from corpus_server.tools.building.kept import columns_without_values
+from corpus_server.tools.building.manifest import Manifest
+from corpus_server.tools.building.merge import merge as merge_corpora
+from corpus_server.tools.building.running import in_processes, on_ray
+from corpus_server.tools.hub import fetched_tokenizer
 
 
 def build(

@@ -26,7 +26,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.progress import Progress as Report
 from corpus_server.corpus_spec import OPTIONS, CorpusSpec
 from corpus_server.errors import InvalidParameter
-from corpus_server.stores.hub import fetched
+from corpus_server.tools.hub import fetched
 
 F = TypeVar("F", bound=Callable[..., Any])
 

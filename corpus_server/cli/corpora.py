@@ -263,7 +263,7 @@ def index(
         answer |= {**dataclasses.asdict(indexed), **counts}
         lines += _indexed(indexed)
     if metadata is not None:
-        from corpus_server.viewing.attach import attach
+        from corpus_server.tools.viewing.attach import attach
 
         attached = attach(spec, metadata, key=key, keep=split_names("keep", keep))
         answer["metadata"] = dataclasses.asdict(attached)

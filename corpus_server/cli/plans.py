@@ -21,7 +21,6 @@ from corpus_server.cli.server import Server, server_url
 from corpus_server.corpus_spec import escaped
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
-from corpus_server.plan.importing import ImportedOrder, ImportedRows, Trainer, import_plan
 from corpus_server.plan.layouts import LAYOUTS
 from corpus_server.plan.questions.diff import (
     MAX_ROWS,
@@ -36,6 +35,7 @@ from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.changes import view_changes
 from corpus_server.settings import default_state_dir
+from corpus_server.tools.importing import ImportedOrder, ImportedRows, Trainer, import_plan
 
 SHORT_ID = 12
 

@@ -19,7 +19,7 @@ from corpus_server.corpus.selection import corpora_of_splits
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.run import run
 from corpus_server.settings import EXPOSED, Settings, all_settings
-from corpus_server.stores.hub import fetched
+from corpus_server.tools.hub import fetched
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:

@@ -43,8 +43,8 @@ def create(
 
     Example: corpus-server view create /data/web --where 'score >= 0.8' --out hq.view
     """
-    from corpus_server.viewing import Selection
-    from corpus_server.viewing import create as create_view
+    from corpus_server.tools.viewing import Selection
+    from corpus_server.tools.viewing import create as create_view
 
     selection = Selection(
         where=where, repeat=repeat, dedup=dedup, documents=documents, without=without, key=key, seed=seed

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.index import index
-from corpus_server.corpus.views.make import make_view
+from corpus_server.tools.viewing.make import make_view
 from tests.corpora import spec, write_raw
 from tests.metadata import write_metadata
 from tests.serving import ROOT, RunningServer

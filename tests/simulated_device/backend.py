@@ -173,6 +173,7 @@ def _runtime(library: Any) -> types.ModuleType:
         "memory_allocated": lambda device=None: library.allocated_bytes(found(device).index),
         "memory_reserved": lambda device=None: library.reserved_bytes(found(device).index),
         "sleep": lambda seconds: library.sleep_on_stream(ctypes.c_int64(int(seconds * 1e6))),
+        "call": lambda function, argument: library.call_on_stream(function, argument),
         "get_device_name": lambda device=None: "simulated accelerator",
         # What torch itself asks of a backend, as in `torch.manual_seed`.
         "_is_in_bad_fork": lambda: False,

@@ -389,6 +389,9 @@ void set_delay(int64_t microseconds, uint64_t new_seed) {
 void sleep_on_stream(int64_t microseconds) {
   current_queue(current_device).push([=] { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); });
 }
+void call_on_stream(void (*function)(void*), void* argument) {
+  current_queue(current_device).push([=] { function(argument); });
+}
 int64_t allocated_bytes(int device) {
   Lock lock(memory_mutex);
   return allocated[device];

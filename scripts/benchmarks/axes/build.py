@@ -41,8 +41,8 @@ BUILD = """
 import os, sys, time
 from functools import partial
 from pathlib import Path
-from corpus_server.building.driver import build, choose_options
-from corpus_server.building.running import in_processes
+from corpus_server.tools.building.driver import build, choose_options
+from corpus_server.tools.building.running import in_processes
 source, path, out = sys.argv[1:]
 options = choose_options(tokenizer=path, eot=None)
 began = time.perf_counter()

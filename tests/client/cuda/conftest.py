@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +28,28 @@ class Accelerator:
             torch.cuda._sleep(int(seconds * 2e9))
         else:
             self.runtime.sleep(seconds)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let the current stream do nothing more until the block ends, however long that takes.
+
+        The stream calls `sem_wait` of the C library on a thread of the driver. Nothing in the block may wait
+        for the stream.
+        """
+        library = ctypes.CDLL(None)
+        semaphore = ctypes.create_string_buffer(64)  # a `sem_t` has 32 bytes
+        library.sem_init(semaphore, 0, 0)
+        function = ctypes.cast(library.sem_wait, ctypes.c_void_p)
+        if self.name == "cuda":
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            assert ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc(stream, function, semaphore) == 0
+        else:
+            self.runtime.call(function, semaphore)
+        try:
+            yield
+        finally:
+            library.sem_post(semaphore)
+            self.runtime.synchronize()  # until then the stream reads the semaphore
 
     def refuse_waits(self, refuse: bool) -> None:
         """Make an operation that waits for the device an error."""

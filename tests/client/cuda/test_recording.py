@@ -71,24 +71,23 @@ def test_nothing_waits_for_the_device(accelerator: Accelerator, url: str) -> Non
         loader.record(next(loader).step, losses[:ROWS])  # makes the ring
         batches = [next(loader) for _ in range(3)]
         accelerator.runtime.synchronize()
-        accelerator.sleep(0.5)
-        accelerator.refuse_waits(refuse=True)
-        try:
-            for batch in batches:
-                loader.record(batch.step, losses[:ROWS])
-            late = loader.stats().losses
-        finally:
-            accelerator.refuse_waits(refuse=False)
+        with accelerator.held():
+            accelerator.refuse_waits(refuse=True)
+            try:
+                for batch in batches:
+                    loader.record(batch.step, losses[:ROWS])
+                late = loader.stats().losses
+            finally:
+                accelerator.refuse_waits(refuse=False)
         assert sum(each.count for each in late.values()) == ROWS
-        accelerator.runtime.synchronize()
         loader.record(next(loader).step, losses[:ROWS])
         assert sum(each.count for each in loader.stats().losses.values()) >= 4 * ROWS
-        accelerator.sleep(1)
-        for batch in loader:
-            loader.record(batch.step, losses[: len(batch.sources)])
-            if batch.step > NUM_SLOTS + 20:
-                break
-        assert loader.stats().num_lost_rows > 0
+        with accelerator.held():
+            for batch in loader:
+                loader.record(batch.step, losses[: len(batch.sources)])
+                if batch.step > NUM_SLOTS + 20:
+                    break
+            assert loader.stats().num_lost_rows > 0
         recorded = loader.stats()
     assert sum(each.count for each in loader.stats().losses.values()) == (
         recorded.num_recorded_rows - recorded.num_lost_rows

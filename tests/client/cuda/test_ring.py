@@ -174,7 +174,8 @@ def test_several_loaders_in_a_process_do_not_disturb_each_other(
         for seed in range(5)
     ]
     taken = [(loader, next(loader)) for _ in range(20) for loader in loaders]
-    assert len(made) <= 1
+    # Not the objects: `torch.cuda.current_stream()` makes one at each call.
+    assert len({stream.stream_id for stream in made} - {accelerator.runtime.current_stream().stream_id}) <= 1
     for loader, batch in taken:
         expected = tokens_of_step(corpus, loader.plan, batch.step)
         assert np.array_equal(batch.tokens.cpu().numpy(), expected)

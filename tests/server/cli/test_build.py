@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.building.sources import WRITERS, texts, write_jsonl
-from tests.server.building.test_samples import shard
 from tests.server.corpus.test_tokenizers import write_tokenizer_json
+from tests.server.tools.building.sources import WRITERS, texts, write_jsonl
+from tests.server.tools.building.test_samples import shard
 from tests.serving import RunningServer, run_here
 
 

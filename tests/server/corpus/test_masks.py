@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corpus_server.building.inputs import find_inputs
-from corpus_server.building.merge import merge
 from corpus_server.corpus.fingerprints import sidecar_path
 from corpus_server.corpus.index import index
 from corpus_server.corpus.verify import record, verify
 from corpus_server.errors import CorpusServerError, UnreadableCorpus
+from corpus_server.tools.building.inputs import find_inputs
+from corpus_server.tools.building.merge import merge
 from tests.corpora import (
     open_corpus,
     open_descriptors,
@@ -28,7 +28,7 @@ from tests.corpora import (
     write_npy,
     write_raw,
 )
-from tests.server.building.built import write_built
+from tests.server.tools.building.built import write_built
 
 MASK = [0, 1, 1, 0, 1]
 TOKENS = [10, 11, 12, 13, 14]

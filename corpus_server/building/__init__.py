@@ -1,6 +1,0 @@
-"""Text or token ids -> a corpus: parts, which any process may run, then shards."""
-
-from corpus_server.building.driver import build
-from corpus_server.building.job import BuildOptions, Split
-
-__all__ = ["BuildOptions", "Split", "build"]

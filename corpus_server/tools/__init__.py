@@ -1,0 +1,5 @@
+"""Programs beside the server: they make corpora, metadata, views and plans. No server loads them."""
+
+from corpus_server.tools.hub import fetched
+
+__all__ = ["fetched"]

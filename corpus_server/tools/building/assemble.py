@@ -1,0 +1,147 @@
+"""Make whole corpora of finished parts: shards, tokenizer, hashes and, last of all, the manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from corpus_server import __version__
+from corpus_server.corpus.corpus import open_shards
+from corpus_server.corpus.progress import ByteCounter, Progress
+from corpus_server.corpus.publish import publishing, sync_folder
+from corpus_server.corpus.tokenizers import FILE_NAMES
+from corpus_server.corpus.verify import record
+from corpus_server.errors import InvalidParameter
+from corpus_server.tools.building.job import PARTS, WHOLE, BuildOptions, Input, Job, smallest_dtype
+from corpus_server.tools.building.joining import SplitTokens, cuts, write_shards
+from corpus_server.tools.building.kept import write_metadata
+from corpus_server.tools.building.manifest import (
+    Manifest,
+    ManifestShard,
+    Origin,
+    Source,
+    file_digest,
+    spec_of,
+    write_manifest,
+)
+from corpus_server.tools.building.pack import Documents, PackedDocuments
+from corpus_server.tools.building.part import PartResult
+from corpus_server.user_files import read_regular
+
+
+def assemble(
+    job: Job, results: Sequence[PartResult], work: Path, report: Progress
+) -> dict[str | None, Manifest]:
+    """Write shards, document ends, hashes, tokenizer and manifests of all splits to the folder `WHOLE`."""
+    options = job.options
+    splits = {name: SplitTokens(options, results, name, work / PARTS) for name in options.split_names}
+    if empty := [name for name, tokens in splits.items() if not tokens.num_tokens]:
+        num_documents = sum(tokens.num_documents for tokens in splits.values())
+        raise InvalidParameter(
+            f"split {empty[0]!r} got none of the {num_documents} documents"
+            if num_documents
+            else "the sources hold no document that has a token",
+            remedy="give it a larger share, and say --fresh" if num_documents else None,
+        )
+    dtype = options.part_dtype
+    if options.vocab_size is None:
+        largest = (split.largest_id for result in results for split in result.splits.values())
+        dtype = smallest_dtype(max(options.eot, *largest))
+    origin = origin_of(options, job.inputs, report)
+    rows: dict[str, Documents] = dict(splits)
+    shard_tokens = options.shard_tokens
+    if options.row_tokens is not None:
+        packed = {"row_tokens": options.row_tokens, "padding": options.eot}
+        rows = {name: PackedDocuments(tokens, **packed) for name, tokens in splits.items()}
+        shard_tokens -= shard_tokens % options.row_tokens  # a window lies inside one shard
+    num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in rows.values())
+    written = ByteCounter("joining", num_bytes, report)
+    manifests: dict[str | None, Manifest] = {}
+    for name, documents in rows.items():
+        folder = work / WHOLE / name if options.splits else work / WHOLE
+        folder.mkdir(parents=True, exist_ok=True)
+        write_shards(
+            documents, folder, dtype=dtype, eot=options.eot, shard_tokens=shard_tokens, written=written
+        )
+        if options.keep:
+            ends = cuts(documents.ends(0, documents.num_tokens), shard_tokens)
+            write_metadata(documents, splits[name].kept, folder, ends)
+        split = name if options.splits else None
+        manifests[split] = _describe(folder, split, documents, origin, options, report)
+    sync_folder(work / WHOLE)
+    return manifests
+
+
+def _describe(
+    folder: Path,
+    split: str | None,
+    documents: Documents,
+    origin: Origin,
+    options: BuildOptions,
+    report: Progress,
+) -> Manifest:
+    """Add the tokenizer, the hashes and, last of all, the manifest to the shards of a corpus."""
+    tokenizer: Source | Literal["bytes"] | None = "bytes" if options.tokenizer == "bytes" else None
+    if (source := options.tokenizer_file) is not None:
+        path = folder / _tokenizer_name(source)
+        with publishing(path) as file:
+            file.write(read_regular(source))
+        tokenizer = Source(path=path.name, num_bytes=path.stat().st_size, digest=file_digest(path))
+    spec = spec_of(folder)
+    recorded = record(spec, progress=report)
+    with ExitStack() as opened:
+        shards = open_shards(spec, opened)
+        described = tuple(
+            ManifestShard(
+                name=shard.name,
+                num_tokens=shard.num_tokens,
+                num_documents=0 if shard.documents is None else shard.documents.num_documents,
+                num_bytes=shard.size_bytes,
+            )
+            for shard in shards
+        )
+    manifest = Manifest(
+        split=split,
+        fingerprint=recorded.fingerprints["full"],
+        dtype=shards[0].dtype.name,
+        eot=options.eot,
+        tokenizer=tokenizer,
+        packing=documents.packing,
+        num_tokens=recorded.num_tokens,
+        num_documents=documents.num_documents,
+        shards=described,
+        origins=(origin,),
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _tokenizer_name(path: Path) -> str:
+    """Return the name under which servers find a tokenizer beside shards."""
+    if any(fnmatch(path.name, pattern) for pattern in FILE_NAMES):
+        return path.name
+    return "tokenizer.json" if path.suffix == ".json" else "tokenizer.model"
+
+
+def origin_of(options: BuildOptions, inputs: Sequence[Input], report: Progress) -> Origin:
+    """Return what the manifest says of this build. Reads all inputs once more, for their digests."""
+    said = json.loads(json.dumps(dataclasses.asdict(options)))  # as it is read back, with lists
+    if options.tokenizer is not None:
+        said["tokenizer"] = Path(options.tokenizer).name
+    versions = {"corpus-server": __version__}
+    for package in ("tokenizers", "tiktoken", "sentencepiece", "pyarrow"):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    sources = []
+    hashed = ByteCounter("hashing sources", sum(each.num_bytes for each in inputs), report)
+    for each in inputs:
+        digest = file_digest(Path(each.path))
+        sources.append(Source(path=each.name, num_bytes=each.num_bytes, digest=digest))
+        hashed.add(each.num_bytes)
+    return Origin(options=said, sources=tuple(sources), versions=versions)

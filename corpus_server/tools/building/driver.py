@@ -1,0 +1,171 @@
+"""Drive a build: plan the job, run its parts, assemble the corpora, publish the folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.progress import Progress
+from corpus_server.corpus.publish import sync_folder
+from corpus_server.corpus.tokenizers import open_tokenizer
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from corpus_server.tools.building.assemble import assemble, origin_of
+from corpus_server.tools.building.inputs import find_inputs
+from corpus_server.tools.building.job import PARTS, WHOLE, BuildOptions, Input, Job, Part, work_folder
+from corpus_server.tools.building.manifest import Manifest, folders, read_manifest
+from corpus_server.tools.building.part import PartResult, find_result
+from corpus_server.tools.building.sources import check_first, plan_parts
+
+RunParts = Callable[[Job, Sequence[Part], Path], Iterable[PartResult]]
+"""Runs `build_part(job.options, part, folder)` for each part, anywhere, in any order; yields as they end."""
+
+
+def ignore(*progress: object) -> None:
+    """Report to nobody."""
+
+
+# Text holds no NUL, and an id beyond 255 would double the size of every token.
+_BYTES_EOT: Final = 0
+
+
+def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> BuildOptions:
+    """Return the options of a build, with what the tokenizer says: its vocabulary, its end-of-text token."""
+    opened = None if tokenizer is None else open_tokenizer(tokenizer)
+    if opened is None and others.get("column") is None:
+        accepted = (
+            "'gpt2' or another model of the Hugging Face Hub, a tokenizer.json, a tiktoken rank file, "
+            "a SentencePiece model or 'bytes'"
+        )
+        remedy = "for token ids name their column with --column"
+        raise InvalidParameter.expected("tokenizer", accepted, None, remedy=remedy)
+    if eot is None and opened is not None:
+        eot = _BYTES_EOT if tokenizer == "bytes" else opened.eot_id
+    if eot is None:
+        known = "there is no tokenizer that names it" if opened is None else "the tokenizer names none"
+        raise InvalidParameter(
+            f"no end-of-text token is known, because {known}; give its id with --eot", parameter="eot"
+        )
+    if tokenizer not in (None, "bytes"):
+        tokenizer = str(Path(tokenizer).absolute())
+    vocab_size = None if opened is None else opened.vocab_size
+    return BuildOptions(tokenizer=tokenizer, eot=eot, vocab_size=vocab_size, **others)
+
+
+def build(
+    sources: Sequence[str],
+    out: Path,
+    options: BuildOptions,
+    run_parts: RunParts,
+    report: Progress = ignore,
+    *,
+    include: Sequence[str] = (),
+    fresh: bool = False,
+    task: tuple[int, int] | None = None,
+) -> dict[str | None, Manifest]:
+    """Build the corpus `out`, or continue where a build of it was interrupted.
+
+    Nothing is at `out` until the corpus is whole; the work lies in `out.building` beside it. A build that was
+    completed before is left as it is.
+
+    Args:
+        include: see `find_inputs`.
+        fresh: forget an unfinished build, instead of continuing it.
+        task: K and N, to run only share K of N of the parts, at the same time as other shares. A build
+            without it then finds these parts done.
+
+    Returns:
+        The manifests of the corpora in `out` by split; by None if there are no splits. Empty if a task has
+        run its share.
+
+    Raises:
+        InvalidParameter: `out` exists, or its work folder holds another job.
+        UnreadableCorpus: a source cannot be read or was changed meanwhile, or the disk refuses.
+    """
+    inputs = _find_all(sources, options, include)
+    work = work_folder(out)
+    with _writing(work):
+        if fresh and work.is_dir():
+            shutil.rmtree(work)
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            return _built_before(out, work, options, inputs)
+        job = _begin(work, options, inputs)
+        number, count = task or (0, 1)
+        results = _run(job, job.parts[number::count], work, run_parts, report)
+        if task is not None:
+            return {}
+        if changed := {*job.inputs} ^ {*_find_all(sources, options, include)}:
+            paths = sorted(each.path for each in changed)
+            raise unreadable(Path(paths[0]), "was changed while it was read", "say --fresh to build anew")
+        manifests = assemble(job, results, work, report)
+        (work / WHOLE).rename(out)
+        sync_folder(out.parent)
+        shutil.rmtree(work)
+    return manifests
+
+
+def _begin(work: Path, options: BuildOptions, inputs: tuple[Input, ...]) -> Job:
+    """Return the job in the folder `work`, after checking that it is this one, or begin it there."""
+    sources = inputs if options.tokenizer_file is None else inputs[:-1]
+    while (job := Job.load(work)) is None:
+        check_first(sources, options)
+        (work / PARTS).mkdir(parents=True, exist_ok=True)
+        try:
+            Job(options=options, inputs=inputs, parts=plan_parts(sources)).save(work)
+        except BlockingIOError:  # all tasks of an array begin at once, and another one is saving it
+            time.sleep(0.1)
+    job.check_same(options, inputs, work)
+    return job
+
+
+def _run(
+    job: Job, parts: Sequence[Part], work: Path, run_parts: RunParts, report: Progress
+) -> list[PartResult]:
+    """Run those of the parts that are not done yet; return the results of all, in order."""
+    folder = work / PARTS
+    results = {part.number: find_result(part, folder) for part in parts}
+    missing = [part for part in parts if results[part.number] is None]
+    num_bytes = sum(part.num_bytes for part in parts)
+    done, num_tokens = num_bytes - sum(part.num_bytes for part in missing), 0
+    report("tokenizing", done, num_bytes, 0)
+    for result in run_parts(job, missing, folder):
+        results[result.number] = result
+        done, num_tokens = done + result.num_bytes, num_tokens + result.num_tokens
+        report("tokenizing", done, num_bytes, num_tokens)
+    return [result for result in results.values() if result is not None]
+
+
+def _find_all(sources: Sequence[str], options: BuildOptions, include: Sequence[str]) -> tuple[Input, ...]:
+    """Return the sources' files, and behind them the tokenizer's."""
+    inputs, path = find_inputs(sources, include), options.tokenizer_file
+    return inputs if path is None else (*inputs, dataclasses.replace(Input.of(path), name=path.name))
+
+
+def _built_before(
+    out: Path, work: Path, options: BuildOptions, inputs: tuple[Input, ...]
+) -> dict[str | None, Manifest]:
+    """Return the manifests of `out` if this build made it; it may have been killed before it could say so."""
+    with suppress(UnreadableCorpus):
+        manifests = {split: read_manifest(folder) for split, folder in folders(out).items()}
+        origin = origin_of(options, inputs, ignore)
+        if all(manifest.origins == (origin,) for manifest in manifests.values()):
+            shutil.rmtree(work, ignore_errors=True)
+            return manifests
+    remedy = "what is there was made of other sources or by other options: choose another name, or remove it"
+    raise InvalidParameter.expected("out", "a folder that does not exist yet", str(out), remedy=remedy)
+
+
+@contextmanager
+def _writing(work: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"the build cannot be written: {error.strerror or error}"
+        is_busy = isinstance(error, BlockingIOError)
+        remedy = "wait until it is done" if is_busy else "make room; the same command continues the build"
+        raise unreadable(work, what, remedy) from error

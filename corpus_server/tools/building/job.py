@@ -1,0 +1,214 @@
+"""What a build was told, and its division into parts.
+
+A job is kept in the work folder `OUT.building` beside OUT, so that a build that was interrupted continues
+with the same options on the same inputs, and so that many machines can work on one job:
+
+    OUT.building/
+      job.json               the options, the inputs, the parts
+      parts/000012.*         what part 12 came to, its tokens and document lengths, see part.py
+      whole/                 becomes OUT when it is complete
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats.layout import TOKEN_DTYPES, TokenDtype
+from corpus_server.corpus_spec import SPLITS
+from corpus_server.errors import InvalidParameter
+from corpus_server.tools.building.manifest import Strict, read_json, write_json
+
+SHARD_TOKENS: Final = 100_000_000  # tokens; as FineWeb's and modded-nanogpt's shards
+TRAIN: Final = "train"
+MAX_IDS: Final = 1 << 32  # token ids lie below
+PARTS: Final = "parts"
+WHOLE: Final = "whole"
+_FILE: Final = "job.json"
+
+
+def work_folder(out: Path) -> Path:
+    """Return where the work for the corpus `out` lies."""
+    return out.with_name(f"{out.name}.building")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split(Strict):
+    """A share of all documents, chosen by a hash of their content. It becomes the folder OUT/name."""
+
+    name: str
+    share: float  # in (0, 1)
+
+    def __post_init__(self) -> None:
+        names = sorted({*SPLITS.values()} - {TRAIN})
+        if self.name not in names:  # servers tell splits apart by these names
+            raise InvalidParameter.expected("split", f"one of {', '.join(names)}", self.name)
+        if not 0 < self.share < 1:
+            raise InvalidParameter.expected("split", "NAME=SHARE with a share between 0 and 1", self.share)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildOptions(Strict):
+    """Everything that decides the bytes of the corpus, besides the inputs.
+
+    Attributes:
+        tokenizer: `bytes`, or the absolute path of a tokenizer's file; None for columns of ids without one.
+        text_field: field of JSON lines, or column, that holds a document's text.
+        column: field or column that holds a document's token ids; then no text is read.
+        eot: id of the end-of-text token, which ends each document.
+        vocab_size: of the tokenizer; None without one.
+        shard_tokens: most tokens of a shard.
+        splits: parts of the corpus besides `train`, which gets the remaining documents. Empty: no division.
+        pack, seq_len: put whole documents into rows of `seq_len + 1` tokens, see pack.py.
+        keep: fields or columns of the records that become the metadata of the documents, see kept.py.
+    """
+
+    tokenizer: str | None
+    text_field: str = "text"
+    column: str | None = None
+    eot: int
+    vocab_size: int | None
+    shard_tokens: int = SHARD_TOKENS
+    splits: tuple[Split, ...] = ()
+    pack: Literal["best-fit"] | None = None
+    seq_len: int | None = None
+    keep: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eot < (self.vocab_size or MAX_IDS):
+            raise InvalidParameter.expected("eot", f"in [0, {(self.vocab_size or MAX_IDS) - 1}]", self.eot)
+        if self.shard_tokens < 1:
+            raise InvalidParameter.expected("shard_tokens", "at least 1", self.shard_tokens)
+        if self.pack not in (None, "best-fit"):
+            raise InvalidParameter.expected("pack", "'best-fit'", self.pack)
+        if (self.pack is None) != (self.seq_len is None):
+            raise InvalidParameter(
+                f"pack and seq_len must be given together, got {self.pack!r} and {self.seq_len!r}",
+                remedy="seq_len is the length of the rows that documents are packed into, without one token",
+            )
+        if self.row_tokens is not None and not 2 <= self.row_tokens <= self.shard_tokens:
+            raise InvalidParameter.expected("seq_len", f"in [1, {self.shard_tokens - 1}]", self.seq_len)
+        names = [split.name for split in self.splits]
+        if len(set(names)) < len(names) or sum(split.share for split in self.splits) >= 1:
+            shares = [f"{split.name}={split.share:g}" for split in self.splits]
+            raise InvalidParameter.expected("split", "different names and shares below 1 in all", shares)
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The splits with `train` first. If it is the only one, its folder is OUT itself."""
+        return (TRAIN, *(split.name for split in self.splits))
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        """The tokenizer's file; None for `bytes`, or without a tokenizer."""
+        return None if self.tokenizer in (None, "bytes") else Path(str(self.tokenizer))
+
+    @property
+    def row_tokens(self) -> int | None:
+        """Length of the rows that documents are packed into, None if they are not."""
+        return None if self.seq_len is None else self.seq_len + 1
+
+    @property
+    def part_dtype(self) -> TokenDtype:
+        """Type of the tokens in parts: the smallest that fits the vocabulary."""
+        return smallest_dtype((self.vocab_size or MAX_IDS) - 1)
+
+
+def smallest_dtype(largest_id: int) -> TokenDtype:
+    """Return the smallest token dtype that holds an id."""
+    return TOKEN_DTYPES[np.min_scalar_type(largest_id).name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input(Strict):
+    """A file that the corpus is made from, as it was when the job began."""
+
+    path: str  # absolute
+    name: str = field(compare=False)  # as the user gave it, or below the folder that the user gave
+    num_bytes: int
+    mtime_ns: int
+    text_field: str | None = None  # None: that of the options
+
+    @classmethod
+    def of(cls, path: Path) -> Input:
+        """Return the file as it is now; raise UnreadableCorpus if there is none."""
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise unreadable(path, f"cannot be read: {error.strerror}", "check the path") from error
+        return cls(
+            path=str(path.absolute()), name=str(path), num_bytes=status.st_size, mtime_ns=status.st_mtime_ns
+        )
+
+    def whole(self) -> Slice:
+        """Return all of it."""
+        return self.slice(0, self.num_bytes, self.num_bytes)
+
+    def slice(self, start: int, stop: int, num_bytes: int) -> Slice:
+        """Return a stretch of it, which takes so many bytes of the disk."""
+        return Slice(path=self.path, start=start, stop=stop, num_bytes=num_bytes, text_field=self.text_field)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice(Strict):
+    """A stretch [start, stop) of one input: bytes of a file, or row groups of a Parquet file."""
+
+    path: str
+    start: int
+    stop: int
+    num_bytes: int
+    text_field: str | None = None  # of the input
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part(Strict):
+    """A unit of work: slices whose documents follow one another in the corpus."""
+
+    number: int
+    slices: tuple[Slice, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its slices."""
+        return sum(each.num_bytes for each in self.slices)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job(Strict):
+    """The options, the inputs (the tokenizer's file last), and the parts in the corpus's order."""
+
+    kind: Literal["corpus-build"] = "corpus-build"
+    version: Literal[1] = 1
+    options: BuildOptions
+    inputs: tuple[Input, ...]
+    parts: tuple[Part, ...]
+
+    def save(self, work: Path) -> None:
+        """Publish the job in its work folder."""
+        write_json(work / _FILE, self)
+
+    @classmethod
+    def load(cls, work: Path) -> Job | None:
+        """Return the job of a work folder, None if none was saved there."""
+        return read_json(cls, work / _FILE, "job", "say --fresh to build anew")
+
+    def check_same(self, options: BuildOptions, inputs: tuple[Input, ...], work: Path) -> None:
+        """Raise InvalidParameter, naming the difference, unless the job was begun with these."""
+        ours, theirs = dataclasses.asdict(self.options), dataclasses.asdict(options)
+        changed = [
+            f"{name} was {ours[name]!r}, now {theirs[name]!r}" for name in ours if ours[name] != theirs[name]
+        ]
+        others = sorted({each.path for each in {*self.inputs} ^ {*inputs}})
+        changed += [f"{path} was changed, added or removed" for path in others]
+        if self.inputs != inputs:
+            changed.append("the sources come in another order")
+        if changed:
+            raise InvalidParameter(
+                f"{work} holds an unfinished build: {changed[0]}",
+                remedy="build as before to continue it, or say --fresh to build anew",
+            )

@@ -1,0 +1,129 @@
+"""Join the parts, in order, to shards.
+
+A shard holds at most `shard_tokens` tokens and ends where a document ends. Only a document that is longer
+than a shard is cut: it begins a shard, and its rest continues in the next ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus_server.corpus.formats.documents import documents_path
+from corpus_server.corpus.formats.layout import Ends, TokenDtype
+from corpus_server.corpus.index import write_ends
+from corpus_server.corpus.progress import ByteCounter
+from corpus_server.corpus.publish import publishing
+from corpus_server.corpus.shards import open_runs
+from corpus_server.tools.building.job import BuildOptions
+from corpus_server.tools.building.pack import Documents, Tokens
+from corpus_server.tools.building.part import LENGTH_DTYPE, PartResult, part_path
+
+_PIECE: Final = 1 << 20  # tokens, or documents, that are in memory at a time
+
+
+class SplitTokens(Documents):
+    """The token sequence of one split over all parts, read in pieces and never held as a whole."""
+
+    def __init__(self, options: BuildOptions, results: Sequence[PartResult], split: str, parts: Path) -> None:
+        self._dtype = options.part_dtype
+        self._split, self._folder = split, parts
+        self._numbers = [result.number for result in results]
+        splits = [result.splits[split] for result in results]
+        self._starts = list(accumulate((part.num_tokens for part in splits), initial=0))
+        self.num_tokens = self._starts[-1]
+        self.num_documents = sum(part.num_documents for part in splits)
+
+    def pieces(self, start: int, stop: int) -> Iterator[Tokens]:
+        """Yield the tokens [start, stop), some at a time, in the type of the parts."""
+        for index in self._within(start, stop):
+            base, end = self._starts[index], self._starts[index + 1]
+            path = part_path(self._folder, self._numbers[index], f"{self._split}.tokens")
+            last = min(stop, end) - base
+            for token in range(max(start - base, 0), last, _PIECE):
+                count = min(_PIECE, last - token)
+                yield np.fromfile(path, self._dtype, count, offset=token * self._dtype.itemsize)
+
+    def ends(self, start: int, stop: int) -> Iterator[Ends]:
+        """Yield the ends of documents in (start, stop], some at a time, increasing."""
+        for index in self._within(start, stop):
+            end = self._starts[index]
+            path = part_path(self._folder, self._numbers[index], f"{self._split}.lengths")
+            with path.open("rb") as file:
+                while data := file.read(_PIECE * LENGTH_DTYPE.itemsize):
+                    ends = np.cumsum(np.frombuffer(data, LENGTH_DTYPE)) + np.uint64(end)
+                    end = int(ends[-1])
+                    inside = ends[(ends > start) & (ends <= stop)]
+                    if inside.size:
+                        yield inside
+
+    def numbers(self) -> Iterator[NDArray[np.int64]]:
+        """Yield which document of the input each document is: its own number."""
+        first = 0
+        for some in self.ends(0, self.num_tokens):
+            yield np.arange(first, first + some.size)
+            first += some.size
+
+    @property
+    def kept(self) -> list[Path]:
+        """Files with the kept fields of the documents, in order."""
+        return [part_path(self._folder, number, f"{self._split}.kept") for number in self._numbers]
+
+    def _within(self, start: int, stop: int) -> range:
+        """Return the indices of the parts that hold the tokens [start, stop)."""
+        return range(bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop))
+
+
+def write_shards(
+    documents: Documents,
+    folder: Path,
+    *,
+    dtype: TokenDtype,
+    eot: int,
+    shard_tokens: int,
+    written: ByteCounter,
+) -> None:
+    """Write the shards of a split and their document ends into `folder`; what is there already stays."""
+    start = 0
+    for number, stop in enumerate(cuts(documents.ends(0, documents.num_tokens), shard_tokens)):
+        path = folder / f"{number:06}.npy"
+        if not path.exists():
+            with publishing(path) as file:
+                header = {"descr": dtype.str, "fortran_order": False, "shape": (stop - start,)}
+                np.lib.format.write_array_header_1_0(file, header)
+                for piece in documents.pieces(start, stop):
+                    file.write(piece.astype(dtype, copy=False).data)
+                    written.add(piece.size * dtype.itemsize)
+        else:
+            written.add((stop - start) * dtype.itemsize)
+        if not documents_path(path).exists():
+            (shard,) = open_runs(path)
+            with shard, publishing(documents_path(path)) as file:
+                base = np.uint64(start)
+                write_ends([shard], eot, (ends - base for ends in documents.ends(start, stop)), file)
+        start = stop
+
+
+def cuts(ends: Iterable[Ends], shard_tokens: int) -> Iterator[int]:
+    """Yield where shards end, given where documents end.
+
+    >>> list(cuts([np.array([3, 5, 9, 20], np.uint64)], 6))
+    [5, 9, 15, 20]
+    """
+    start = last = 0  # of the shard; the last end of a document that it holds
+    for some in ends:
+        while (found := int(np.searchsorted(some, start + shard_tokens, "right"))) < some.size:
+            if found:
+                last = int(some[found - 1])
+            # No end inside: the document is longer than a shard.
+            start = last = last if last > start else start + shard_tokens
+            yield start
+        last = int(some[-1])
+    if last > start:
+        yield last

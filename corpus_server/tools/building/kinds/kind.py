@@ -1,0 +1,108 @@
+"""What all kinds of input share: a document, opening files, and errors that name the place."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+from corpus_server.corpus.files import unreadable
+from corpus_server.errors import UnreadableCorpus
+from corpus_server.extras import optional_package
+from corpus_server.tools.building.job import BuildOptions, Input, Slice
+from corpus_server.tools.building.kept import Kept
+
+COMPRESSED: Final = (".gz", ".zst", ".zstd")
+IS_IDS: Final = "for token ids say --column {}"
+
+
+class Document(NamedTuple):
+    """A document of an input.
+
+    Attributes:
+        unit: what the file counts its documents in, for errors: "row", say; "" for a whole file.
+        number: of the row, sample or item, counted from 0; of a line, the byte at which it begins.
+        content: text, or token ids `(n,)` of any integer type; empty where the file has a null.
+        kept: values of the fields that `options.keep` names.
+        is_last: more of the same document follows, unless it is set.
+        digest: xxh3-64 of the whole text, where `content` is a piece and the build has splits.
+    """
+
+    path: str
+    unit: str
+    number: int
+    content: Any
+    kept: Kept = ()
+    is_last: bool = True
+    digest: int | None = None
+
+    def unreadable(self, what: str, remedy: str | None = None) -> UnreadableCorpus:
+        """Return the error for this document."""
+        number = _line_number(self.path, self.number) if self.unit == "line" else self.number
+        return unreadable(Path(self.path), f"{self.unit} {number}: {what}" if self.unit else what, remedy)
+
+
+class Kind(NamedTuple):
+    """How files of one kind are read and divided, and whether their documents have fields to keep.
+
+    `check` reads no more than a first document takes. `divide` is told the bytes of a slice, for files that
+    may be cut anywhere.
+    """
+
+    read: Callable[[Slice, BuildOptions], Iterator[Document]]
+    check: Callable[[Slice, BuildOptions], object]
+    divide: Callable[[Input, int], Iterable[Slice]] = lambda file, _: (file.whole(),)
+    has_fields: bool = False
+
+
+def field_of(piece: Slice, options: BuildOptions) -> str:
+    """Return the field, or column, that holds a document."""
+    return options.column or piece.text_field or options.text_field
+
+
+def no_field(name: str, found: Sequence[str], options: BuildOptions) -> tuple[str, str]:
+    """Say that a field is missing, and what to do."""
+    option = "--text-field, or for one source SOURCE?text=" if options.column is None else "--column"
+    return f"has no field {name!r}, only {', '.join(map(repr, found))}", f"name one of them with {option}"
+
+
+def opened(path: str) -> IO[bytes]:
+    """Open a file that may be compressed."""
+    name = path.lower()
+    if name.endswith((".zst", ".zstd", ".zstd.bin")):
+        # Not the package zstandard: it ends silently where a file was cut off.
+        return io.BufferedReader(pyarrow(path).input_stream(path, compression="zstd"), 1 << 20)
+    if name.endswith(".gz"):
+        return io.BufferedReader(gzip.open(path))
+    return Path(path).open("rb", buffering=1 << 20)
+
+
+def pyarrow(path: str) -> Any:
+    """Return the package, which the file at `path` needs."""
+    optional_package("pyarrow.ipc", extra="build", purpose=path)
+    return optional_package("pyarrow", extra="build", purpose=path)
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Report what the disk and the libraries raise for a file that cannot be read or is damaged."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:  # pyarrow raises OSError for compressed data
+        raise unreadable(Path(path), f"cannot be read: {error}", "was the copy interrupted?") from error
+    except ValueError as error:  # pyarrow's ArrowInvalid
+        raise unreadable(Path(path), f"is damaged: {error}", "was the copy interrupted?") from error
+
+
+def _line_number(path: str, position: int) -> int:
+    """Return the number of the line that begins at byte `position`; counted only when an error needs it."""
+    number, left = 1, position
+    with opened(path) as file:
+        while left > 0 and (piece := file.read(min(left, 1 << 20))):
+            number += piece.count(b"\n")
+            left -= len(piece)
+    return number

@@ -1,0 +1,127 @@
+"""Samples of MDS shards and items of litData chunks that cannot be served as they lie.
+
+Both begin with `<u4 count | <u4 offsets[count + 1]`, offsets from the start of the file. See
+`corpus/formats/mds.py` and `corpus/formats/litdata.py`, which serve the ones that can be mapped.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats.litdata import dtype_name, read_index
+from corpus_server.corpus.formats.mds import Column, read_columns
+from corpus_server.tools.building.job import BuildOptions, Slice
+from corpus_server.tools.building.kinds.kind import Document, Kind, field_of, opened
+
+_U4: Final = np.dtype("<u4")
+# mosaicml-streaming `base/format/mds/encodings.py`: numbers of the types of values and of shapes
+_VALUES: Final = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 32: "u4", 33: "i4", 64: "u8", 65: "i8"}
+
+
+def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    with opened(piece.path) as file:
+        data = file.read()
+    offsets = _offsets(data)
+    columns = read_columns(data[4 + offsets.nbytes : offsets[0]])
+    number, sizes = _column(columns, piece, options), [each.size for each in columns]
+    for sample, (start, stop) in enumerate(pairwise(offsets.tolist())):
+        # The sizes of the columns of varying size come first.
+        varying = iter(np.frombuffer(data, _U4, count=sizes.count(None), offset=start).tolist())
+        lengths = [next(varying) if size is None else size for size in sizes]
+        begin = start + _U4.itemsize * sizes.count(None) + sum(lengths[:number])
+        if begin + lengths[number] > stop:
+            raise ValueError(f"a sample of {stop - start} bytes is too short for its columns")
+        try:
+            content = _mds_value(data[begin : begin + lengths[number]], columns[number].encoding)
+        except (KeyError, IndexError, TypeError) as error:
+            name, encoding = columns[number].name, columns[number].encoding
+            raise ValueError(f"its column {name!r} is no {encoding}: {error!r}") from error
+        yield Document(piece.path, "sample", sample, content)
+
+
+def _check_mds(piece: Slice, options: BuildOptions) -> None:
+    """Read the head alone."""
+    with opened(piece.path) as file:
+        head = file.read(_U4.itemsize)
+        offsets = file.read(_U4.itemsize * (1 + int.from_bytes(head, "little")))
+        begin = int.from_bytes(offsets[: _U4.itemsize], "little")
+        _column(read_columns(file.read(max(0, begin - len(head) - len(offsets)))), piece, options)
+
+
+def _column(columns: Sequence[Column], piece: Slice, options: BuildOptions) -> int:
+    """Return which column holds the documents; refuse one of another kind than the options say."""
+    name, names = field_of(piece, options), [each.name for each in columns]
+    if name not in names:
+        raise ValueError(f"has no column {name!r}, only {', '.join(map(repr, names))}")
+    encoding = columns[names.index(name)].encoding
+    if (encoding == "str") != (options.column is None):
+        wanted = "text" if options.column is None else "token ids"
+        raise ValueError(f"its column {name!r} is {encoding}, expected {wanted}")
+    return names.index(name)
+
+
+def _mds_value(value: bytes, encoding: str) -> str | np.ndarray[Any, np.dtype[Any]]:
+    kind, *arguments = encoding.split(":")
+    if kind == "str":
+        return value.decode()
+    if kind == "bytes":
+        return np.frombuffer(value, "<i8")  # what LLM Foundry keeps under this encoding
+    if kind != "ndarray":
+        raise ValueError(f"its column is {encoding}, expected str, bytes or ndarray")
+    dtype, at = np.dtype(arguments[0]) if arguments else None, 0
+    if dtype is None:
+        dtype, at = np.dtype(f"<{_VALUES[value[0]]}"), 1
+    if len(arguments) < 2:  # the number of axes and the type of their lengths share a byte
+        at += 1 + (value[at] >> 2) * 2 ** (value[at] % 4)
+    if dtype.kind not in "iu":
+        raise TypeError(f"token ids are integers, not {dtype}")
+    return np.frombuffer(value, dtype.newbyteorder("<"), offset=at)
+
+
+def _litdata_config(piece: Slice, options: BuildOptions) -> tuple[dict[str, Any], bool]:
+    """Return the configuration of a chunk's folder, and whether its items have no sizes before them."""
+    path = Path(piece.path)
+    index = path.with_name("index.json")
+    config, num_tokens = read_index(index) if index.exists() else ({}, {})
+    if path.name not in num_tokens:
+        raise unreadable(path, "is no chunk that an index.json of litData lists", "serve it as it is")
+    if options.column is None:
+        raise unreadable(path, "holds token ids", "say --column tokens")
+    return config, num_tokens[path.name] is not None
+
+
+def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    config, is_flat = _litdata_config(piece, options)
+    if (dtype := dtype_name(config["data_format"])) is None:
+        raise ValueError(f"its items are {', '.join(config['data_format'])}, expected one array of token ids")
+    with opened(piece.path) as file:
+        data = file.read()
+    for number, (start, stop) in enumerate(pairwise(_offsets(data).tolist())):
+        ids = np.frombuffer(data[start if is_flat else start + 4 : stop], dtype)
+        yield Document(piece.path, "item", number, ids)
+
+
+def _offsets(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    try:
+        (count,) = struct.unpack_from("<I", data)
+        offsets = np.frombuffer(data, _U4, count=count + 1, offset=4)
+    except struct.error as error:
+        raise ValueError(f"{len(data)} bytes end inside the header") from error
+    if (
+        offsets[0] < 4 + offsets.nbytes
+        or offsets[-1] != len(data)
+        or (np.diff(offsets.astype("i8")) < 0).any()
+    ):
+        raise ValueError(f"its samples end at byte {offsets[-1]}, the file at byte {len(data)}")
+    return offsets
+
+
+MDS: Final = Kind(_read_mds, _check_mds)
+LITDATA: Final = Kind(_read_litdata, _litdata_config)

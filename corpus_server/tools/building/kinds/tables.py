@@ -1,0 +1,135 @@
+"""Tables: each row of a Parquet or Arrow file is a document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from corpus_server.corpus.files import unreadable
+from corpus_server.extras import optional_package
+from corpus_server.tools.building.job import BuildOptions, Input, Slice
+from corpus_server.tools.building.kept import columns_to_read, kept_rows
+from corpus_server.tools.building.kinds.kind import (
+    IS_IDS,
+    Document,
+    Kind,
+    field_of,
+    no_field,
+    pyarrow,
+    reading,
+)
+
+_ROWS_AT_ONCE: Final = 256  # a batch of an Arrow file may hold gigabytes, and more of them as Python strings
+
+
+def _read(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    with _opened(piece) as (schema, row, batches):
+        name = _column(piece, schema, options)
+        names = {name, *columns_to_read(schema.names, options.keep)}
+        for batch in batches(list(names)):
+            rows = _rows(piece.path, row, batch.column(name), options)
+            if options.keep:
+                both = zip(rows, kept_rows(batch, options.keep), strict=True)
+                rows = (document._replace(kept=kept) for document, kept in both)
+            yield from rows
+            row += batch.num_rows
+
+
+def _check(piece: Slice, options: BuildOptions) -> None:
+    with _opened(piece) as (schema, *_):
+        _column(piece, schema, options)
+
+
+def _divide(file: Input, _: int) -> Iterator[Slice]:
+    if not file.path.lower().endswith(".parquet"):
+        yield file.whole()
+        return
+    # One slice for each group of rows: `plan_parts` puts small ones together.
+    with reading(file.path), _parquet(file.path) as parquet:
+        groups = parquet.metadata
+        sizes = [groups.row_group(number).total_byte_size for number in range(groups.num_row_groups)]
+    total = max(1, sum(sizes))
+    for number, size in enumerate(sizes):
+        # Its share of the file: the sizes are those of the uncompressed columns.
+        yield file.slice(number, number + 1, file.num_bytes * size // total)
+
+
+@contextmanager
+def _opened(piece: Slice) -> Iterator[tuple[Any, int, Callable[[list[str]], Iterable[Any]]]]:
+    """Yield the schema of a table, the number of its first row here, and what reads columns in batches."""
+    if piece.path.lower().endswith(".parquet"):
+        with _parquet(piece.path) as parquet:
+            first = sum(parquet.metadata.row_group(number).num_rows for number in range(piece.start))
+            groups = list(range(piece.start, piece.stop))
+            read = parquet.iter_batches
+            yield parquet.schema_arrow, first, lambda names: read(_ROWS_AT_ONCE, groups, names)
+        return
+    arrow = pyarrow(piece.path)
+    with arrow.memory_map(piece.path) as file:
+        # Either the file format (Feather), or the stream that `datasets` writes.
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        with (arrow.ipc.open_file if is_file else arrow.ipc.open_stream)(file) as reader:
+            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            parts = (
+                batch.slice(first, _ROWS_AT_ONCE)
+                for batch in batches
+                for first in range(0, batch.num_rows, _ROWS_AT_ONCE)
+            )
+            yield reader.schema, 0, lambda _: parts
+
+
+def _parquet(path: str) -> Any:
+    return optional_package("pyarrow.parquet", extra="build", purpose=path).ParquetFile(path)
+
+
+def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
+    """Return the column to read after checking its type."""
+    path, name = Path(piece.path), field_of(piece, options)
+    types = pyarrow(piece.path).types
+    if name not in schema.names:
+        raise unreadable(path, *no_field(name, schema.names, options))
+    if schema.names.count(name) > 1:
+        raise unreadable(path, f"has several columns {name!r}", "rename all but one of them")
+    found = schema.field(name).type
+    is_list = any(check(found) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+    if options.column is not None and not (is_list and types.is_integer(found.value_type)):
+        raise unreadable(path, f"expected lists of integers in column {name!r}, got {found}")
+    is_text = any(check(found) for check in (types.is_string, types.is_large_string, types.is_string_view))
+    if options.column is None and not is_text:
+        remedy = IS_IDS.format(name) if is_list else None
+        raise unreadable(path, f"expected text in column {name!r}, got {found}", remedy)
+    _check_kept(path, schema, options)
+    return name
+
+
+def _check_kept(path: Path, schema: Any, options: BuildOptions) -> None:
+    """Refuse kept fields that neither the columns nor the fields of a column `metadata` have."""
+    names = list(schema.names)
+    if "metadata" in names and pyarrow(str(path)).types.is_struct(nested := schema.field("metadata").type):
+        names += [field.name for field in nested]
+    if missing := [name for name in options.keep if name not in names]:
+        what, _ = no_field(missing[0], names, options)
+        raise unreadable(path, what, "name fields that all files have with --keep")
+
+
+def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator[Document]:
+    if options.column is None:
+        for number, text in enumerate(column.to_pylist(), first):
+            yield Document(path, "row", number, text or "")
+        return
+    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    values = column.flatten()
+    if values.null_count:
+        what = f"rows {first} to {first + len(column)}: a list of token ids holds a null"
+        raise unreadable(Path(path), what)
+    flat, stops = values.to_numpy(), np.cumsum(lengths)
+    for number, (stop, length) in enumerate(zip(stops.tolist(), lengths.tolist(), strict=True), first):
+        yield Document(path, "row", number, flat[stop - length : stop])
+
+
+TABLE: Final = Kind(_read, _check, _divide, has_fields=True)

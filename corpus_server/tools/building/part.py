@@ -1,0 +1,215 @@
+"""Tokenize one part of the input: a pure function that any process on any machine may run.
+
+A part leaves these files, each published when it is complete. The last one shows that the part is whole:
+
+    000012.SPLIT.tokens    documents one after another, an end-of-text token behind each; `options.part_dtype`
+    000012.SPLIT.lengths   tokens of each document, with its end-of-text token; <u8
+    000012.SPLIT.kept      fields of each document, if some are kept, see kept.py
+    000012.json            counts
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import xxhash
+
+from corpus_server.corpus.metadata.pieces import append
+from corpus_server.corpus.metadata.write import record_batch
+from corpus_server.corpus.publish import publishing
+from corpus_server.corpus.tokenizers import Tokenizer, open_tokenizer
+from corpus_server.tools.building.job import MAX_IDS, BuildOptions, Part
+from corpus_server.tools.building.kept import Kept
+from corpus_server.tools.building.kinds import Document
+from corpus_server.tools.building.manifest import Strict, read_json, write_json
+from corpus_server.tools.building.sources import read_documents
+
+LENGTH_DTYPE: Final[np.dtype[np.uint64]] = np.dtype("<u8")
+
+# characters or ids encoded in one call: enough to make the call's cost small, little enough memory
+_BATCH_SIZE: Final = 1 << 20
+
+Tokens = np.ndarray[tuple[int], np.dtype[Any]]
+_NOTHING: Final[Tokens] = np.empty(0, np.uint32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartSplit(Strict):
+    """What one split got of a part."""
+
+    num_documents: int
+    num_tokens: int
+    largest_id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartResult(Strict):
+    """What a part came to."""
+
+    number: int
+    num_bytes: int  # of input
+    splits: dict[str, PartSplit]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all splits."""
+        return sum(split.num_tokens for split in self.splits.values())
+
+
+def part_path(folder: Path, number: int, name: str) -> Path:
+    """Return where a file of a part lies; `name` is `SPLIT.tokens`, `.lengths` or `.kept`, or `json`."""
+    return folder / f"{number:06}.{name}"
+
+
+def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
+    """Write the tokens and document lengths of `part` into `folder`; return what they came to.
+
+    The bytes depend on the options and the input alone. A part that is whole already is left as it is.
+    """
+    if (done := find_result(part, folder)) is not None:
+        return done
+    choose = _chooser(options)
+    with ExitStack() as files:
+        writers = [_Writer(options, part.number, folder, name, files) for name in options.split_names]
+        for batch in _batches(read_documents(part, options)):
+            for document, ids in zip(batch, _encode(batch, options), strict=True):
+                writers[choose(document)].add(ids, document.kept, is_last=document.is_last)
+            for writer in writers:
+                writer.flush()
+    splits = {writer.name: writer.result() for writer in writers}
+    result = PartResult(number=part.number, num_bytes=part.num_bytes, splits=splits)
+    write_json(part_path(folder, part.number, "json"), result)
+    return result
+
+
+def find_result(part: Part, folder: Path) -> PartResult | None:
+    """Return what a part came to if it is whole, else None."""
+    return read_json(PartResult, part_path(folder, part.number, "json"), "part", "remove it, and build again")
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Group documents that are encoded together."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.content)
+        if size >= _BATCH_SIZE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encode(batch: Sequence[Document], options: BuildOptions) -> list[Tokens]:
+    """Return the token ids of each document."""
+    if options.tokenizer is None or options.column is not None:
+        return [_check_range(document, options.vocab_size or MAX_IDS) for document in batch]
+    # SentencePiece gives a token for an empty text, too.
+    texts = [document.content for document in batch if document.content]
+    encoded = iter(_tokenizer(options.tokenizer).encode_batch(texts))
+    return [next(encoded) if document.content else _NOTHING for document in batch]
+
+
+def _check_range(document: Document, limit: int) -> Tokens:
+    ids: Tokens = document.content
+    if ids.size and (ids.min() < 0 or ids.max() >= limit):
+        wrong = next(value for value in ids.tolist() if not 0 <= value < limit)
+        raise document.unreadable(
+            f"token id {wrong} is outside [0, {limit})", "is it the column of ids, and their tokenizer?"
+        )
+    return ids
+
+
+@lru_cache(maxsize=1)  # a process that builds many parts reads the tokenizer once
+def _tokenizer(source: str) -> Tokenizer:
+    # As many processes as cores build parts; read when the library is first imported.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return open_tokenizer(source)
+
+
+def _chooser(options: BuildOptions) -> Callable[[Document], int]:
+    """Return what chooses a document's split by a hash of its content, whatever its file and place.
+
+    xxh3-64 of its UTF-8 text, or of its ids as <u4, is compared with the shares: with val=0.001 and test=0.01
+    the lowest 1/1000 of the hashes is `val`, the next 1/100 is `test`, and the others are `train`.
+    """
+    bounds = [round(share * 2**64) for share in accumulate(split.share for split in options.splits)]
+
+    def choose(document: Document) -> int:
+        if not bounds:
+            return 0
+        content = document.content
+        if (digest := document.digest) is None:
+            data = content.encode() if isinstance(content, str) else content.astype("<u4").tobytes()
+            digest = xxhash.xxh3_64_intdigest(data)
+        found = bisect_right(bounds, digest)
+        return (found + 1) % (len(bounds) + 1)  # `train`, number 0, takes what no share does
+
+    return choose
+
+
+class _Writer:
+    """Collects the documents of one split and writes them."""
+
+    def __init__(self, options: BuildOptions, number: int, folder: Path, name: str, files: ExitStack) -> None:
+        self.name = name
+        self._dtype = options.part_dtype
+        self._eot = np.array([options.eot], self._dtype)
+        paths = (part_path(folder, number, f"{name}.{kind}") for kind in ("tokens", "lengths"))
+        self._tokens_file, self._lengths_file = (files.enter_context(publishing(path)) for path in paths)
+        self._keep = options.keep
+        self._kept_file: BinaryIO | None = None
+        if options.keep:
+            self._kept_file = files.enter_context(publishing(part_path(folder, number, f"{name}.kept")))
+        self._pieces: list[Tokens] = []
+        self._lengths: list[int] = []
+        self._kept: list[Kept] = []
+        self._length = 0  # of the document that is not complete yet
+        self._num_documents = self._num_tokens = self._largest_id = 0
+
+    def add(self, ids: Tokens, kept: Kept, *, is_last: bool) -> None:
+        """Take a document, or the next piece of one; a document without a token is left out."""
+        if len(ids):
+            self._pieces.append(ids)
+            self._length += len(ids)
+        if not is_last or not self._length:
+            return
+        # Rows of data sets often bring their end-of-text token.
+        if not len(ids) or ids[-1] != self._eot[0]:
+            self._pieces.append(self._eot)
+            self._length += 1
+        self._lengths.append(self._length)
+        self._kept.append(kept)
+        self._length = 0
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if not self._pieces:
+            return
+        tokens = np.concatenate(self._pieces)
+        self._largest_id = max(self._largest_id, int(tokens.max()))
+        if self._largest_id > np.iinfo(self._dtype).max:  # the cast below would wrap around
+            raise RuntimeError(f"the tokenizer gave id {self._largest_id}, beyond its vocabulary")
+        self._tokens_file.write(tokens.astype(self._dtype, copy=False).data)
+        self._lengths_file.write(np.array(self._lengths, LENGTH_DTYPE).data)
+        if self._kept_file is not None:
+            append(self._kept_file, record_batch(self._keep, self._kept))
+        self._num_documents += len(self._lengths)
+        self._num_tokens += tokens.size
+        self._pieces, self._lengths, self._kept = [], [], []
+
+    def result(self) -> PartSplit:
+        """Return the counts."""
+        return PartSplit(
+            num_documents=self._num_documents, num_tokens=self._num_tokens, largest_id=self._largest_id
+        )

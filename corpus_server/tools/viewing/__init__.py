@@ -1,0 +1,5 @@
+"""What users say about documents: tables of metadata, and views, a multiplicity of each."""
+
+from corpus_server.tools.viewing.create import Selection, create
+
+__all__ = ["Selection", "create"]

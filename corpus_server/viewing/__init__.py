@@ -1,5 +1,0 @@
-"""What users say about documents: tables of metadata, and views, a multiplicity of each."""
-
-from corpus_server.viewing.create import Selection, create
-
-__all__ = ["Selection", "create"]
