@@ -21,23 +21,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.pieces import Pieces
 from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
 from corpus_server.plan.ranges import Ranges
 
 UInt64Array = NDArray[np.uint64]
 Source = NDArray[np.intp] | int
 """The source of each of k rows, `(k,)`, or one for all."""
-Pieces = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""`(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each of k rows,
-then their number."""
-NO_SHARD: Final = -1
-"""Stands for a shard's number in a piece of no shard: its start is a token id, which comes `tokens` times."""
 
 
 class Rows(ABC):
@@ -197,7 +193,7 @@ class Windows(Rows):
         self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
     ) -> Pieces:
         """See `Rows.pieces`: one each."""
-        return as_pieces(self.places(sources, rows, epochs, exclusion), self.seq_len + 1)
+        return Pieces.windows(self.places(sources, rows, epochs, exclusion), self.seq_len + 1)
 
     def touching(
         self, source: int, start: int, stop: int, *, most: int
@@ -258,48 +254,6 @@ def no_places(name: str) -> InvalidParameter:
         parameter="plan",
         accepted="plans whose rows are windows",
     )
-
-
-def as_pieces(located: NDArray[np.int64], length: int) -> Pieces:
-    """Return rows of one piece each, `(k, 2)` shard number and start token, with their lengths."""
-    pieces = np.hstack((located, np.full((len(located), 1), length)))
-    return pieces, np.arange(len(located) + 1)
-
-
-def joined(parts: Sequence[Pieces]) -> Pieces:
-    """Return rows one part after another."""
-    if len(parts) == 1:
-        return parts[0]
-    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(borders) for _, borders in parts)])
-    return np.concatenate([np.empty((0, 3), np.int64), *(pieces for pieces, _ in parts)]), counts.cumsum()
-
-
-def without_empty(rows: Pieces) -> Pieces:
-    """Return rows without pieces of no token; of a row of nothing else the first one stays."""
-    pieces, borders = rows
-    counts = pieces[:, 2]
-    if counts.all():
-        return rows
-    of = np.repeat(np.arange(len(borders) - 1), np.diff(borders))
-    kept = counts > 0
-    kept[borders[:-1]] |= np.bincount(of, weights=counts, minlength=len(borders) - 1) == 0
-    return pieces[kept], np.concatenate(([0], kept.cumsum()))[borders]
-
-
-def end_rows(pieces: Pieces, length: int, token: NDArray[np.integer] | int) -> Pieces:
-    """Return rows of `length` tokens: those that have fewer end with a piece of `NO_SHARD`.
-
-    Args:
-        token: id that fills the end of each row, `(k,)`, or of all.
-    """
-    found, borders = pieces
-    num_tokens = np.concatenate(([0], found[:, 2].cumsum()))[borders]
-    missing = length - np.diff(num_tokens)
-    short = np.flatnonzero(missing)
-    ids = np.broadcast_to(np.asarray(token, dtype=np.int64), missing.shape)
-    ends = np.stack((np.full_like(short, NO_SHARD), ids[short], missing[short]), axis=1)
-    ended = np.insert(found, borders[short + 1], ends, axis=0)
-    return ended, borders + np.concatenate(([0], (missing > 0).cumsum()))
 
 
 def check_number(number: int, most: int, stop: int) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.pieces import Pieces
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
@@ -36,7 +37,7 @@ from corpus_server.plan.origins import Origins
 from corpus_server.plan.part import check_part
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, joined, no_places
+from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows, no_places
 from corpus_server.plan.timeline import PlacedStage, Timeline
 
 
@@ -207,19 +208,17 @@ class Sampler:
         Args:
             places: rows of the global batch, unless `world_size` is given; see `row_numbers`.
 
-        Returns:
-            `(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each
-            of the k rows, then their number. In most plans each row is one piece, its window.
+        In most plans each row is one piece, its window.
         """
-        pieces, borders = joined(
+        found = Pieces.joined(
             [self.rows.pieces(*part) for part in self._rows(step, places, count, world_size)]
         )
         placed = self.timeline.stage_at(self.timeline.plan_step(step))
         if placed.num_parts > 1:  # so each row is a part of a window
             parts = np.arange(places.start, places.stop) % placed.num_parts
-            pieces[:, 1] += np.tile(parts * placed.seq_len, count)
-            pieces[:, 2] = placed.seq_len + 1
-        return self.resolved((pieces, borders))
+            found.places[:, 1] += np.tile(parts * placed.seq_len, count)
+            found.places[:, 2] = placed.seq_len + 1
+        return self.resolved(found)
 
     def resolved(self, pieces: Pieces) -> Pieces:
         """Return rows of pieces of the sources as pieces of shards, which they are unless of a view."""
@@ -255,7 +254,7 @@ class Sampler:
             found.append(
                 self.rows.pieces(source, *self.windows_at(source, positions[here]), self.exclusion_at(number))
             )
-        return joined(found)
+        return Pieces.joined(found)
 
     def pieces_of(self, source: int, rows: UInt64Array) -> Pieces:
         """Return what the n-th rows, ascending, that training takes from a source are made of.
@@ -263,11 +262,11 @@ class Sampler:
         Rows of skipped steps count. Shards and tokens are those of the sources, see `resolved`.
         """
         positions, parts, seq_lens = self.timeline.windows_of(source, rows)
-        pieces, borders = self.pieces_at(source, positions)
+        found = self.pieces_at(source, positions)
         if (seq_lens != self.plan.seq_len).any():  # only windows are read in parts, so each row is one piece
-            pieces[:, 1] += parts * seq_lens
-            pieces[:, 2] = seq_lens + 1
-        return pieces, borders
+            found.places[:, 1] += parts * seq_lens
+            found.places[:, 2] = seq_lens + 1
+        return found
 
     def windows_at(self, source: Source, positions: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
         """Return the rows at positions, before excluded ones are replaced, and their epochs.

@@ -27,8 +27,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.packing.lists import expanded
-from corpus_server.plan.rows import NO_SHARD, Pieces
+from corpus_server.pieces import NO_SHARD, Pieces, expanded
 from corpus_server.read.readahead import read_ahead
 
 # bytes; NumPy's limit. Maps lie within 2^47 bytes, so only windows of more than 65,536 tokens get

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats.masks import MASK_DTYPE
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan.rows import Pieces
+from corpus_server.pieces import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import OF_THREAD, Gatherer, Selection
 
@@ -265,7 +265,7 @@ class RangeReading:
     unit_tokens = 1
 
     def __init__(self, corpus: Corpus, gatherer: Gatherer, *, start: int, stop: int) -> None:
-        corpus.locate_range(start, stop - start)  # refuses what lies outside
+        corpus.check_range(start, stop - start)
         self._corpus = corpus
         self._gatherer = gatherer
         self._start = start
@@ -275,11 +275,11 @@ class RangeReading:
 
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return tokens from `first` on: `(num_units,)`."""
-        parts = [
-            self._gatherer.gather(np.array([[shard, start]], dtype=np.int64), stop - start, self.dtype)[0]
-            for shard, start, stop in self._corpus.locate_range(self._start + first, num_units)
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, self.dtype)])
+        start = self._start + first
+        pieces = self._corpus.pieces(np.array([start]), np.array([start + num_units]))
+        selection = self._gatherer.select_rows(pieces, self.dtype)
+        selection.check_unchanged(slice(None))
+        return selection.read(slice(None)).reshape(-1)
 
 
 def num_bytes(*readings: Reading) -> int:

@@ -119,8 +119,7 @@ def spans(service: Service, name: CorpusName, query: SpansQuery, request: Reques
         raise InvalidParameter.expected("start", f"in [0, {corpus.num_tokens}]", query.start)
     stop = min(query.start + query.count, corpus.num_tokens)
     service.admission.check_text_size(stop - query.start, "count")
-    pieces = corpus.locate_range(query.start, stop - query.start)
-    yield from service.staged(corpus.shards[number].file for number, _, _ in pieces)
+    yield from service.staged(shard.file for shard in corpus.shards_of(query.start, stop))
     tokens = read(service, corpus, query.start, stop)
     yield None
     shown = list(text.spans(corpus, query.start, tokens.tolist()))
@@ -164,8 +163,7 @@ def token_range(
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     request.charge(num_bytes(reading))
-    pieces = corpus.locate_range(start, stop - start)
-    yield from service.staged(corpus.shards[number].file for number, _, _ in pieces)
+    yield from service.staged(shard.file for shard in corpus.shards_of(start, stop))
     if chosen == "json":
         where = {"start": start, "stop": stop, "dtype": corpus.dtype.name}
         described = {"corpus": corpus.name, **fields, **where}

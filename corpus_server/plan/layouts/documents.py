@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.dealing import MAX_DEALT_ROWS
 from corpus_server.plan.declared import Schema, declared, integer, texts, true_or_false
 from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
@@ -31,7 +32,7 @@ from corpus_server.plan.orders import ORDERS
 from corpus_server.plan.orders.order import Order
 from corpus_server.plan.packing import Packing, Table, build
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, check_number
+from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows, check_number
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.tabled import Job, Lengths
 
@@ -88,9 +89,8 @@ class Packed(Rows):
         every = np.concatenate(([0], counts.cumsum()))
         pieces = np.empty((int(every[-1]), 3), dtype=np.int64)
         for (_, here), (its, borders) in zip(which, parts, strict=True):
-            places = np.arange(len(its)) + np.repeat(every[here] - borders[:-1], np.diff(borders))
-            pieces[places] = its
-        return pieces, every
+            pieces[expanded(every[here], np.diff(borders))[1]] = its
+        return Pieces(pieces, every)
 
     def _of_source(
         self, source: int, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
@@ -110,7 +110,7 @@ class Packed(Rows):
         within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
         if empty is not None:
             counts = np.where(empty, 0, counts)
-        return np.stack((shards, within, counts), axis=1), borders
+        return Pieces(np.stack((shards, within, counts), axis=1), borders)
 
     def costs(self, sources: Source, rows: UInt64Array) -> NDArray[np.int64]:
         """See `Rows.costs`."""

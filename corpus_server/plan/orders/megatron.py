@@ -22,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.blend import Blend, BlendTable, choose
 from corpus_server.plan.declared import Declared, choice, declared, integer, names, shares, texts
 from corpus_server.plan.exclusion import Exclusion, Pools
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
-from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, check_number
+from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows, check_number
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.streams import Drawn, Sequences, draw, extent, join, part_of
 from corpus_server.plan.tabled import Job, Lengths
@@ -99,15 +100,15 @@ class Samples(Rows, Arrangement):
         stops = starts + (seq_len + 1)
         low = bounds.searchsorted(starts, side="right") - 1
         num_pieces = bounds.searchsorted(stops, side="left") - low
-        borders = np.concatenate(([0], num_pieces.cumsum()))
-        documents = np.arange(borders[-1]) + np.repeat(low - borders[:-1], num_pieces)
+        row, documents = expanded(low, num_pieces)
         origins = bounds[documents]
-        begins = np.maximum(origins, np.repeat(starts, num_pieces))
-        ends = np.minimum(bounds[documents + 1], np.repeat(stops, num_pieces))
+        begins = np.maximum(origins, starts[row])
+        ends = np.minimum(bounds[documents + 1], stops[row])
         tokens = (self._table.begins[documents] + begins - origins).astype(np.uint64)
         shards = self._windows.shard_token.searchsorted(tokens, side="right") - 1
         within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
-        return np.stack((shards, within, ends - begins), axis=1), borders
+        borders = np.concatenate(([0], num_pieces.cumsum()))
+        return Pieces(np.stack((shards, within, ends - begins), axis=1), borders)
 
     def touching(
         self, source: int, start: int, stop: int, *, most: int
@@ -132,7 +133,7 @@ class Samples(Rows, Arrangement):
         counts = np.maximum(0, np.concatenate(highs) - firsts + 1)
         total = int(counts.sum())
         check_number(total, most, stop)
-        samples = np.arange(total) + np.repeat(firsts - (counts.cumsum() - counts), counts)
+        _, samples = expanded(firsts, counts)
         return np.unique(samples).astype(np.uint64)
 
     def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:

@@ -14,8 +14,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.pieces import expanded
 from corpus_server.plan.mixture import grouped
-from corpus_server.plan.packing.lists import Lists, NarrowArray, at_or_below, bisect, expanded
+from corpus_server.plan.packing.lists import Lists, NarrowArray, at_or_below, bisect
 from corpus_server.plan.packing.table import GROUP, Int64Array, Table
 from corpus_server.plan.permutation import Grid, invert, mix64, permute, round_keys, uniform
 

@@ -7,7 +7,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.rows import Pieces, UInt64Array
+from corpus_server.pieces import Pieces
+from corpus_server.plan.rows import UInt64Array
 from corpus_server.plan.sampler import Sampler
 
 
@@ -16,18 +17,15 @@ class Compared:
 
     def __init__(self, sampler: Sampler, other: Sampler) -> None:
         self.sampler = sampler
-        # The corpora of views say what lies where, else their names do.
-        viewed = any(each.origins is not None for each in (sampler, other))
-        named = {each: each.contents if viewed else each.plan.sources for each in (sampler, other)}
         sizes = {
-            name: int(size)
+            content: int(size)
             for each in (sampler, other)
-            for name, size in zip(named[each], np.diff(each.windows.first_shard), strict=True)
+            for content, size in zip(each.contents, np.diff(each.windows.first_shard), strict=True)
         }
         # For each shard of the plan's list, its number in a list that does not depend on the plan.
-        names = sorted(sizes)
-        first = dict(zip(names, accumulate((sizes[name] for name in names), initial=0), strict=False))
-        self._common = np.concatenate([first[name] + np.arange(sizes[name]) for name in named[sampler]])
+        ordered = sorted(sizes)
+        first = dict(zip(ordered, accumulate((sizes[each] for each in ordered), initial=0), strict=False))
+        self._common = np.concatenate([first[each] + np.arange(sizes[each]) for each in sampler.contents])
 
     def rows(self, step: int, count: int) -> tuple[Pieces, int]:
         """Return what the rows of steps are made of, with common shard numbers, and the rows of a step."""
@@ -37,7 +35,7 @@ class Compared:
     def common(self, pieces: Pieces) -> Pieces:
         """Return rows with common shard numbers."""
         found, borders = pieces
-        return np.column_stack((self._common[found[:, 0]], found[:, 1:])), borders
+        return Pieces(np.column_stack((self._common[found[:, 0]], found[:, 1:])), borders)
 
     def begins(self, rows: Pieces) -> NDArray[np.int64]:
         """Return about where the first token of each row lies, `(3, k)`: common shard, start, stop.
@@ -60,7 +58,7 @@ def unlike_rows(
     (shards, starts, stops), (its_shards, its_starts, its_stops) = (side.begins(its) for side, its in found)
     differs: NDArray[np.bool_] = (shards != its_shards) | (stops <= its_starts) | (its_stops <= starts)
     near = np.flatnonzero(~differs)
-    differs[near] = unlike(*(side.common(side.sampler.resolved(some(its, near))) for side, its in found))
+    differs[near] = unlike(*(side.common(side.sampler.resolved(its.rows(near))) for side, its in found))
     return differs
 
 
@@ -69,15 +67,6 @@ def unlike(a: Pieces, b: Pieces) -> NDArray[np.bool_]:
     counts = np.diff(a[1])
     differs: NDArray[np.bool_] = counts != np.diff(b[1])
     same = np.flatnonzero(~differs)
-    differing = (some(a, same)[0] != some(b, same)[0]).any(axis=1)
+    differing = (a.rows(same).places != b.rows(same).places).any(axis=1)
     differs[np.repeat(same, counts[same])[differing]] = True
     return differs
-
-
-def some(rows: Pieces, which: NDArray[np.intp]) -> Pieces:
-    """Return rows by their numbers."""
-    pieces, borders = rows
-    counts = np.diff(borders)[which]
-    ends = counts.cumsum()
-    within = np.repeat(borders[which] - ends + counts, counts) + np.arange(counts.sum())
-    return pieces[within], np.concatenate(([0], ends))

@@ -16,7 +16,7 @@ import numpy as np
 
 from corpus_server.described import described
 from corpus_server.plan.document import MAX_STAGES, Plan
-from corpus_server.plan.questions.compared import Compared, some, unlike
+from corpus_server.plan.questions.compared import Compared, unlike
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.sampler import Sampler
@@ -206,7 +206,7 @@ def _step_changes(pair: tuple[Compared, Compared], step: int, count: int) -> lis
     shared = min(in_a, in_b)
     differs = np.ones((count, max(in_a, in_b)), dtype=bool)
     which = [
-        some(rows, (np.arange(count)[:, None] * size + np.arange(shared)).reshape(-1))
+        rows.rows((np.arange(count)[:, None] * size + np.arange(shared)).reshape(-1))
         for rows, size in ((a, in_a), (b, in_b))
     ]
     differs[:, :shared] = unlike(*which).reshape(count, shared)

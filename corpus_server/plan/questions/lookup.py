@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
+from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, UInt64Array
+from corpus_server.plan.rows import UInt64Array
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 
@@ -263,8 +264,7 @@ def _rows(
     limit: int | None,
 ) -> list[Sighting]:
     timeline = sampler.timeline
-    of = np.repeat(np.arange(positions.size), num_parts)[:limit]  # the window of each row
-    parts = first_part[of] + np.arange(of.size) - (np.cumsum(num_parts) - num_parts)[of]
+    of, parts = (each[:limit] for each in expanded(first_part, num_parts))  # of each row, its window
     plan_steps, first_rows, _ = timeline.rows_of(source, positions)
     skipped = timeline.skips.contains(plan_steps)[of].tolist()
     steps = timeline.skips.num_outside_below(plan_steps)[of].tolist()
@@ -272,14 +272,14 @@ def _rows(
     if len(borders) - 1 == len(pieces):  # whole windows, of which rows may be parts
         pieces, borders = pieces[of], np.arange(of.size + 1)
         pieces[:, 1] += parts * timeline.seq_lens[timeline.stage_numbers(source, positions)][of]
-    places, borders_of = sampler.resolved((pieces, borders))
+    places, borders_of = sampler.resolved(Pieces(pieces, borders))
     columns = (
         (positions // sampler.num_windows[source])[of].tolist(),
         [None if is_skipped else step for is_skipped, step in zip(skipped, steps, strict=True)],
         plan_steps[of].tolist(),
         (first_rows[of].astype(np.int64) + parts).tolist(),
         *places[borders_of[:-1], :2].T.tolist(),
-        _offsets(sampler, source, ranges, (pieces, borders)).tolist(),
+        _offsets(sampler, source, ranges, Pieces(pieces, borders)).tolist(),
         substitute[of].tolist(),
     )
     return [Sighting(*fields) for fields in zip(*columns, strict=True)]
