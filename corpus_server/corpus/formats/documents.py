@@ -173,12 +173,18 @@ class CutDocuments(DocumentIndex):
         return self._whole.edges(self._first + first, count).clip(self._start, self._stop) - self._start
 
     def sequence_lengths(self) -> Ends:
-        """Refuse: a cut sequence would be another one."""
-        raise InvalidParameter(
-            f"{self.file.path.name}: a corpus with token_range has no whole sequences",
-            parameter="token_range",
-            remedy="serve it without token_range; order megatron has a split of its own",
-        )
+        """Return the tokens of each document; refuse a cut one, which would be another sequence."""
+        edges = self._whole.edges(np.array([self._first]), self.num_documents)[0]
+        is_cut = self.num_documents and not self._start <= edges[0] <= edges[-1] <= self._stop
+        if is_cut or self._whole.joins_sequences:
+            raise InvalidParameter(
+                f"{self.file.path.name}: the token_range of the corpus, [{self._start}, {self._stop}) of it, may cut "
+                "a sequence in two",
+                parameter="token_range",
+                remedy="serve it without token_range; order megatron has a split of its own",
+            )
+        lengths: Ends = np.diff(edges)
+        return lengths
 
     def find_problem(self) -> str | None:
         """Read the shard's whole index in bounded memory; return the first contradiction, or None."""

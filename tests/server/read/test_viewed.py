@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from contextlib import ExitStack
+from itertools import accumulate, pairwise, permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
+from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.views import View
+from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan
 from corpus_server.plan.questions.diff import compare_slices
@@ -19,8 +23,9 @@ from corpus_server.plan.questions.lookup import look_up_slices
 from corpus_server.plan.questions.slices import finish
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import WindowReading
-from tests.corpora import spec
-from tests.views import laid_out, viewed_catalog
+from corpus_server.tools.viewing.make import make_view
+from tests.corpora import megatron_index, spec, write_megatron
+from tests.views import laid_out, viewed_catalog, write_corpus
 
 DRAW = np.random.default_rng(5)
 SHARDS = [DRAW.integers(1, 40, size).tolist() for size in (300, 40, 270)]
@@ -166,3 +171,49 @@ def test_plans_of_two_views_are_compared_by_the_corpus_s_tokens(catalog: Catalog
     rows = [epoch_rows(each)[0] for each in (one, other)]
     first = next(n for n, (a, b) in enumerate(zip(*rows, strict=False)) if a != b)
     assert found.first_step == first // 4
+
+
+def test_a_row_whose_pieces_are_all_excluded_is_end_of_text(tmp_path: Path) -> None:
+    """Also of a view with more tokens than its corpus, where the row's place in the view lies beyond that."""
+    lengths = [9] * 6 + [13] * 2
+    counts = [5] * 6 + [1] * 2
+    with viewed_catalog(tmp_path, [lengths], {"hq": counts}) as catalog:
+        document = {"seq_len": 12, "seed": 7, "rows": {"documents": {"block_documents": 99}}}
+        stage = {"from_step": 0, "global_batch_size": 1, "mixture": {"hq": 1}, "exclude": {"hq": [[54, 80]]}}
+        plan = catalog.bind(Plan.from_json({**document, "stages": [stage]}))
+        size = int(plan.sampler.num_windows[0])
+        readings = [WindowReading(plan, step=step, count=1, rank=0, rows=1) for step in range(size)]
+        served = np.concatenate([each.read(0, 1) for each in readings])
+    assert np.count_nonzero((served == 0).all(axis=1)) == 2
+
+
+def test_plans_of_corpora_of_one_name_are_compared_by_their_content(tmp_path: Path) -> None:
+    """A corpus that grew has its name, and what it held before has another content or number of shards."""
+    folders = [write_corpus(tmp_path / name, shards, first=first) for name, shards, first in (
+        ("a", [[5] * 40], 1), ("b", [[5] * 40], 1000), ("c", [[5] * 40, [5] * 40], 5000),
+    )]  # fmt: skip
+    plans = []
+    with ExitStack() as opened:
+        for folder in folders:
+            catalog = opened.enter_context(Catalog.open([spec(folder, "web", dtype="uint32")]))
+            plans.append(bound(catalog, {"web": 1}))
+        for one, other in permutations(plans, 2):
+            found = finish(compare_slices(one.sampler, other.sampler, num_steps=3))
+            assert (found.first_step, [each.num_rows for each in found.steps]) == (0, [4, 4, 4])
+
+
+def test_rows_of_documents_over_a_view_of_documents_of_several_sequences(tmp_path: Path) -> None:
+    """In Megatron's format a document may be several sequences; a view has documents."""
+    sequences = [[*range(10 * n + 1, 10 * n + 8), 0] for n in range(8)]
+    path = write_megatron(tmp_path / "m", sequences)
+    index = megatron_index([8] * 8, documents=[0, 3, 4, 8])
+    path.with_suffix(".idx").write_bytes(index)
+    view = tmp_path / "v.view"
+    with Corpus.open(CorpusSpec.parse(f"m={path},eot=0")) as corpus:
+        assert corpus.num_documents == 3
+        make_view(corpus, np.array([1, 0, 2], dtype=np.uint16), view, made={})
+    with Catalog.open([CorpusSpec.parse(f"m={path},eot=0"), CorpusSpec.parse(f"v=m?view={view}")]) as catalog:
+        plan = bound(catalog, {"v": 1}, "documents")
+        served = WindowReading(plan, step=0, count=4, rank=0, rows=4).read(0, 16)
+    assert not {31, 32, 33, 34, 35, 36, 37} & set(served.ravel().tolist())
+    assert {1, 27, 41, 77} <= set(served.ravel().tolist())
