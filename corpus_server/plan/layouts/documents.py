@@ -147,8 +147,7 @@ class Packed(Rows):
     def within(self, source: int, ranges: Ranges) -> NDArray[np.integer]:
         """See `Rows.within`."""
         starts, stops = ranges.bounds.astype(np.int64).T
-        units = self._packings[source].touching(starts, stops) + self._first_piece[source]
-        return np.stack((units, units + np.uint64(1)), axis=1)
+        return self._packings[source].held(starts, stops) + self._first_piece[source]
 
     def exclusion(self, units: Ranges, keys: UInt64Array, groups: Grouped | None) -> Exclusion:
         """See `Rows.exclusion`: a class lies within a block, so a substitute is near without groups."""
