@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from corpus_server.corpus.corpus import Corpus
@@ -15,9 +16,26 @@ from corpus_server.errors import FingerprintMismatch, InvalidParameter, UnknownC
 from corpus_server.plan import Plan
 from corpus_server.read.bound_plan import BoundPlan, ShardList
 from corpus_server.read.gather import Gatherer
-from corpus_server.read.tables import Tables
+from corpus_server.read.tables import TableInUse, Tables
 from corpus_server.settings import DEFAULT_CACHE_BYTES, default_cache_dir
 from corpus_server.stores import Cache, Mirror
+from corpus_server.work import Budget
+
+
+class Fitted(NamedTuple):
+    """A plan with its fingerprints, the shards of its corpora, and its tables."""
+
+    plan: Plan
+    opened: ShardList
+    tables: Sequence[TableInUse]
+
+    def bind(self, parent: BoundPlan | None = None) -> BoundPlan:
+        """Return the bound plan; `parent` is the one that it continues.
+
+        Raises:
+            InvalidPlan: the plan does not fit the corpora, see `Sampler`.
+        """
+        return BoundPlan(self.plan, self.opened, self.tables, parent)
 
 
 class Catalog(Closing):
@@ -122,14 +140,22 @@ class Catalog(Closing):
         """Return the gatherer over one corpus's shards."""
         return self._gatherers[self.corpus(name).name]
 
-    def bind(self, plan: Plan, parent: BoundPlan | None = None) -> BoundPlan:
-        """Bind a plan to the open corpora: add the fingerprints it lacks, check those it has.
+    def bind(self, plan: Plan, parent: BoundPlan | None = None, budget: Budget | None = None) -> BoundPlan:
+        """Bind a plan to the open corpora, see `fit`.
+
+        Args:
+            parent: the plan that this one continues, bound here.
+        """
+        return self.fit(plan, budget or Budget()).bind(parent)
+
+    def fit(self, plan: Plan, budget: Budget, *, is_kept: bool = True) -> Fitted:
+        """Find the corpora of a plan: add the fingerprints it lacks, check those it has; build its tables.
 
         A corpus whose content was exchanged still answers the plans of before, if the old content is served
         under another name that its `earlier` lists. Who may read the corpus may read that through a plan.
 
         Args:
-            parent: the plan that this one continues, bound here.
+            budget, is_kept: see `Tables.bind`.
 
         Raises:
             UnknownCorpus: a source is not served here.
@@ -146,11 +172,11 @@ class Catalog(Closing):
             if found is None:
                 raise _mismatch(corpus, wanted)
             chosen[name] = found
-        plan, tables = self._tables.bind(plan.bind(fingerprints), chosen)
+        plan, tables = self._tables.bind(plan.bind(fingerprints), chosen, budget, is_kept=is_kept)
         key = tuple(chosen.items())
         if (opened := self._opened.get(key)) is None:
             opened = self._opened[key] = ShardList(chosen, reads_ahead=self._reads_ahead)
-        return BoundPlan(plan, opened, tables, parent)
+        return Fitted(plan, opened, tables)
 
 
 def _mismatch(corpus: Corpus, wanted: str) -> FingerprintMismatch:

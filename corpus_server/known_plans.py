@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, Final
+
+import xxhash
 
 from corpus_server.admission.request import ANYONE, Caller
 from corpus_server.catalog import Catalog
@@ -17,6 +19,7 @@ from corpus_server.plan_store import PlanStore
 from corpus_server.plan_store.links import PlacedLink, add_links, chain, has_link, remove_links
 from corpus_server.read.apart import parse_apart
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.work import Budget, Jobs, shared
 
 MAX_PLANS = 1024
 MAX_BYTES = 128 * 2**20
@@ -24,6 +27,9 @@ MAX_BYTES = 128 * 2**20
 LARGE_BYTES = 2**20
 """A document of this size takes some 20 times as much memory while it is parsed: one such at a time, in a
 process of its own."""
+
+
+_IS_READ: Final = "a plan of more than a megabyte is being read"
 
 
 class KnownPlans:
@@ -36,15 +42,21 @@ class KnownPlans:
     """
 
     def __init__(
-        self, catalog: Catalog, store: PlanStore, *, max_plans: int = MAX_PLANS, max_bytes: int = MAX_BYTES
+        self,
+        catalog: Catalog,
+        store: PlanStore,
+        jobs: Jobs | None = None,
+        *,
+        max_plans: int = MAX_PLANS,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self._catalog = catalog
         self._store = store
+        self._jobs = jobs
         self._max_plans, self._max_bytes = max_plans, max_bytes
         self._lock = threading.Lock()  # of the two below; never held while a plan is bound
         self._plans: OrderedDict[str, BoundPlan] = OrderedDict()  # by id, the plan used last at the end
         self._ids: OrderedDict[frozenset[tuple[str, Any]], str] = OrderedDict()
-        self._large = threading.RLock()  # what is posted may continue a plan that has to be restored
 
     def in_memory(self, plan_id: str) -> BoundPlan | None:
         """Return the plan if it is in memory; never blocks."""
@@ -53,7 +65,7 @@ class KnownPlans:
                 self._plans.move_to_end(plan_id)
             return self._plans.get(plan_id)
 
-    def by_id(self, plan_id: str, caller: Caller = ANYONE) -> BoundPlan:
+    def by_id(self, plan_id: str, caller: Caller = ANYONE, budget: Budget | None = None) -> BoundPlan:
         """Return a plan that this process, or a worker beside it, has seen; reads the store.
 
         Raises:
@@ -63,22 +75,24 @@ class KnownPlans:
         """
         if (bound := self._allowed(plan_id, caller)) is not None:
             return bound
+        budget = budget or Budget()
         if (document := self._store.document(plan_id)) is not None:
-            with self._turn(len(document)):
-                # Another thread may have bound it meanwhile.
-                if (bound := self._allowed(plan_id, caller)) is not None:
-                    return bound
-                plan = self._parsed(document)
-                assert isinstance(plan, Plan)
-                return self._remember(self._bind(plan, caller))
+            plan = self._parsed(document, budget)
+            assert isinstance(plan, Plan)
+            return self._bind(plan, caller, budget, size=len(document))
         links = chain(self._store, plan_id, lambda each: self.in_memory(each) is not None)
         if not links:
             raise _unknown("plan", plan_id)
-        with self._turn(sum(len(link.kept.document) for link in links)):
-            return self._allowed(plan_id, caller) or self._restored(links, caller)
+        return self._restored(links, caller, budget)
 
     def keep_document(
-        self, body: bytes | bytearray, caller: Caller = ANYONE, *, keep: bool = True, run: str = ""
+        self,
+        body: bytes | bytearray,
+        caller: Caller = ANYONE,
+        budget: Budget | None = None,
+        *,
+        keep: bool = True,
+        run: str = "",
     ) -> BoundPlan:
         """Bind the plan of a posted document, remember it, and keep it in the store.
 
@@ -91,16 +105,24 @@ class KnownPlans:
             InvalidPlan: the document is not a plan, or does not fit the corpora.
             UnknownCorpus, FingerprintMismatch: see `Catalog.bind`.
         """
-        return self._kept(body, caller, keep=keep, run=run)[0]
+        return self._kept(body, caller, budget or Budget(), keep=keep, run=run)[0]
 
     def describe_document(
-        self, body: bytes | bytearray, caller: Caller = ANYONE, *, keep: bool = True, run: str = ""
+        self,
+        body: bytes | bytearray,
+        caller: Caller = ANYONE,
+        budget: Budget | None = None,
+        *,
+        keep: bool = True,
+        run: str = "",
     ) -> bytes:
         """Do the same, and return the plan's description; of what continues a plan, only what it adds."""
-        bound, parent = self._kept(body, caller, keep=keep, run=run)
+        bound, parent = self._kept(body, caller, budget or Budget(), keep=keep, run=run)
         return bound.to_json(parent)
 
-    def spelled(self, spelling: Mapping[str, Any], caller: Caller = ANYONE) -> BoundPlan:
+    def spelled(
+        self, spelling: Mapping[str, Any], caller: Caller = ANYONE, budget: Budget | None = None
+    ) -> BoundPlan:
         """Return the plan that is spelled inline; its id can be asked for while it is in memory.
 
         Args:
@@ -111,7 +133,7 @@ class KnownPlans:
             plan_id = self._ids.get(key)
         if plan_id is not None and (bound := self._allowed(plan_id, caller)) is not None:
             return bound
-        bound = self._remember(self._bind(Plan.spelled(spelling), caller))
+        bound = self._bind(Plan.spelled(spelling), caller, budget or Budget(), is_kept=False)
         with self._lock:
             self._ids[key] = bound.plan.id
             if len(self._ids) > self._max_plans:
@@ -125,28 +147,29 @@ class KnownPlans:
         return bound
 
     def _kept(
-        self, body: bytes | bytearray, caller: Caller, *, keep: bool, run: str
+        self, body: bytes | bytearray, caller: Caller, budget: Budget, *, keep: bool, run: str
     ) -> tuple[BoundPlan, BoundPlan | None]:
         """Return the bound plan of a posted document, and that which it continues if it does."""
-        with self._turn(len(body)):
-            parsed = self._parsed(body)
-            if isinstance(parsed, Link):
-                parent = self._parent(parsed.parent, caller)
-                bound = self._bind(Continued.of(parent.plan, parsed), caller, parent)
-            else:
-                parent, bound = None, self._bind(parsed, caller)
-            if not keep:
-                return bound, parent
-            self._store.add(bound.plan.root, owner=caller.name, most=caller.limits.max_plans, run=run)
-            if isinstance(bound.plan, Continued):
-                add_links(self._store, bound.plan)
-                bound.plan.forget_links()
-            return self._remember(bound), parent
+        parsed, parent = self._parsed(body, budget), None
+        plan: Plan
+        if isinstance(parsed, Link):
+            parent = self._parent(parsed.parent, caller, budget)
+            plan = Continued.of(parent.plan, parsed)
+        else:
+            plan = parsed
+        bound = self._bind(plan, caller, budget, parent, size=len(body), is_kept=keep, is_remembered=False)
+        if not keep:
+            return bound, parent
+        self._store.add(bound.plan.root, owner=caller.name, most=caller.limits.max_plans, run=run)
+        if isinstance(bound.plan, Continued):
+            add_links(self._store, bound.plan)
+            bound.plan.forget_links()
+        return self._remember(bound), parent
 
-    def _parent(self, plan_id: str, caller: Caller) -> BoundPlan:
+    def _parent(self, plan_id: str, caller: Caller, budget: Budget) -> BoundPlan:
         """Return a plan that is to be continued."""
         try:
-            bound = self.by_id(plan_id, caller)
+            bound = self.by_id(plan_id, caller, budget)
         except UnknownPlan:
             raise _unknown("parent", plan_id) from None
         if isinstance(bound.plan, Continued) and not has_link(self._store, plan_id):
@@ -154,9 +177,9 @@ class KnownPlans:
             raise _unknown("parent", plan_id)
         return bound
 
-    def _restored(self, links: Sequence[PlacedLink], caller: Caller) -> BoundPlan:
+    def _restored(self, links: Sequence[PlacedLink], caller: Caller, budget: Budget) -> BoundPlan:
         """Bind a plan from its links, oldest first; what they continue is in memory or in the store."""
-        parent = self.by_id(links[0].parent, caller)
+        parent = self.by_id(links[0].parent, caller, budget)
         plan = Continued.restored(parent.plan, [link.kept for link in links])
         if plan is None:
             remove_links(self._store, links)  # damaged; the client posts them again
@@ -165,20 +188,45 @@ class KnownPlans:
             if (placed := link.placed()) is None:
                 break  # those behind it are computed
             plan.log.place(number, *placed)
-        return self._remember(self._bind(plan, caller, parent))
+        return self._bind(plan, caller, budget, parent)
 
-    def _bind(self, plan: Plan, caller: Caller, parent: BoundPlan | None = None) -> BoundPlan:
+    def _bind(
+        self,
+        plan: Plan,
+        caller: Caller,
+        budget: Budget,
+        parent: BoundPlan | None = None,
+        *,
+        size: int = 0,
+        is_kept: bool = True,
+        is_remembered: bool = True,
+    ) -> BoundPlan:
+        """Bind a plan and remember it; one of a large document once for all who wait for it.
+
+        Args:
+            size: bytes of its document.
+            is_kept: whether it is kept on disk, or will be.
+            is_remembered: whether others may take it from memory already.
+        """
         caller.check_read(plan.sources)  # first: what binding refuses tells what the corpora are
-        return self._catalog.bind(plan, parent)
+        fitted = self._catalog.fit(plan, budget, is_kept=is_kept)
 
-    def _parsed(self, document: bytes | bytearray | str) -> Plan | Link:
+        def bind(_: Budget) -> BoundPlan:
+            bound = fitted.bind(parent)
+            return self._remember(bound) if is_remembered else bound
+
+        if size <= LARGE_BYTES:
+            return bind(budget)
+        key = ("bind", fitted.plan.id, is_remembered)
+        return shared(self._jobs, budget, key, bind, is_small=False, what=_IS_READ)
+
+    def _parsed(self, document: bytes | bytearray | str, budget: Budget) -> Plan | Link:
         if len(document) <= LARGE_BYTES:
             return parse_document(document)
-        corpora = self._catalog.corpora.items()
-        return parse_apart(document, {name: corpus.fingerprint for name, corpus in corpora})
-
-    def _turn(self, num_bytes: int) -> AbstractContextManager[object]:
-        return self._large if num_bytes > LARGE_BYTES else nullcontext()
+        fingerprints = {name: corpus.fingerprint for name, corpus in self._catalog.corpora.items()}
+        key = ("parse", xxhash.xxh3_128_digest(document.encode() if isinstance(document, str) else document))
+        work = partial(parse_apart, document, fingerprints)
+        return shared(self._jobs, budget, key, work, is_small=False, what=_IS_READ)
 
     def _remember(self, bound: BoundPlan) -> BoundPlan:
         """Add a plan to memory, and forget the plans used longest ago while there is too much."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.work import Budget
 from tests.corpora import spec
-
-T = TypeVar("T")
 
 
 def write_metadata(folder: Path, columns: dict[str, Sequence[Any]], **options: Any) -> Path:
@@ -28,15 +27,5 @@ def metadata_of(path: Path | str, **options: Any) -> list[dict[str, Any]]:
         table = corpus.metadata()
         assert table is not None
         assert corpus.num_documents is not None
-        found = finished(table.rows(range(corpus.num_documents)))
+        found = table.rows(range(corpus.num_documents), Budget())
     return [found[number] for number in range(len(found))]
-
-
-def finished(work: Generator[Any, Any, T]) -> T:
-    """Run a generator to its end and return its result."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result

@@ -19,6 +19,7 @@ from itertools import repeat
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
@@ -94,8 +95,11 @@ class Batch(list[torch.Tensor]):
                 "the DataLoader puts the batches of several steps together, and each is a whole rank batch "
                 "already; pass batch_size=None to it"
             )
+        is_new = is_tensor and tensor is not self[index]
         super().__setitem__(index, tensor)
-        if is_tensor and tensor.is_pinned():  # torch 2.4 pins the items of a list, and not the list
+        # Torch 2.4 pins the items of a list, and not the list. A worker puts a batch's own tensors into
+        # copies, and must not ask: `is_pinned` makes CUDA's context, which a forked child cannot have.
+        if is_new and get_worker_info() is None and tensor.is_pinned():
             views = self._views._replace(inputs=tensor, targets=tensor)  # the list's own are not its matter
             self._more = list(views.changed(lambda _, each: each.pin_memory())[2:])
 

@@ -403,7 +403,7 @@ class CorpusLoader(PlanLoader[Batch]):
         if self._slot_memory is None or self._slot_memory.nbytes != sizes.num_bytes:
             self._slot_memory = None  # it goes before the new one comes
             self._slot_memory = self._stager.host_memory(sizes.num_bytes)
-            self._pinned = self._slot_memory.is_pinned()  # torch's word: registering may do less than asked
+            self._pinned = self._stager.is_pinned(self._slot_memory)
         self._pipeline = self.prepared.start(
             cut_slots(self._slot_memory, sizes), self._stager, self._recorder, self._step, self._end_step
         )

@@ -5,6 +5,7 @@ A check is a function that returns, or raises an error of `errors.py`. It is ask
     connection   a client has connected; of the request only its `address` is known
     request      a head has come, on the fast path or to the application; `caller` is known after `token`
     response     a costly response is about to be made, after the query was understood
+    slot         ... one of tokens, or one that is streamed
 
 All of them run in the event loop's thread and must not wait. Which corpora a request reads is known only
 later: `Caller.check_read`. So are sizes: the methods `check_...` of `Load`.
@@ -52,7 +53,7 @@ _OPEN_FOLDER = b"/page/"
 # Of GET; all other paths of /v1 read.
 _SCOPES = {b"/metrics": "metrics", b"/v1/live": "metrics", b"/v1/plans": "inspect"}
 
-Moment = Literal["connection", "request", "response"]
+Moment = Literal["connection", "request", "response", "slot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ CHECKS: tuple[Check, ...] = (
     Check("origin", "request", _origin),
     Check("scope", "request", _scope),
     Check("token limits", "response", _token_limits),
-    Check("slots", "response", _slots),
+    Check("slots", "slot", _slots),
 )
 """A new check is a function above and a line here. Before `token`, a check is asked of everybody."""
 
@@ -234,8 +235,13 @@ class Admission(Load):
         Raises:
             CorpusServerError: one of the `CHECKS` refuses the response.
         """
-        self._ask("response", request)
+        self.check_response(request)
+        self._ask("slot", request)
         return self.take_slot(request.caller, reader)
+
+    def check_response(self, request: RequestHead) -> None:
+        """Raise the error of the first of `CHECKS` that refuses a costly response, with a slot or without."""
+        self._ask("response", request)
 
     def _ask(self, moment: Moment, request: RequestHead) -> None:
         for check in CHECKS:

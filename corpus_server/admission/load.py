@@ -7,9 +7,9 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -26,9 +26,11 @@ SMALL_BODY_BYTES = 64 * 1024
 """Bodies up to here are always received: one that never ends costs no more than its connection does. Routes
 that read no body drop it."""
 
-MAX_ROWS = 2**22
-"""Rows of one response: what 16 MiB, the size that the client asks for, hold of the shortest windows.
-Locating them takes about a second, in slices, and for indices 64 MiB."""
+MAX_QUESTIONS = 256
+"""Questions of a process that compute or wait; and of one token or address a quarter of them."""
+
+_BEGUN, _BEGUN_OWN = 16, 4
+"""Questions that have a thread, and those of one token or address: a few callers leave threads to others."""
 
 MAX_FOLLOWERS = 32
 """Streams of events of a process. They hold no slot and read one small file for all."""
@@ -139,6 +141,8 @@ class Load:
         self.connections: Counter[str] = Counter()
         self.usage: defaultdict[str, Usage] = defaultdict(Usage)
         self._num_short = self._num_followers = self._body_bytes = 0
+        self._questions: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # that wait, by caller
+        self._begun: Counter[str] = Counter()  # questions that have a thread, by caller
         self._looked_at = -math.inf  # monotonic second of the last look for stalled readers
 
     def connect(self, address: str) -> None:
@@ -209,6 +213,50 @@ class Load:
             self._num_short -= 1
             usage.num_short -= 1
 
+    @asynccontextmanager
+    async def question(self, caller: str) -> AsyncIterator[None]:
+        """Wait for a thread for a question, in turns with other callers; count the question while it has it.
+
+        Args:
+            caller: a token's name, or an address.
+
+        Raises:
+            Overloaded: too many of the process, or of the caller, compute or wait.
+        """
+        own = len(self._questions.get(caller, ())) + self._begun[caller]
+        if sum(map(len, self._questions.values())) + self._begun.total() >= MAX_QUESTIONS:
+            raise Overloaded(f"{MAX_QUESTIONS} questions are under way in this process")
+        if own >= MAX_QUESTIONS // 4:
+            raise Overloaded(f"{own} questions of yours are under way in this process, as many as may be")
+        turn = asyncio.get_running_loop().create_future()
+        self._questions.setdefault(caller, deque()).append(turn)
+        self._begin_questions()
+        try:
+            await turn
+            yield
+        finally:
+            waiting = self._questions.get(caller, ())
+            if turn in waiting:  # cancelled
+                self._questions[caller].remove(turn)
+            else:
+                self._begun -= Counter((caller,))
+            self._begin_questions()
+
+    def _begin_questions(self) -> None:
+        """Give threads to questions, to one caller after another."""
+        while self._begun.total() < _BEGUN:
+            waiting = [each for each, queue in self._questions.items() if queue]
+            caller = next((each for each in waiting if self._begun[each] < _BEGUN_OWN), None)
+            if caller is None:
+                break
+            self._begun[caller] += 1
+            self._questions.move_to_end(caller)
+            turn = self._questions[caller].popleft()
+            if not turn.done():  # else cancelled
+                turn.set_result(None)
+        for each in [each for each, queue in self._questions.items() if not queue]:
+            del self._questions[each]
+
     @contextmanager
     def following(self) -> Iterator[None]:
         """Count a stream of events while it is sent; raise Overloaded if there are `MAX_FOLLOWERS`."""
@@ -248,11 +296,6 @@ class Load:
         """Raise AnswerTooLarge above `max_answer_bytes`, before anything of the response is computed."""
         remedy = f"a smaller {parameter}, or --max-answer-bytes when starting the server"
         _check("an answer", size_bytes, self.settings.max_answer_bytes, "bytes", parameter, remedy)
-
-    def check_rows(self, count: int, rows: int) -> None:
-        """Raise AnswerTooLarge for a response of more than `MAX_ROWS` rows."""
-        remedy = f"ask for at most {MAX_ROWS // max(rows, 1)} steps"
-        _check("an answer", count * rows, MAX_ROWS, "rows", "count", remedy)
 
     def check_shards(self, size_bytes: int) -> None:
         """Raise AnswerTooLarge if the staged shards of a response exceed the cache."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from corpus_server.errors import BadRequest, Forbidden
@@ -106,8 +106,6 @@ class RequestHead:
         caller: who asks, as the admission has found.
         request_id: names the request in logs and in its response.
         trace_parent: W3C `traceparent`, "" if none came.
-        charge: is told the bytes of the response before anything is read for it; raises Overloaded if they
-            are too many now.
     """
 
     method: str
@@ -118,7 +116,6 @@ class RequestHead:
     caller: Caller = ANYONE
     request_id: str = ""
     trace_parent: str = ""
-    charge: Callable[[int], None] = field(default=lambda _: None, compare=False)
 
     @classmethod
     def of(

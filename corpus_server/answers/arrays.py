@@ -21,9 +21,9 @@ from corpus_server.answers.response import (
     ChecksumPlace,
     Format,
     Response,
-    Slices,
 )
-from corpus_server.read.reading import PIECE_BYTES, Reading, hash_slices, num_bytes, read_pieces
+from corpus_server.read.reading import PIECE_BYTES, Reading, hash_arrays, num_bytes, read_pieces
+from corpus_server.work import Budget
 
 TAIL = "xxh3-64=tail"
 """Value of the checksum header where the checksum follows the array: 8 bytes, the last of the body."""
@@ -40,8 +40,9 @@ def array_response(
     chosen: Format,
     checksum: ChecksumPlace,
     request: RequestHead,
+    budget: Budget,
     beside: Mapping[str, Reading] = MappingProxyType({}),
-) -> Slices[Response]:
+) -> Response:
     """Make the response that holds a reading's bytes.
 
     The first piece is read here, and a row of each array beside it, so that a shard or a mask that changed
@@ -53,6 +54,7 @@ def array_response(
         checksum: its place; in the header, everything is read and hashed before the first byte is sent,
             and what exceeds one piece is read twice.
         request: for a HEAD nothing is read.
+        budget: of the question.
         beside: arrays that follow in a raw body, by name.
     """
     readings = reading, *beside.values()
@@ -79,7 +81,7 @@ def array_response(
                 digest.update(piece)
             pieces = iter(kept)
         else:
-            yield from hash_slices(reading, digest, *beside.values())
+            hash_arrays(digest, budget, *readings)
         headers[CHECKSUM_HEADER] = checksum_value(digest)
     else:
         for each in beside.values():

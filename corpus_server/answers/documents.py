@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from corpus_server.answers.response import Slices
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import CorpusServerError
+from corpus_server.work import Budget
 
 MAX_CHARACTERS: Final = 2000
 """Of a value; what is longer is cut."""
@@ -35,8 +35,8 @@ class Found:
 
 
 def find_metadata(
-    corpus: Corpus, documents: Iterable[int], columns: Collection[str] | None = None
-) -> Slices[Found]:
+    corpus: Corpus, documents: Iterable[int], budget: Budget, columns: Collection[str] | None = None
+) -> Found:
     """Read the metadata of documents, numbered as in the corpus's files, as JSON shows it.
 
     Args:
@@ -45,7 +45,7 @@ def find_metadata(
     try:
         if (table := corpus.metadata()) is None:
             return Found(rows={})
-        found = yield from table.rows(documents, columns)
+        found = table.rows(documents, budget, columns)
     except CorpusServerError as error:
         folder = corpus.metadata_paths[0].parent.parent  # clients need not know where the corpus lies
         return Found(rows={}, problem=f"corpus {corpus.name!r}: {error.detail.replace(f'{folder}/', '')}")

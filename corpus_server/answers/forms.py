@@ -7,13 +7,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from corpus_server.answers.response import Format, Response, Slices, json_response, text_response
+from corpus_server.answers.response import Format, Response, json_response, text_response
 from corpus_server.answers.service import Service
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.pieces import NO_SHARD
 from corpus_server.read import text
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import Reading, WindowReading, read_arrays
+from corpus_server.work import Budget
 
 
 class InMemory:
@@ -44,22 +45,22 @@ def check_form(service: Service, chosen: Format, corpora: Iterable[Corpus], *rea
 
 
 def json_arrays(
-    fields: Mapping[str, object], headers: Mapping[str, str], readings: Mapping[str, Reading]
-) -> Slices[Response]:
+    fields: Mapping[str, object], headers: Mapping[str, str], readings: Mapping[str, Reading], budget: Budget
+) -> Response:
     """Make a response that holds arrays as nested lists, by name."""
     arrays = {}
     for name, reading in readings.items():
         parts = [np.empty(0, dtype=reading.dtype)]  # so that an empty range has a type
         for part in read_arrays(reading):
             parts.append(part.reshape(-1))
-            yield None
+            budget.spend(num_bytes=part.nbytes)
         arrays[name] = np.concatenate(parts).reshape(reading.shape)
     return json_response({**fields, **arrays}, headers)
 
 
 def rows_as_text(
-    bound: BoundPlan, reading: WindowReading, first_step: int, headers: Mapping[str, str]
-) -> Slices[Response]:
+    bound: BoundPlan, reading: WindowReading, first_step: int, headers: Mapping[str, str], budget: Budget
+) -> Response:
     """Make a response that shows every row as text, below a line that says where it lies."""
     _, rows, _ = reading.shape
     lines: list[str] = []
@@ -78,5 +79,5 @@ def rows_as_text(
             (tokens,) = reading.read(number, 1)
             lines.append(text.decode(bound.corpora[name], tokens.tolist()))
             number += 1
-            yield None
+            budget.spend(num_bytes=tokens.nbytes)
     return text_response("\n".join(lines) + "\n", headers)

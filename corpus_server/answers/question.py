@@ -1,4 +1,4 @@
-"""What can be asked of corpora and plans under `/v1`, answered in slices: how a question is declared.
+"""What can be asked of corpora and plans under `/v1`, how a question is declared.
 
 The application makes its routes of `QUESTIONS`; the command line asks the same functions without a server.
 
@@ -19,12 +19,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_t
 from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, create_model
 from pydantic_core import CoreSchema, core_schema
 
-from corpus_server.answers.response import FORMATS, ChecksumPlace, Format, Response, Slices
+from corpus_server.answers.response import FORMATS, ChecksumPlace, Format, Response
 from corpus_server.plan.declared import Schema
 from corpus_server.plan.document import INLINE_PLAN
 from corpus_server.plan.stage import MAX_STEP
+from corpus_server.work import Limits
 
-Make = TypeVar("Make", bound=Callable[..., Slices[Response]])
+LIMITS: Final = Limits(rows=2**22, num_bytes=2**30, seconds=30)
+"""Of a question that has none of its own. Rows: what 16 MiB, the size that the client asks for, hold of the
+shortest windows, located in about a second. Bytes: half a second of reading from the page cache."""
+
+Make = TypeVar("Make", bound=Callable[..., Response])
 
 
 def _checked(schema: CoreSchema, accepted: str, described: dict[str, Any]) -> GetPydanticSchema:
@@ -119,18 +124,24 @@ class Question:
 
     Args:
         path: with the names of the function's parameters.
-        make: gets `service`, `query`, `request` and what the path names; its docstring describes the route.
+        make: gets `service`, `query`, `request`, `budget` and what the path names; its docstring describes
+            the route.
         answer: what is answered as JSON.
         array: what is answered in one of `formats`, instead.
         is_tagged: whether the response has an `ETag`.
+        limits: what one may use.
+        is_token_path: whether gather threads answer it, and slots count it: tokens read piece by piece.
+            All others compute in turns.
     """
 
     path: str
-    make: Callable[..., Slices[Response]]
+    make: Callable[..., Response]
     answer: Any = None
     array: str = ""
     formats: tuple[Format, ...] = FORMATS
     is_tagged: bool = False
+    limits: Limits = LIMITS
+    is_token_path: bool = False
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, Literal, TypeVar, TypeVarTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import orjson
 
 from corpus_server.admission.request import REQUEST_ID, RequestHead
+from corpus_server.read.bound_plan import Source
 from corpus_server.readers.registry import Reader
 
 SHAPE_HEADER = "Corpus-Shape"
@@ -70,17 +70,6 @@ REVALIDATED = "no-cache"
 """`Cache-Control` where a corpus is named, which another corpus may be called tomorrow: a 304 says if not."""
 
 Buffer = bytes | memoryview
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
-
-Slices = Generator[Future[None] | None, None, T]
-"""Work in slices: it yields whenever it may be stopped, at least every 50 ms or so of CPU, and returns its
-result. Whoever drives it stops between slices when the caller has left. If it yields a future, it has nothing
-to do until that is done, and need not keep a thread."""
-
-
-class ClientLeft(Exception):
-    """Whoever asked has closed the connection, or takes nothing any more."""
 
 
 @dataclass(slots=True)
@@ -92,7 +81,8 @@ class Response:
         headers: values by name; `Content-Length` is always among them, except for 304.
         body: groups of parts, each group at most about 900 KiB; the next group is read when it is asked
             for, and reading may then fail with CorpusChanged or ReadFailed.
-        counts: functions to be called once the whole body was sent, with their arguments, see `when_sent`.
+        source, num_tokens, num_documents: whose tokens the body holds, and how many; counted once a body of
+            status 200 was sent as a whole, so that metrics say what clients got.
         reader, num_steps: whose steps of a plan the body holds, or says where they lie, and how many.
         problem_type: of a problem document.
     """
@@ -100,7 +90,9 @@ class Response:
     status: int
     headers: dict[str, str]
     body: Iterable[list[Buffer]] = ()
-    counts: tuple[tuple[Callable[..., object], tuple[Any, ...]], ...] = ()
+    source: Source | None = None
+    num_tokens: int = 0
+    num_documents: int = 0
     reader: Reader | None = None
     num_steps: int = 0
     problem_type: str = ""
@@ -110,12 +102,10 @@ class Response:
         """Return a response whose body is in memory."""
         return cls(status, {**headers, "Content-Length": str(len(content))}, ([content],))
 
-    def when_sent(self, count: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Have a function called in the event loop's thread once a body of status 200 was sent as a whole.
-
-        It is not called for a HEAD, nor if the client left. So metrics count what clients got.
-        """
-        self.counts = (*self.counts, (count, args))
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the body is read while it is sent, not in memory."""
+        return not isinstance(self.body, tuple)
 
     @property
     def num_bytes(self) -> int:

@@ -6,16 +6,16 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from corpus_server import metrics
 from corpus_server.admission.access import Access
 from corpus_server.admission.admission import Admission
-from corpus_server.admission.request import Caller
+from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers.requests import Requests
-from corpus_server.answers.response import Slices
 from corpus_server.answers.threads import Threads
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
@@ -23,7 +23,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import contents
 from corpus_server.errors import CorpusServerError
-from corpus_server.known_plans import LARGE_BYTES, KnownPlans
+from corpus_server.known_plans import KnownPlans
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
@@ -33,8 +33,16 @@ from corpus_server.readers.staging import WAIT_SECONDS, Stager
 from corpus_server.recordings import Recordings
 from corpus_server.settings import Settings
 from corpus_server.stores import is_staged
+from corpus_server.work import Budget, ClientLeft, Jobs, Later, Limits, Turns
+from corpus_server.work.budget import NO_LIMITS
 
 T = TypeVar("T")
+
+Gone = Callable[[], Awaitable[None]]
+"""Returns when the client of a request has left."""
+
+QUESTION_THREADS = 16
+"""Questions that have begun: each keeps its thread, and one of them computes at a time."""
 
 _CONTROL_THREADS = 2
 """For plans and descriptions: work that must not wait behind the disk."""
@@ -55,18 +63,19 @@ class Service:
         draining: the process is about to end: readiness says so.
     """
 
-    def __init__(self, catalog: Catalog, store: PlanStore, settings: Settings) -> None:
+    def __init__(self, catalog: Catalog, store: PlanStore, settings: Settings, jobs: Jobs) -> None:
         self.gather_threads = Threads(settings.gather_threads, "gather")
         self._control_threads = Threads(_CONTROL_THREADS, "control")
-        # Of its own: one that is parsed for a second would keep all other plans waiting.
-        self._large_thread = Threads(1, "large-plan")
+        self._question_threads = Threads(QUESTION_THREADS, "question")
+        self._turns = Turns()
         # Of its own: a probe that waits for plans to be bound would take a busy server for a dead one.
         self._probe_thread = Threads(1, "probe")
         self.catalog = catalog
         self.settings = settings
         self.access = Access(settings.tokens)
         self.admission = Admission(settings, self.access)
-        self.plans = KnownPlans(catalog, store)
+        self._jobs = jobs
+        self.plans = KnownPlans(catalog, store, jobs)
         self.store = store
         self.recordings = Recordings(settings.record_dir)
         self.readers = Registry()
@@ -92,18 +101,20 @@ class Service:
     def open(cls, settings: Settings) -> Iterator[Service]:
         """Open everything that the settings name, or raise UnreadableCorpus; close it at the end."""
         guard.install()
+        jobs = Jobs()
         with (
+            closing(jobs),
             Catalog.open(
                 settings.corpora,
                 reads_ahead=settings.read_ahead_bytes > 0,
                 cache_dir=settings.cache_dir,
                 cache_bytes=settings.cache_bytes,
-                tables=Tables(settings.state_dir / "tables"),
+                tables=Tables(settings.state_dir / "tables", jobs),
                 lists_names=settings.tokens is None,  # a token need not be for all
             ) as catalog,
             PlanStore(settings.state_dir) as store,
         ):
-            service = cls(catalog, store, settings)
+            service = cls(catalog, store, settings, jobs)
             gc.freeze()  # what is open stays open: collecting garbage need not look at it again
             try:
                 yield service
@@ -114,7 +125,13 @@ class Service:
         """Stop the threads; idempotent. Waits for them: they must not touch a map that is gone."""
         self.prefetcher.close()
         self.stager.close()
-        for threads in (self.gather_threads, self._control_threads, self._large_thread, self._probe_thread):
+        self._jobs.close()
+        for threads in (
+            self.gather_threads,
+            self._control_threads,
+            self._question_threads,
+            self._probe_thread,
+        ):
             threads.close()
 
     def why_not_ready(self) -> str | None:
@@ -145,11 +162,11 @@ class Service:
         caller.check_read([name])
         return self.catalog.corpus(name)
 
-    def plan(self, plan_id: str, caller: Caller) -> BoundPlan:
+    def plan(self, plan_id: str, caller: Caller, budget: Budget) -> BoundPlan:
         """Return the plan of an id, all of whose corpora the caller may read; may read the disk."""
-        return self.plans.by_id(plan_id, caller)
+        return self.plans.by_id(plan_id, caller, budget)
 
-    def staged(self, files: Iterable[OpenFile]) -> Slices[None]:
+    def stage(self, files: Iterable[OpenFile], budget: Budget) -> None:
         """Wait until the files of shards are on this machine; local ones are.
 
         Raises:
@@ -158,21 +175,84 @@ class Service:
         """
         wanted = {file for file in files if is_staged(file)}
         self.admission.check_shards(sum(file.size_bytes for file in wanted))
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = budget.once("staging", lambda: time.monotonic() + WAIT_SECONDS)
         while wanted and (waiting := self.stager.want(wanted, deadline)) is not None:
             metrics.STAGING_WAITS.add()
-            yield waiting
-            waiting.result()
+            budget.wait(waiting, "shards are being staged")
 
-    async def run(self, work: Callable[[], T], caller: Caller, *, size_bytes: int = 0) -> T:
+    async def run(self, work: Callable[[Budget], T], request: RequestHead, gone: Gone) -> T:
         """Run short blocking work off the event loop; raise Overloaded if there is too much of it.
 
         Args:
-            size_bytes: of the plan that is worked on; a large one waits for other large ones alone.
+            work: is called again when what it waits for is done.
+            gone: see `settled`.
         """
-        threads = self._large_thread if size_bytes > LARGE_BYTES else self._control_threads
-        with self.admission.short(caller):
-            return await threads.run(work)
+        budget = self.budget(request, NO_LIMITS)
+        with self.admission.short(request.caller), ended(budget):
+            while True:
+                try:
+                    return await self._control_threads.run(partial(work, budget))
+                except Later as later:
+                    await self.settled(later, budget, gone)
+
+    async def compute(self, work: Callable[[Budget], T], budget: Budget, gone: Gone) -> T:
+        """Run a question in a thread of its own, in turns with others, until nobody waits for it any more.
+
+        The caller ends the budget.
+
+        Raises:
+            ClientLeft: nobody does.
+            CorpusServerError: what the question raises.
+        """
+
+        def in_turns() -> T:
+            budget.begin()
+            try:
+                return work(budget)
+            finally:
+                budget.stop()
+
+        async with self.admission.question(budget.caller):
+            made = asyncio.ensure_future(self._question_threads.run(in_turns))
+            leaving = asyncio.ensure_future(gone())
+            try:
+                await asyncio.wait((made, leaving), return_when=asyncio.FIRST_COMPLETED)
+                if not made.done():
+                    budget.end()  # which the thread notices within a turn; its place is taken until then
+                return await made
+            finally:
+                leaving.cancel()
+
+    async def settled(self, later: Later, budget: Budget, gone: Gone) -> None:
+        """Wait for what a question waits for, without a thread.
+
+        Args:
+            gone: returns when the client has left.
+
+        Raises:
+            ClientLeft: it has.
+            Overloaded: it took too long; the client shall come again.
+        """
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(told.set)
+
+        later.future.add_done_callback(tell)
+        done, leaving = asyncio.ensure_future(told.wait()), asyncio.ensure_future(gone())
+        waits = done, leaving
+        try:
+            await asyncio.wait(waits, timeout=budget.seconds_left(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            has_left = leaving.done()
+            for each in waits:
+                each.cancel()
+        if told.is_set():
+            return
+        if has_left:
+            raise ClientLeft("the client left")
+        raise budget.tired(later.what)
 
     async def run_probe(self, work: Callable[[], T]) -> T:
         """Run what tells how the process is doing: it waits behind nothing that callers ask for.
@@ -218,3 +298,26 @@ class Service:
             yield
         finally:
             del self._working_since[threading.get_ident()]
+
+    def budget(
+        self,
+        request: RequestHead,
+        limits: Limits,
+        *,
+        has_left: Callable[[], bool] | None = None,
+        claim: Callable[[int], None] | None = None,
+        in_turns: bool = False,
+    ) -> Budget:
+        """Return what a request may use; see `Budget`."""
+        caller = request.caller.name if self.access.num_tokens is not None else request.address
+        turn = self._turns.of(caller) if in_turns else None
+        return Budget(limits, caller=caller, has_left=has_left, turn=turn, blocks=in_turns, claim=claim)
+
+
+@contextmanager
+def ended(budget: Budget) -> Iterator[None]:
+    """End a budget with a block."""
+    try:
+        yield
+    finally:
+        budget.end()

@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 import numpy as np
 from pydantic import Field
 
-from corpus_server import metrics
 from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers.arrays import array_response
 from corpus_server.answers.forms import InMemory, check_form, json_arrays, num_items, rows_as_text
@@ -24,7 +23,6 @@ from corpus_server.answers.response import (
     PLAN_STEP_HEADER,
     Format,
     Response,
-    Slices,
     caching,
     negotiate,
     not_modified,
@@ -37,6 +35,11 @@ from corpus_server.read.beside import BESIDE, ROWS
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import Reading, WindowReading, num_bytes
 from corpus_server.readers.registry import Reader
+from corpus_server.work import Budget, Limits
+
+TOKEN_LIMITS = Limits(rows=2**22)
+"""Rows of one response: what 16 MiB, the size that the client asks for, hold of the shortest windows. To
+locate them takes about a second, and for indices 64 MiB. `max_answer_bytes` bounds its bytes."""
 
 MAX_COUNT = 4096
 MAX_WORLD_SIZE = 2**20
@@ -89,7 +92,9 @@ def parameters(query_string: bytes) -> dict[str, str]:
     return found
 
 
-def plan_of(service: Service, query: PlanQuery, caller: Caller, *, names_corpus: bool = False) -> BoundPlan:
+def plan_of(
+    service: Service, query: PlanQuery, caller: Caller, budget: Budget, *, names_corpus: bool = False
+) -> BoundPlan:
     """Return the plan that a query names by its id or spells inline; may read the disk.
 
     Args:
@@ -98,61 +103,68 @@ def plan_of(service: Service, query: PlanQuery, caller: Caller, *, names_corpus:
     given = {name: getattr(query, name, None) for name in INLINE_PLAN}
     spelling = {name: value for name, value in given.items() if value is not None}
     if query.plan is None:
-        return service.plans.spelled(spelling, caller)
+        return service.plans.spelled(spelling, caller, budget)
     if wrong := [name for name in spelling if not (names_corpus and name == "corpus")]:
         raise InvalidParameter(
             f"plan names the whole plan; leave out {', '.join(wrong)}",
             parameter=wrong[0],
             remedy="name a plan by its id or spell it inline, not both",
         )
-    return service.plan(query.plan, caller)
+    return service.plan(query.plan, caller, budget)
 
 
-@question("/v1/batches", array=TOKENS, is_tagged=True)
-def batches(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
+@question("/v1/batches", array=TOKENS, is_tagged=True, is_token_path=True, limits=TOKEN_LIMITS)
+def batches(service: Service, query: BatchesQuery, request: RequestHead, budget: Budget) -> Response:
     """Return the tokens of a rank: `(count, rows, seq_len + 1)`, C order, little-endian."""
-    bound = plan_of(service, query, request.caller)
+    bound = plan_of(service, query, request.caller, budget)
     chosen = choose_format(request, query, default="raw")
-    reading = _windows(bound, query)
+    reading = _windows(bound, query, budget)
     beside = _beside(query, reading, chosen)
     size = num_bytes(reading, *beside.values())
     service.admission.check_size(size, "count")
-    service.admission.check_rows(query.count, reading.step_rows)
+    _check_rows(query, reading, budget)
     if chosen in ("json", "text"):
         check_form(service, chosen, bound.corpora.values(), reading, *beside.values())
     headers = _step_headers(bound, query, request, "batches", chosen)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    request.charge(size)
+    budget.claim(size)
     if bound.is_staged:
         service.stager.check_order(bound)
-    reader = _note(service, bound, query, request, reads_tokens=True)
-    yield from staged_rows(service, bound, reading)
+    reader = _note(service, bound, query, request, budget, reads_tokens=True)
+    stage_rows(service, bound, reading, budget)
     if chosen == "json":
         fields = {**_step_fields(bound, query), "dtype": bound.dtype.name}
-        response = yield from json_arrays(fields, headers, {"tokens": reading, **beside})
+        response = json_arrays(fields, headers, {"tokens": reading, **beside}, budget)
     elif chosen == "text":
-        response = yield from rows_as_text(bound, reading, query.step, headers)
+        response = rows_as_text(bound, reading, query.step, headers, budget)
     else:
-        response = yield from array_response(reading, headers, chosen, query.checksum, request, beside)
-    num_tokens = reading.num_units * reading.unit_tokens
-    response.when_sent(metrics.count_tokens, bound.source_of(query.step), num_tokens, request.run)
+        response = array_response(reading, headers, chosen, query.checksum, request, budget, beside)
+    response.source = bound.source_of(query.step)
+    response.num_tokens = reading.num_units * reading.unit_tokens
     response.reader, response.num_steps = reader, query.count
     return response
 
 
-@question("/v1/indices", array=INDICES, formats=("raw", "npy", "json"), is_tagged=True)
-def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slices[Response]:
+@question(
+    "/v1/indices",
+    array=INDICES,
+    formats=("raw", "npy", "json"),
+    is_tagged=True,
+    is_token_path=True,
+    limits=TOKEN_LIMITS,
+)
+def indices(service: Service, query: BatchesQuery, request: RequestHead, budget: Budget) -> Response:
     """Return where the rows of a rank lie: shards (over the plan's shard list) and tokens."""
-    bound = plan_of(service, query, request.caller)
+    bound = plan_of(service, query, request.caller, budget)
     chosen = choose_format(request, query, default="json")
-    reading = _windows(bound, query)
+    reading = _windows(bound, query, budget)
     are_windows, shape = bound.sampler.is_window, reading.shape[:2]
     numbers = 2 if are_windows else 4  # of each piece; a row has at least one
     beside = _beside(query, reading, chosen)
     beside_bytes = num_bytes(*beside.values())
     service.admission.check_size(reading.num_units * numbers * 8 + beside_bytes, "count")
-    service.admission.check_rows(query.count, reading.step_rows)
+    _check_rows(query, reading, budget)
     if chosen == "text":
         raise InvalidParameter(
             "indices have no format text", parameter="format", received="text", accepted="raw, npy, json"
@@ -163,28 +175,28 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead) -> Slic
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     if are_windows:
-        request.charge(reading.num_units * 16 + beside_bytes)
-    reader = _note(service, bound, query, request, reads_tokens=False)
-    located = yield from _located(service, reading, numbers)
+        budget.claim(reading.num_units * 16 + beside_bytes)
+    reader = _note(service, bound, query, request, budget, reads_tokens=False)
+    located = _located(service, reading, numbers, budget)
     if are_windows:
         located = located.reshape(*shape, numbers)
     else:
-        request.charge(located.nbytes + beside_bytes)
+        budget.claim(located.nbytes + beside_bytes)
     places = InMemory(located)
     if any(BESIDE[name].reads_files for name in beside):
-        yield from staged_rows(service, bound, reading)
+        stage_rows(service, bound, reading, budget)
     if chosen == "json":
         service.admission.check_text_size(num_items(places, *beside.values()), "count")
         shards = [{"corpus": name, "name": shard.name} for name, shard in bound.shards]
         fields = {**_step_fields(bound, query), "shards": shards}
-        response = yield from json_arrays(fields, headers, {"indices": places, **beside})
+        response = json_arrays(fields, headers, {"indices": places, **beside}, budget)
     else:
-        response = yield from array_response(places, headers, chosen, query.checksum, request, beside)
+        response = array_response(places, headers, chosen, query.checksum, request, budget, beside)
     response.reader, response.num_steps = reader, query.count
     return response
 
 
-def _located(service: Service, reading: WindowReading, numbers: int) -> Slices[np.ndarray]:
+def _located(service: Service, reading: WindowReading, numbers: int, budget: Budget) -> np.ndarray:
     """Return what `indices` says of each piece, `(pieces, numbers) int64`; 2 numbers of windows, else 4."""
     located = np.empty((reading.num_units, numbers), dtype="<i8")
     first = num_rows = 0
@@ -199,7 +211,7 @@ def _located(service: Service, reading: WindowReading, numbers: int) -> Slices[n
             located[first:stop, 0] = np.repeat(rows, np.diff(borders))
             located[first:stop, 1:] = pieces
         first = stop
-        yield None
+        budget.spend(num_bytes=pieces.nbytes)
     return located
 
 
@@ -238,14 +250,27 @@ def _beside(query: BatchesQuery, reading: WindowReading, chosen: Format) -> dict
     return {name: BESIDE[name].make(reading) for name in names}
 
 
-def _windows(bound: BoundPlan, query: BatchesQuery) -> WindowReading:
+def _windows(bound: BoundPlan, query: BatchesQuery, budget: Budget) -> WindowReading:
     step, count, rank, world_size = query.step, query.count, query.rank, query.world_size
     rows = bound.sampler.check_part(step, count=count, rank=rank, world_size=world_size)
-    return WindowReading(bound, step=step, count=count, rank=rank, rows=rows, world_size=world_size)
+    return WindowReading(bound, budget, step=step, count=count, rank=rank, rows=rows, world_size=world_size)
+
+
+def _check_rows(query: BatchesQuery, reading: WindowReading, budget: Budget) -> None:
+    """Refuse more rows than may be located for one response."""
+    rows = reading.step_rows
+    most = budget.limits.rows // max(rows, 1)
+    budget.check(rows=query.count * rows, parameter="count", remedy=f"ask for at most {most} steps")
 
 
 def _note(
-    service: Service, bound: BoundPlan, query: BatchesQuery, request: RequestHead, *, reads_tokens: bool
+    service: Service,
+    bound: BoundPlan,
+    query: BatchesQuery,
+    request: RequestHead,
+    budget: Budget,
+    *,
+    reads_tokens: bool,
 ) -> Reader | None:
     """Note a request, so that its next steps are prefetched or staged; return the rank that asks.
 
@@ -253,18 +278,22 @@ def _note(
     """
     if request.method == "HEAD":
         return None
-    return service.readers.note(
-        bound,
-        range(query.step, query.step + query.count),
-        rank=query.rank,
-        world_size=query.world_size,
-        reads_tokens=reads_tokens,
-        run=request.run,
-        trained_step=request.trained_step,
-    )
+
+    def note() -> Reader | None:
+        return service.readers.note(
+            bound,
+            range(query.step, query.step + query.count),
+            rank=query.rank,
+            world_size=query.world_size,
+            reads_tokens=reads_tokens,
+            run=request.run,
+            trained_step=request.trained_step,
+        )
+
+    return budget.once("reader", note) if bound.is_staged else note()
 
 
-def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> Slices[None]:
+def stage_rows(service: Service, bound: BoundPlan, reading: WindowReading, budget: Budget) -> None:
     """Wait until the shards that rows read are on this machine."""
     if not bound.is_staged:
         return
@@ -272,9 +301,9 @@ def staged_rows(service: Service, bound: BoundPlan, reading: WindowReading) -> S
     numbers: set[int] = set()
     for pieces, _ in reading.pieces():
         numbers.update(np.unique(pieces[:, 0]).tolist())
-        yield None
+        budget.spend()
     numbers.discard(NO_SHARD)
-    yield from service.staged(file for number in numbers for file in bound.staged[number])
+    service.stage((file for number in numbers for file in bound.staged[number]), budget)
 
 
 def _step_headers(

@@ -22,6 +22,7 @@ from corpus_server.answers.service import Service
 from corpus_server.cli.server import Asked
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.settings import Settings
+from corpus_server.work import Budget
 
 _REQUEST = RequestHead("GET", b"/", {})
 
@@ -44,14 +45,9 @@ class Files(Asked):
             given = question.parameters["query"].model_validate({name: str(query[name]) for name in query})
         except ValidationError as error:
             raise invalid_parameter(error.errors()) from error
-        work = question.make(service=self._service, request=_REQUEST, query=given, **named)
-        while True:
-            try:
-                waiting = next(work)
-            except StopIteration as end:
-                return json.loads(b"".join(bytes(part) for group in end.value.body for part in group))
-            if waiting is not None:
-                waiting.result()
+        budget = Budget(question.limits)
+        made = question.make(service=self._service, request=_REQUEST, query=given, budget=budget, **named)
+        return json.loads(b"".join(bytes(part) for group in made.body for part in group))
 
 
 @contextmanager

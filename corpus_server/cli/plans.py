@@ -22,20 +22,13 @@ from corpus_server.corpus_spec import escaped
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
 from corpus_server.plan.layouts import LAYOUTS
-from corpus_server.plan.questions.diff import (
-    MAX_ROWS,
-    changed_fields,
-    compare_slices,
-    count_equal_steps,
-)
-from corpus_server.plan.questions.slices import finish
-from corpus_server.plan.questions.totals import total_slices
-from corpus_server.plan.stage import MAX_STEP
+from corpus_server.plan.questions.diff import changed_fields, compare, count_equal_steps
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.changes import view_changes
 from corpus_server.settings import default_state_dir
 from corpus_server.tools.importing import ImportedOrder, ImportedRows, Trainer, import_plan
+from corpus_server.work import Budget, Limits
 
 SHORT_ID = 12
 
@@ -191,17 +184,7 @@ def diff(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Show so many steps that differ.")] = 10,
-    max_rows: Annotated[int, typer.Option(min=1, help="Compare about so many rows at most.")] = MAX_ROWS,
-    until: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_STEP,
-            metavar="STEP",
-            help="Count the rows that differ before this step.",
-            show_default="once through the sources that differ",
-        ),
-    ] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Compare about so many rows at most.")] = 1 << 24,
     as_json: AsJson = False,
 ) -> None:
     """Say in which fields two plans differ, and from which step on which rows.
@@ -212,11 +195,10 @@ def diff(
         one, other = known.find(a), known.find(b)
         if isinstance(known, Server) and not corpora:
             query: dict[str, Any] = {"other": other.id, "steps": steps}
-            query |= {} if until is None else {"until": until}
             answer = known.ask(f"/v1/plans/{one.id}/diff", **query)
         else:
             fields = [dataclasses.asdict(change) for change in changed_fields(one, other)]
-            compared = _compare(one, other, corpora, steps, max_rows, until) if corpora else {"rows": None}
+            compared = _compare(one, other, corpora, steps, max_rows) if corpora else {"rows": None}
             answer = {"a": one.id, "b": other.id, "fields": fields, **compared}
     rows = answer["rows"]
     equal_steps = count_equal_steps(one, other) if rows is None else rows["equal_steps"]
@@ -228,23 +210,18 @@ def diff(
         console.print(_fields(answer), _said(equal_steps, rows), sep="\n")
         if rows is not None and rows["steps"]:
             console.print(_steps(rows["steps"]))
-        if (totals := answer.get("totals")) is not None:
-            console.print(_totals(totals), soft_wrap=True)
         for change in answer.get("views", []):
             console.print(_documents(change), soft_wrap=True)
 
 
-def _compare(
-    a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int, until: int | None
-) -> dict[str, Any]:
+def _compare(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:
     with Catalog.open(read_corpus(text) for text in corpora) as catalog:
         one, other = _bind(a, catalog), _bind(b, catalog)
-        compared = compare_slices(one.sampler, other.sampler, num_steps=steps, max_rows=max_rows)
-        rows, changes = finish(compared), finish(view_changes(one, other))
-        totals = finish(total_slices(one.sampler, other.sampler, until=until))
+        budget = Budget(Limits(rows=2 * max_rows))  # of each plan
+        rows = compare(one.sampler, other.sampler, budget, num_steps=steps)
+        changes = view_changes(one, other, budget)
     return {
         "rows": dataclasses.asdict(rows),
-        "totals": None if totals is None else dataclasses.asdict(totals),
         "views": [dataclasses.asdict(each) for each in changes],
     }
 
@@ -300,22 +277,6 @@ def _steps(steps: list[dict[str, Any]]) -> Table:
         numbers = (change["step"], *change["plan_steps"], change["num_rows"])
         shown.add_row(*(f"{number:,}" for number in numbers), _shortened(", ".join(spans), 60))
     return shown
-
-
-def _totals(totals: dict[str, Any]) -> str:
-    parts = [f"Before step {totals['until']:,}, {_differing(totals)} rows differ"]
-    if len(totals["sources"]) > 1:
-        of_sources = (f"{_differing(its)} of {escape(its['a'])}" for its in totals["sources"])
-        parts.append(", ".join(of_sources))
-    return ": ".join(parts) + "."
-
-
-def _differing(total: dict[str, Any]) -> str:
-    """Say how many rows differ, as exactly as it is known."""
-    differ, least, most = (total[name] for name in ("num_differ", "at_least", "at_most"))
-    if least == most:
-        return f"{differ:,} of {total['num_rows']:,}"
-    return f"about {differ:,} of {total['num_rows']:,} ({least:,} to {most:,} with 99 % certainty)"
 
 
 def _documents(change: dict[str, Any]) -> str:

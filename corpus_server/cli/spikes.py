@@ -11,7 +11,8 @@ from rich.markup import escape
 from corpus_server.cli.common import AsJson, console, print_json, table, warn
 from corpus_server.cli.server import Server, server_url
 from corpus_server.errors import CorpusServerError
-from corpus_server.recordings import Recording, Spike, find_spikes, finish, open_recording
+from corpus_server.recordings import Recording, Spike, find_spikes, open_recording
+from corpus_server.work import Budget
 
 _INFINITE = (float("inf"), float("-inf"))  # which JSON cannot say
 
@@ -30,13 +31,14 @@ def spikes(
 
     Example: corpus-server spikes losses/run-17 http://localhost:8000
     """
-    recording = finish(open_recording(folder))
+    budget = Budget()
+    recording = open_recording(folder, budget)
     first, last = recording.steps
     start = max(start, first)
     stop = max(start, last if stop is None else min(stop, last))
     for name, why in recording.unreadable.items():
         warn(f"{name} is left out: {why}")
-    found, sums = finish(find_spikes(recording, start, stop, count))
+    found, sums = find_spikes(recording, start, stop, count, budget)
     server = None if url is None else Server(server_url(url) or url)
     rows = [_row(recording, spike, server) for spike in found]
     if as_json:

@@ -34,13 +34,15 @@ from starlette.types import ASGIApp
 from corpus_server import metrics
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead, request_id_in
 from corpus_server.answers.problem import problem
-from corpus_server.answers.response import Answered, Buffer, ClientLeft, Response
+from corpus_server.answers.response import Answered, Buffer, Response
 from corpus_server.answers.service import Service
+from corpus_server.answers.tokens import TOKEN_LIMITS
 from corpus_server.errors import BadRequest, CorpusServerError, RequestTimeout
-from corpus_server.http.bridge import Bridge
+from corpus_server.http.bridge import LEFT_SECONDS, Bridge
 from corpus_server.http.exchange import ROUTES, Exchange, log_error, respond
 from corpus_server.http.message import END, Message, too_large
 from corpus_server.http.send import widen
+from corpus_server.work import Budget, ClientLeft
 
 MAX_WAITING_BYTES = 64 * 1024
 """Bytes that wait behind a request, of its body or of pipelined ones; the connection is not read beyond."""
@@ -158,6 +160,11 @@ class Connection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
 
+    async def gone(self) -> None:
+        """Return when the client has left, or has stopped sending and may have."""
+        while not self.left and self._loop.time() < self.eof_at + LEFT_SECONDS:
+            await self.wait(self.eof_at + LEFT_SECONDS)
+
     # -- requests
 
     async def _serve(self) -> None:
@@ -248,7 +255,11 @@ class Connection(asyncio.Protocol):
             return made
 
         request.caller = self._service.admission.check(request)
-        exchange = Exchange(self._service, request, respond(self._service, request), self, head)
+
+        def work(budget: Budget) -> Response:
+            return respond(self._service, request, budget)
+
+        exchange = Exchange(self._service, request, work, TOKEN_LIMITS, self, self.gone, head)
         metrics.ACTIVE.number += 1
         left = False
         try:

@@ -1,4 +1,4 @@
-"""One costly response: a gather thread makes it and sends its pieces; the loop sends what a reader leaves.
+"""One costly response: a thread makes it, gather threads send its pieces, the loop what a reader leaves.
 
     the loop                    gather thread
     admit               ->      make the response; then piece by piece: gather, hash, send
@@ -16,29 +16,28 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import Protocol
 
 from pydantic import ValidationError
 
+from corpus_server import metrics
+from corpus_server.admission.load import Slot
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers import tokens
 from corpus_server.answers.problem import problem
 from corpus_server.answers.response import (
     TIMING_HEADER,
     Buffer,
-    ClientLeft,
     Response,
-    Slices,
     timing_value,
 )
-from corpus_server.answers.service import Service
+from corpus_server.answers.service import Gone, Service
 from corpus_server.answers.tokens import BatchesQuery, parameters
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.send import writable, write
-from corpus_server.read.gather import OF_THREAD
+from corpus_server.work import Budget, ClientLeft, Later, Limits
 
-ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead], Slices[Response]]] = {
+ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead, Budget], Response]] = {
     b"/v1/batches": tokens.batches,
     b"/v1/indices": tokens.indices,
 }
@@ -82,11 +81,13 @@ class Line(Protocol):
         """Wait until something comes or was sent, the client has left, or until a time of the loop."""
 
 
-def respond(service: Service, request: RequestHead) -> Slices[Response]:
+def respond(service: Service, request: RequestHead, budget: Budget) -> Response:
     """Make the response to a request for one of `ROUTES`; an error becomes a problem document."""
     try:
         query = BatchesQuery.model_validate(parameters(request.query_string))
-        return (yield from ROUTES[request.path](service, query, request))
+        return ROUTES[request.path](service, query, request, budget)
+    except Later:
+        raise
     except Exception as error:  # noqa: BLE001 - a connection must not be left without a response
         log_error(error, request)
         return problem(error, request.request_id)
@@ -104,13 +105,17 @@ def log_error(error: Exception, request: RequestHead | None = None) -> None:
 
 
 class Exchange:
-    """A costly response and its place in the limits.
+    """A costly response: its budget, and its place in the limits.
 
     Args:
-        request: who asks; is told what the response may cost.
-        work: makes the response.
+        request: who asks.
+        work: makes the response; is called again if it raised `Later`.
+        limits: of the question.
         line: the client's connection, if it is one of ours.
+        gone: returns when the client has left; asked for only while a question is computed or waits.
         head: returns the bytes that go before the body; None: `send` sends the head.
+        is_token_path: whether it takes a slot from its beginning, and gather threads make it; else it is a
+            question that computes in turns with others, and takes a slot for what it streams.
 
     Attributes:
         response: once it is made.
@@ -125,26 +130,41 @@ class Exchange:
         self,
         service: Service,
         request: RequestHead,
-        work: Slices[Response],
+        work: Callable[[Budget], Response],
+        limits: Limits,
         line: Line | None,
+        gone: Gone,
         head: Callable[[Response], bytes] | None = None,
+        *,
+        is_token_path: bool = True,
     ) -> None:
         self._service = service
+        self._request = request
         self._is_head = request.method == "HEAD"
         self._work = work
         self._line = line
+        self._gone = gone
         self._head = head
         self._groups: Iterator[list[Buffer]] | None = None
-        self._waiting: Future[None] | None = None  # what the response waits for, without a thread
+        self._waiting: Later | None = None  # for what the response waits, without a thread
         self._began = time.monotonic()
         self._waits_since: float | None = self._began  # for a thread, or for shards
-        self._wait_seconds = self._locate_seconds = self._make_seconds = self._send_seconds = 0.0
+        self._wait_seconds = self._make_seconds = self._send_seconds = 0.0
         self.response: Response | None = None
         self.done = False
         self.sent_bytes = 0
-        self._slot = service.admission.admit(request, None if line is None else line.transport)
-        if not self._is_head:  # whose body is not sent
-            request.charge = self._slot.charge
+        self._slot: Slot | None = None
+        if is_token_path:
+            self._slot = service.admission.admit(request, None if line is None else line.transport)
+        else:
+            service.admission.check_response(request)
+        self._budget = service.budget(
+            request,
+            limits,
+            has_left=None if line is None else lambda: line.left,
+            claim=self._slot.charge if self._slot is not None and not self._is_head else None,
+            in_turns=not is_token_path,
+        )
 
     async def run(self, send: Callable[[Sequence[Buffer]], Awaitable[None]]) -> None:
         """Make the response and send it.
@@ -158,6 +178,8 @@ class Exchange:
         """
         to = None
         try:
+            if self._slot is None:
+                await self._compute()
             # Without a head it is the application's response, whose parts go through its server. Under TLS
             # the loop sends all, because a thread cannot write ciphertext.
             if self._line is not None and self._head is not None and not self._line.is_tls:
@@ -165,7 +187,7 @@ class Exchange:
             while not self.done:
                 rest = await self._service.in_gather_thread(lambda: self._advance(to))
                 if self._waiting is not None:
-                    await asyncio.wait([asyncio.wrap_future(self._waiting)])
+                    await self._service.settled(self._waiting, self._budget, self._gone)
                 elif rest:
                     await send(rest)
                     self.sent_bytes += sum(map(len, rest))
@@ -174,6 +196,17 @@ class Exchange:
             if to is not None:
                 os.close(to)
             self._finish()
+
+    async def _compute(self) -> None:
+        """Make the response of a question, in turns with others; take a slot for what it streams."""
+        response = await self._service.compute(self._work, self._budget, self._gone)
+        self._work = lambda _: response
+        if response.is_streamed and not self._is_head:
+            line = self._line
+            self._slot = self._service.admission.admit(
+                self._request, None if line is None else line.transport
+            )
+            self._slot.charge(response.num_bytes)
 
     def _advance(self, to: int | None) -> Sequence[Buffer]:
         """Make the response, then read and send until all is sent, or something is not; in a gather thread.
@@ -187,7 +220,6 @@ class Exchange:
         if self._waits_since is not None:
             self._wait_seconds += now - self._waits_since
             self._waits_since = None
-        located = OF_THREAD.locate_seconds
         rest: Sequence[Buffer] = ()
         while not rest:
             group = self._next_group()
@@ -202,7 +234,6 @@ class Exchange:
             self._send_seconds += now - began
             patience -= now - began  # the time for reading the disk does not count
             del group  # its memory serves the next piece
-        self._locate_seconds += OF_THREAD.locate_seconds - located
         return rest
 
     @property
@@ -213,20 +244,21 @@ class Exchange:
     @property
     def stages(self) -> tuple[float, float, float, float]:
         """Seconds of each of `metrics.STAGES` so far."""
-        gather = self._make_seconds - self._locate_seconds
-        return self._wait_seconds, self._locate_seconds, gather, self._send_seconds
+        locate = self._budget.locate_seconds
+        return self._wait_seconds, locate, self._make_seconds - locate, self._send_seconds
 
     def _finish(self) -> None:
         """Give up what is left, give the slot back and count what was sent."""
-        try:
-            self._work.close()
-        finally:
+        self._budget.end()
+        if self._slot is not None:
             self._slot.release()
         response = self.response
         if response is None or response.status != 200 or not self.done or self._is_head:
             return
-        for count, args in response.counts:
-            count(*args)
+        if response.source is not None:
+            metrics.count_tokens(response.source, response.num_tokens, self._request.run)
+            if response.num_documents:
+                metrics.DOCUMENTS.add(response.num_documents, *response.source.shares)
         if response.reader is not None:
             making, steps = self._wait_seconds + self._make_seconds, response.num_steps
             response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)
@@ -234,8 +266,13 @@ class Exchange:
     def _next_group(self) -> Sequence[Buffer] | None:
         """Return the next parts to be sent, after the head if there is one; None: `done`, or `_waiting`."""
         head = b""
+        self._budget.spend()
         if self._groups is None:
-            if (response := self._make()) is None:
+            self._waiting = None
+            try:
+                response = self._work(self._budget)
+            except Later as later:
+                self._waiting = later
                 return None
             response.headers[TIMING_HEADER] = timing_value(self.seconds)
             head = b"" if self._head is None else self._head(response)
@@ -246,21 +283,4 @@ class Exchange:
         if group is None:
             self.done = not head
             return [head] if head else None
-        self._check_there()
         return [head, *group] if head else group
-
-    def _make(self) -> Response | None:
-        """Return the response; None if it is `_waiting`."""
-        self._waiting = None
-        while self._waiting is None:
-            self._check_there()
-            try:
-                self._waiting = next(self._work)
-            except StopIteration as end:
-                response: Response = end.value
-                return response
-        return None
-
-    def _check_there(self) -> None:
-        if self._line is not None and self._line.left:
-            raise ClientLeft("the client left")

@@ -13,7 +13,8 @@ import socket
 import time
 from collections.abc import Sequence
 
-from corpus_server.answers.response import Buffer, ClientLeft
+from corpus_server.answers.response import Buffer
+from corpus_server.work import ClientLeft
 
 UNIX_BUFFER_BYTES = 1 << 20
 """Bytes that the kernel takes at once on a Unix socket; its buffer does not grow by itself as TCP's does."""

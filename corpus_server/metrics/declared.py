@@ -79,9 +79,9 @@ REFUSALS: Final = Counter(
     "corpus_refusals", "problem documents sent, by their type", "type", live=[Curve("Refusals")]
 )
 
-READS.pull(lambda: gather.total("num_reads") - gather.total("num_cold_reads"), "hit")
-READS.pull(lambda: gather.total("num_cold_reads"), "miss")
-MAJOR_FAULTS.pull(lambda: gather.total("num_faults"))
+READS.pull(lambda: gather.READS.num_hits, "hit")
+READS.pull(lambda: gather.READS.num_misses, "miss")
+MAJOR_FAULTS.pull(lambda: gather.READS.num_faults)
 _ERRORS: list[type[CorpusServerError]] = [CorpusServerError, *CorpusServerError.__subclasses__()]
 for _error in _ERRORS:
     # In a series that begins with its first refusal, Prometheus would see no rise.
@@ -128,10 +128,11 @@ def count_stages(seconds: Iterable[float]) -> None:
 
 
 def count_tokens(source: Source, num_tokens: int, run: str) -> None:
-    """Count tokens of a plan that were sent to a run; "" has no name."""
+    """Count tokens of a plan, or of a corpus, that were sent to a run; "" has no name."""
     for corpus, share in source.shares.items():
         TOKENS.add(share * num_tokens, corpus)
-    PLAN_TOKENS.add(num_tokens, *_plan_labels(source.plan_id, run))
+    if source.plan_id:  # else of a corpus
+        PLAN_TOKENS.add(num_tokens, *_plan_labels(source.plan_id, run))
 
 
 def _plan_labels(*labels: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ tokens, `seq_len = 3` and `stride = 3`:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +30,7 @@ from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.pieces import Pieces
 from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
 from corpus_server.plan.ranges import Ranges
+from corpus_server.work import Budget
 
 UInt64Array = NDArray[np.uint64]
 Source = NDArray[np.intp] | int
@@ -89,13 +90,11 @@ class Rows(ABC):
         raise NotImplementedError(f"{self.name} have no costs")
 
     @abstractmethod
-    def touching(
-        self, source: int, start: int, stop: int, *, most: int
-    ) -> Generator[None, None, UInt64Array]:
-        """Return the units, ascending, that hold a token of [start, stop) of a source; in slices of work.
+    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
+        """Return the units, ascending, that hold a token of [start, stop) of a source.
 
         Raises:
-            InvalidParameter: they are more than `most`.
+            AnswerTooLarge: they are more than the question may compute.
         """
 
     def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
@@ -131,6 +130,11 @@ class Rows(ABC):
     def num_bytes(self) -> int:
         """Memory of the arrays that no table holds."""
         return 0
+
+    @property
+    def row_pieces(self) -> int:
+        """Pieces of a row, in the mean."""
+        return 1
 
     def describe(self, source: int) -> dict[str, Any]:
         """Return what a plan's description says of a source besides."""
@@ -195,13 +199,10 @@ class Windows(Rows):
         """See `Rows.pieces`: one each."""
         return Pieces.windows(self.places(sources, rows, epochs, exclusion), self.seq_len + 1)
 
-    def touching(
-        self, source: int, start: int, stop: int, *, most: int
-    ) -> Generator[None, None, UInt64Array]:
+    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
         """See `Rows.touching`."""
-        yield
         low, high = self.within(source, Ranges([[start, stop]]))[0]
-        check_number(int(high - low), most, stop)
+        check_number(int(high - low), budget)
         return np.arange(low, high, dtype=np.uint64)
 
     def within(self, source: int, ranges: Ranges) -> UInt64Array:
@@ -256,16 +257,6 @@ def no_places(name: str) -> InvalidParameter:
     )
 
 
-def check_number(number: int, most: int, stop: int) -> None:
-    """Refuse a look-up that goes through too many rows.
-
-    Raises:
-        InvalidParameter: naming both numbers.
-    """
-    if number > most:
-        raise InvalidParameter(
-            f"the range touches {number} rows, and a look-up goes through at most {most}; ask for fewer "
-            "tokens",
-            parameter="stop",
-            received=stop,
-        )
+def check_number(number: int, budget: Budget) -> None:
+    """Refuse a look-up that goes through too many units, before they are computed."""
+    budget.check(rows=number, parameter="stop", remedy="ask for fewer tokens")

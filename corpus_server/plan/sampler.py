@@ -40,6 +40,9 @@ from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows, no_places
 from corpus_server.plan.timeline import PlacedStage, Timeline
 
+VIEW_COST = 32
+"""What a piece of a view costs, in pieces of a corpus."""
+
 
 class _Chosen(NamedTuple):
     """Rows of one stage: number and epoch of each, and what the stage excludes."""
@@ -116,6 +119,11 @@ class Sampler:
         self.num_steps = self.timeline.num_steps
         self.exclusions = self._exclusions(parent)
         self._dealt = DealtSteps()
+
+    @property
+    def row_cost(self) -> int:
+        """What computing a row costs a budget, in windows: its pieces, and those of a view are looked for."""
+        return self.rows.row_pieces * (1 if self.origins is None else VIEW_COST)
 
     @property
     def num_bytes(self) -> int:

@@ -21,6 +21,7 @@ from typing import NoReturn, TypeVar
 from corpus_server.errors import CorpusServerError, ReadFailed
 from corpus_server.plan import Plan
 from corpus_server.plan.chain import Link, parse_document
+from corpus_server.work import Budget
 
 T = TypeVar("T")
 
@@ -34,7 +35,9 @@ _REMEDY = "see the server's log; -9 means that the machine has too little memory
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def parse_apart(document: bytes | bytearray | str, fingerprints: Mapping[str, str]) -> Plan | Link:
+def parse_apart(
+    document: bytes | bytearray | str, fingerprints: Mapping[str, str], budget: Budget
+) -> Plan | Link:
     """Return the plan of a document or what continues one, as `parse_document` does.
 
     Args:
@@ -45,16 +48,21 @@ def parse_apart(document: bytes | bytearray | str, fingerprints: Mapping[str, st
         ReadFailed: the process did not end well.
     """
     asked = document if isinstance(document, str) else bytes(document)
-    return run_apart("the plan could not be parsed", _parse, asked, dict(fingerprints), is_bounded=True)
+    return run_apart(
+        "the plan could not be parsed", budget, _parse, asked, dict(fingerprints), is_bounded=True
+    )
 
 
-def run_apart(failed: str, work: Callable[..., T], *arguments: object, is_bounded: bool = False) -> T:
+def run_apart(
+    failed: str, budget: Budget, work: Callable[..., T], *arguments: object, is_bounded: bool = False
+) -> T:
     """Return what a function returns in another process, or raise the CorpusServerError that it raises.
 
-    If this process ends meanwhile, the other one is killed.
+    If this process ends meanwhile, or nobody waits any more, the other one is killed.
 
     Args:
         failed: what a ReadFailed says if the process does not end well.
+        budget: of who waits.
         work: a function of a module.
         is_bounded: whether `MAX_SECONDS` and `MAX_MEMORY_BYTES` hold.
     """
@@ -68,12 +76,18 @@ def run_apart(failed: str, work: Callable[..., T], *arguments: object, is_bounde
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         most = MAX_SECONDS if is_bounded else None
         try:
-            ended = subprocess.run(
-                command, stdin=given, stdout=found, env=environment, timeout=most, check=False
-            )
-            why = f"exit code {ended.returncode}" if ended.returncode else ""
-        except (OSError, subprocess.TimeoutExpired) as error:
+            with subprocess.Popen(command, stdin=given, stdout=found, env=environment) as process:
+                budget.when_over(lambda _: process.kill())
+                try:
+                    process.wait(most)
+                except subprocess.TimeoutExpired as error:
+                    why = str(error)
+                    process.kill()
+                else:
+                    why = f"exit code {process.returncode}" if process.returncode else ""
+        except OSError as error:
             why = str(error)
+        budget.spend()
         if why:
             raise ReadFailed(f"{failed}: {why}", remedy=_REMEDY)
         found.seek(0)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -37,10 +37,22 @@ _DESCRIBED_STAGES = MAX_STAGES
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Source:
-    """Whose tokens a step holds: `shares` of corpora, by the exact weights of the plan's stage."""
+    """Whose tokens a response holds: `shares` of corpora, by the exact weights of the plan's stage.
+
+    plan_id: "" for tokens that no plan chose.
+    """
 
     plan_id: str
     shares: Mapping[str, float]
+
+
+class InUse(Protocol):
+    """A table, see `tables.py`; `num_bytes` of memory, 0 if it is mapped."""
+
+    table: Table
+    num_bytes: int
+
+    def __hash__(self) -> int: ...
 
 
 class ShardList:
@@ -121,7 +133,7 @@ class BoundPlan:
     """
 
     def __init__(
-        self, plan: Plan, opened: ShardList, tables: Sequence[Table] = (), parent: BoundPlan | None = None
+        self, plan: Plan, opened: ShardList, tables: Sequence[InUse] = (), parent: BoundPlan | None = None
     ) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan, self.root_id = plan, plan.root.id
@@ -135,7 +147,7 @@ class BoundPlan:
         windows = opened.windows(plan.seq_len, plan.stride)
         self.sampler: Sampler = Sampler(
             plan,
-            tables=tables,
+            tables=[each.table for each in tables],
             windows=windows,
             origins=opened.origins,
             contents=opened.contents,
@@ -152,11 +164,12 @@ class BoundPlan:
         num_stages = len(plan.stages) if plan.root is plan else 0
         self.num_bytes = _PLAN_BYTES + _STAGE_BYTES * num_stages + self.sampler.num_bytes
         exclusions = (exclusion for _, exclusion in self.sampler.exclusions)
-        self.shared: tuple[ShardList | Windows | StageLog | Exclusion, ...] = (
+        self.shared: tuple[ShardList | Windows | StageLog | Exclusion | InUse, ...] = (
             opened,
             windows,
             plan.log,
             *exclusions,
+            *tables,
         )
 
     def source_of(self, step: int) -> Source:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -12,13 +12,11 @@ from corpus_server.corpus.views import View
 from corpus_server.corpus.views.file import Multiplicities
 from corpus_server.described import described
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.work import Budget
 
 SHOWN_DOCUMENTS: Final = 100
 
-VIEW_ROWS: Final = 1 << 16
-"""Rows of each plan that are compared if one reads views, each of which has to be found in the corpus."""
-
-_AT_ONCE: Final = 1 << 22  # documents, in some 20 ms
+_AT_ONCE: Final = 1 << 21  # documents, in some 10 ms
 
 
 @described
@@ -50,20 +48,14 @@ class ViewChange:
     """The first of them."""
 
 
-def view_changes(a: BoundPlan, b: BoundPlan) -> Generator[None, None, list[ViewChange]]:
-    """Compare the documents of sources over the same corpora, in slices; nothing for two plain corpora."""
+def view_changes(a: BoundPlan, b: BoundPlan, budget: Budget) -> list[ViewChange]:
+    """Compare the documents of sources over the same corpora; nothing for two plain corpora."""
     found = []
     for name, other in _pairs(a, b):
-        change = yield from _compared(name, other, a.corpora[name], b.corpora[other])
+        change = _compared(name, other, a.corpora[name], b.corpora[other], budget)
         if change.num_documents:
             found.append(change)
     return found
-
-
-def max_rows(a: BoundPlan, b: BoundPlan, usual: int) -> int:
-    """Return how many rows of two plans are compared at most."""
-    viewed = any(each.sampler.origins is not None for each in (a, b))
-    return min(usual, VIEW_ROWS) if viewed else usual
 
 
 def _pairs(a: BoundPlan, b: BoundPlan) -> Iterator[tuple[str, str]]:
@@ -78,7 +70,7 @@ def _pairs(a: BoundPlan, b: BoundPlan) -> Iterator[tuple[str, str]]:
                 break
 
 
-def _compared(name: str, other: str, a: Corpus, b: Corpus) -> Generator[None, None, ViewChange]:
+def _compared(name: str, other: str, a: Corpus, b: Corpus, budget: Budget) -> ViewChange:
     number = taken = put = 0
     shown: list[DocumentChange] = []
     total = (a if isinstance(a, View) else b).base.num_documents or 0
@@ -93,7 +85,7 @@ def _compared(name: str, other: str, a: Corpus, b: Corpus) -> Generator[None, No
             DocumentChange(document=start + each, a=int(ours[each]), b=int(theirs[each]))
             for each in which[: SHOWN_DOCUMENTS - len(shown)].tolist()
         ]
-        yield
+        budget.spend(num_bytes=ours.nbytes + theirs.nbytes)
     return ViewChange(
         a=name, b=other, num_documents=number, num_taken_out=taken, num_put_in=put, documents=shown
     )

@@ -13,11 +13,12 @@ from corpus_server.corpus.views import View
 from corpus_server.corpus.views.view import document_chunks
 from corpus_server.errors import InvalidPlan
 from corpus_server.read.gather import Gatherer
+from corpus_server.work import Budget
 
-_AT_ONCE: Final = 1 << 16
+_AT_ONCE: Final = 1 << 14
 
 
-def check_ends(corpus: Corpus) -> None:
+def check_ends(corpus: Corpus, budget: Budget) -> None:
     """Check the last token of every document of two tokens or more, of a view those that it holds.
 
     An index that was made by looking for that token is right but where a shard ends, which is checked if the
@@ -59,6 +60,7 @@ def check_ends(corpus: Corpus) -> None:
         shards = np.searchsorted(corpus.starts, last, side="right") - 1
         places = np.stack((shards, last - np.array(corpus.starts)[shards]), axis=1)
         tokens = gatherer.gather(places, 1, corpus.dtype)[:, 0]
+        budget.spend()
         wrong = np.flatnonzero(tokens != corpus.eot)
         if wrong.size:
             number = int(numbers[wrong[0]])

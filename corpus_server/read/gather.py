@@ -39,30 +39,30 @@ _SAMPLE_WINDOWS = 16  # looked up in the page cache before all windows of a sele
 _JOINED_BYTES = 1 << 20  # that are copied under the GIL at once, in 0.3 ms; longer rows are copied without it
 
 
-class _OfThread(threading.local):
-    """What the calling thread has spent on reading, so that no two threads write to the same number.
+class Reads:
+    """What a process has read from its maps.
 
     Attributes:
-        locate_seconds: spent on finding out where rows lie.
-        num_reads: pieces whose windows were copied.
-        num_cold_reads: those that had to wait for the disk, as major page faults tell.
+        num_hits: pieces whose windows were copied from the page cache.
+        num_misses: those that had to wait for the disk, as major page faults tell.
         num_faults: major page faults in them.
     """
 
     def __init__(self) -> None:
-        self.locate_seconds = 0.0
-        self.num_reads = self.num_cold_reads = self.num_faults = 0
-        _threads.append(self.__dict__)
+        self.num_hits = self.num_misses = self.num_faults = 0
+        self._lock = threading.Lock()
+
+    def add(self, num_faults: int) -> None:
+        """Count a piece that was copied."""
+        with self._lock:
+            if num_faults > 0:
+                self.num_misses += 1
+                self.num_faults += num_faults
+            else:
+                self.num_hits += 1
 
 
-_threads: list[dict[str, Any]] = []  # ended ones included
-
-OF_THREAD = _OfThread()
-
-
-def total(name: str) -> float:
-    """Return the sum of an attribute of `OF_THREAD` over all threads."""
-    return float(sum(each[name] for each in list(_threads)))
+READS = Reads()
 
 
 def num_major_faults() -> int:
@@ -304,10 +304,8 @@ class Selection:
             before = num_major_faults()
             tokens = self._copy(part)
             num_faults = num_major_faults() - before
-            OF_THREAD.num_reads += 1
+            READS.add(num_faults)
             if num_faults > 0:
-                OF_THREAD.num_cold_reads += 1
-                OF_THREAD.num_faults += num_faults
                 gatherer.num_faults += num_faults
                 gatherer.cold = True
             # A file that is truncated during the copy reads as zeros. Only a check after the copy proves

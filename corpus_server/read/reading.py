@@ -22,7 +22,8 @@ from corpus_server.corpus.formats.masks import MASK_DTYPE
 from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import Pieces
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.gather import OF_THREAD, Gatherer, Selection
+from corpus_server.read.gather import Gatherer, Selection
+from corpus_server.work import Budget
 
 MAX_LOCATED_ROWS = 4096
 """Rows located at once: 1.4 times the throughput at 64 x 1,025 of 256 rows, since NumPy's calls cost much
@@ -77,7 +78,8 @@ class WindowReading:
 
     `rows` is the number of rows of a step that belong to a rank, from `Sampler.check_part`. `world_size`
     matters to plans that balance ranks. With `masks`, the loss masks are read in place of the tokens: uint8,
-    0 where a token is no target of training, else 1; ones for a shard without a mask.
+    0 where a token is no target of training, else 1; ones for a shard without a mask. `budget`, of who reads,
+    is told how long locating takes.
 
     Attributes:
         step_rows: of each step, that must be located to find those of the rank.
@@ -86,6 +88,7 @@ class WindowReading:
     def __init__(
         self,
         bound: BoundPlan,
+        budget: Budget,
         *,
         step: int,
         count: int,
@@ -95,6 +98,7 @@ class WindowReading:
         masks: bool = False,
     ) -> None:
         self.bound = bound
+        self._budget = budget
         self._masks = masks
         self._step = step
         self._first_place = rank * rows
@@ -114,7 +118,7 @@ class WindowReading:
         """Return a reading of the loss masks of the same rows, of the same shape."""
         count, rows, _ = self.shape
         part = {"rank": self._first_place // rows, "rows": rows, "world_size": self._world_size}
-        return WindowReading(self.bound, step=self._step, count=count, **part, masks=True)
+        return WindowReading(self.bound, self._budget, step=self._step, count=count, **part, masks=True)
 
     def row_numbers(self, first: int, num_units: int) -> NDArray[np.uint64]:
         """Return which rows of the global batch those from `first` on are, `(k,)`: as many as `selected`."""
@@ -139,7 +143,7 @@ class WindowReading:
             selection, number = select(
                 self.bound, step, places, count, world_size=self._world_size, masks=self._masks
             )
-            OF_THREAD.locate_seconds += time.monotonic() - began
+            self._budget.locate_seconds += time.monotonic() - began
             selection.check_unchanged(slice(number, number + len(group)))
             self._located = group, selection, number
         group, selection, number = self._located
@@ -317,9 +321,10 @@ def read_pieces(*readings: Reading) -> Iterator[memoryview]:
             del piece
 
 
-def hash_slices(reading: Reading, digest: xxhash.xxh3_64, *beside: Reading) -> Iterator[None]:
-    """Add a whole body to a digest; yield after each piece, so that the caller may stop there."""
-    for piece in read_pieces(reading, *beside):
+def hash_arrays(digest: xxhash.xxh3_64, budget: Budget, *readings: Reading) -> None:
+    """Add a whole body to a digest."""
+    for piece in read_pieces(*readings):
         digest.update(piece)
+        num_bytes = len(piece)
         del piece  # before the next one is read: a response costs the memory of one
-        yield
+        budget.spend(num_bytes=num_bytes)

@@ -19,19 +19,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import numpy as np
 import xxhash
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.publish import publishing_folder
-from corpus_server.errors import FingerprintMismatch, Overloaded
+from corpus_server.errors import AnswerTooLarge, FingerprintMismatch, Overloaded
 from corpus_server.plan import Plan
 from corpus_server.plan.streams import Sequences
 from corpus_server.plan.tabled import Job, Table
 from corpus_server.read.apart import map_in_copies, run_apart
 from corpus_server.read.ends import check_ends
+from corpus_server.work import Budget, Jobs, shared
 
 MAX_BYTES: Final = 16 * 2**30
 """Of all tables in a folder; those that were not used for the longest time make room."""
@@ -48,6 +49,25 @@ start of a process takes as long as shuffling a million, or packing so many docu
 _IS_BUILT: Final = "the table of a plan is being built"
 
 _log = logging.getLogger(__name__)
+
+
+MAX_MEMORY_BYTES: Final = 64 * 2**20
+"""Of the table of a plan that is spelled inline. What such plans have in memory counts among the bytes of
+plans, see `known_plans.py`."""
+
+_JOB_BYTES: Final = 16  # of a table for each document, about
+
+
+class TableInUse:
+    """A table of a plan, mapped or in memory.
+
+    Attributes:
+        table: its arrays.
+        num_bytes: of memory; 0 if it is mapped.
+    """
+
+    def __init__(self, table: Table, num_bytes: int) -> None:
+        self.table, self.num_bytes = table, num_bytes
 
 
 class Documents:
@@ -88,26 +108,35 @@ class Tables:
 
     Args:
         folder: where tables are kept, made at need; None: nowhere, each is built in memory.
+        jobs: where tables are built; None: by who asks.
         max_bytes: of all tables; the newest stays, however large it is.
     """
 
-    def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, folder: Path | None = None, jobs: Jobs | None = None, *, max_bytes: int = MAX_BYTES
+    ) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        self._building = threading.Lock()
+        self._jobs = jobs
+        self._in_memory: WeakValueDictionary[str, TableInUse] = WeakValueDictionary()
         self._digesting = threading.Lock()  # 10^8 documents take a second, and 2 GB meanwhile
         self._documents: WeakKeyDictionary[Corpus, Documents] = WeakKeyDictionary()
 
-    def bind(self, plan: Plan, corpora: Mapping[str, Corpus]) -> tuple[Plan, list[Table]]:
+    def bind(
+        self, plan: Plan, corpora: Mapping[str, Corpus], budget: Budget, *, is_kept: bool = True
+    ) -> tuple[Plan, list[TableInUse]]:
         """Return the plan with the digests of its documents, and the tables that its rows follow from.
 
         Args:
             plan: with its fingerprints.
+            budget: of who asks.
+            is_kept: whether the plan is; the tables of others are memory's alone, and bounded.
 
         Raises:
             FingerprintMismatch: a corpus has other documents than the plan was made for.
             InvalidPlan, UnknownDocument, InvalidParameter: the corpora have no such table.
-            Overloaded: a table is being built; ask again.
+            AnswerTooLarge: a table is too large for memory.
+            ClientLeft, Later, Overloaded: see `Jobs.result`; Overloaded, too, if another process builds it.
         """
         if (tabled := plan.tabled) is None:
             return plan, []
@@ -123,7 +152,7 @@ class Tables:
         plan = plan if tabled.digests == digests else plan.with_digests(digests)
         decides = {**plan.arithmetic, "sources": plan.sources, "tokens": dict(plan.fingerprints)}
         jobs = tabled.jobs(found, seq_len=plan.seq_len, seed=plan.seed, decides=decides)
-        return plan, [self._table(job, corpora) for job in jobs]
+        return plan, [self._table(job, corpora, budget, is_kept=is_kept) for job in jobs]
 
     def _documents_of(self, corpus: Corpus) -> Documents:
         with self._digesting:
@@ -131,28 +160,51 @@ class Tables:
                 found = self._documents[corpus] = Documents(corpus)
             return found
 
-    def _table(self, job: Job, corpora: Mapping[str, Corpus]) -> Table:
-        if self._folder is None:
-            return _checked(job, corpora).build()
-        path = self._folder / _key(job)
-        if (table := _mapped(path, job)) is not None:
-            return table
-        # A second request for a table of minutes should not take a second thread and twice the memory.
-        if not self._building.acquire(blocking=False):
-            raise Overloaded(_IS_BUILT)
-        try:
-            return self._built(path, _checked(job, corpora))
-        finally:
-            self._building.release()
+    def _table(self, job: Job, corpora: Mapping[str, Corpus], budget: Budget, *, is_kept: bool) -> TableInUse:
+        key = _key(job)
+        if self._folder is not None and (table := _mapped(self._folder / key, job)) is not None:
+            return TableInUse(table, 0)
+        is_kept = is_kept and self._folder is not None
+        if not is_kept:
+            if (found := self._in_memory.get(key)) is not None:
+                return found
+            num_bytes = job.size * _JOB_BYTES
+            if self._folder is not None and num_bytes > MAX_MEMORY_BYTES:
+                raise AnswerTooLarge(
+                    "the table of a plan that is spelled inline",
+                    num_bytes,
+                    MAX_MEMORY_BYTES,
+                    "bytes",
+                    parameter="rows",
+                    remedy="POST the plan to /v1/plans, whose tables are kept on disk",
+                )
+        build = self._built if is_kept else self._built_in_memory
+        return shared(
+            self._jobs,
+            budget,
+            ("table", key, is_kept),
+            partial(build, key, job, corpora),
+            is_small=job.size <= _MOST_IN_PROCESS,
+            what=_IS_BUILT,
+        )
 
-    def _built(self, path: Path, job: Job) -> Table:
+    def _built_in_memory(
+        self, key: str, job: Job, corpora: Mapping[str, Corpus], budget: Budget
+    ) -> TableInUse:
+        table = _build(_checked(job, corpora, budget), budget)
+        found = self._in_memory[key] = TableInUse(table, sum(array.nbytes for array in table))
+        return found
+
+    def _built(self, key: str, job: Job, corpora: Mapping[str, Corpus], budget: Budget) -> TableInUse:
         """Build a table and publish it; return it from memory if it cannot be kept."""
-        table = None
+        assert self._folder is not None
+        path, table = self._folder / key, None
+        job = _checked(job, corpora, budget)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with publishing_folder(path) as folder:
                 if job.size > _MOST_IN_PROCESS:
-                    run_apart("the table of a plan could not be built", _build_here, folder, job)
+                    run_apart("the table of a plan could not be built", budget, _build_here, folder, job)
                 else:
                     table = job.build()
                     _write(folder, job, table)
@@ -161,7 +213,10 @@ class Tables:
             raise Overloaded(_IS_BUILT) from error  # by another process
         except OSError as error:  # a full disk, or another process was faster
             _log.warning("the table %s of a plan was not kept: %s", path.name, error)
-        return _mapped(path, job) or table or job.build()
+        if (mapped := _mapped(path, job)) is not None:
+            return TableInUse(mapped, 0)
+        table = table or _build(job, budget)
+        return TableInUse(table, sum(array.nbytes for array in table))
 
     def _make_room(self, newest: Path) -> None:
         """Remove the tables that were not used for the longest time."""
@@ -174,14 +229,25 @@ class Tables:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _checked(job: Job, corpora: Mapping[str, Corpus]) -> Job:
+def _build(job: Job, budget: Budget) -> Table:
+    """Build a table in memory: a large one in another process, whose memory ends with it."""
+    if job.size > _MOST_IN_PROCESS:
+        return run_apart("the table of a plan could not be built", budget, _build_apart, job)
+    return job.build()
+
+
+def _build_apart(job: Job) -> Table:
+    return job.build(run=map_in_copies)
+
+
+def _checked(job: Job, corpora: Mapping[str, Corpus], budget: Budget) -> Job:
     """Return the job, whose corpora have documents that end as they must.
 
     Raises:
         InvalidPlan: naming the first document that does not.
     """
     for name in job.ends:
-        check_ends(corpora[name])
+        check_ends(corpora[name], budget)
     return job
 
 

@@ -1,7 +1,7 @@
 """Losses of rows that a run recorded: Parquet files that the client's `record_dir` wrote."""
 
 from corpus_server.recordings.losses import Spike, Sums, find_spikes, sum_losses
-from corpus_server.recordings.parts import Part, Recording, Recordings, finish, open_recording
+from corpus_server.recordings.parts import Part, Recording, Recordings, open_recording
 
 __all__ = [
     "Part",
@@ -10,7 +10,6 @@ __all__ = [
     "Spike",
     "Sums",
     "find_spikes",
-    "finish",
     "open_recording",
     "sum_losses",
 ]

@@ -14,14 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.errors import AnswerTooLarge
-from corpus_server.recordings.parts import Part, Recording, Rows, Work, read_rows
+from corpus_server.recordings.parts import Part, Recording, Rows, read_rows
+from corpus_server.work import Budget
 
 SAMPLED_ROWS = 1 << 24
 """Where there are more rows, only those of every k-th rank are read."""
-
-MAX_ROWS = 1 << 27
-"""Rows that one question reads at most: ten seconds of CPU for sums, twenty for spikes, in slices."""
 
 MIN_PEERS = 64
 """Rows that a row is compared with; where a source has fewer in a bin, neighbouring bins count, too."""
@@ -66,12 +63,12 @@ class Spike(NamedTuple):
     score: float
 
 
-def sum_losses(recording: Recording, start: int, stop: int, num_bins: int) -> Work[Sums]:
+def sum_losses(recording: Recording, start: int, stop: int, num_bins: int, budget: Budget) -> Sums:
     """Sum the losses of steps [start, stop) in at most `num_bins` bins."""
     width = max(1, -(-(stop - start) // num_bins))
     shape = len(recording.sources), max(1, -(-(stop - start) // width))
     counts, sums, squares = np.zeros((3, shape[0] * shape[1]))
-    num_rows, apart = 0, _ranks_apart(recording, start, stop)
+    num_rows, apart = 0, _ranks_apart(recording, start, stop, budget)
     for _, rows in _read(recording, start, stop, apart):
         num_rows += len(rows.step)
         finite = np.isfinite(rows.loss)
@@ -79,7 +76,7 @@ def sum_losses(recording: Recording, start: int, stop: int, num_bins: int) -> Wo
         loss = rows.loss[finite].astype(np.float64)
         for total, weights in ((counts, None), (sums, loss), (squares, loss * loss)):
             total += np.bincount(cell, weights, minlength=total.size)
-        yield
+        budget.spend(rows=len(rows.step))
     return Sums(
         start=start,
         width=width,
@@ -91,9 +88,11 @@ def sum_losses(recording: Recording, start: int, stop: int, num_bins: int) -> Wo
     )
 
 
-def find_spikes(recording: Recording, start: int, stop: int, count: int) -> Work[tuple[list[Spike], Sums]]:
+def find_spikes(
+    recording: Recording, start: int, stop: int, count: int, budget: Budget
+) -> tuple[list[Spike], Sums]:
     """Return the rows of steps [start, stop) with the highest scores, and what they were compared with."""
-    sums = yield from sum_losses(recording, start, stop, _BINS)
+    sums = sum_losses(recording, start, stop, _BINS, budget)
     peers = _widened(sums)
     found: list[Spike] = []
     for part, rows in _read(recording, start, stop, sums.ranks_apart):
@@ -111,7 +110,7 @@ def find_spikes(recording: Recording, start: int, stop: int, count: int) -> Work
         columns = [column[best].tolist() for column in (*rows[:3], loss, usual, score)]
         found += [Spike(part, *each) for each in zip(*columns, strict=True) if each[-1] > 0]
         found = sorted(found, key=lambda spike: (-spike.score, spike.step, spike.row))[:count]
-        yield
+        budget.spend()
     return found, sums
 
 
@@ -123,7 +122,7 @@ def _read(recording: Recording, start: int, stop: int, apart: int) -> Iterator[t
                 yield part, rows
 
 
-def _ranks_apart(recording: Recording, start: int, stop: int) -> int:
+def _ranks_apart(recording: Recording, start: int, stop: int, budget: Budget) -> int:
     """Return 1, or a larger k where only the parts of every k-th rank are to be read.
 
     Raises:
@@ -134,9 +133,8 @@ def _ranks_apart(recording: Recording, start: int, stop: int) -> int:
         share = max(0, min(part.stop, stop) - max(part.start, start)) / (part.stop - part.start)
         num_rows[part.rank] += part.num_rows * share
     apart: int = max(1, math.ceil(num_rows.sum() / SAMPLED_ROWS))
-    if (number := int(num_rows[::apart].sum())) > MAX_ROWS:
-        remedy = "ask for fewer steps, by start and stop"
-        raise AnswerTooLarge("a loss curve", number, MAX_ROWS, "rows", parameter="stop", remedy=remedy)
+    number = int(num_rows[::apart].sum())
+    budget.check(rows=number, parameter="stop", remedy="ask for fewer steps, by start and stop")
     return apart
 
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,7 @@ from numpy.typing import NDArray
 from corpus_server.errors import ReadFailed, UnknownRecording
 from corpus_server.extras import optional_package
 from corpus_server.user_files import open_regular, parse_json, reason_of
-
-T = TypeVar("T")
-Work = Generator[None, None, T]
-"""Work that yields at least every 50 ms, and returns its result."""
+from corpus_server.work import Budget
 
 METADATA_KEY = b"corpus-losses"
 FOREVER = 2**63 - 1
@@ -42,7 +39,6 @@ _COLUMNS = {"step": "int64", "row": "int32", "source": "dictionary<values=string
 _WHOLE_NUMBERS = {"rank": 2**20 - 1, "world_size": 2**20, "first_step": 2**40, "began": FOREVER}
 _MAX_STEP = 2**40
 _MAX_SOURCES = 1024  # of a plan; sums have an array for each
-_FILES_AT_ONCE = 16
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError)
 """What pyarrow raises for files that are not what they should be, and what their metadata may cause."""
 
@@ -137,7 +133,7 @@ class Recordings:
             raise ReadFailed(f"the folder of recordings cannot be read: {reason_of(error)}") from error
         return {each.name: each for each in found}
 
-    def open(self, name: str) -> Work[Recording]:
+    def open(self, name: str, budget: Budget) -> Recording:
         """Look at the parts of a recording; those that did not change are not read again.
 
         Raises:
@@ -147,10 +143,10 @@ class Recordings:
         folder = self.names().get(name)
         if folder is None:
             raise UnknownRecording.expected("recording", "one that /v1/recordings lists", name)
-        return (yield from open_recording(folder, self._known))
+        return open_recording(folder, budget, self._known)
 
 
-def open_recording(folder: Path, known: Known | None = None) -> Work[Recording]:
+def open_recording(folder: Path, budget: Budget, known: Known | None = None) -> Recording:
     """Look at the parts in a folder.
 
     known: what was found in files before; it is brought up to date.
@@ -162,11 +158,10 @@ def open_recording(folder: Path, known: Known | None = None) -> Work[Recording]:
     known = {} if known is None else known
     parquet = optional_package("pyarrow.parquet", extra="recordings", purpose="a folder of recorded losses")
     parts, unreadable = list[Part](), dict[str, str]()
-    for number, (path, version) in enumerate(_files(folder)):
+    for path, version in _files(folder):
         if known.get(path, ((), ""))[0] != version:
             known[path] = version, _opened(parquet, path)
-            if number % _FILES_AT_ONCE == 0:
-                yield
+            budget.spend()
         found = known[path][1]
         if isinstance(found, Part):
             parts.append(found)
@@ -204,16 +199,6 @@ def read_rows(part: Part, sources: tuple[str, ...], start: int, stop: int) -> It
                 yield Rows(*(column[counts] for column in found))  # type: ignore[arg-type]
     except _DAMAGE as error:
         raise ReadFailed(f"{part.path.name} cannot be read: {reason_of(error)}") from error
-
-
-def finish(work: Work[T]) -> T:
-    """Do work at once, and return its result."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def _holds_parts(folder: Path) -> bool:

@@ -13,11 +13,11 @@ from starlette.responses import Response as AsgiResponse
 from starlette.routing import Match, Route
 
 from corpus_server.answers.problem import invalid_parameter
-from corpus_server.answers.response import ClientLeft
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.exchange import log_error
 from corpus_server.web.responses import CLIENT_LEFT, refused
 from corpus_server.web.routes import ROUTERS
+from corpus_server.work import ClientLeft
 
 _SLUGS = {404: "not-found", 405: "method-not-allowed"}
 _MAX_ECHO = 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import orjson
@@ -15,11 +16,13 @@ from starlette.types import Message, Receive, Scope, Send
 from corpus_server import live
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.problem import problem
-from corpus_server.answers.response import NO_STORE, Buffer, ClientLeft, Response, Slices
+from corpus_server.answers.question import Question
+from corpus_server.answers.response import NO_STORE, Buffer, Response
 from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.bridge import LINE
 from corpus_server.http.exchange import Exchange
+from corpus_server.work import Budget, ClientLeft
 
 HEAD = "corpus_server.head"
 """Key of a request's scope: its `RequestHead`, set by the gateway."""
@@ -64,15 +67,24 @@ class Driven(AsgiResponse):
         await self._drive(scope, send)
 
 
-def made(service: Service, request: Request, head: RequestHead, work: Slices[Response]) -> AsgiResponse:
-    """Return a response that drives the exchange of a costly one, under any ASGI server.
+def made(
+    service: Service,
+    request: Request,
+    head: RequestHead,
+    question: Question,
+    work: Callable[[Budget], Response],
+) -> AsgiResponse:
+    """Return a response that drives the exchange of a question, under any ASGI server.
 
     It raises ClientLeft; and CorpusServerError before anything was sent, or in the middle of the body, where
     only the server can cut the connection.
     """
 
     async def drive(scope: Scope, send: Send) -> None:
-        exchange = Exchange(service, head, work, scope.get("state", {}).get(LINE))
+        line = scope.get("state", {}).get(LINE)
+        gone = partial(has_left, request)
+        is_token_path = question.is_token_path
+        exchange = Exchange(service, head, work, question.limits, line, gone, is_token_path=is_token_path)
         is_begun = False
 
         async def send_body(parts: Sequence[Buffer], *, more: bool = True) -> None:
@@ -88,6 +100,12 @@ def made(service: Service, request: Request, head: RequestHead, work: Slices[Res
         await send_body((), more=False)
 
     return Driven(drive)
+
+
+async def has_left(request: Request) -> None:
+    """Return when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def events(service: Service, request: Request, head: RequestHead) -> AsgiResponse:

@@ -10,8 +10,9 @@ import xxhash
 
 from corpus_server import errors
 from corpus_server.admission import admission, load, request
-from corpus_server.answers.questions.plans import MAX_RECEIPT_BYTES
+from corpus_server.answers.question import LIMITS
 from corpus_server.answers.response import HEADERS
+from corpus_server.answers.tokens import TOKEN_LIMITS
 from corpus_server.http import connection
 from corpus_server.settings import Settings
 from corpus_server.web.routes import plans
@@ -100,10 +101,10 @@ def test_the_limits_are_those_of_the_code() -> None:
         "connections of": defaults["max_connections"].default,
         "connections from": defaults["max_connections_per_address"].default,
         "descriptions": defaults["max_concurrent_answers"].default,
-        "rows": load.MAX_ROWS,
+        "rows": TOKEN_LIMITS.rows,
         "bytes": defaults["max_answer_bytes"].default // 2**20,
         "numbers": defaults["max_text_tokens"].default,
-        "global batch": MAX_RECEIPT_BYTES,
+        "global batch": LIMITS.num_bytes,
         "plan documents": plans.MAX_LIST_BYTES // 2**20,
         "costly": defaults["max_concurrent_answers"].default,
         "streams": load.MAX_FOLLOWERS,

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from corpus_client import Batch, errors
-from corpus_server.recordings import finish, open_recording, sum_losses
+from corpus_server.recordings import open_recording, sum_losses
+from corpus_server.work import Budget
 from tests.corpora import some_tokens, write_raw
 from tests.examples.running import (
     EVAL_EVERY,
@@ -99,9 +100,9 @@ def test_a_killed_rank_ends_four_and_two_go_on_with_the_same_run(
         {step: undisturbed.losses[step] for step in range(6, NUM_STEPS)}, abs=2e-4
     )
     assert resumed.evaluated == undisturbed.evaluated[EVAL_STEPS:]
-    recording = finish(open_recording(tmp_path / "losses"))
+    recording = open_recording(tmp_path / "losses", Budget())
     assert recording.steps == (6, NUM_STEPS)
-    sums = finish(sum_losses(recording, 6, NUM_STEPS, NUM_STEPS))
+    sums = sum_losses(recording, 6, NUM_STEPS, NUM_STEPS, Budget())
     assert sums.counts.tolist() == [[8] * (NUM_STEPS - 6)]
     assert sums.means()[0] == pytest.approx(list(resumed.losses.values()), abs=2e-4)
     last = NUM_STEPS - 1

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "corpus_server"
 
 LEVELS = (
     {"errors", "user_files", "__init__"},
-    {"described", "extras", "corpus_spec", "daemon_thread"},
+    {"described", "extras", "corpus_spec", "daemon_thread", "work"},
     {"settings", "plan", "corpus", "recordings"},
     {"stores", "admission"},
     {"read"},

@@ -6,8 +6,9 @@ import json
 import sqlite3
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, InvalidParameter, InvalidPlan, UnknownCorpus, UnknownPlan
 from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan import BoundedShuffle, Plan
+from corpus_server.plan.chain import Link
 from corpus_server.plan_store import PlanStore
-from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.apart import parse_apart
+from corpus_server.work import Budget, Jobs
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
 
@@ -198,34 +201,28 @@ def test_a_large_plan_is_bound_once_and_one_at_a_time(
     bodies = [document(seed, 120_000) for seed in range(2)]
     assert min(map(len, bodies)) > LARGE_BYTES
     ids = [KnownPlans(catalog, store).keep_document(body).plan.id for body in bodies]
-    known = KnownPlans(catalog, store)
-    binding, most, entered, go_on = 0, 0, threading.Event(), threading.Event()
-    bound_plans: list[str] = []
+    parsing, most, num_parsed, entered, go_on = 0, 0, 0, threading.Event(), threading.Event()
     count = threading.Lock()
 
-    def bind(plan: Plan, parent: BoundPlan | None = None) -> BoundPlan:
-        nonlocal binding, most
-        if plan.skip_steps:
-            with count:
-                binding += 1
-                most = max(most, binding)
-            entered.set()
-            assert go_on.wait(30)
-        bound = Catalog.bind(catalog, plan)
-        bound_plans.append(bound.plan.id)
-        if plan.skip_steps:
-            with count:
-                binding -= 1
-        return bound
+    def parse(document: str, fingerprints: Mapping[str, str], budget: Budget) -> Plan | Link:
+        nonlocal parsing, most, num_parsed
+        with count:
+            parsing, num_parsed = parsing + 1, num_parsed + 1
+            most = max(most, parsing)
+        entered.set()
+        assert go_on.wait(30)
+        found = parse_apart(document, fingerprints, budget)
+        with count:
+            parsing -= 1
+        return found
 
-    monkeypatch.setattr(catalog, "bind", bind)
-    with ThreadPoolExecutor(6) as pool:
+    monkeypatch.setattr("corpus_server.known_plans.parse_apart", parse)
+    with closing(Jobs()) as jobs, ThreadPoolExecutor(6) as pool:
+        known = KnownPlans(catalog, store, jobs)
         asked = [pool.submit(known.by_id, each) for each in ids + ids + ids[:1]]
         assert entered.wait(30)
-        small = known.keep_document(document(5))
-        assert small.plan.id in bound_plans
+        assert known.keep_document(document(5)).plan.seed == 5
         go_on.set()
         answers = [each.result(30) for each in asked]
-    assert most == 1
-    assert sorted(bound_plans) == sorted([*ids, small.plan.id])
+    assert (most, num_parsed) == (1, 2)
     assert answers[0] is answers[2] is answers[4]

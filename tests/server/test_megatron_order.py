@@ -23,14 +23,14 @@ from corpus_server.errors import (
     UnknownDocument,
 )
 from corpus_server.plan import Plan
-from corpus_server.plan.questions.lookup import look_up_slices
-from corpus_server.plan.questions.slices import finish
-from corpus_server.plan.questions.usage import usage_slices
+from corpus_server.plan.questions.lookup import look_up
+from corpus_server.plan.questions.usage import count_usage
 from corpus_server.read import tables
 from corpus_server.read.beside import RowSources
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import WindowReading, read_arrays
 from corpus_server.read.tables import Tables
+from corpus_server.work import Budget
 from tests.corpora import spec, write_megatron, write_raw
 from tests.megatron import CASES, THREE, document, names, specs
 from tests.megatron_rows import Case, digest, megatron_rows, some_case
@@ -44,7 +44,7 @@ def all_rows(bound: BoundPlan) -> NDArray[np.integer]:
     """Return the rows of all steps: `(steps * rows, seq_len + 1)`."""
     count = bound.sampler.num_steps
     rows = bound.sampler.check_part(0, count=count)
-    reading = WindowReading(bound, step=0, count=count, rank=0, rows=rows)
+    reading = WindowReading(bound, Budget(), step=0, count=count, rank=0, rows=rows)
     return np.concatenate([each.copy() for each in read_arrays(reading)])
 
 
@@ -98,7 +98,7 @@ def test_the_source_of_a_row_is_that_of_its_pieces(opened: Catalog) -> None:
     bound = bound_to(opened)
     count = bound.sampler.num_steps
     assert count is not None
-    reading = WindowReading(bound, step=0, count=count, rank=0, rows=5)
+    reading = WindowReading(bound, Budget(), step=0, count=count, rank=0, rows=5)
     sources = np.concatenate(list(read_arrays(RowSources(reading))))
     first = 0
     for pieces, borders in reading.pieces():
@@ -111,7 +111,7 @@ def test_the_source_of_a_row_is_that_of_its_pieces(opened: Catalog) -> None:
 
 def step_rows(bound: BoundPlan, step: int, **part: int) -> NDArray[np.integer]:
     own = bound.sampler.check_part(step, **part)
-    reading = WindowReading(bound, step=step, count=1, rank=part.get("rank", 0), rows=own)
+    reading = WindowReading(bound, Budget(), step=step, count=1, rank=part.get("rank", 0), rows=own)
     return np.concatenate([each.copy() for each in read_arrays(reading)])
 
 
@@ -149,7 +149,7 @@ def test_a_look_up_finds_every_row_that_holds_a_token(opened: Catalog, rows: NDA
     for source, name in enumerate(names(THREE)):
         first = int(THREE.tokens(source)[0])
         for start, stop in [(0, 1), (17, 19), (300, 420), (0, len(THREE.tokens(source)))]:
-            found = finish(look_up_slices(bound.sampler, name, start, stop, epochs=100))
+            found = look_up(bound.sampler, name, start, stop, Budget(), epochs=100)
             held = ((rows >= first + start) & (rows < first + stop)).any(axis=1)
             assert [5 * each.plan_step + each.row for each in found.rows] == np.flatnonzero(held).tolist()
             assert found.num_found == held.sum()
@@ -158,7 +158,7 @@ def test_a_look_up_finds_every_row_that_holds_a_token(opened: Catalog, rows: NDA
                 corpus, shard = bound.shards[each.shard]
                 assert (corpus, int(shard.tokens[each.start])) == (name, own[0])
                 assert (each.step is None) == (each.plan_step in (30, 31))
-    limited = finish(look_up_slices(bound.sampler, name, 0, 500, epochs=100, limit=3))
+    limited = look_up(bound.sampler, name, 0, 500, Budget(), epochs=100, limit=3)
     assert len(limited.rows) == 3 < limited.num_found
 
 
@@ -168,7 +168,7 @@ def test_a_look_up_finds_the_rows_of_each_single_token(opened: Catalog, rows: ND
     for source, name in enumerate(names(THREE)):
         tokens = THREE.tokens(source)
         for start, token in enumerate(tokens.tolist()):
-            found = finish(look_up_slices(bound.sampler, name, start, start + 1, epochs=100))
+            found = look_up(bound.sampler, name, start, start + 1, Budget(), epochs=100)
             held = np.flatnonzero((rows == token).any(axis=1))
             assert [5 * each.plan_step + each.row for each in found.rows] == held.tolist()
 
@@ -177,7 +177,7 @@ def test_usage_counts_the_rows_of_each_source(opened: Catalog, rows: NDArray[np.
     bound = bound_to(opened)
     borders = [int(THREE.tokens(source)[0]) for source in range(3)]
     for step in (0, 1, 13, 80, 1000):
-        used = finish(usage_slices(bound.sampler, 0, step)).sources
+        used = count_usage(bound.sampler, 0, step, Budget()).sources
         own = np.searchsorted(borders, rows[: 5 * step, 0], side="right") - 1
         assert [used[name].rows for name in names(THREE)] == np.bincount(own, minlength=3).tolist()
 

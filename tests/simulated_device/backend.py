@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +71,27 @@ def _abi() -> int:
 
 @functools.cache
 def load() -> types.ModuleType:
-    """Return the module `torch.simulated`, made once."""
+    """Return the module `torch.simulated`, made once, with the threads that torch's autograd has for it."""
+    module = _register()
+    module.library.set_available(True)
+    module.library.take_torchs_threads(True)
+    for index in range(module.device_count()):
+        torch.ones(1, device=f"{NAME}:{index}", requires_grad=True).backward()
+    module.library.take_torchs_threads(False)
+    module.library.set_available(False)
+    return module
+
+
+@functools.cache
+def _register() -> types.ModuleType:
     torch.utils.rename_privateuse1_backend(NAME)
     library = ctypes.CDLL(str(build()))
     library.register_hooks()
     for bytes_of in (library.allocated_bytes, library.reserved_bytes):
         bytes_of.restype = ctypes.c_int64
+    library.refusal_of_caller.restype = ctypes.c_char_p
     module = _runtime(library)
     torch._register_device_module(NAME, module)
-    library.set_available(True)
-    torch.ones(1, device=NAME, requires_grad=True).backward()  # starts the threads of autograd
-    library.set_available(False)
     return module
 
 
@@ -100,7 +110,26 @@ def present(*, seed: int = 0, delay: float = 0.0) -> Iterator[Any]:
         module.library.set_available(False)
 
 
+def refuse_here(_: int = 0) -> None:
+    """Load the devices in this process, and refuse every call of them; a `worker_init_fn` of a DataLoader.
+
+    A forked child is refused anyway, as CUDA refuses it. In any other a call would make a context.
+    """
+    module = _register()
+    module.library.set_available(True)
+    module.library.refuse_process(True)
+
+
 def _runtime(library: Any) -> types.ModuleType:
+    def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            if reason := library.refusal_of_caller():
+                raise RuntimeError(reason.decode())
+            return function(*arguments, **named)
+
+        return call
+
     def found(device: Any = None) -> torch.device:
         if isinstance(device, int):
             return torch.device(NAME, device)
@@ -155,13 +184,10 @@ def _runtime(library: Any) -> types.ModuleType:
         return int(library.page_unlock(ctypes.c_size_t(address)))
 
     module = types.ModuleType(f"torch.{NAME}")
-    runtime = types.SimpleNamespace(cudaHostRegister=page_lock, cudaHostUnregister=page_unlock)
-    names = {
-        "library": library,
-        "device": Device,
-        "stream": stream,
-        "Stream": Stream,
-        "Event": functools.partial(torch.Event, NAME),
+    runtime = types.SimpleNamespace(
+        cudaHostRegister=checked(page_lock), cudaHostUnregister=checked(page_unlock)
+    )
+    calls: dict[str, Callable[..., Any]] = {
         "current_device": current_device,
         "current_stream": current_stream,
         "device_count": lambda: int(library.num_devices()),
@@ -175,9 +201,17 @@ def _runtime(library: Any) -> types.ModuleType:
         "sleep": lambda seconds: library.sleep_on_stream(ctypes.c_int64(int(seconds * 1e6))),
         "call": lambda function, argument: library.call_on_stream(function, argument),
         "get_device_name": lambda device=None: "simulated accelerator",
-        # What torch itself asks of a backend, as in `torch.manual_seed`.
-        "_is_in_bad_fork": lambda: False,
         "manual_seed_all": lambda seed: None,
+    }
+    names = {
+        **{name: checked(function) for name, function in calls.items()},
+        "library": library,
+        "device": Device,
+        "stream": stream,
+        "Stream": Stream,
+        "Event": functools.partial(torch.Event, NAME),
+        # What torch itself asks of a backend, as in `torch.manual_seed`.
+        "_is_in_bad_fork": lambda: library.refusal_of_caller() is not None,
     }
     for name, value in names.items():
         setattr(module, name, value)

@@ -7,6 +7,7 @@
 //   copies          run on the stream. Of pageable memory they block the caller, of page-locked memory they do not.
 //   events          count their recordings; waiting means the last recording made before the wait.
 //   allocator       a freed block goes back to the stream that it was allocated on, and may be used again at once.
+//   processes       a forked child must not call the device, and a process or a thread may be told not to.
 //   everything else is computed by the CPU backend, and waits for the current stream first.
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
@@ -22,6 +23,7 @@
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <torch/library.h>
 #include <unistd.h>
@@ -48,6 +50,27 @@ static std::atomic<bool> available{false};       // whether torch may find the d
 static std::atomic<bool> waits_refused{false};   // whether a copy that blocks is an error
 static std::atomic<int64_t> max_delay{0};        // microseconds before each operation, at most
 static std::atomic<uint64_t> seed{0}, seeding{0};  // of the delays; `seeding` counts how often it was set
+
+// --- Who may call -------------------------------------------------------------------------------------------------
+
+static std::atomic<bool> process_refused{false};  // a forked child, as with CUDA; or one that was told so
+static std::atomic<uint64_t> only_thread{0};      // the thread that may call; 0: all may
+static std::atomic<uint64_t> num_threads{1};
+static thread_local uint64_t this_thread = 0;     // its number, given when it is first needed
+static std::atomic<bool> taking_torchs{false};    // whether threads that call now are autograd's
+static thread_local bool is_torchs_own = false;
+
+static uint64_t thread_number() { return this_thread ? this_thread : this_thread = num_threads++; }
+static const char* refusal() {  // of a call that comes now; null: it may
+  if (taking_torchs) is_torchs_own = true;
+  if (process_refused) return "the simulated device was called in a process that must not touch it";
+  if (uint64_t only = only_thread; only && only != thread_number() && !is_torchs_own)
+    return "the simulated device was called by another thread than the one that may";
+  return nullptr;
+}
+static void check_caller() {
+  if (auto reason = refusal()) TORCH_CHECK(false, reason);
+}
 
 // --- Streams and events -------------------------------------------------------------------------------------------
 
@@ -140,25 +163,29 @@ struct Guard final : impl::DeviceGuardImplInterface {
 
   DeviceType type() const override { return TYPE; }
   DeviceIndex deviceCount() const noexcept override { return available ? NUM_DEVICES : 0; }
-  Device getDevice() const override { return Device(TYPE, current_device); }
-  void setDevice(Device device) const override { current_device = index(device); }
+  Device getDevice() const override { check_caller(); return Device(TYPE, current_device); }
+  void setDevice(Device device) const override { check_caller(); current_device = index(device); }
   void uncheckedSetDevice(Device device) const noexcept override { current_device = index(device); }
   Device exchangeDevice(Device device) const override {
+    check_caller();
     return Device(TYPE, std::exchange(current_device, index(device)));
   }
-  Stream getStream(Device device) const override { return stream(index(device), current_stream[index(device)]); }
+  Stream getStream(Device device) const override { check_caller(); return stream(index(device), current_stream[index(device)]); }
   Stream getDefaultStream(Device device) const override { return stream(index(device), 0); }
-  Stream getNewStream(Device device, int) const override { return stream(index(device), num_streams++); }
+  Stream getNewStream(Device device, int) const override { check_caller(); return stream(index(device), num_streams++); }
   Stream getStreamFromGlobalPool(Device device, bool) const override { return getNewStream(device, 0); }
   Stream exchangeStream(Stream next) const override {
+    check_caller();
     return stream(next.device_index(), std::exchange(current_stream[next.device_index()], next.id()));
   }
-  bool queryStream(const Stream& asked) const override { return queue_of(asked.device_index(), asked.id()).idle(); }
-  void synchronizeStream(const Stream& asked) const override { queue_of(asked.device_index(), asked.id()).wait(); }
+  bool queryStream(const Stream& asked) const override { check_caller(); return queue_of(asked.device_index(), asked.id()).idle(); }
+  void synchronizeStream(const Stream& asked) const override { check_caller(); queue_of(asked.device_index(), asked.id()).wait(); }
   void synchronizeDevice(const DeviceIndex device) const override {
+    check_caller();
     each_queue(device < 0 ? current_device : device, [](Queue& queue) { queue.wait(); });
   }
   void record(void** slot, const Stream& on, const DeviceIndex, const EventFlag) const override {
+    check_caller();
     if (!*slot) *slot = new Shared(std::make_shared<Recording>());
     Shared event = event_of(*slot);
     Lock lock(event->mutex);
@@ -170,6 +197,7 @@ struct Guard final : impl::DeviceGuardImplInterface {
     });
   }
   void block(void* slot, const Stream& waiting) const override {
+    check_caller();
     if (!slot) return;  // never recorded
     Shared event = event_of(slot);
     Lock lock(event->mutex);
@@ -179,11 +207,13 @@ struct Guard final : impl::DeviceGuardImplInterface {
     });
   }
   bool queryEvent(void* slot) const override {
+    check_caller();
     if (!slot) return true;
     Lock lock(event_of(slot)->mutex);
     return event_of(slot)->done();
   }
   void synchronizeEvent(void* slot) const override {
+    check_caller();
     if (!slot) return;
     Shared event = event_of(slot);
     Lock lock(event->mutex);
@@ -227,6 +257,7 @@ static void release(void* address) {
 }
 struct BlockAllocator final : Allocator {
   DataPtr allocate(size_t wanted) override {
+    check_caller();
     Device device(TYPE, current_device);
     if (!wanted) return {nullptr, device};
     Block block{(wanted + PAGE - 1) / PAGE * PAGE, nullptr, current_device, current_stream[current_device]};
@@ -266,6 +297,7 @@ static bool is_pinned(const void* address) {
 }
 struct HostAllocator final : Allocator {
   DataPtr allocate(size_t wanted) override {
+    check_caller();
     void* address = std::aligned_alloc(PAGE, (wanted + PAGE) / PAGE * PAGE);
     Lock lock(pinned_mutex);
     pinned[reinterpret_cast<uintptr_t>(address)] = wanted;
@@ -286,17 +318,18 @@ static HostAllocator host_allocator;
 
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return available; }
+  bool isAvailable() const override { check_caller(); return available; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return available ? NUM_DEVICES : 0; }
-  DeviceIndex getCurrentDevice() const override { return current_device; }
-  void setCurrentDevice(DeviceIndex device) const override { current_device = device; }
+  DeviceIndex deviceCount() const override { check_caller(); return available ? NUM_DEVICES : 0; }
+  DeviceIndex getCurrentDevice() const override { check_caller(); return current_device; }
+  void setCurrentDevice(DeviceIndex device) const override { check_caller(); current_device = device; }
   DeviceIndex exchangeDevice(DeviceIndex device) const override { return std::exchange(current_device, device); }
   DeviceIndex maybeExchangeDevice(DeviceIndex device) const override {
     return std::exchange(current_device, device < 0 ? current_device : device);
   }
-  bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
+  bool isPinnedPtr(const void* address) const override { check_caller(); return is_pinned(address); }
   Allocator* getPinnedMemoryAllocator() const override {
+    check_caller();
     TORCH_CHECK(available, "no accelerator is available");
     return &host_allocator;
   }
@@ -305,6 +338,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 // --- Operations ---------------------------------------------------------------------------------------------------
 
 static at::Tensor copy_from(const at::Tensor& from, const at::Tensor& into, bool non_blocking) {
+  check_caller();
   if (!into.numel()) return into;
   at::Tensor source = from.sizes() == into.sizes() ? from : from.expand_as(into);
   auto address = [](const at::Tensor& tensor) {
@@ -377,8 +411,16 @@ extern "C" {
 void register_hooks() {
   at::RegisterPrivateUse1HooksInterface(new Hooks);
   at::globalContext().lazyInitDevice(TYPE);  // before that torch takes no memory for page-locked
+  pthread_atfork(nullptr, nullptr, [] { process_refused = true; });
 }
 void set_available(bool value) { available = value; }
+void take_torchs_threads(bool value) {
+  taking_torchs = value;
+  is_torchs_own = false;
+}
+void refuse_process(bool value) { process_refused = value; }
+void allow_only_this_thread(bool value) { only_thread = value ? thread_number() : 0; }
+const char* refusal_of_caller() { return refusal(); }
 int num_devices() { return available ? NUM_DEVICES : 0; }
 void refuse_waits(bool value) { waits_refused = value; }
 void set_delay(int64_t microseconds, uint64_t new_seed) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import mmap
 import os
@@ -65,6 +66,59 @@ def test_the_host_cannot_read_device_memory(device: Any) -> None:
         ctypes.string_at(there.data_ptr(), 4)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
+
+
+CALLS: dict[str, Any] = {
+    "is_pinned": lambda device, tensor: tensor.is_pinned(),
+    "pin_memory": lambda device, tensor: tensor.pin_memory(),
+    "empty": lambda device, tensor: torch.empty(1, device="simulated"),
+    "current_device": lambda device, tensor: device.current_device(),
+    "is_available": lambda device, tensor: device.is_available(),
+    "stream": lambda device, tensor: device.Stream(),
+    "event": lambda device, tensor: device.Event().record(),
+    "page_lock": lambda device, tensor: device.cudart().cudaHostRegister(0, 0, 0),
+}
+
+
+def refusals(device: Any) -> dict[str, str]:
+    """Return what each call is refused with; "" if it is not."""
+    found = {}
+    for name, call in CALLS.items():
+        try:
+            call(device, torch.ones(1))
+            found[name] = ""
+        except RuntimeError as error:
+            found[name] = str(error).splitlines()[0]
+    return found
+
+
+def test_a_forked_child_is_refused_every_call(device: Any) -> None:
+    assert set(refusals(device).values()) == {""}
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, repr(refusals(device)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    found = ast.literal_eval(os.read(reader, 1 << 16).decode())
+    for descriptor in (reader, writer):
+        os.close(descriptor)
+    assert {name for name, text in found.items() if "must not touch" in text} == set(CALLS)
+
+
+def test_another_thread_is_refused_every_call_unless_it_is_torchs(device: Any) -> None:
+    weight = torch.ones(4, device="simulated", requires_grad=True)
+    device.library.allow_only_this_thread(True)
+    found: dict[str, str] = {}
+    try:
+        thread = threading.Thread(target=lambda: found.update(refusals(device)))
+        thread.start()
+        thread.join()
+        assert set(refusals(device).values()) == {""}
+        (weight * weight).sum().backward()
+    finally:
+        device.library.allow_only_this_thread(False)
+    assert {name for name, text in found.items() if "another thread" in text} == set(CALLS)
 
 
 def test_only_copies_from_page_locked_memory_return_at_once(device: Any) -> None:

@@ -101,6 +101,10 @@ class DeviceRing(Stager):
         """Return memory for the slots: page-locked, unless the runtime and torch both fail to."""
         return pinning.staging_memory(num_bytes, self.location, self.runtime, self._await_copies)
 
+    def is_pinned(self, memory: torch.Tensor) -> bool:
+        """Return what torch says: registering memory may do less than was asked."""
+        return memory.is_pinned()
+
     def prepare(self, batch_bytes: int) -> None:
         """Allocate the buffers, unless those that exist hold a batch of this size."""
         pinning.unlock_overdue()

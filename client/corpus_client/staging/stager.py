@@ -225,6 +225,13 @@ class Stager:
         """Return `(num_bytes,) uint8` of page-aligned host memory for the slots."""
         return pinning.pageable(num_bytes)
 
+    def is_pinned(self, memory: torch.Tensor) -> bool:
+        """Return whether host memory is page-locked; asks no device where it cannot be.
+
+        `Tensor.is_pinned` makes CUDA's context, which a forked child (a DataLoader's worker) cannot have.
+        """
+        return False
+
     def prepare(self, batch_bytes: int) -> None:
         """Allocate staging buffers for batches of at most this size, as stored."""
 

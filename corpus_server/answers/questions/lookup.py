@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.question import PlanQuery, Token, integer, question
-from corpus_server.answers.response import Response, Slices, json_response, not_modified
+from corpus_server.answers.response import Response, json_response, not_modified
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import plan_headers, plan_of
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan.questions.lookup import Sighting, look_up_slices
+from corpus_server.plan.questions.lookup import Sighting, look_up
+from corpus_server.work import Budget, Limits
 
 
 class LookupQuery(PlanQuery):
@@ -46,10 +47,15 @@ class Found:
     rows: list[Sighting]
 
 
-@question("/v1/lookup", Found, is_tagged=True)
-def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices[Response]:
+LIMITS: Final = Limits(rows=2**21)
+"""Units times epochs, with those of the excluded units for which they stand in, and 256 for each block of a
+mixture: about 2 s."""
+
+
+@question("/v1/lookup", Found, is_tagged=True, limits=LIMITS)
+def lookup(service: Service, query: LookupQuery, request: RequestHead, budget: Budget) -> Response:
     """Return every row of the first epochs that holds a token, a range of tokens or a document."""
-    bound = plan_of(service, query, request.caller, names_corpus=True)
+    bound = plan_of(service, query, request.caller, budget, names_corpus=True)
     corpus = _looked_up_corpus(query, bound.plan.sources)
     start, stop = _looked_up_range(query, bound.corpora[corpus].base)
     epochs, limit = query.epochs, query.limit
@@ -59,7 +65,7 @@ def lookup(service: Service, query: LookupQuery, request: RequestHead) -> Slices
     headers = plan_headers(bound, request, identity, by_id=by_id)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    found = yield from look_up_slices(bound.sampler, corpus, start, stop, epochs=epochs, limit=limit)
+    found = look_up(bound.sampler, corpus, start, stop, budget, epochs=epochs, limit=limit)
     fields = Found(
         plan=bound.plan.id,
         corpus=corpus,

@@ -1,4 +1,4 @@
-"""The costly questions about plans, in slices: receipts, the shards that steps read, usage, differences."""
+"""The costly questions about plans: receipts, the shards that steps read, usage, differences."""
 
 from __future__ import annotations
 
@@ -15,30 +15,20 @@ from corpus_server.answers.response import (
     NO_STORE,
     PLAN_HEADER,
     Response,
-    Slices,
     json_response,
     not_modified,
 )
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import MAX_COUNT, plan_headers, staged_rows
+from corpus_server.answers.tokens import MAX_COUNT, plan_headers, stage_rows
 from corpus_server.corpus.shards import contents
 from corpus_server.described import described
-from corpus_server.errors import AnswerTooLarge
-from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare_slices
-from corpus_server.plan.questions.totals import RowTotals, total_slices
-from corpus_server.plan.questions.usage import SourceUsage, usage_slices
-from corpus_server.plan.stage import MAX_STEP
-from corpus_server.read.changes import ViewChange, max_rows, view_changes
-from corpus_server.read.reading import WindowReading, hash_slices, num_bytes
+from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare
+from corpus_server.plan.questions.usage import SourceUsage, count_usage
+from corpus_server.read.changes import ViewChange, view_changes
+from corpus_server.read.reading import WindowReading, hash_arrays, num_bytes
+from corpus_server.work import Budget, Limits
 
-MAX_RECEIPT_BYTES = 2**30
-"""Bytes of a global batch whose receipt is made: half a second of reading from the page cache. A batch of 64
-million uint32 tokens has a quarter of it."""
-
-DIFF_ROWS = 1 << 21
-"""Rows of each plan that are compared at most: about a second."""
-
-_ROWS_AT_ONCE = 65536  # located in some 10 ms
+_ROWS_AT_ONCE = 16384  # of windows, located in some 3 ms
 
 
 class ShardsQuery(StepQuery):
@@ -62,8 +52,6 @@ class DiffQuery(QueryParameters):
     """Id of the plan to compare with."""
     steps: Annotated[int, integer(1, 100)] = 10
     """Steps that differ to return at most."""
-    until: Annotated[int, integer(1, MAX_STEP)] | None = None
-    """Count rows that differ before this step; by default until each source that differs was shown once."""
 
 
 @described
@@ -134,27 +122,27 @@ class Diff:
     b: str
     fields: list[FieldChange]
     rows: RowComparison
-    totals: RowTotals | None
-    """How many rows differ in all; null unless rows of both plans come from sources in the same order."""
     views: list[ViewChange]
     """Of sources that are views of one corpus, the documents that come more or less often."""
 
 
 @question("/v1/plans/{plan_id}/receipt", Receipt, is_tagged=True)
-def receipt(service: Service, plan_id: PlanId, query: StepQuery, request: RequestHead) -> Slices[Response]:
+def receipt(
+    service: Service, plan_id: PlanId, query: StepQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Return the checksum of a step's whole global batch: what a resumed run must see next."""
-    bound, step = service.plan(plan_id, request.caller), query.step
+    bound, step = service.plan(plan_id, request.caller, budget), query.step
     headers = plan_headers(bound, request, f"receipt.{step}")
     rows = bound.sampler.check_part(step)
-    reading = WindowReading(bound, step=step, count=1, rank=0, rows=rows)
-    if (size := num_bytes(reading)) > MAX_RECEIPT_BYTES:
-        what, remedy = "the batch of a receipt", "compare the checksums of the ranks' batches instead"
-        raise AnswerTooLarge(what, size, MAX_RECEIPT_BYTES, "bytes", parameter="step", remedy=remedy)
+    reading = WindowReading(bound, budget, step=step, count=1, rank=0, rows=rows)
+    remedy = "compare the checksums of the ranks' batches instead"
+    cost = rows * bound.sampler.row_cost
+    budget.check(rows=cost, num_bytes=num_bytes(reading), parameter="step", remedy=remedy)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    yield from staged_rows(service, bound, reading)
+    stage_rows(service, bound, reading, budget)
     digest = xxhash.xxh3_64()
-    yield from hash_slices(reading, digest)
+    hash_arrays(digest, budget, reading)
     fields = Receipt(
         plan=bound.plan.id,
         step=step,
@@ -166,22 +154,29 @@ def receipt(service: Service, plan_id: PlanId, query: StepQuery, request: Reques
 
 
 @question("/v1/plans/{plan_id}/shards", Shards)
-def shards(service: Service, plan_id: PlanId, query: ShardsQuery, request: RequestHead) -> Slices[Response]:
+def shards(
+    service: Service, plan_id: PlanId, query: ShardsQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Return the shards that the next steps read, and which of them are on the server's machine."""
-    bound, step, count = service.plan(plan_id, request.caller), query.step, query.count
+    bound, step, count = service.plan(plan_id, request.caller, budget), query.step, query.count
     rows = bound.sampler.check_part(step, count=count)
-    service.admission.check_rows(count, rows)
+    cost = bound.sampler.row_cost
+    most = budget.limits.rows // (cost * max(rows, 1))
+    budget.check(rows=count * rows * cost, parameter="count", remedy=f"ask for at most {most} steps")
+    at_once = max(1, _ROWS_AT_ONCE // cost)
     num_rows = np.zeros(len(bound.shards), dtype=np.int64)
     first_step = np.full(len(bound.shards), -1, dtype=np.int64)
     for each in range(step, step + count):
-        for begin in range(0, rows, _ROWS_AT_ONCE):
-            part = range(begin, min(begin + _ROWS_AT_ONCE, rows))
+        for begin in range(0, rows, at_once):
+            part = range(begin, min(begin + at_once, rows))
             pieces, borders = bound.sampler.pieces(each, part)
-            its = np.stack((np.repeat(np.arange(len(part)), np.diff(borders)), pieces[:, 0]), axis=1)
-            numbers = its[:, 1] if len(its) == len(part) else np.unique(its, axis=0)[:, 1]
+            numbers = pieces[:, 0]
+            if len(pieces) > len(part):  # each row counts once for each of its shards
+                of = np.repeat(np.arange(len(part)), np.diff(borders))
+                numbers = np.unique(of * num_rows.size + numbers) % num_rows.size
             num_rows += np.bincount(numbers, minlength=num_rows.size)
             first_step[numbers[first_step[numbers] < 0]] = each
-            yield None
+            budget.spend(rows=len(part) * cost)
     used = np.flatnonzero(num_rows)
     listed = []
     for number in used[np.argsort(first_step[used], kind="stable")].tolist():
@@ -202,12 +197,14 @@ def shards(service: Service, plan_id: PlanId, query: ShardsQuery, request: Reque
     return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id})
 
 
-@question("/v1/plans/{plan_id}/usage", Used, is_tagged=True)
-def usage(service: Service, plan_id: PlanId, query: UsageQuery, request: RequestHead) -> Slices[Response]:
+@question("/v1/plans/{plan_id}/usage", Used, is_tagged=True, limits=Limits(rows=2**20))
+def usage(
+    service: Service, plan_id: PlanId, query: UsageQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Return what training saw of each source before a step, or between two, and what it skipped."""
-    bound, since, step = service.plan(plan_id, request.caller), query.since, query.step
+    bound, since, step = service.plan(plan_id, request.caller, budget), query.since, query.step
     headers = plan_headers(bound, request, f"usage.{since}.{step}")
-    used = yield from usage_slices(bound.sampler, since, step)
+    used = count_usage(bound.sampler, since, step, budget)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     shown = Used(
@@ -221,18 +218,21 @@ def usage(service: Service, plan_id: PlanId, query: UsageQuery, request: Request
     return json_response(shown, headers)
 
 
-@question("/v1/plans/{plan_id}/diff", Diff, is_tagged=True)
-def diff(service: Service, plan_id: PlanId, query: DiffQuery, request: RequestHead) -> Slices[Response]:
+DIFF_LIMITS = Limits(rows=2**22)
+"""Rows of both plans that are compared, or looked up: about two seconds."""
+
+
+@question("/v1/plans/{plan_id}/diff", Diff, is_tagged=True, limits=DIFF_LIMITS)
+def diff(
+    service: Service, plan_id: PlanId, query: DiffQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Say in which fields another plan differs from this one, and from which step on which rows."""
-    one, other = (service.plan(each, request.caller) for each in (plan_id, query.other))
-    headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}.{query.until}")
+    one, other = (service.plan(each, request.caller, budget) for each in (plan_id, query.other))
+    headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}")
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    compared = yield from compare_slices(
-        one.sampler, other.sampler, num_steps=query.steps, max_rows=max_rows(one, other, DIFF_ROWS)
-    )
-    totals = yield from total_slices(one.sampler, other.sampler, until=query.until)
-    changes = yield from view_changes(one, other)
+    rows = compare(one.sampler, other.sampler, budget, num_steps=query.steps)
+    changes = view_changes(one, other, budget)
     changed = changed_fields(one.plan, other.plan)
-    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed, rows=compared, totals=totals, views=changes)
+    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed, rows=rows, views=changes)
     return json_response(fields, headers)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.arrays import array_response
 from corpus_server.answers.documents import find_metadata
@@ -20,20 +19,21 @@ from corpus_server.answers.response import (
     RANGE_HEADER,
     Format,
     Response,
-    Slices,
     caching,
     json_response,
     not_modified,
     text_response,
 )
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import TOKENS, choose_format, representation
+from corpus_server.answers.tokens import TOKEN_LIMITS, TOKENS, choose_format, representation
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.views import View
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
 from corpus_server.read import text
+from corpus_server.read.bound_plan import Source
 from corpus_server.read.reading import RangeReading, num_bytes, read_arrays
+from corpus_server.work import Budget
 
 DocumentNumber = Annotated[str, Field(pattern="^[0-9]{1,19}$")]
 
@@ -75,18 +75,27 @@ class Spans:
     spans: list[text.Span]
 
 
-@question("/v1/corpora/{name}/tokens", array=TOKENS, is_tagged=True)
-def tokens(service: Service, name: CorpusName, query: TokensQuery, request: RequestHead) -> Slices[Response]:
+@question("/v1/corpora/{name}/tokens", array=TOKENS, is_tagged=True, is_token_path=True, limits=TOKEN_LIMITS)
+def tokens(
+    service: Service, name: CorpusName, query: TokensQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Return a raw range of tokens, corpus-wide, across the borders of shards."""
     corpus, start = service.corpus(name, request.caller), query.start
     count = min(256, max(0, corpus.num_tokens - start)) if query.count is None else query.count
-    return token_range(service, corpus, start, start + count, query, request, default="raw", fields={})
+    return token_range(
+        service, corpus, start, start + count, query, request, budget, default="raw", fields={}
+    )
 
 
 @question("/v1/corpora/{name}/documents/{number}", array=TOKENS, is_tagged=True)
 def document(
-    service: Service, name: CorpusName, number: DocumentNumber, query: DocumentQuery, request: RequestHead
-) -> Slices[Response]:
+    service: Service,
+    name: CorpusName,
+    number: DocumentNumber,
+    query: DocumentQuery,
+    request: RequestHead,
+    budget: Budget,
+) -> Response:
     """Return one document: its token range, its tokens and, if the corpus has any, its metadata.
 
     Of a view, `base_document` is its corpus's own number. Long values of the metadata are cut. If the
@@ -102,26 +111,29 @@ def document(
     tag = ""
     if corpus.metadata_paths and choose_format(request, query, "json") == "json":
         own = fields.get("base_document", own)
-        found = yield from find_metadata(corpus, [own])
+        found = find_metadata(corpus, [own], budget)
         fields |= {"metadata": found.rows.get(own), "metadata_problem": found.problem}
         tag = found.tag
-    more = token_range(service, corpus, start, stop, query, request, default="json", fields=fields, tag=tag)
-    response = yield from more
-    response.when_sent(metrics.DOCUMENTS.add, 1, corpus.name)
+    response = token_range(
+        service, corpus, start, stop, query, request, budget, default="json", fields=fields, tag=tag
+    )
+    response.num_documents = 1
     return response
 
 
 @question("/v1/corpora/{name}/spans", Spans)
-def spans(service: Service, name: CorpusName, query: SpansQuery, request: RequestHead) -> Slices[Response]:
+def spans(
+    service: Service, name: CorpusName, query: SpansQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Show a range of tokens as text, cut at the borders of documents."""
     corpus = service.corpus(name, request.caller)
     if query.start > corpus.num_tokens:
         raise InvalidParameter.expected("start", f"in [0, {corpus.num_tokens}]", query.start)
     stop = min(query.start + query.count, corpus.num_tokens)
     service.admission.check_text_size(stop - query.start, "count")
-    yield from service.staged(shard.file for shard in corpus.shards_of(query.start, stop))
+    service.stage((shard.file for shard in corpus.shards_of(query.start, stop)), budget)
     tokens = read(service, corpus, query.start, stop)
-    yield None
+    budget.spend(num_bytes=tokens.nbytes)
     shown = list(text.spans(corpus, query.start, tokens.tolist()))
     found = Spans(corpus=corpus.name, start=query.start, stop=stop, num_tokens=corpus.num_tokens, spans=shown)
     return json_response(found, NO_STORE)
@@ -134,11 +146,12 @@ def token_range(
     stop: int,
     query: FormatQuery,
     request: RequestHead,
+    budget: Budget,
     *,
     default: Format,
     fields: Mapping[str, Any],
     tag: str = "",
-) -> Slices[Response]:
+) -> Response:
     """Make the response that holds tokens [start, stop) of a corpus.
 
     Args:
@@ -162,19 +175,19 @@ def token_range(
     headers[RANGE_HEADER] = f"{start}-{stop}"
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    request.charge(num_bytes(reading))
-    yield from service.staged(shard.file for shard in corpus.shards_of(start, stop))
+    budget.claim(num_bytes(reading))
+    service.stage((shard.file for shard in corpus.shards_of(start, stop)), budget)
     if chosen == "json":
         where = {"start": start, "stop": stop, "dtype": corpus.dtype.name}
         described = {"corpus": corpus.name, **fields, **where}
-        response = yield from json_arrays(described, headers, {"tokens": reading})
+        response = json_arrays(described, headers, {"tokens": reading}, budget)
     elif chosen == "text":
         tokens = [each for part in read_arrays(reading) for each in part.tolist()]
-        yield None
+        budget.spend(num_bytes=num_bytes(reading))
         response = text_response(text.decode(corpus, tokens), headers)
     else:
-        response = yield from array_response(reading, headers, chosen, query.checksum, request)
-    response.when_sent(metrics.TOKENS.add, stop - start, corpus.name)
+        response = array_response(reading, headers, chosen, query.checksum, request, budget)
+    response.source, response.num_tokens = Source("", {corpus.name: 1.0}), stop - start
     return response
 
 

@@ -1,4 +1,4 @@
-"""What runs recorded: loss by source over steps, and the rows and documents that lost most. In slices."""
+"""What runs recorded: loss by source over steps, and the rows and documents that lost most."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 
 from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.answers.question import QueryParameters, RecordingName, Step, integer, question
-from corpus_server.answers.response import NO_STORE, Response, Slices, json_response
+from corpus_server.answers.response import NO_STORE, Response, json_response
 from corpus_server.answers.service import Service
 from corpus_server.described import described
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.recordings import Recording, Spike, find_spikes, sum_losses
+from corpus_server.work import Budget, Limits
 
 MAX_DOCUMENTS = 1000
 """Of one row, and in the list of all."""
@@ -159,11 +160,11 @@ class Spikes:
 
 
 @question("/v1/recordings", RecordedList)
-def recordings(service: Service, query: RecordingsQuery, request: RequestHead) -> Slices[Response]:
+def recordings(service: Service, query: RecordingsQuery, request: RequestHead, budget: Budget) -> Response:
     """List what runs recorded, as far as the caller may read their sources."""
     listed = []
     for name in service.recordings.names():
-        found = yield from service.recordings.open(name)
+        found = service.recordings.open(name, budget)
         if all(map(request.caller.may_read, _to_read(found))):
             start, stop = found.steps
             its = Recorded(
@@ -180,13 +181,17 @@ def recordings(service: Service, query: RecordingsQuery, request: RequestHead) -
     return json_response(RecordedList(recordings=listed), NO_STORE)
 
 
-@question("/v1/recordings/{name}/losses", Losses)
+RECORDED_LIMITS = Limits(rows=2**27, seconds=60)
+"""Rows that are read: ten seconds for sums, twenty for spikes."""
+
+
+@question("/v1/recordings/{name}/losses", Losses, limits=RECORDED_LIMITS)
 def losses(
-    service: Service, name: RecordingName, query: LossesQuery, request: RequestHead
-) -> Slices[Response]:
+    service: Service, name: RecordingName, query: LossesQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Return the mean loss of each source over steps."""
-    found, start, stop = yield from _opened(service, name, query, request.caller)
-    sums = yield from sum_losses(found, start, stop, query.points)
+    found, start, stop = _opened(service, name, query, request.caller, budget)
+    sums = sum_losses(found, start, stop, query.points, budget)
     total = sums.counts.sum(axis=0)
     overall = sums.sums.sum(axis=0) / np.where(total, total, np.nan)
     fields = Losses(
@@ -207,20 +212,20 @@ def losses(
     return json_response(fields, NO_STORE)
 
 
-@question("/v1/recordings/{name}/spikes", Spikes)
+@question("/v1/recordings/{name}/spikes", Spikes, limits=RECORDED_LIMITS)
 def spikes(
-    service: Service, name: RecordingName, query: SpikesQuery, request: RequestHead
-) -> Slices[Response]:
+    service: Service, name: RecordingName, query: SpikesQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Return the rows that lost more than others of their source in the same steps, and their documents."""
-    found, start, stop = yield from _opened(service, name, query, request.caller)
-    best, sums = yield from find_spikes(found, start, stop, query.count)
+    found, start, stop = _opened(service, name, query, request.caller, budget)
+    best, sums = find_spikes(found, start, stop, query.count, budget)
     plans, unresolved = dict[str, BoundPlan](), dict[str, str]()
     for plan_id in dict.fromkeys(spike.part.plan for spike in best):
         try:
-            plans[plan_id] = service.plan(plan_id, request.caller)
+            plans[plan_id] = service.plan(plan_id, request.caller, budget)
         except CorpusServerError as error:
             unresolved[plan_id] = error.detail
-        yield None
+        budget.spend()
     rows, scores = list[SpikeRow](), defaultdict[tuple[str, int], list[tuple[float, SpikeRow]]](list)
     for spike in best:
         source, bound = found.sources[spike.source], plans.get(spike.part.plan)
@@ -243,7 +248,7 @@ def spikes(
         for each in documents or ():
             share = each.num_tokens / num_tokens
             scores[source, each.document].append(((row.score or 0.0) * share, row))
-        yield None
+        budget.spend()
     listed = [
         SpikeDocument(
             source=source,
@@ -268,10 +273,10 @@ def spikes(
 
 
 def _opened(
-    service: Service, name: str, query: RecordedQuery, caller: Caller
-) -> Slices[tuple[Recording, int, int]]:
+    service: Service, name: str, query: RecordedQuery, caller: Caller, budget: Budget
+) -> tuple[Recording, int, int]:
     """Return a recording and the asked steps of it: (start, stop)."""
-    found = yield from service.recordings.open(name)
+    found = service.recordings.open(name, budget)
     caller.check_read(_to_read(found))
     first, last = found.steps
     start = max(query.start, first)

@@ -10,15 +10,16 @@ from typing import Annotated, Any, Literal
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.documents import Found, find_metadata, named, naming_columns
 from corpus_server.answers.question import PlanId, StepQuery, integer, question
-from corpus_server.answers.response import NO_STORE, PLAN_HEADER, Response, Slices, json_response
+from corpus_server.answers.response import NO_STORE, PLAN_HEADER, Response, json_response
 from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import MAX_WORLD_SIZE, staged_rows
+from corpus_server.answers.tokens import MAX_WORLD_SIZE, stage_rows
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
 from corpus_server.read.reading import WindowReading
 from corpus_server.read.text import Span, spans
+from corpus_server.work import Budget
 
 NAMED_DOCUMENTS = 1024
 """A response names the documents of rows until there are so many: each costs up to a few milliseconds."""
@@ -82,16 +83,18 @@ class Rows:
 
 
 @question("/v1/plans/{plan_id}/rows", Rows)
-def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHead) -> Slices[Response]:
+def rows(
+    service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Show rows of a step's global batch as text, cut at the borders of documents."""
-    bound, step, world_size = service.plan(plan_id, request.caller), query.step, query.world_size
+    bound, step, world_size = service.plan(plan_id, request.caller, budget), query.step, query.world_size
     size = bound.sampler.check_part(step, world_size=world_size) * world_size
     if query.first >= size:
         raise InvalidParameter.expected("first", f"a row of the global batch, in [0, {size})", query.first)
     count = min(query.count, size - query.first)
     service.admission.check_text_size(count * (bound.sampler.seq_len(step) + 1), "count")
-    whole = WindowReading(bound, step=step, count=1, rank=0, rows=size, world_size=world_size)
-    yield from staged_rows(service, bound, whole)
+    whole = WindowReading(bound, budget, step=step, count=1, rank=0, rows=size, world_size=world_size)
+    stage_rows(service, bound, whole, budget)
     first_shard = {name: n for n, (name, _) in reversed(list(enumerate(bound.shards)))}
     shown: list[Row] = []
     places = range(query.first, query.first + count)
@@ -117,9 +120,9 @@ def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHe
             documents=None,
         )
         shown.append(its)
-        yield None
+        budget.spend(rows=1, num_bytes=tokens.nbytes)
     corpora = {name: corpus.base for name, corpus in bound.corpora.items()}
-    shown, problems = yield from _name_documents(corpora, shown, all_columns=query.metadata == "all")
+    shown, problems = _name_documents(corpora, shown, budget, all_columns=query.metadata == "all")
     fields = Rows(
         plan=bound.plan.id,
         step=step,
@@ -133,8 +136,8 @@ def rows(service: Service, plan_id: PlanId, query: RowsQuery, request: RequestHe
 
 
 def _name_documents(
-    corpora: Mapping[str, Corpus], rows: Sequence[Row], *, all_columns: bool
-) -> Slices[tuple[list[Row], list[str]]]:
+    corpora: Mapping[str, Corpus], rows: Sequence[Row], budget: Budget, *, all_columns: bool
+) -> tuple[list[Row], list[str]]:
     """Return rows with where their documents came from, and why that cannot be said of a corpus."""
     wanted: dict[str, set[int]] = {}
     num_named = 0
@@ -147,7 +150,7 @@ def _name_documents(
     found: dict[str, Found] = {}
     for name, numbers in wanted.items():
         columns = None if all_columns else naming_columns()
-        found[name] = yield from find_metadata(corpora[name], numbers, columns)
+        found[name] = find_metadata(corpora[name], numbers, budget, columns)
 
     def named_in(row: Row) -> list[NamedDocument]:
         its = found[row.corpus].rows if row.corpus in found else {}

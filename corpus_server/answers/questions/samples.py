@@ -13,13 +13,14 @@ from pydantic import Field
 from corpus_server.admission.request import RequestHead
 from corpus_server.answers.question import CorpusName, QueryParameters, integer, question
 from corpus_server.answers.questions.ranges import read
-from corpus_server.answers.response import NO_STORE, Response, Slices, json_response
+from corpus_server.answers.response import NO_STORE, Response, json_response
 from corpus_server.answers.service import Service
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
 from corpus_server.described import described
 from corpus_server.plan.document import MAX_SEED
 from corpus_server.read.text import check_available, decode_known
+from corpus_server.work import Budget
 
 BLOCK_TOKENS = 4096
 """Tokens of a block of a sample, read at once. Blocks are spread evenly over the corpus."""
@@ -115,21 +116,21 @@ class Search:
 
 @question("/v1/corpora/{name}/statistics", Statistics)
 def statistics(
-    service: Service, name: CorpusName, query: StatisticsQuery, request: RequestHead
-) -> Slices[Response]:
+    service: Service, name: CorpusName, query: StatisticsQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Return frequencies of tokens and lengths of documents in a sample."""
     corpus = service.corpus(name, request.caller)
     ids: list[NDArray[np.integer]] = []
     for _, tokens in _blocks(service, corpus, query.seed, STATISTICS_BLOCKS):
         ids.append(tokens)
-        yield None
+        budget.spend(num_bytes=tokens.nbytes)
     found, counts = np.unique(np.concatenate(ids) if ids else np.empty(0, np.int64), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     top = [
         TopToken(token=token, count=number, text=decode_known(corpus.tokenizer, [token]))
         for token, number in zip(found[order[:TOP_TOKENS]].tolist(), counts[order].tolist(), strict=False)
     ]
-    lengths = yield from _document_lengths(corpus, query.seed)
+    lengths = _document_lengths(corpus, query.seed, budget)
     fields = Statistics(
         corpus=corpus.name,
         num_tokens=corpus.num_tokens,
@@ -145,7 +146,9 @@ def statistics(
 
 
 @question("/v1/corpora/{name}/search", Search)
-def search(service: Service, name: CorpusName, query: SearchQuery, request: RequestHead) -> Slices[Response]:
+def search(
+    service: Service, name: CorpusName, query: SearchQuery, request: RequestHead, budget: Budget
+) -> Response:
     """Find a text in a sample of about a million tokens, or in all of a small corpus."""
     corpus = service.corpus(name, request.caller)
     tokenizer = check_available(corpus)
@@ -155,7 +158,7 @@ def search(service: Service, name: CorpusName, query: SearchQuery, request: Requ
     more = len(query.text.encode())
     for start, tokens in _blocks(service, corpus, query.seed, SEARCH_BLOCKS, more=more):
         ids = tokens.tolist()
-        yield None
+        budget.spend(num_bytes=tokens.nbytes)
         text = decode_known(tokenizer, ids) or ""
         num_searched += min(len(ids), BLOCK_TOKENS)
         at = text.find(query.text)
@@ -174,7 +177,7 @@ def search(service: Service, name: CorpusName, query: SearchQuery, request: Requ
                 )
             )
             at = text.find(query.text, end)
-            yield None
+            budget.spend()
         if len(found) == query.limit:
             break
     fields = Search(
@@ -215,7 +218,7 @@ def _blocks(
             yield start, read(service, corpus, start, stop)
 
 
-def _document_lengths(corpus: Corpus, seed: int) -> Slices[Lengths | None]:
+def _document_lengths(corpus: Corpus, seed: int, budget: Budget) -> Lengths | None:
     """Return quantiles and a histogram of the lengths of sampled documents; None without an index."""
     total = corpus.num_documents
     if total is None:
@@ -224,11 +227,10 @@ def _document_lengths(corpus: Corpus, seed: int) -> Slices[Lengths | None]:
     if total > SAMPLE_DOCUMENTS:
         numbers = np.random.default_rng(seed).integers(0, total, SAMPLE_DOCUMENTS).tolist()
     found = []
-    for n, number in enumerate(numbers):
+    for number in numbers:
         start, stop = corpus.document_range(number)
         found.append(stop - start)
-        if n % 256 == 255:
-            yield None
+        budget.spend()
     if not found:
         return Lengths(num_sampled=0, mean=None, quantiles={}, histogram=[])
     lengths = np.array(found, dtype=np.int64)

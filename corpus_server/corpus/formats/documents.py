@@ -178,8 +178,8 @@ class CutDocuments(DocumentIndex):
         is_cut = self.num_documents and not self._start <= edges[0] <= edges[-1] <= self._stop
         if is_cut or self._whole.joins_sequences:
             raise InvalidParameter(
-                f"{self.file.path.name}: the token_range of the corpus, [{self._start}, {self._stop}) of it, may "
-                "cut a sequence in two",
+                f"{self.file.path.name}: the token_range of the corpus, [{self._start}, {self._stop}) of it, "
+                "may cut a sequence in two",
                 parameter="token_range",
                 remedy="serve it without token_range; order megatron has a split of its own",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
@@ -16,6 +16,7 @@ import xxhash
 from corpus_server.corpus.files import Closing, OpenFile, unreadable
 from corpus_server.corpus.metadata.write import GROUP_ROWS, MAX_COLUMNS, common_schema, conform
 from corpus_server.extras import optional_package
+from corpus_server.work import Budget
 
 END_BYTES: Final = 4096
 """At the end of a Parquet file, where it keeps where everything lies, and the range of its values."""
@@ -66,9 +67,9 @@ class DocumentTable(Closing):
         self.tag = tag.hexdigest()
 
     def rows(
-        self, numbers: Iterable[int], columns: Collection[str] | None = None
-    ) -> Generator[None, None, dict[int, dict[str, Any]]]:
-        """Return the rows of documents, column -> value, in slices; a file may lack columns of another.
+        self, numbers: Iterable[int], budget: Budget, columns: Collection[str] | None = None
+    ) -> dict[int, dict[str, Any]]:
+        """Return the rows of documents, column -> value; a file may lack columns of another.
 
         Args:
             numbers: of documents, in [0, num_documents).
@@ -95,7 +96,7 @@ class DocumentTable(Closing):
                 if not left:
                     break
                 first = stop
-                yield
+                budget.spend(num_bytes=batch.nbytes)
         return found
 
     def tables(self, columns: Collection[str]) -> Iterator[Any]:

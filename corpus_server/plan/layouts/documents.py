@@ -12,7 +12,7 @@ length comes to which place is a keyed permutation of the epoch. The unused end 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -35,6 +35,7 @@ from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows, check_number
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.tabled import Job, Lengths
+from corpus_server.work import Budget
 
 MAX_BLOCK_DOCUMENTS: Final = 2**24
 DEFAULT_BLOCK_DOCUMENTS: Final = 2**18
@@ -121,20 +122,17 @@ class Packed(Rows):
             found[here] = self._packings[source].costs(rows[here] - self.first_row[source])
         return found
 
-    def touching(
-        self, source: int, start: int, stop: int, *, most: int
-    ) -> Generator[None, None, UInt64Array]:
+    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
         """See `Rows.touching`."""
-        yield
         packing = self._packings[source]
         table = packing.table
         # Blocks that lie in the range as a whole are counted first, because there may be 10^8 documents.
         low, high = table.block_token.searchsorted((start, stop)).tolist()
         if (high := high - 1) > low:
             inside = table.class_first[table.block_class[[low, high]]]
-            check_number(int(inside[1] - inside[0]), most, stop)
+            check_number(int(inside[1] - inside[0]), budget)
         found: UInt64Array = packing.touching(start, stop) + self._first_piece[source]
-        check_number(found.size, most, stop)
+        check_number(found.size, budget)
         return found
 
     def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
@@ -147,7 +145,8 @@ class Packed(Rows):
     def within(self, source: int, ranges: Ranges) -> NDArray[np.integer]:
         """See `Rows.within`."""
         starts, stops = ranges.bounds.astype(np.int64).T
-        return self._packings[source].held(starts, stops) + self._first_piece[source]
+        units: UInt64Array = self._packings[source].held(starts, stops) + self._first_piece[source]
+        return units
 
     def exclusion(self, units: Ranges, keys: UInt64Array, groups: Grouped | None) -> Exclusion:
         """See `Rows.exclusion`: a class lies within a block, so a substitute is near without groups."""
@@ -177,6 +176,11 @@ class Packed(Rows):
     def num_bytes(self) -> int:
         """See `Rows.num_bytes`."""
         return self.pools.first.nbytes if len(self._packings) > 1 else 0
+
+    @property
+    def row_pieces(self) -> int:
+        """See `Rows.row_pieces`."""
+        return max(-(-each.num_pieces // each.num_rows) for each in self._packings)
 
     def describe(self, source: int) -> dict[str, Any]:
         """See `Rows.describe`."""

@@ -12,7 +12,7 @@ for a plan. A row has no one place in the corpus.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -32,6 +32,7 @@ from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows, check_nu
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.streams import Drawn, Sequences, draw, extent, join, part_of
 from corpus_server.plan.tabled import Job, Lengths
+from corpus_server.work import Budget
 
 MAX_NUM_SAMPLES: Final = 2**31
 MAX_BLENDED: Final = 1024
@@ -110,9 +111,7 @@ class Samples(Rows, Arrangement):
         borders = np.concatenate(([0], num_pieces.cumsum()))
         return Pieces(np.stack((shards, within, ends - begins), axis=1), borders)
 
-    def touching(
-        self, source: int, start: int, stop: int, *, most: int
-    ) -> Generator[None, None, UInt64Array]:
+    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
         """See `Rows.touching`."""
         seq_len, before = self._windows.seq_len, int(self._windows.first_token[source])
         first_sample, end_sample = self._first_sample[source : source + 2].tolist()
@@ -128,13 +127,18 @@ class Samples(Rows, Arrangement):
             last = origins + np.minimum(lengths[here], stop - begins[here]) - 1
             lows.append(first_sample + np.maximum(0, -((seq_len - first) // seq_len)))
             highs.append(np.minimum(first_sample + last // seq_len, end_sample - 1))
-            yield
+            budget.spend()
         firsts = np.concatenate(lows)
         counts = np.maximum(0, np.concatenate(highs) - firsts + 1)
         total = int(counts.sum())
-        check_number(total, most, stop)
+        check_number(total, budget)
         _, samples = expanded(firsts, counts)
         return np.unique(samples).astype(np.uint64)
+
+    @property
+    def row_pieces(self) -> int:
+        """See `Rows.row_pieces`."""
+        return -(-self._table.begins.size // self._table.samples.size) + 1
 
     def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """See `Rows.extents`: of each piece."""

@@ -25,7 +25,7 @@ UInt64Array = NDArray[np.uint64]
 _GROUP = np.arange(GROUP + 1)[:, None]
 
 _LONG_RANGE = 4
-"""Documents for each class of a block, above which it takes less time to look at classes than at documents."""
+"""Documents for each class of a block, above which looking at classes takes less time than at documents."""
 
 _AT_ONCE = 1 << 15
 """Documents whose neighbours are counted at once, in 8 MiB."""
@@ -186,8 +186,8 @@ class Packing:
     def held(self, starts: Int64Array, stops: Int64Array) -> UInt64Array:
         """Return the pieces that hold a token of some ranges: `(m, 2) uint64`, half-open ranges of pieces.
 
-        Takes time and memory for each class of a block that a range begins or ends in, or for each document of
-        the range if those are fewer.
+        Takes time and memory for each class of a block that a range begins or ends in, or for each document
+        of the range if those are fewer.
 
         Args:
             starts, stops: `(k,)`, ascending, none empty.

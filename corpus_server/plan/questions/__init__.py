@@ -1,7 +1,7 @@
 """Questions about a plan: look-ups, usage, differences."""
 
-from corpus_server.plan.questions.diff import changed_fields, compare_slices, count_equal_steps
-from corpus_server.plan.questions.lookup import look_up_slices
-from corpus_server.plan.questions.usage import usage_slices
+from corpus_server.plan.questions.diff import changed_fields, compare, count_equal_steps
+from corpus_server.plan.questions.lookup import look_up
+from corpus_server.plan.questions.usage import count_usage
 
-__all__ = ["changed_fields", "compare_slices", "count_equal_steps", "look_up_slices", "usage_slices"]
+__all__ = ["changed_fields", "compare", "count_equal_steps", "count_usage", "look_up"]

@@ -8,7 +8,7 @@ only exclusions differ, at the steps that hold excluded windows.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Final
 
@@ -16,16 +16,15 @@ import numpy as np
 
 from corpus_server.described import described
 from corpus_server.plan.document import MAX_STAGES, Plan
-from corpus_server.plan.questions.compared import Compared, unlike
+from corpus_server.plan.questions.compared import Compared, unlike_rows
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_STEP
+from corpus_server.work import Budget
 
-MAX_ROWS: Final = 1 << 24
-"""Rows of each plan that are compared by default; takes about ten seconds."""
-
-_PIECE_ROWS: Final = 1 << 16  # some 50 ms, after which a server may stop
+_PIECE_ROWS: Final = 1 << 14  # of windows, compared together: some 10 ms
+_STEPS_COST: Final = 1 << 9  # of steps that are compared together, besides their rows
 _NEVER: Final = MAX_STEP + 1
 
 Pairs = list[list[int]]
@@ -111,18 +110,18 @@ def count_equal_steps(a: Plan, b: Plan) -> int | None:
     return None if plan_step == _NEVER else a.skip_steps.outside_before(plan_step)
 
 
-def compare_slices(
+def compare(
     a: Sampler,
     b: Sampler,
+    budget: Budget,
     *,
     num_steps: int = 10,
-    max_rows: int = MAX_ROWS,
-) -> Generator[None, None, RowComparison]:
-    """Find the first `num_steps` steps whose rows differ, and which rows, in slices.
+) -> RowComparison:
+    """Find the first `num_steps` steps whose rows differ, and which rows, as far as the budget's rows reach.
 
     Args:
         a, b: of plans bound to the same corpora.
-        max_rows: stop after about this many rows of each plan, if more than exclusions differ.
+        budget: bounds the rows of both plans that are compared.
     """
     plans = a.plan, b.plan
     equal = count_equal_steps(*plans)
@@ -131,32 +130,35 @@ def compare_slices(
     pair = Compared(a, b), Compared(b, a)
     # A plan may end; of the steps behind its last none is compared.
     end = min(sampler.num_steps if sampler.num_steps is not None else _NEVER for sampler in (a, b))
-    timelines = a.timeline, b.timeline
-    largest = max(int(each.sizes.max()) for each in timelines)
-    begins = [each.skips.num_outside_below(each.from_steps.astype(np.uint64)) for each in timelines]
-    borders = np.unique(np.concatenate(begins)).tolist()
     found: list[StepChange] = []
-    since = a.timeline.plan_step(equal)
+    compared: list[StepChange] | None
     if a.plan.order.has_epochs and only_exclusions_differ(*plans):
         until = equal
-        for plan_step, steps in suspects(a, b, since):
-            yield
+        for plan_step, steps in suspects(a, b, a.timeline.plan_step(equal), budget):
             for step in steps:
-                found += _step_changes(pair, step, 1)
+                if (compared := _step_changes(pair, step, 1, budget)) is None:
+                    return RowComparison(equal_steps=equal, compared_until=step, steps=tuple(found))
+                found += compared
                 if len(found) == num_steps:
                     return RowComparison(equal_steps=equal, compared_until=step + 1, steps=tuple(found))
             until = a.plan.skip_steps.outside_before(plan_step)
         if until > equal:  # else too much is excluded to be looked up, and the first steps will differ
             return RowComparison(equal_steps=equal, compared_until=until, steps=tuple(found))
-    step, count, left = equal, num_steps, max_rows
-    while left > 0 and step < end and len(found) < num_steps:
+    timelines = a.timeline, b.timeline
+    largest = max(int(each.sizes.max()) for each in timelines)
+    begins = [each.skips.num_outside_below(each.from_steps.astype(np.uint64)) for each in timelines]
+    borders = np.unique(np.concatenate(begins)).tolist()
+    row_cost = a.row_cost + b.row_cost
+    step, most = equal, max(1, _PIECE_ROWS // (largest * row_cost))
+    while step < end and len(found) < num_steps:
         # Within a piece no stage begins, so that its batches have one shape in each plan.
         border = borders[at] if (at := bisect_right(borders, step)) < len(borders) else _NEVER
-        piece = min(count, border - step, end - step, max(1, left // largest))
-        found += _step_changes(pair, step, piece)
-        yield
-        step, left = step + piece, left - piece * largest
-        count = min(2 * count, max(1, _PIECE_ROWS // largest))  # most differences show in the first steps
+        left = max(0, budget.left_rows - _STEPS_COST) // (largest * row_cost)
+        count = max(1, min(most, border - step, end - step, left))
+        if (compared := _step_changes(pair, step, count, budget)) is None:
+            break
+        found += compared
+        step += count
     if len(found) >= num_steps:
         step = found[num_steps - 1].step + 1
     return RowComparison(equal_steps=equal, compared_until=step, steps=tuple(found[:num_steps]))
@@ -200,16 +202,27 @@ def _first_skip_change(a: Ranges, b: Ranges) -> int:
     return int(differ[0]) if differ.size else _NEVER
 
 
-def _step_changes(pair: tuple[Compared, Compared], step: int, count: int) -> list[StepChange]:
-    """Compare consecutive steps, of one stage in each plan, and return those that differ."""
-    (a, in_a), (b, in_b) = (compared.rows(step, count) for compared in pair)
+def _step_changes(
+    pair: tuple[Compared, Compared], step: int, count: int, budget: Budget
+) -> list[StepChange] | None:
+    """Compare consecutive steps, of one stage in each plan, and return those that differ.
+
+    None: the budget has no rows left for them.
+    """
+    a, b = pair
+    in_a, in_b = (each.sampler.check_part(step, count=count) for each in pair)
+    row_cost = a.sampler.row_cost + b.sampler.row_cost
     shared = min(in_a, in_b)
+    if _STEPS_COST + count * shared * row_cost > budget.left_rows:
+        return None
+    budget.spend(rows=_STEPS_COST)
     differs = np.ones((count, max(in_a, in_b)), dtype=bool)
-    which = [
-        rows.rows((np.arange(count)[:, None] * size + np.arange(shared)).reshape(-1))
-        for rows, size in ((a, in_a), (b, in_b))
-    ]
-    differs[:, :shared] = unlike(*which).reshape(count, shared)
+    at_once = max(1, _PIECE_ROWS // (row_cost * count))
+    for first in range(0, shared, at_once):
+        places = range(first, min(first + at_once, shared))
+        budget.spend(rows=count * len(places) * row_cost)
+        unlike = unlike_rows(*(each.rows(step, places, count) for each in pair))
+        differs[:, places.start : places.stop] = unlike.reshape(count, len(places))
     changes, timelines = [], [compared.sampler.timeline for compared in pair]
     for k in np.flatnonzero(differs.any(axis=1)).tolist():
         edges = np.flatnonzero(np.diff(differs[k], prepend=False, append=False)).reshape(-1, 2)

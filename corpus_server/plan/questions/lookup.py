@@ -8,7 +8,7 @@ stage reads windows in parts, only the parts that hold a token of the range coun
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -20,19 +20,16 @@ from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.exclusion import Exclusion
+from corpus_server.plan.mixture import BLOCK_COST
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import UInt64Array
+from corpus_server.plan.rows import UInt64Array, check_number
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
-
-MAX_PAIRS: Final = 1 << 20
-"""Units times epochs, those of the excluded units for which they stand in included: about 0.5 s."""
-MAX_BLOCKS: Final = 4096
-"""Blocks of mixtures that the rows may lie in, 0.4 ms each: under 2 s."""
+from corpus_server.work import Budget
 
 _MAX_POSITION: Final = MAX_STEP * MAX_GLOBAL_BATCH_SIZE
-_PAIRS_PER_SLICE: Final = 1 << 16
-_BLOCKS_PER_SLICE: Final = 64
+_PAIRS_AT_ONCE: Final = 1 << 16
+_BLOCKS_AT_ONCE: Final = 64
 
 
 @dataclass(slots=True)  # not frozen, because there may be 100,000, and making one would take twice as long
@@ -84,60 +81,63 @@ class _Search(NamedTuple):
         return self.units.size * len(self.epochs) * self.num_laps
 
 
-def look_up_slices(
-    sampler: Sampler, corpus: str, start: int, stop: int, *, epochs: int = 1, limit: int | None = None
-) -> Generator[None, None, Sightings]:
-    """Return the rows of the first epochs that hold a token of [start, stop), in slices of about 50 ms.
+def look_up(
+    sampler: Sampler,
+    corpus: str,
+    start: int,
+    stop: int,
+    budget: Budget,
+    *,
+    epochs: int = 1,
+    limit: int | None = None,
+) -> Sightings:
+    """Return the rows of the first epochs that hold a token of [start, stop).
 
     The range is corpus-wide, of a view in its corpus, inside the corpus and not empty. Without a `limit`, all
     rows are returned.
 
     Raises:
-        InvalidParameter: the plan's order has no epochs, or the look-up would take more than about 2 s.
+        InvalidParameter: the plan's order has no epochs.
+        AnswerTooLarge: the units that hold the tokens, times the epochs and with those that they stand in
+            for, are more than the question may compute.
     """
     source = sampler.plan.sources.index(corpus)
     epochs = min(epochs, _MAX_POSITION // int(sampler.num_windows[source]) + 1)
     ranges = sampler.own_ranges(source, Ranges([[start, stop]]))
     if not ranges.total:  # a view without them
         return Sightings(num_found=0, rows=[])
-    units = yield from _touching(sampler, source, ranges)
-    too_many = InvalidParameter(
-        f"the range touches {units.size} rows; times {epochs} epochs, and with the excluded windows that "
-        f"each stands in for, a look-up goes through at most {MAX_PAIRS}; ask for fewer epochs or tokens",
-        parameter="epochs" if epochs > 1 else "stop",
-        received=epochs if epochs > 1 else stop,
-    )
+    units = _touching(sampler, source, ranges, budget)
+    parameter, remedy = "epochs" if epochs > 1 else "stop", "ask for fewer epochs or tokens"
     end = sampler.num_positions(source, epochs)
     passes = -(-end // int(sampler.rows.num_rows[source]))
-    if (num_pairs := units.size * passes) > MAX_PAIRS:
-        raise too_many
+    num_pairs = units.size * passes
+    budget.check(rows=num_pairs, parameter=parameter, remedy=remedy)
     searches = [_Search(units, range(passes), stop=end)]
     for search in _substitute_searches(sampler, source, units, epochs):
-        yield
         num_pairs += units.size + search.num_pairs  # making the search went through all units, too
-        if num_pairs > MAX_PAIRS:
-            raise too_many
+        budget.spend()
+        budget.check(rows=num_pairs, parameter=parameter, remedy=remedy)
         searches.append(search)
     parts = []
     for search in searches:
-        for first in range(0, search.num_pairs, _PAIRS_PER_SLICE):
-            indices = np.arange(first, min(first + _PAIRS_PER_SLICE, search.num_pairs), dtype=np.uint64)
+        for first in range(0, search.num_pairs, _PAIRS_AT_ONCE):
+            indices = np.arange(first, min(first + _PAIRS_AT_ONCE, search.num_pairs), dtype=np.uint64)
             found = _positions(sampler, source, search, indices)
             parts.append((*found[:2], *_parts_touched(sampler, source, ranges, found[0], found[2])))
-            yield
+            budget.spend(rows=indices.size)
     if not parts:
         return Sightings(num_found=0, rows=[])
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     del parts  # as large as the columns: 30 MB for a million pairs
     if sampler.rows.holds_several:
         columns = _each_row_once(columns)
-        yield
+        budget.spend()
     positions, num_parts = columns[0], columns[-1]
     num_found = int(num_parts.sum())
     earliest = np.arange(positions.size)
     if limit is not None and limit < positions.size:  # sorting a million takes 100 ms, finding the least 15
         earliest = np.argpartition(positions, limit)[:limit]
-        yield
+        budget.spend()
     order = earliest[np.argsort(positions[earliest])]
     # A window may have a million parts: those beyond the limit are not made.
     before = np.cumsum(num_parts[order]) - num_parts[order]
@@ -145,20 +145,21 @@ def look_up_slices(
     positions, *rest = (column[order] for column in columns)
     del columns, num_parts, before, earliest
     rows: list[Sighting] = []
-    for here in _row_slices(sampler, source, positions):
-        yield
+    for here, num_blocks in _row_slices(sampler, source, positions, budget):
+        budget.spend(rows=num_blocks * BLOCK_COST)
         left = None if limit is None else limit - len(rows)
         its = (column[here] for column in rest)
         rows += _rows(sampler, source, ranges, positions[here], *its, limit=left)
     return Sightings(num_found=num_found, rows=rows)
 
 
-def _touching(sampler: Sampler, source: int, ranges: Ranges) -> Generator[None, None, UInt64Array]:
+def _touching(sampler: Sampler, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
     """Return the units, ascending, that hold a token of some ranges of a source."""
-    found, left = [], MAX_PAIRS
+    found = []
     for start, stop in ranges.bounds.tolist():
-        found.append((yield from sampler.rows.touching(source, start, stop, most=left)))
-        left = MAX_PAIRS - sum(each.size for each in found)
+        found.append(sampler.rows.touching(source, start, stop, budget))
+        budget.spend()
+        check_number(sum(each.size for each in found), budget)
     return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
 
@@ -211,19 +212,20 @@ def _positions(
     return positions[kept], np.zeros(np.count_nonzero(kept), dtype=bool), shown[kept]
 
 
-def _row_slices(sampler: Sampler, source: int, positions: UInt64Array) -> Iterator[slice]:
-    """Yield parts of ascending positions, each with a bounded number of pairs and of blocks."""
+def _row_slices(
+    sampler: Sampler, source: int, positions: UInt64Array, budget: Budget
+) -> Iterator[tuple[slice, int]]:
+    """Yield parts of ascending positions with a bounded number of pairs and of blocks, and that of blocks."""
     blocks = sampler.timeline.blocks_of(source, positions)
-    if blocks.size and blocks[-1] >= MAX_BLOCKS:
-        raise InvalidParameter(
-            f"the rows lie in {int(blocks[-1]) + 1} blocks of the mixture, and a look-up computes at most "
-            f"{MAX_BLOCKS}; ask for fewer epochs or a lower limit",
-            parameter="limit",
-            received=positions.size,
-        )
-    piece = blocks // _BLOCKS_PER_SLICE + np.arange(blocks.size) // _PAIRS_PER_SLICE
+    distinct = np.diff(blocks, prepend=-1) != 0
+    budget.check(
+        rows=BLOCK_COST * int(distinct.sum()),
+        parameter="limit",
+        remedy="the rows lie in many blocks of the mixture: ask for fewer epochs or a lower limit",
+    )
+    piece = blocks // _BLOCKS_AT_ONCE + np.arange(blocks.size) // _PAIRS_AT_ONCE
     borders = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), blocks.size]
-    return (slice(start, stop) for start, stop in pairwise(borders))
+    return ((slice(start, stop), int(distinct[start:stop].sum())) for start, stop in pairwise(borders))
 
 
 def _parts_touched(

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from corpus_server.plan.document import MAX_STAGES, Plan
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_STEP
-
-MAX_LOOKED_UP: Final = 1 << 22
-"""Excluded windows times epochs; takes a few seconds."""
+from corpus_server.work import Budget
 
 _LEAST_LOOKED_UP: Final = 1 << 10  # an epoch with one window takes as long as one with so many
 _FIRST_SPAN: Final = 1 << 12
+_AT_ONCE: Final = 1 << 13
 
 
 def only_exclusions_differ(a: Plan, b: Plan) -> bool:
@@ -32,22 +31,24 @@ def only_exclusions_differ(a: Plan, b: Plan) -> bool:
     return same and a.fingerprints == b.fingerprints and _placements(a) == _placements(b)
 
 
-def suspects(a: Sampler, b: Sampler, since: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield (plan step, the training steps before it that may differ), until the work gets too large.
+def suspects(a: Sampler, b: Sampler, since: int, budget: Budget) -> Iterator[tuple[int, list[int]]]:
+    """Yield (plan step, the training steps before it that may differ), up to half of the budget's rows.
 
     Of plans whose order has epochs and of which `only_exclusions_differ`, from the plan step `since` on.
     """
-    excluded = [(sampler, excluded_units(sampler)) for sampler in (a, b)]
-    span, looked_up = _FIRST_SPAN, 0
-    while since <= MAX_STEP and looked_up < MAX_LOOKED_UP:
+    left = budget.left_rows // 2  # the other half is for the rows of those steps
+    units = [_excluded_units(a, b), _excluded_units(b, a)]
+    span = _FIRST_SPAN
+    while since <= MAX_STEP:
         until = min(since + span, MAX_STEP + 1)
         steps: set[int] = set()
-        for sampler, windows in excluded:
-            num_looked_up, found = _steps_between(sampler, windows, since, until)
-            looked_up += num_looked_up
-            steps.update(found.tolist())
-        if looked_up > MAX_LOOKED_UP:
-            return  # the last round may be incomplete
+        for sampler, its in zip((a, b), units, strict=True):
+            for found, cost in _steps_between(sampler, its, since, until):
+                budget.spend(rows=cost)
+                left -= cost
+                if left < 0:
+                    return  # this round is incomplete
+                steps.update(found)
         yield until, sorted(steps)
         since, span = until, 2 * span
 
@@ -68,34 +69,50 @@ def _placements(plan: Plan) -> list[tuple[int, object]]:
     return found
 
 
-def excluded_units(sampler: Sampler) -> list[NDArray[np.uint64]]:
-    """Return for each source the units that any stage excludes: those of the last, as exclusions add up."""
+def _excluded_units(sampler: Sampler, other: Sampler) -> list[NDArray[np.uint64]]:
+    """Return for each source the units that any stage excludes; none where the other plan excludes the same.
+
+    Exclusions add up, so the last stage excludes all. Units that both plans exclude count: what stands in for
+    one follows from all that its pool excludes.
+    """
     if not sampler.exclusions:
         return [np.empty(0, dtype=np.uint64)] * len(sampler.plan.sources)
     _, last = sampler.exclusions[-1]
-    inside = last.units.num_inside_below(sampler.rows.pools.first_unit)
-    units = last.units.nth_inside(np.arange(last.units.total, dtype=np.uint64))
-    return np.split(units, inside[1:-1].astype(np.intp))
+    first = sampler.rows.pools.first_unit
+    inside = last.units.num_inside_below(first)
+    return [
+        np.empty(0, dtype=np.uint64)
+        if _excludes_same(sampler.plan, other.plan, name)
+        else last.units.nth_inside(np.arange(*inside[source : source + 2], dtype=np.uint64))
+        for source, name in enumerate(sampler.plan.sources)
+    ]
+
+
+def _excludes_same(a: Plan, b: Plan, name: str) -> bool:
+    if [each.from_step for each in a.stages] != [each.from_step for each in b.stages]:
+        return False
+    excluding = ({n: its[name] for n, its in each.log.exclude.items() if name in its} for each in (a, b))
+    one, other = ({n: its for n, its in each.items() if n < len(a.stages)} for each in excluding)
+    return one == other
 
 
 def _steps_between(
     sampler: Sampler, excluded: list[NDArray[np.uint64]], since: int, until: int
-) -> tuple[int, NDArray[np.uint64]]:
-    """Return how many windows were looked up, and which training steps between two plan steps hold one."""
+) -> Iterator[tuple[list[int], int]]:
+    """Yield training steps between two plan steps that hold some of the units, and what finding them cost."""
     timeline = sampler.timeline
     before, after = (timeline.given_before(step)[0].tolist() for step in (since, until))
-    looked_up, found = 0, [np.empty(0, dtype=np.uint64)]
-    for source, windows in enumerate(excluded):
+    for source, units in enumerate(excluded):
         first, stop, size = before[source], after[source], int(sampler.num_windows[source])
-        if first == stop or not windows.size:
+        if first == stop or not units.size:
             continue
         for epoch in range(first // size, (stop - 1) // size + 1):
-            looked_up += max(windows.size, _LEAST_LOOKED_UP)
-            if looked_up > MAX_LOOKED_UP:
-                break
-            positions = sampler.positions_of(source, windows, np.array([epoch], dtype=np.uint64))
-            positions = positions[(positions >= first) & (positions < stop)]
-            plan_steps, _, given = timeline.rows_of(source, positions)
-            plan_steps = plan_steps[given]
-            found.append(plan_steps[~timeline.skips.contains(plan_steps)])
-    return looked_up, timeline.skips.num_outside_below(np.concatenate(found))
+            for at in range(0, units.size, _AT_ONCE):
+                its = units[at : at + _AT_ONCE]
+                positions = sampler.positions_of(source, its, np.array([epoch], dtype=np.uint64))
+                positions = positions[(positions >= first) & (positions < stop)]
+                plan_steps, _, given = timeline.rows_of(source, positions)
+                plan_steps = plan_steps[given]
+                seen = plan_steps[~timeline.skips.contains(plan_steps)]
+                steps = np.unique(timeline.skips.num_outside_below(seen)).tolist()
+                yield steps, max(its.size * sampler.row_cost, _LEAST_LOOKED_UP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,11 +9,11 @@ import numpy as np
 
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
+from corpus_server.plan.mixture import BLOCK_COST
 from corpus_server.plan.sampler import Sampler
+from corpus_server.work import Budget
 
-MAX_MIXED_SKIPS: Final = 2048
-"""Skipped ranges in stages with a mixture, up to 0.8 ms each: under 2 s. Others cost nothing."""
-_COUNTS_PER_SLICE: Final = 64
+_COUNTS_AT_ONCE: Final = 64
 
 
 @described
@@ -38,11 +37,12 @@ class Usage:
     skipped: dict[str, SourceUsage]  # what those held
 
 
-def usage_slices(sampler: Sampler, since: int, step: int) -> Generator[None, None, Usage]:
-    """Return what training sees in steps [since, step), in slices of at most about 50 ms.
+def count_usage(sampler: Sampler, since: int, step: int, budget: Budget) -> Usage:
+    """Return what training sees in steps [since, step).
 
     Raises:
-        InvalidParameter: `since` is above `step`, or too much between them is skipped to be counted.
+        InvalidParameter: `since` is above `step`.
+        AnswerTooLarge: too much between them is skipped to be counted.
     """
     if since > step:
         raise InvalidParameter.expected("since", f"in [0, {step}]", since)
@@ -53,23 +53,18 @@ def usage_slices(sampler: Sampler, since: int, step: int) -> Generator[None, Non
     between = timeline.skips.within(first, last)
     staged = timeline.by_stage(between.starts)
     num_mixed = sum(steps.size for placed, steps in staged if len(placed.mixture.names) > 1)
-    if num_mixed > MAX_MIXED_SKIPS:
-        raise InvalidParameter(
-            f"{num_mixed} ranges of skipped steps lie between steps {since} and {step} in stages with a "
-            f"mixture, and at most {MAX_MIXED_SKIPS} can be counted at once; ask for fewer steps with since=",
-            parameter="step",
-            received=step,
-            remedy="ask for parts with since= and add them up",
-        )
+    budget.check(
+        rows=2 * num_mixed * BLOCK_COST, parameter="step", remedy="ask for parts with since= and add them up"
+    )
     total = timeline.given_before(last) - timeline.given_before(first)
     skipped = np.zeros_like(total)
     # The sums over all ends and over all starts may wrap at 2^64; their difference is right.
     for add, plan_steps in ((np.add, between.stops), (np.subtract, between.starts)):
         for placed, steps in timeline.by_stage(plan_steps):
-            at_once = _COUNTS_PER_SLICE if len(placed.mixture.names) > 1 else steps.size
+            at_once = _COUNTS_AT_ONCE if len(placed.mixture.names) > 1 else steps.size
             for k in range(0, steps.size, at_once):
                 add(skipped, placed.given_at(steps[k : k + at_once]), out=skipped)
-                yield
+                budget.spend()
     return Usage(
         plan_step=timeline.plan_step(step),
         sources=_by_name(sampler, (total - skipped).tolist()),

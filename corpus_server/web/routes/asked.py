@@ -15,8 +15,9 @@ from starlette.responses import Response as AsgiResponse
 
 from corpus_server.answers import questions  # noqa: F401 - registers what can be asked
 from corpus_server.answers.question import QUESTIONS, Question
-from corpus_server.answers.response import MEDIA_TYPES
+from corpus_server.answers.response import MEDIA_TYPES, Response
 from corpus_server.web.routes.shared import Call, CallHere, read_route
+from corpus_server.work import Budget
 
 _TAGS = {"corpora": "corpora", "plans": "plans", "lookup": "plans", "recordings": "recordings"}
 _ARRAY = {"type": "string", "contentMediaType": "application/octet-stream"}
@@ -28,7 +29,10 @@ def _endpoint(question: Question) -> Callable[..., Any]:
     """Return what FastAPI calls, with the parameters of a question."""
 
     async def endpoint(call: Call, **given: Any) -> AsgiResponse:
-        return call.made(question.make(service=call.service, request=call.head, **given))
+        def work(budget: Budget) -> Response:
+            return question.make(service=call.service, request=call.head, budget=budget, **given)
+
+        return call.made(question, work)
 
     kinds = dict(question.parameters)
     query = kinds.pop("query")

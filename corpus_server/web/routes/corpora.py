@@ -19,11 +19,12 @@ async def corpora(call: CallHere, query: Nothing) -> AsgiResponse:
     """Describe all corpora that the caller may read."""
     served = [each for each in call.service.catalog.corpora.values() if call.head.caller.may_read(each.name)]
     # In a thread: thousands of shards take longer to describe than the loop may stand still.
-    return sent(await call.run(lambda: json_response({"corpora": [each.describe() for each in served]}, {})))
+    described = await call.run(lambda _: json_response({"corpora": [each.describe() for each in served]}, {}))
+    return sent(described)
 
 
 @read_route(router, "/v1/corpora/{name}", response_model=CorpusAnswer)
 async def corpus(call: CallHere, name: CorpusName, query: Nothing) -> AsgiResponse:
     """Describe one corpus."""
     corpus = call.service.corpus(name, call.head.caller)
-    return sent(await call.run(lambda: json_response(corpus.describe(), {})))
+    return sent(await call.run(lambda _: json_response(corpus.describe(), {})))

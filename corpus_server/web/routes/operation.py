@@ -65,7 +65,8 @@ async def access(call: CallHere) -> AsgiResponse:
         corpora, plans = _named(asked)
         caller.check_read(corpora)
         if plans:
-            await call.service.run(lambda: [call.service.plan(each, caller) for each in plans], caller)
+            asked.caller = caller
+            await call.run(lambda budget: [call.service.plan(each, caller, budget) for each in plans])
     except (Unauthorized, Forbidden):
         raise
     except CorpusServerError:  # the request itself will be told

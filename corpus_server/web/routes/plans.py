@@ -19,6 +19,7 @@ from corpus_server.plan_store.links import newest_link
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.shared import CallHere, Nothing, read_route
 from corpus_server.web.schemas import PlanAnswer, PlansAnswer, PlansQuery, PostQuery
+from corpus_server.work import Budget
 
 MAX_LIST_BYTES = 8 * 2**20
 """Bytes of plan documents in one list."""
@@ -40,8 +41,9 @@ async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> Asg
         await _receive(call.request, body, count, call.service.settings.body_timeout_seconds)
         keep, plans = query.keep == "true", call.service.plans
         described = await call.run(
-            lambda: plans.describe_document(body, call.head.caller, keep=keep, run=call.head.run),
-            size_bytes=len(body),
+            lambda budget: plans.describe_document(
+                body, call.head.caller, budget, keep=keep, run=call.head.run
+            )
         )
     return AsgiResponse(described, media_type="application/json")
 
@@ -53,7 +55,7 @@ async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiRe
     At most `limit`, and at most 8 MiB.
     """
 
-    def list_them() -> Response:
+    def list_them(budget: Budget) -> Response:
         may_read = call.head.caller.may_read  # a plan tells the fingerprints of its corpora
         newest = call.service.store.listed(
             query.limit, run=query.run, max_bytes=MAX_LIST_BYTES, may_read=may_read
@@ -80,7 +82,7 @@ async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiRe
 @read_route(router, "/v1/plans/{plan_id}", response_model=PlanAnswer)
 async def plan(call: CallHere, plan_id: PlanId, query: Nothing) -> AsgiResponse:
     """Describe a plan: its document, its sources, its shard list; of its stages the last 512."""
-    described = await call.run(lambda: call.service.plan(plan_id, call.head.caller).to_json())
+    described = await call.run(lambda budget: call.service.plan(plan_id, call.head.caller, budget).to_json())
     return AsgiResponse(described, media_type="application/json")
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response as AsgiResponse
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.question import QueryParameters
-from corpus_server.answers.response import Response, Slices
+from corpus_server.answers.question import QueryParameters, Question
+from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
-from corpus_server.web.responses import HEAD, made
+from corpus_server.web.responses import HEAD, has_left, made
+from corpus_server.work import Budget
 
 T = TypeVar("T")
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
@@ -40,13 +42,13 @@ class Call(NamedTuple):
     head: RequestHead
     service: Service
 
-    async def run(self, work: Callable[[], T], *, size_bytes: int = 0) -> T:
+    async def run(self, work: Callable[[Budget], T]) -> T:
         """Run short blocking work off the event loop; see `Service.run`."""
-        return await self.service.run(work, self.head.caller, size_bytes=size_bytes)
+        return await self.service.run(work, self.head, partial(has_left, self.request))
 
-    def made(self, work: Slices[Response]) -> AsgiResponse:
-        """Return the costly response that `work` makes, in the gather threads."""
-        return made(self.service, self.request, self.head, work)
+    def made(self, question: Question, work: Callable[[Budget], Response]) -> AsgiResponse:
+        """Return the response that the work of a question makes."""
+        return made(self.service, self.request, self.head, question, work)
 
 
 async def _call(request: Request) -> Call:

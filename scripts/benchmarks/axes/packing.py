@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from corpus_server.plan.packing import Packing, build
 from corpus_server.read.apart import map_in_copies, run_apart
+from corpus_server.work import Budget
 from scripts.benchmarks.measure import Columns, Rounds
 from scripts.benchmarks.report import Options, Report
 
@@ -84,7 +85,7 @@ def build_and_locate(lengths: Lengths, seq_len: int, epoch: int) -> dict[str, fl
     used = int(predictions.sum() - (-predictions // seq_len).sum())
     return {
         BUILD: seconds * 1e8 / lengths.size,
-        COPIES: run_apart("the build", build_by_copies, lengths.size, seq_len) * 1e8 / lengths.size,
+        COPIES: run_apart("the build", Budget(), build_by_copies, lengths.size, seq_len) * 1e8 / lengths.size,
         LOCATE: float(np.median(milliseconds)),
         BYTES: packing.num_bytes / lengths.size,
         FILL: 100 * used / (packing.num_rows * (seq_len + 1)),

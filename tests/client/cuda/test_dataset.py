@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from corpus_client import CorpusIterableDataset, CorpusLoader, Placement
 from tests.client.cuda.conftest import Accelerator
+from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
+from tests.simulated_device import backend
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # fewer cores than workers
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "num_workers"),
+    [(None, 0), *((method, number) for method in ("fork", "forkserver", "spawn") for number in (2, 16))],
+)
+def test_workers_do_not_touch_the_device(
+    server: ReferenceServer,
+    corpus: ReferenceCorpus,
+    accelerator: Accelerator,
+    method: str | None,
+    num_workers: int,
+) -> None:
+    """After the training process has used it: a forked child could not, in others it would cost a context."""
+    assert torch.ones(2, device=accelerator.name).sum().item() == 2
+    options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
+    dataset = CorpusIterableDataset(server.url, **options, num_steps=37, eot_id=7)
+    workers: dict[str, Any] = {}
+    if method is not None:
+        context = multiprocessing.get_context(method)
+        if method == "forkserver":
+            context.set_forkserver_preload(["torch", "corpus_client"])
+        workers = {"multiprocessing_context": context, "num_workers": num_workers}
+        if accelerator.name == backend.NAME:
+            workers["worker_init_fn"] = backend.refuse_here
+    steps = []
+    for batch in DataLoader(dataset, batch_size=None, **workers):
+        expected = tokens_of_step(corpus, dataset.state_at(0)["plan"], batch.step)
+        assert np.array_equal(batch.tokens.numpy(), expected)
+        steps.append(batch.step)
+    assert steps == list(range(37))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -21,9 +21,10 @@ from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import AnswerTooLarge
 from corpus_server.settings import Settings
+from corpus_server.work import Budget, ClientLeft
 from tests.corpora import write_megatron, write_raw
 from tests.reference import one_source
-from tests.server.http.making import body, made
+from tests.server.http.making import body
 from tests.stores import WebServer
 
 SEQ_LEN, ROWS = 9, 6
@@ -90,7 +91,7 @@ def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_by(work: Any) -> Any:
-    return json.loads(body(made(work)))
+    return json.loads(body(work))
 
 
 def post(service: Service, document: dict[str, Any]) -> str:
@@ -131,7 +132,7 @@ def test_rows_of_a_step_say_where_they_lie(
     service: Service, plan_id: str, step: int, plan_step: int, first: int, count: int
 ) -> None:
     query = RowsQuery(step=str(step), first=str(first), count=str(count))
-    response = made(rows(service, plan_id, query, GET))
+    response = rows(service, plan_id, query, GET, Budget())
     found = json.loads(body(response))
     shown = found.pop("rows")
     assert found == {
@@ -142,7 +143,7 @@ def test_rows_of_a_step_say_where_they_lie(
         "first": first,
         "problems": [],
     }
-    located = service.plan(plan_id, GET.caller).sampler.locate(step).reshape(-1, 2).tolist()
+    located = service.plan(plan_id, GET.caller, Budget()).sampler.locate(step).reshape(-1, 2).tolist()
     stop = min(ROWS, first + count)
     assert [row["row"] for row in shown] == list(range(first, stop))
     for row, (shard, start) in zip(shown, located[first:stop], strict=True):
@@ -158,7 +159,7 @@ def test_rows_of_joined_documents_show_each_where_it_lies(service: Service, step
     """In Megatron's order a row may begin in one document and go on in another."""
     order = {"megatron": {"num_samples": 40, "blend": ["docs"], "split": [1, 0, 0], "part": "train"}}
     document = {**one_source("docs", 30, 8, seed=5), "order": order}
-    found = found_by(rows(service, post(service, document), RowsQuery(step=str(step)), GET))
+    found = found_by(rows(service, post(service, document), RowsQuery(step=str(step)), GET, Budget()))
     tokens = corpus_tokens("docs")
     num_joined = 0
     for row in found["rows"]:
@@ -176,7 +177,7 @@ def test_rows_of_joined_documents_show_each_where_it_lies(service: Service, step
 def test_a_row_over_two_shards_names_the_one_that_it_begins_in(service: Service) -> None:
     order = {"megatron": {"num_samples": 40, "blend": ["parts"], "split": [1, 0, 0], "part": "train"}}
     document = {**one_source("parts", 4, 8, seed=5), "order": order}
-    found = found_by(rows(service, post(service, document), RowsQuery(step="1"), GET))["rows"]
+    found = found_by(rows(service, post(service, document), RowsQuery(step="1"), GET, Budget()))["rows"]
     shards = [[span["start"] // 5 for span in row["spans"]] for row in found]
     assert [row["shard"] for row in found] == ["ab"[each[0]] + ".bin" for each in shards]
     assert any(each[0] != each[-1] for each in shards)
@@ -185,7 +186,12 @@ def test_a_row_over_two_shards_names_the_one_that_it_begins_in(service: Service)
 @pytest.mark.parametrize(
     ("ask", "fits"),
     [
-        (lambda service, plan: rows(service, plan, RowsQuery(step="3", first="2", count="3"), GET), 30),
+        (
+            lambda service, plan: rows(
+                service, plan, RowsQuery(step="3", first="2", count="3"), GET, Budget()
+            ),
+            30,
+        ),
         (lambda service, _: spans_of(service, "ids", 20, 30), 30),
     ],
     ids=["rows", "spans"],
@@ -197,15 +203,15 @@ def test_no_more_is_shown_than_a_text_may_have(
         gate = Admission(replace(service.settings, max_text_tokens=limit), service.access)
         monkeypatch.setattr(service, "admission", gate)
         if limit == fits:
-            assert made(ask(service, plan_id)).status == 200
+            assert ask(service, plan_id).status == 200
         else:
             with pytest.raises(AnswerTooLarge, match=f"would hold {fits}"):
-                made(ask(service, plan_id))
+                ask(service, plan_id)
 
 
 def spans_of(service: Service, name: str, start: int, count: int) -> Any:
     query = SpansQuery(start=str(start), count=str(count))
-    return spans(service, name, query, GET)
+    return spans(service, name, query, GET, Budget())
 
 
 @pytest.mark.parametrize("name", ["docs", "ids"])
@@ -216,7 +222,7 @@ def test_a_range_is_shown_where_documents_end(
     total = len(corpus_tokens(name))
     start = total if start is None else start
     stop = min(start + count, total)
-    response = made(spans_of(service, name, start, count))
+    response = spans_of(service, name, start, count)
     found = json.loads(body(response))
     check_spans(name, start, stop, found.pop("spans"))
     assert found == {"corpus": name, "start": start, "stop": stop, "num_tokens": total}
@@ -224,11 +230,11 @@ def test_a_range_is_shown_where_documents_end(
 
 
 def statistics_of(service: Service, name: str, seed: int = 0) -> Any:
-    return statistics(service, name, StatisticsQuery(seed=str(seed)), GET)
+    return statistics(service, name, StatisticsQuery(seed=str(seed)), GET, Budget())
 
 
 def test_statistics_of_a_small_corpus_are_of_all_of_it(service: Service) -> None:
-    response = made(statistics_of(service, "docs", seed=3))
+    response = statistics_of(service, "docs", seed=3)
     tokens = corpus_tokens("docs")
     counts = sorted((-tokens.count(token), token) for token in set(tokens))
     assert json.loads(body(response)) == {
@@ -252,9 +258,11 @@ def test_statistics_of_a_small_corpus_are_of_all_of_it(service: Service) -> None
     assert response.headers["Cache-Control"] == "no-store"
 
 
-def test_many_documents_are_read_in_slices(service: Service) -> None:
-    """Whoever has left stops the work between slices."""
-    assert sum(1 for _ in statistics_of(service, "many")) == 1 + 2048 // 256
+def test_many_documents_are_read_until_nobody_waits(service: Service) -> None:
+    asked = iter(range(100))
+    budget = Budget(has_left=lambda: next(asked) > 50)
+    with pytest.raises(ClientLeft):
+        statistics(service, "many", StatisticsQuery(seed="0"), GET, budget)
 
 
 @pytest.mark.usefixtures("small_samples")
@@ -281,7 +289,7 @@ def test_a_sample_is_of_any_document(service: Service) -> None:
 
 
 def search_of(service: Service, name: str, **given: str) -> Any:
-    return search(service, name, SearchQuery.model_validate(given), GET)
+    return search(service, name, SearchQuery.model_validate(given), GET, Budget())
 
 
 def test_a_look_at_a_corpus_elsewhere_fetches_nothing(service: Service) -> None:
@@ -293,9 +301,7 @@ def test_a_look_at_a_corpus_elsewhere_fetches_nothing(service: Service) -> None:
 
     assert looked_at() == (0, 0, 0)
     assert found_by(statistics_of(service, "far"))["counts_by_rank"] == []
-    for waiting in spans_of(service, "far", 0, 10):
-        if waiting is not None:
-            waiting.result(60)
+    spans_of(service, "far", 0, 10)
     assert looked_at() == (400, 400, 40)
 
 
@@ -358,7 +364,7 @@ def test_a_text_is_found_in_its_document(service: Service) -> None:
 
 def test_so_much_is_shown_around_a_text(text: Callable[[bytes], Service]) -> None:
     before, after = "".join(map(chr, range(33, 123))), "".join(map(chr, range(122, 32, -1)))
-    response = made(search_of(text(f"{before}\0{after}".encode()), "text", text="\0"))
+    response = search_of(text(f"{before}\0{after}".encode()), "text", text="\0")
     (found,) = json.loads(body(response))["found"]
     assert (found["before"], found["after"]) == (before[-80:], after[:80])
     assert response.headers["Cache-Control"] == "no-store"

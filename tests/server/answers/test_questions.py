@@ -15,13 +15,15 @@ from corpus_server.answers.question import StepQuery
 from corpus_server.answers.questions import plans
 from corpus_server.answers.questions.lookup import LookupQuery, lookup
 from corpus_server.answers.questions.plans import ShardsQuery, receipt, shards
+from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import AnswerTooLarge
 from corpus_server.settings import Settings
+from corpus_server.work import Budget, Limits
 from tests.corpora import some_tokens, write_megatron, write_raw
 from tests.reference import one_source
-from tests.server.http.making import body, made
+from tests.server.http.making import body
 from tests.stores import WebServer
 
 SEQ_LEN, ROWS = 9, 6
@@ -63,7 +65,7 @@ def plan_id(service: Service) -> str:
 
 def located(service: Service, plan_id: str, step: int) -> np.ndarray:
     """Shard and start of each row, `(rows, 2)`."""
-    return service.plan(plan_id, GET.caller).sampler.locate(step).reshape(-1, 2)
+    return service.plan(plan_id, GET.caller, Budget()).sampler.locate(step).reshape(-1, 2)
 
 
 @pytest.mark.parametrize(("step", "plan_step"), [(3, 3), (4, 6)])
@@ -72,7 +74,7 @@ def test_a_receipt_is_the_checksum_of_all_rows(
 ) -> None:
     parts = [some_tokens(length, seed=number) for number, length in enumerate(LENGTHS)]
     rows = [parts[shard][start : start + SEQ_LEN + 1] for shard, start in located(service, plan_id, step)]
-    response = made(receipt(service, plan_id, StepQuery(step=str(step)), GET))
+    response = receipt(service, plan_id, StepQuery(step=str(step)), GET, Budget())
     assert json.loads(body(response)) == {
         "plan": plan_id,
         "step": step,
@@ -84,18 +86,16 @@ def test_a_receipt_is_the_checksum_of_all_rows(
     assert (response.headers["Cache-Control"], response.headers["Corpus-Plan"]) == (IMMUTABLE, plan_id)
 
 
-def test_a_receipt_reads_at_most_so_many_bytes(
-    service: Service, plan_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receipt_reads_at_most_so_many_bytes(service: Service, plan_id: str) -> None:
     size = ROWS * (SEQ_LEN + 1) * 2
-    monkeypatch.setattr(plans, "MAX_RECEIPT_BYTES", size)
-    assert made(receipt(service, plan_id, StepQuery(step="3"), GET)).status == 200
-    monkeypatch.setattr(plans, "MAX_RECEIPT_BYTES", size - 1)
+
+    def ask(most: int) -> Response:
+        return receipt(service, plan_id, StepQuery(step="3"), GET, Budget(Limits(num_bytes=most)))
+
+    assert ask(size).status == 200
     with pytest.raises(AnswerTooLarge) as refused:
-        made(receipt(service, plan_id, StepQuery(step="3"), GET))
-    assert refused.value.detail == (
-        f"the batch of a receipt holds at most {size - 1} bytes, this one would hold {size}"
-    )
+        ask(size - 1)
+    assert refused.value.detail == f"a question holds at most {size - 1} bytes, this one would hold {size}"
     assert refused.value.parameter == "step"
     assert refused.value.remedy == "compare the checksums of the ranks' batches instead"
 
@@ -111,7 +111,7 @@ def test_the_shards_of_some_steps_come_in_the_order_of_their_use(
     rows_at_once: int,
 ) -> None:
     monkeypatch.setattr(plans, "_ROWS_AT_ONCE", rows_at_once)
-    response = made(shards(service, plan_id, ShardsQuery(step=str(step), count=str(count)), GET))
+    response = shards(service, plan_id, ShardsQuery(step=str(step), count=str(count)), GET, Budget())
     uses = {each: located(service, plan_id, each)[:, 0].tolist() for each in range(step, step + count)}
     firsts: dict[int, int] = {}
     for each, numbers in uses.items():
@@ -142,23 +142,23 @@ def test_a_shard_elsewhere_is_not_local_until_it_has_come(service: Service) -> N
     plan_id = post(service, one_source("far", SEQ_LEN, ROWS, order="sequential"))
 
     def is_local() -> list[bool]:
-        found = made(shards(service, plan_id, ShardsQuery(step="3"), GET))
+        found = shards(service, plan_id, ShardsQuery(step="3"), GET, Budget())
         return [each["is_local"] for each in json.loads(body(found))["shards"]]
 
     assert is_local() == [False]
-    for waiting in receipt(service, plan_id, StepQuery(step="3"), GET):
-        if waiting is not None:
-            waiting.result(60)
+    receipt(service, plan_id, StepQuery(step="3"), GET, Budget())
     assert is_local() == [True]
 
 
-def test_the_shards_of_at_most_so_many_rows_are_listed(
-    service: Service, plan_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("corpus_server.admission.load.MAX_ROWS", 2 * ROWS)
-    assert made(shards(service, plan_id, ShardsQuery(step="3", count="2"), GET)).status == 200
-    with pytest.raises(AnswerTooLarge, match="an answer holds at most 12 rows, this one would hold 18"):
-        made(shards(service, plan_id, ShardsQuery(step="3", count="3"), GET))
+def test_the_shards_of_at_most_so_many_rows_are_listed(service: Service, plan_id: str) -> None:
+    def ask(count: str) -> Response:
+        budget = Budget(Limits(rows=2 * ROWS))
+        return shards(service, plan_id, ShardsQuery(step="3", count=count), GET, budget)
+
+    assert ask("2").status == 200
+    with pytest.raises(AnswerTooLarge, match="at most 12 rows, this one would hold 18") as refused:
+        ask("3")
+    assert refused.value.remedy == "ask for at most 2 steps"
 
 
 def docs_plan(service: Service) -> str:
@@ -180,7 +180,7 @@ def test_what_is_looked_up_is_named_in_one_of_three_ways(
     service: Service, asked: dict[str, str], start: int, stop: int
 ) -> None:
     plan_id = docs_plan(service)
-    response = made(lookup(service, LookupQuery(plan=plan_id, epochs="3", **asked), GET))
+    response = lookup(service, LookupQuery(plan=plan_id, epochs="3", **asked), GET, Budget())
     found = json.loads(body(response))
     rows = found.pop("rows")
     assert found == {

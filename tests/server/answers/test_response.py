@@ -23,7 +23,8 @@ from corpus_server.answers.response import (
 )
 from corpus_server.errors import CorpusServerError, InvalidParameter, Overloaded, Unauthorized
 from corpus_server.read.reading import PIECE_BYTES
-from tests.server.http.making import body, made
+from corpus_server.work import Budget
+from tests.server.http.making import body
 
 GET = RequestHead("GET", b"/v1/batches", {})
 
@@ -67,7 +68,7 @@ def test_an_array_is_sent_in_pieces_with_its_checksum(
 ) -> None:
     array = np.arange(SIZES[size] // 2, dtype="uint16")
     reading = Array(array)
-    response = made(array_response(reading, {"ETag": "x"}, chosen, checksum, GET))
+    response = array_response(reading, {"ETag": "x"}, chosen, checksum, GET, Budget())
     pieces = [[bytes(part) for part in group] for group in response.body]
     sent = b"".join(part for group in pieces for part in group)
     assert len(pieces) == max(1, -(-SIZES[size] // PIECE_BYTES))
@@ -109,7 +110,7 @@ def test_arrays_beside_the_first_are_aligned_and_hashed_with_it(
     arrays = [np.arange(1, size + 1, dtype="uint16") for size in (num_tokens, *others)]
     first, *rest = map(Array, arrays)
     beside = {f"array{number}": reading for number, reading in enumerate(rest)}
-    response = made(array_response(first, {}, "raw", checksum, GET, beside))
+    response = array_response(first, {}, "raw", checksum, GET, Budget(), beside)
     groups = [b"".join(map(bytes, group)) for group in response.body]
     content = b""
     for array in arrays:
@@ -123,7 +124,7 @@ def test_arrays_beside_the_first_are_aligned_and_hashed_with_it(
     assert response.headers["Content-Length"] == str(sum(map(len, groups)))
     if checksum == "true":
         assert response.headers["Corpus-Checksum"] == f"xxh3-64={digest.hexdigest()}"
-    again = made(array_response(first, {}, "raw", checksum, RequestHead("HEAD", b"/", {}), beside))
+    again = array_response(first, {}, "raw", checksum, RequestHead("HEAD", b"/", {}), Budget(), beside)
     assert {**response.headers, **again.headers} == response.headers
 
 
@@ -139,7 +140,7 @@ def test_a_piece_is_let_go_before_the_next_one_is_read(checksum: ChecksumPlace, 
             pieces.append(weakref.ref(found))
             return found
 
-    response = made(array_response(Fresh(np.zeros(2 * PIECE_BYTES, "uint16")), {}, "raw", checksum, GET))
+    response = array_response(Fresh(np.zeros(2 * PIECE_BYTES, "uint16")), {}, "raw", checksum, GET, Budget())
     groups = iter(response.body)
     while next(groups, None):
         pass
@@ -153,7 +154,7 @@ def test_for_a_head_nothing_is_read(checksum: ChecksumPlace, more: dict[str, str
     array = np.arange(6, dtype="int64").reshape(1, 3, 2)
     reading = Array(array)
     reading.read = None  # type: ignore[assignment,method-assign]
-    response = made(array_response(reading, {}, "raw", checksum, RequestHead("HEAD", b"/", {})))
+    response = array_response(reading, {}, "raw", checksum, RequestHead("HEAD", b"/", {}), Budget())
     assert (response.status, body(response)) == (200, b"")
     assert response.headers == {
         "Corpus-Shape": "1,3,2",

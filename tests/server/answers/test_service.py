@@ -13,15 +13,22 @@ from unittest.mock import patch
 
 import pytest
 
-from corpus_server.admission.request import ANYONE
+from corpus_server.admission.request import RequestHead
 from corpus_server.answers import service as module
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Overloaded
 from corpus_server.settings import Settings
+from corpus_server.work import Limits
 from tests.corpora import some_tokens, write_raw
 
 LONG = 30.0
+GET = RequestHead("GET", b"/", {})
+
+
+async def never() -> None:
+    """Wait for a client that does not leave."""
+    await asyncio.Event().wait()
 
 
 @pytest.fixture
@@ -105,7 +112,8 @@ def test_no_request_needs_a_new_thread(tmp_path: Path) -> None:
 
     with Service.open(settings(tmp_path)) as service, no_thread:
         asyncio.run(ask_all(service))
-        assert asyncio.run(service.run(int, ANYONE)) == 0
+        assert asyncio.run(service.run(lambda _: 0, GET, never)) == 0
+        assert asyncio.run(service.compute(lambda _: 0, service.budget(GET, Limits()), never)) == 0
 
 
 def test_the_end_stops_all_threads(tmp_path: Path) -> None:
@@ -117,7 +125,7 @@ def test_the_end_stops_all_threads(tmp_path: Path) -> None:
         end.wait(LONG)
 
     with Service.open(settings(tmp_path)) as service, contextlib.ExitStack() as stack:
-        asyncio.run(service.run(int, ANYONE))
+        asyncio.run(service.run(lambda _: 0, GET, never))
         asyncio.run(service.run_probe(int))
         asyncio.run(service.in_gather_thread(int))
         stager_close = stack.enter_context(patch.object(service.stager, "close", wraps=service.stager.close))

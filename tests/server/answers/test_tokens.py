@@ -27,9 +27,10 @@ from corpus_server.errors import (
 )
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.settings import Settings
+from corpus_server.work import Budget, Later
 from tests.corpora import some_tokens, write_raw
 from tests.megatron import THREE, document, specs
-from tests.server.http.making import body, made
+from tests.server.http.making import body
 from tests.stores import WebServer
 
 TEXT = "The quick brown fox jumps over the lazy dog; " * 20
@@ -93,10 +94,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(service, tokens)
 
 
-def charged() -> tuple[RequestHead, list[int]]:
-    """Return a GET, and the bytes that it is charged for."""
+def charged() -> tuple[Budget, list[int]]:
+    """Return a budget, and the bytes of the response that it claims."""
     found: list[int] = []
-    return replace(GET, charge=found.append), found
+    return Budget(claim=found.append), found
 
 
 def query(world: World, **given: Any) -> BatchesQuery:
@@ -107,8 +108,8 @@ def counted(response: Response) -> dict[tuple[str, ...], float]:
     """Return what a response counts when it was sent: tokens by corpus, and by plan and run."""
     kinds = metrics.TOKENS, metrics.PLAN_TOKENS
     before = [kind.numbers() for kind in kinds]
-    for count, args in response.counts:
-        count(*args)
+    if response.source is not None:
+        metrics.count_tokens(response.source, response.num_tokens, "")
     return {
         labels: number - old.get(labels, [0])[0]
         for kind, old in zip(kinds, before, strict=True)
@@ -123,9 +124,9 @@ IMMUTABLE = "public, max-age=31536000, immutable"
 
 def test_a_batch_is_sent_with_all_that_is_said_of_it(world: World) -> None:
     """Over a step that is skipped: training step 4 is step 6 of the plan."""
-    request, charges = charged()
+    budget, charges = charged()
     with patch.object(world.service.readers, "note", wraps=world.service.readers.note) as note:
-        response = made(batches(world.service, query(world, **RANK, step="4"), request))
+        response = batches(world.service, query(world, **RANK, step="4"), GET, budget)
     right = world.batch(4, 2)[:, 3:]
     content = body(response)
     assert content == right.tobytes()
@@ -159,7 +160,7 @@ def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
     asked = BatchesQuery.model_validate(spelled)
     joined = np.array([(1, 3, 4), (0, 7, 5), (-1, 9, 1)]), np.array([0, 3])
     monkeypatch.setattr("corpus_server.read.reading.WindowReading.pieces", lambda _: iter([joined]))
-    first = body(made(batches(whole, asked, GET))).decode().splitlines()[0]
+    first = body(batches(whole, asked, GET, Budget())).decode().splitlines()[0]
     places = "shard 1.bin, tokens 3 to 7; shard 0.bin, tokens 7 to 12"
     assert first == f"=== step 0 row 0: corpus text, {places} ==="
 
@@ -167,8 +168,8 @@ def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
 @pytest.mark.parametrize("chosen", ["raw", "npy", "json"])
 def test_indices_say_where_the_rows_lie(world: World, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", 2)  # rows located at once
-    request, charges = charged()
-    response = made(indices(world.service, query(world, **RANK, step="4", format=chosen), request))
+    budget, charges = charged()
+    response = indices(world.service, query(world, **RANK, step="4", format=chosen), GET, budget)
     right = world.rows(4, 2).reshape(2, ROWS, 2)[:, 3:]
     plan_id = world.bound.plan.id
     content = body(response)
@@ -210,9 +211,9 @@ def test_the_sources_of_the_rows_follow_in_the_same_body(
 ) -> None:
     """They begin at a multiple of 8 bytes: the 60 of the tokens are followed by four zeros."""
     monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", most_rows)
-    request, charges = charged()
+    budget, charges = charged()
     part = {"rank": "1", "world_size": "2", "format": "raw", "checksum": checksum}
-    response = made(function(world.service, query(world, **part, **{"with": "sources"}), request))
+    response = function(world.service, query(world, **part, **{"with": "sources"}), GET, budget)
     located = world.rows(3).reshape(1, ROWS, 2)[:, 3:]
     first = world.batch(3)[:, 3:].tobytes() if function is batches else located.astype("<i8").tobytes()
     content = first + bytes(-len(first) % 8) + (located[:, :, 0] >= 2).astype("<u2").tobytes()
@@ -232,31 +233,31 @@ def test_the_sources_of_the_rows_follow_in_the_same_body(
 def test_the_sources_are_a_field_of_json(world: World, function: Callable[..., Any]) -> None:
     asked = {"format": "json", "count": "2"}
     plain, beside = (
-        json.loads(body(made(function(world.service, query(world, **asked, **more), GET))))
+        json.loads(body(function(world.service, query(world, **asked, **more), GET, Budget())))
         for more in ({}, {"with": "sources"})
     )
     shards = world.rows(3, 2).reshape(2, ROWS, 2)[:, :, 0]
     assert beside == {**plain, "sources": (shards >= 2).astype(int).tolist()}
 
 
-def range_of(world: World, name: str, start: int, stop: int, request: RequestHead, **given: str) -> Response:
+def range_of(world: World, name: str, start: int, stop: int, budget: Budget, **given: str) -> Response:
     asked = FormatQuery.model_validate(given)
-    work = token_range(
+    return token_range(
         world.service,
         world.service.catalog.corpus(name),
         start,
         stop,
         asked,
-        request,
+        GET,
+        budget,
         default="json",
         fields={"document": 7},
     )
-    return made(work)
 
 
 def test_a_range_is_sent_with_all_that_is_said_of_it(world: World) -> None:
-    request, charges = charged()
-    response = range_of(world, "web", 290, 310, request, format="raw")
+    budget, charges = charged()
+    response = range_of(world, "web", 290, 310, budget, format="raw")
     content = world.tokens["web"][290:310].tobytes()
     assert (body(response), charges) == (content, [40])
     assert response.headers == {
@@ -282,9 +283,9 @@ def test_the_pieces_of_rows_are_counted_and_limited(tmp_path: Path, monkeypatch:
         def ask(chosen: str, **limits: int) -> tuple[bytes, list[int]]:
             limited = Admission(replace(settings, **limits), service.access)
             monkeypatch.setattr(service, "admission", limited)
-            request, charges = charged()
+            budget, charges = charged()
             asked = {"plan": bound.plan.id, "step": "4", "count": "2", "format": chosen}
-            return body(made(indices(service, BatchesQuery.model_validate(asked), request))), charges
+            return body(indices(service, BatchesQuery.model_validate(asked), GET, budget)), charges
 
         pieces, borders = bound.sampler.pieces(4, range(8), count=2)
         rows = np.repeat(np.arange(16), np.diff(borders))
@@ -317,16 +318,14 @@ def far(tmp_path: Path) -> Iterator[tuple[Service, WebServer, np.ndarray]]:
             yield service, store, tokens
 
 
-def waited(work: Any) -> tuple[Response, int]:
-    """Do work in slices, waiting where it waits; return how often it did."""
-    waits = 0
+def waited(ask: Callable[[Budget], Response]) -> tuple[Response, int]:
+    """Ask as a gather thread does: again whenever what it waits for is done; return how often that was."""
+    budget, waits = Budget(blocks=False), 0
     while True:
         try:
-            waiting = next(work)
-        except StopIteration as end:
-            return end.value, waits
-        if waiting is not None:
-            waiting.result(60)
+            return ask(budget), waits
+        except Later as later:
+            later.future.result(60)
             waits += 1
 
 
@@ -336,11 +335,11 @@ def test_rows_of_a_corpus_elsewhere_wait_for_their_shards(
     service, _, tokens = far
     spelled = {"corpus": "far", "seq_len": "9", "batch_size": "4", "step": "2", "order": "sequential"}
     asked = BatchesQuery.model_validate({**spelled, "count": "2", "rank": "1", "world_size": "2"})
-    response, waits = waited(batches(service, asked, GET))
+    response, waits = waited(lambda budget: batches(service, asked, GET, budget))
     assert waits == 1
     starts = [(4 * step + row) * 9 for step in (2, 3) for row in (2, 3)]
     assert body(response) == b"".join(tokens[start : start + 10].tobytes() for start in starts)
-    _, waits = waited(batches(service, asked, GET))
+    _, waits = waited(lambda budget: batches(service, asked, GET, budget))
     assert waits == 0
 
 
@@ -349,8 +348,9 @@ def test_a_range_of_a_corpus_elsewhere_waits_for_its_shard(
 ) -> None:
     service, _, tokens = far
     corpus = service.catalog.corpus("far")
-    work = token_range(
-        service, corpus, 2000, NUM_STAGED, FormatQuery(), GET, default="raw", fields={}
-    )  # fmt: skip
-    response, waits = waited(work)
+    response, waits = waited(
+        lambda budget: token_range(
+            service, corpus, 2000, NUM_STAGED, FormatQuery(), GET, budget, default="raw", fields={}
+        )
+    )
     assert (waits, body(response)) == (1, tokens[2000:].tobytes())

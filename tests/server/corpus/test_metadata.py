@@ -18,8 +18,9 @@ from corpus_server.corpus.metadata.write import column, common_schema, conform, 
 from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus.verify import record, verify
 from corpus_server.errors import CorpusChanged, CorpusServerError, UnreadableCorpus
+from corpus_server.work import Budget
 from tests.corpora import spec, write_raw
-from tests.metadata import finished, metadata_of, write_metadata
+from tests.metadata import metadata_of, write_metadata
 from tests.serving import run_here
 from tests.views import write_corpus
 
@@ -53,7 +54,7 @@ def test_rows_are_those_of_the_files_one_after_another(
         table = corpus.metadata()
         assert table is not None
         numbers = [number % total for number in wanted]
-        assert finished(table.rows(numbers, columns)) == {
+        assert table.rows(numbers, Budget(), columns) == {
             number: {
                 name: value for name, value in expected[number].items() if columns is None or name in columns
             }
@@ -68,8 +69,10 @@ def test_long_values_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
     with Corpus.open(spec(folder, dtype="uint32")) as corpus:
         table = corpus.metadata()
         assert table is not None
-        assert sum(1 for _ in table.rows([399])) > 3
-        assert finished(table.rows([399]))[399]["html"].startswith("399x")
+        budget = Budget()
+        table.rows([399], budget)
+        assert budget.num_bytes > 3 * 16 * 2**20
+        assert table.rows([399], Budget())[399]["html"].startswith("399x")
 
 
 def test_row_groups_that_contradict_the_footer_are_refused(tmp_path: Path) -> None:
@@ -87,7 +90,7 @@ def test_row_groups_that_contradict_the_footer_are_refused(tmp_path: Path) -> No
         table = corpus.metadata()
         assert table is not None
         with pytest.raises(UnreadableCorpus, match=r"its row groups have 1,564 rows, its footer says 1,500"):
-            finished(table.rows([900]))
+            table.rows([900], Budget())
 
 
 def test_opening_a_corpus_and_its_tokens_touches_no_metadata(tmp_path: Path) -> None:
@@ -119,10 +122,10 @@ def test_a_value_that_cannot_be_shown_is_said_and_hides_no_other(tmp_path: Path,
     with Corpus.open(spec(folder, dtype="uint32")) as corpus:
         table = corpus.metadata()
         assert table is not None
-        assert finished(table.rows([0]))[0]["id"] == "x"
-        assert finished(table.rows([1], ["id"])) == {1: {"id": "y"}}
+        assert table.rows([0], Budget())[0]["id"] == "x"
+        assert table.rows([1], Budget(), ["id"]) == {1: {"id": "y"}}
         with pytest.raises(UnreadableCorpus, match=r"0.parquet: its metadata cannot be read"):
-            finished(table.rows([0, 1]))
+            table.rows([0, 1], Budget())
 
 
 @pytest.mark.parametrize("rows", [3, 5])
@@ -156,14 +159,14 @@ def test_a_file_that_changes_gives_an_error_and_one_that_is_replaced_the_old_row
         assert table is not None
         write_metadata(tmp_path / "new", {"id": list("wxyz")})
         (tmp_path / "new" / "0.parquet").replace(path)
-        assert finished(table.rows([1])) == {1: {"id": "b"}}
+        assert table.rows([1], Budget()) == {1: {"id": "b"}}
     with Corpus.open(spec(folder, dtype="uint32")) as corpus:
         table = corpus.metadata()
         assert table is not None
-        assert finished(table.rows([1])) == {1: {"id": "x"}}
+        assert table.rows([1], Budget()) == {1: {"id": "x"}}
         path.write_bytes(path.read_bytes().replace(b"wxyz", b"WXYZ") + b" ")
         with pytest.raises(CorpusChanged):
-            finished(table.rows([1]))
+            table.rows([1], Budget())
 
 
 def test_metadata_is_no_shard_and_a_selection_may_have_its_own(tmp_path: Path) -> None:

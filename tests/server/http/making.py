@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from concurrent.futures import Future
-from typing import TypeVar
-
 from corpus_server.answers.response import Response
-
-T = TypeVar("T")
-
-
-def made(work: Generator[Future[None] | None, None, T]) -> T:
-    """Do work in slices to its end, which waits for nothing."""
-    while True:
-        try:
-            assert next(work) is None
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def body(response: Response) -> bytes:

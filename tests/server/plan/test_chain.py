@@ -17,10 +17,10 @@ from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler, chain
 from corpus_server.plan.chain import Continued, KeptLink, Link
 from corpus_server.plan.document import MAX_STAGES
-from corpus_server.plan.questions.diff import changed_fields, compare_slices
-from corpus_server.plan.questions.lookup import look_up_slices
-from corpus_server.plan.questions.slices import finish
-from corpus_server.plan.questions.usage import usage_slices
+from corpus_server.plan.questions.diff import changed_fields, compare
+from corpus_server.plan.questions.lookup import look_up
+from corpus_server.plan.questions.usage import count_usage
+from corpus_server.work import Budget
 from tests.plans import Case, small_plans
 
 STAGE = {"from_step": 0, "global_batch_size": 4, "mixture": {"web": 1.0}}
@@ -71,13 +71,13 @@ def test_a_chain_is_the_plan_with_all_stages_in_one_document(case: Case, data: s
         begins = sampler.plan.skip_steps.outside_before(stages[len(sampler.plan.stages)]["from_step"])
         for step in range(begins):
             assert (whole.locate(step) == sampler.locate(step)).all()
-    assert finish(usage_slices(last, 0, end)) == finish(usage_slices(whole, 0, end))
+    assert count_usage(last, 0, end, Budget()) == count_usage(whole, 0, end, Budget())
     name = data.draw(st.sampled_from(whole.plan.sources))
     token = data.draw(st.integers(0, sum(case.shard_tokens[name]) - 1))
-    found = [finish(look_up_slices(each, name, token, token + 1, epochs=3)) for each in (whole, last)]
+    found = [look_up(each, name, token, token + 1, Budget(), epochs=3) for each in (whole, last)]
     assert found[0] == found[1]
     assert changed_fields(whole.plan, last.plan) == []
-    assert finish(compare_slices(whole, last)).equal_steps is None
+    assert compare(whole, last, Budget()).equal_steps is None
 
 
 @settings(deadline=None, max_examples=30)
@@ -97,7 +97,7 @@ def test_a_fork_of_any_decision_changes_nothing_before(case: Case, at: int, late
     steps = parent.plan.skip_steps.outside_before(begin)
     assert all((fork.locate(step) == parent.locate(step)).all() for step in range(steps))
     if fork_plan.id != run.plan.id:
-        first = finish(compare_slices(run, fork)).equal_steps
+        first = compare(run, fork, Budget()).equal_steps
         assert first is not None
         assert first <= steps
 
@@ -218,6 +218,6 @@ def test_of_more_decisions_than_a_document_may_have_each_source_gives_its_next_w
             name = sampler.plan.sources[shard]
             assert start == given[name] % sizes[name] * 4
             given[name] += 1
-    used = finish(usage_slices(sampler, 0, 3001)).sources
+    used = count_usage(sampler, 0, 3001, Budget()).sources
     assert {name: its.rows for name, its in used.items()} == given
     assert json.loads(sampler.plan.canonical_json)["stages"][0]["from_step"] == 2999

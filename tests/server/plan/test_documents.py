@@ -17,11 +17,10 @@ from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan
 from corpus_server.plan.dealing import deal
 from corpus_server.plan.layouts import LAYOUTS
-from corpus_server.plan.questions import suspects
-from corpus_server.plan.questions.diff import compare_slices
-from corpus_server.plan.questions.lookup import look_up_slices
-from corpus_server.plan.questions.slices import finish
-from corpus_server.plan.questions.usage import usage_slices
+from corpus_server.plan.questions.diff import compare
+from corpus_server.plan.questions.lookup import look_up
+from corpus_server.plan.questions.usage import count_usage
+from corpus_server.work import Budget, Limits
 from tests.packed import PackedCase, packed_plans, ranges_of
 from tests.plans import EPOCH_ORDERS, bounded
 
@@ -152,7 +151,7 @@ def test_a_look_up_finds_every_row_and_no_other(case: PackedCase, data: st.DataO
             replaced = any(held.pieces[place] != before.pieces[place] for place in touched)
             place = held.plan_step, held.row, held.epoch
             expected.append((*place, *held.pieces[0][:2], offset, replaced))
-    found = finish(look_up_slices(case.sampler, name, start, stop, epochs=2)).rows
+    found = look_up(case.sampler, name, start, stop, Budget(), epochs=2).rows
     answered = [
         (each.plan_step, each.row, each.epoch, each.shard, each.start, each.offset, each.substitute)
         for each in found
@@ -168,7 +167,7 @@ def test_a_look_up_finds_every_row_and_no_other(case: PackedCase, data: st.DataO
 def test_a_piece_that_stands_in_for_many_is_found_in_all_their_rows() -> None:
     stage = {"global_batch_size": 1, "mixture": {"web": 1}, "exclude": {"web": [[4, 120]]}}
     case = PackedCase({**BASE, "stages": [stage]}, {"web": ((4,) * 30,)})
-    found = finish(look_up_slices(case.sampler, "web", 0, 4)).rows
+    found = look_up(case.sampler, "web", 0, 4, Budget()).rows
     assert [each.plan_step for each in found] == [*range(15)]
     assert [case.rows_of(step) for step in range(15)] == [[[(0, 0, 4)] * 2]] * 15
 
@@ -177,7 +176,7 @@ def test_a_place_that_is_left_empty_is_not_where_a_look_up_points() -> None:
     stage = {"global_batch_size": 1, "mixture": {"a": 1}, "exclude": {"a": [[5, 9]]}}
     rows = {"documents": {"block_documents": 2}}
     case = PackedCase({"seq_len": 12, "seed": 0, "rows": rows, "stages": [stage]}, {"a": ((5, 4),)})
-    found = finish(look_up_slices(case.sampler, "a", 2, 9, epochs=8)).rows
+    found = look_up(case.sampler, "a", 2, 9, Budget(), epochs=8).rows
     assert [(each.epoch, each.offset) for each in found] == [(epoch, 2) for epoch in range(8)]
 
 
@@ -190,11 +189,7 @@ def test_the_first_step_that_differs_is_found(case: PackedCase, other: PackedCas
     for stages in (other.document["stages"], [*case.document["stages"][:-1], {**last, "exclude": {}}]):
         second = case.with_fields(stages=[{**stage, "exclude": {}} for stage in stages])
         assume(set(second.document["stages"][0]["mixture"]) <= set(case.lengths))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                suspects, "MAX_LOOKED_UP", 2**13
-            )  # each round of small plans takes as long as 1,024
-            compared = finish(compare_slices(case.sampler, second.sampler, max_rows=200, num_steps=1))
+        compared = compare(case.sampler, second.sampler, Budget(Limits(rows=2**14)), num_steps=1)
         until = STEPS if compared.compared_until is None else min(STEPS, compared.compared_until)
         differs = [step for step in range(until) if named_rows(case, step) != named_rows(second, step)]
         first = compared.first_step if compared.first_step is None or compared.first_step < until else None
@@ -242,7 +237,7 @@ def test_usage_counts_rows_and_epochs() -> None:
     }
     case = PackedCase(document, {"a": ((5, 5, 3), (2, 3))})
     assert case.sampler.num_windows.tolist() == [4]
-    used = finish(usage_slices(case.sampler, 0, 3)).sources["a"]
+    used = count_usage(case.sampler, 0, 3, Budget()).sources["a"]
     assert (used.rows, used.tokens, used.epochs) == (6, 24, 1.5)
     assert case.sampler.steps_per_epoch("a") == 2
     assert case.sampler.rows.describe(0) == {"num_pieces": 5, "fill": (4 * 3 + 4 + 2) / 20}

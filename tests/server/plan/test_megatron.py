@@ -12,9 +12,9 @@ from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.orders import megatron
 from corpus_server.plan.orders.megatron import Table
-from corpus_server.plan.questions.diff import compare_slices
-from corpus_server.plan.questions.slices import finish
+from corpus_server.plan.questions.diff import compare
 from corpus_server.plan.streams import Sequences
+from corpus_server.work import Budget
 
 LENGTHS = {"a": [5, 3, 4], "b": [9, 0, 8, 7]}
 """12 and 24 tokens: with a seq_len of 4, two and five samples an epoch."""
@@ -183,7 +183,7 @@ def rows_of(found: Sampler, step: int) -> list[list[list[int]]]:
 )
 def test_rows_of_two_plans_are_compared_to_the_end_of_the_shorter(other: Plan, equal: int) -> None:
     one, second = sampler(plan(33, [(0, 4)])), sampler(other)
-    compared = finish(compare_slices(one, second, num_steps=100))
+    compared = compare(one, second, Budget(), num_steps=100)
     assert one.num_steps is not None
     assert second.num_steps is not None
     end = min(one.num_steps, second.num_steps)

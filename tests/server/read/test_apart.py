@@ -16,6 +16,7 @@ import pytest
 
 from corpus_server.errors import InvalidPlan, ReadFailed
 from corpus_server.read.apart import map_in_copies, run_apart
+from corpus_server.work import Budget
 
 NUM_CALLS = 9
 
@@ -44,7 +45,7 @@ def failing(at: int, pids: Path, killed: bool) -> None:
 
 
 def test_copies_share_the_calls_and_the_results_are_in_order() -> None:
-    pids, found = zip(*run_apart("no squares", squares), strict=True)
+    pids, found = zip(*run_apart("no squares", Budget(), squares), strict=True)
     assert found == tuple(100 + number * number for number in range(NUM_CALLS))
     assert len(set(pids)) >= 2
     assert os.getpid() not in pids
@@ -56,7 +57,7 @@ def nothing() -> list[None]:
 
 
 def test_without_a_call_nothing_is_returned() -> None:
-    assert run_apart("nothing", nothing) == []
+    assert run_apart("nothing", Budget(), nothing) == []
 
 
 @pytest.mark.parametrize(
@@ -73,5 +74,5 @@ def test_an_error_ends_all_copies(
     tmp_path: Path, at: int, killed: bool, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        run_apart("it failed", failing, at, tmp_path, killed)
+        run_apart("it failed", Budget(), failing, at, tmp_path, killed)
     assert not any(psutil.pid_exists(int(each.name)) for each in tmp_path.iterdir())

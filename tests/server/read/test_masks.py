@@ -20,6 +20,7 @@ from corpus_server.plan import Plan
 from corpus_server.read import gather
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import WindowReading, read_arrays
+from corpus_server.work import Budget
 from tests.corpora import some_tokens, spec, write_llmc, write_megatron, write_raw
 from tests.plans import PLAIN_ORDERS, bounded
 
@@ -82,12 +83,12 @@ def test_each_row_has_the_mask_of_its_tokens(catalog: Catalog, order: Any, data:
         "rank": data.draw(st.integers(0, 1)),
         "rows": 6,
     }
-    reading = WindowReading(bound, **part).masks()
+    reading = WindowReading(bound, Budget(), **part).masks()
     found = np.concatenate([each.copy() for each in read_arrays(reading)])
     assert (reading.shape, reading.dtype) == ((part["count"], 6, SEQ_LEN + 1), np.uint8)
     assert found.dtype == np.uint8
     shards = [(name, number) for name in bound.plan.sources for number in range(len(SIZES[name]))]
-    groups = WindowReading(bound, **part).pieces()
+    groups = WindowReading(bound, Budget(), **part).pieces()
     pieces = [pieces[a:b] for pieces, borders in groups for a, b in pairwise(borders.tolist())]
     for row, own in zip(found, pieces, strict=True):
         expected = [mask_of(*shards[shard])[start : start + size] for shard, start, size in own.tolist()]
@@ -142,15 +143,15 @@ def test_a_mask_that_changes_is_never_read(tmp_path: Path) -> None:
     with Catalog.open([spec(tmp_path, "c")]) as catalog:
         bound = bind(catalog, "sequential", "c")
         part = {"step": 40, "count": 1, "rank": 0, "rows": 12}
-        before = WindowReading(bound, **part, masks=True)
+        before = WindowReading(bound, Budget(), **part, masks=True)
         assert before.read(0, 6).all()
         mask.write_bytes(bytes(9000))
         with pytest.raises(CorpusChanged, match=r"a\.bin\.mask\.npy: written to since"):
             before.read(6, 6)
         os.truncate(mask, 4096)
         with pytest.raises(CorpusChanged, match=r"a\.bin\.mask\.npy: "):
-            WindowReading(bound, **part, masks=True).read(6, 6)
-        assert len(WindowReading(bound, **part).read(0, 12)) == 12  # the tokens are what they were
+            WindowReading(bound, Budget(), **part, masks=True).read(6, 6)
+        assert len(WindowReading(bound, Budget(), **part).read(0, 12)) == 12  # the tokens are what they were
 
 
 def test_a_plan_made_without_masks_is_answered_by_the_corpus_without_them(folder: Path) -> None:

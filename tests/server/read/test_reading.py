@@ -25,11 +25,12 @@ from corpus_server.read.reading import (
     RangeReading,
     Reading,
     WindowReading,
-    hash_slices,
+    hash_arrays,
     num_bytes,
     read_arrays,
     read_pieces,
 )
+from corpus_server.work import Budget
 from tests.conftest import ServedCorpus
 from tests.corpora import open_corpus, some_tokens, write_raw
 from tests.reference import batch, one_source
@@ -67,7 +68,7 @@ def test_windows_are_the_rows_of_a_rank_however_many_are_located_at_once(
 ) -> None:
     """Groups of part of a step, of one and of several; 5 does not divide the rows."""
     monkeypatch.setattr(reading_module, "MAX_LOCATED_ROWS", most_rows)
-    reading = WindowReading(bound, step=4, count=3, rank=rank, rows=ROWS)
+    reading = WindowReading(bound, Budget(), step=4, count=3, rank=rank, rows=ROWS)
     expected = np.stack(
         [batch(PLAN, corpora["mixed"].shards, step)[0][rank * ROWS : (rank + 1) * ROWS] for step in (4, 5, 6)]
     )
@@ -94,7 +95,7 @@ def test_the_rows_that_were_located_last_are_kept(bound: BoundPlan, monkeypatch:
 
     monkeypatch.setattr(bound.sampler, "locate_rows", counted)
     monkeypatch.setattr(reading_module, "MAX_LOCATED_ROWS", 5)
-    reading = WindowReading(bound, step=0, count=1, rank=1, rows=ROWS)
+    reading = WindowReading(bound, Budget(), step=0, count=1, rank=1, rows=ROWS)
     assert asked == []  # the size is known before anything is located
     for row in (0, 4, 2, 5, 9, 10, 11):
         reading.read(row, 1)
@@ -128,7 +129,7 @@ def test_pieces_of_any_size_are_the_whole(
     corpus, gatherer = opened
     reading: Reading = RangeReading(corpus, gatherer, start=600, stop=1700)
     if kind == "windows":
-        reading = WindowReading(bound, step=1, count=2, rank=0, rows=ROWS)
+        reading = WindowReading(bound, Budget(), step=1, count=2, rank=0, rows=ROWS)
     expected = whole(reading).tobytes()
     sizes = [len(piece) for piece in read_pieces(reading)]
     unit_bytes = reading.unit_tokens * 4
@@ -136,22 +137,24 @@ def test_pieces_of_any_size_are_the_whole(
     assert b"".join(bytes(piece) for piece in read_pieces(reading)) == expected
     assert b"".join(array.tobytes() for array in read_arrays(reading)) == expected
     digest = xxhash.xxh3_64(b"prefix")
-    assert len(list(hash_slices(reading, digest))) == len(sizes)
+    budget = Budget()
+    hash_arrays(digest, budget, reading)
+    assert budget.num_bytes == sum(sizes)
     assert digest.digest() == xxhash.xxh3_64(b"prefix" + expected).digest()
 
 
 @pytest.mark.parametrize(
     "take",
     [
-        lambda reading: (None for _ in map(len, read_pieces(reading))),
-        lambda reading: hash_slices(reading, xxhash.xxh3_64()),
+        lambda reading: sum(map(len, read_pieces(reading))),
+        lambda reading: hash_arrays(xxhash.xxh3_64(), Budget(), reading),
     ],
     ids=["sent", "hashed"],
 )
 def test_a_piece_is_let_go_before_the_next_one_is_read(
     opened: tuple[Corpus, Gatherer],
     monkeypatch: pytest.MonkeyPatch,
-    take: Callable[[Reading], Iterator[None]],
+    take: Callable[[Reading], object],
 ) -> None:
     """Together they would take twice the memory, and twice the cache."""
     monkeypatch.setattr(reading_module, "PIECE_BYTES", 1000)
@@ -164,7 +167,8 @@ def test_a_piece_is_let_go_before_the_next_one_is_read(
             arrays.append(weakref.ref(array))
             return array
 
-    assert len(list(take(Noted(*opened, start=0, stop=1000)))) == len(arrays) == 4
+    take(Noted(*opened, start=0, stop=1000))
+    assert len(arrays) == 4
 
 
 def test_the_widest_type_of_signed_and_unsigned_holds_both(tmp_path: Path) -> None:
@@ -182,7 +186,9 @@ def test_rows_of_a_shard_that_has_changed_are_not_touched(
     path = write_raw(tmp_path / "mixed.bin", some_tokens(4000))
     monkeypatch.setattr(Selection, "read", lambda *_: pytest.fail("it was touched"))
     with Catalog.open([CorpusSpec(name="mixed", path=path)]) as catalog:
-        reading = WindowReading(catalog.bind(Plan.from_json(PLAN)), step=0, count=1, rank=0, rows=ROWS)
+        reading = WindowReading(
+            catalog.bind(Plan.from_json(PLAN)), Budget(), step=0, count=1, rank=0, rows=ROWS
+        )
         os.truncate(path, 4096)
         with pytest.raises(CorpusChanged, match="4096 now"):
             reading.read(0, 1)

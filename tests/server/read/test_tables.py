@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from corpus_server.plan.orders.megatron import Table
 from corpus_server.read import tables
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
+from corpus_server.work import Budget
 from tests.megatron import THREE, document, specs
 
 ARRAYS = Table._fields
@@ -44,6 +46,12 @@ def plan_of(bound: BoundPlan, seed: int = 0, **fields: object) -> Plan:
     )
 
 
+def bind(kept: Tables, plan: Plan, bound: BoundPlan) -> tuple[Plan, list[Any]]:
+    """Return the plan with its digests, and its tables."""
+    plan, found = kept.bind(plan, bound.corpora, Budget())
+    return plan, [each.table for each in found]
+
+
 @pytest.mark.parametrize(("bytes_less", "left"), [(0, [1, 2]), (1, [2])])
 def test_tables_that_fit_to_the_byte_are_kept_and_the_newest_always(
     bound: BoundPlan, tmp_path: Path, bytes_less: int, left: list[int]
@@ -51,13 +59,13 @@ def test_tables_that_fit_to_the_byte_are_kept_and_the_newest_always(
     folder = tmp_path / "state" / "tables"  # made at need, with the folders above it
     kept, paths = Tables(folder), []
     for seed in range(2):
-        kept.bind(plan_of(bound, seed), bound.corpora)
+        kept.bind(plan_of(bound, seed), bound.corpora, Budget())
         (path,) = set(folder.iterdir()) - set(paths)
         paths.append(path)
         os.utime(path, (time.time() - 100 + seed,) * 2)
     (folder / ".being-made").mkdir()
     table_bytes = sum(file.stat().st_size for file in paths[0].iterdir())
-    Tables(folder, max_bytes=2 * table_bytes - bytes_less).bind(plan_of(bound, 2), bound.corpora)
+    Tables(folder, max_bytes=2 * table_bytes - bytes_less).bind(plan_of(bound, 2), bound.corpora, Budget())
     (newest,) = set(folder.glob("[!.]*")) - set(paths)
     paths.append(newest)
     assert [number for number, path in enumerate(paths) if path.exists()] == left
@@ -66,7 +74,7 @@ def test_tables_that_fit_to_the_byte_are_kept_and_the_newest_always(
 
 def test_a_table_is_used_again_and_noted_as_used(bound: BoundPlan, tmp_path: Path) -> None:
     kept = Tables(tmp_path)
-    plan, (made,) = kept.bind(plan_of(bound), bound.corpora)
+    plan, (made,) = bind(kept, plan_of(bound), bound)
     (path,) = tmp_path.iterdir()
     assert sorted(file.name for file in path.iterdir()) == sorted(
         [*(f"{name}.npy" for name in ARRAYS), "table.json"]
@@ -74,7 +82,7 @@ def test_a_table_is_used_again_and_noted_as_used(bound: BoundPlan, tmp_path: Pat
     files = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
     os.utime(path, (1, 1))
     same = replace(plan, fingerprints=dict(reversed(plan.fingerprints.items())))
-    again, (mapped,) = kept.bind(same, bound.corpora)
+    again, (mapped,) = bind(kept, same, bound)
     assert again == plan
     assert path.stat().st_mtime > 1
     assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == files
@@ -95,7 +103,7 @@ def test_a_table_is_on_the_disk_before_it_has_its_name(
         flush(fd)
 
     monkeypatch.setattr(os, "fsync", note)
-    Tables(tmp_path).bind(plan_of(bound), bound.corpora)
+    Tables(tmp_path).bind(plan_of(bound), bound.corpora, Budget())
     assert flushed[: len(ARRAYS)] == [f"{name}.npy" for name in ARRAYS]
 
 
@@ -103,9 +111,9 @@ def test_a_table_that_another_release_wrote_otherwise_is_not_used(
     bound: BoundPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Tables(tmp_path)
-    kept.bind(plan_of(bound), bound.corpora)
+    kept.bind(plan_of(bound), bound.corpora, Budget())
     monkeypatch.setattr(tables, "_FORMAT", "another")
-    kept.bind(plan_of(bound), bound.corpora)
+    kept.bind(plan_of(bound), bound.corpora, Budget())
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -114,7 +122,7 @@ def test_a_damaged_table_is_built_again(
     bound: BoundPlan, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
 ) -> None:
     kept = Tables(tmp_path)
-    _, (made,) = kept.bind(plan_of(bound), bound.corpora)
+    _, (made,) = bind(kept, plan_of(bound), bound)
     (path,) = tmp_path.iterdir()
     damaged = path / f"{ARRAYS[-1]}.npy"
     damaged.unlink()
@@ -122,7 +130,7 @@ def test_a_damaged_table_is_built_again(
         damaged.mkdir()
     else:
         damaged.write_bytes(content)
-    _, (again,) = kept.bind(plan_of(bound), bound.corpora)
+    _, (again,) = bind(kept, plan_of(bound), bound)
     assert f"a damaged table is built again: {path}: " in caplog.text
     assert damaged.is_file()
     for name, array in made._asdict().items():
@@ -135,14 +143,14 @@ def test_a_table_of_the_right_size_with_other_numbers_is_built_again(
 ) -> None:
     """They would be other rows, and nobody would see it."""
     kept = Tables(tmp_path)
-    _, (made,) = kept.bind(plan_of(bound), bound.corpora)
+    _, (made,) = bind(kept, plan_of(bound), bound)
     (path,) = tmp_path.iterdir()
     damaged = path / f"{name}.npy"
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.unlink()  # else the array that is mapped would change
     damaged.write_bytes(content)
-    _, (again,) = kept.bind(plan_of(bound), bound.corpora)
+    _, (again,) = bind(kept, plan_of(bound), bound)
     assert f"a damaged table is built again: {path}: " in caplog.text
     np.testing.assert_array_equal(getattr(again, name), getattr(made, name))
 
@@ -151,14 +159,14 @@ def test_stages_and_skips_do_not_make_another_table(bound: BoundPlan, tmp_path: 
     kept = Tables(tmp_path)
     stages = document(THREE, 3)["stages"]
     for each in (plan_of(bound), plan_of(bound, stages=stages), plan_of(bound, skip_steps=[[0, 2]])):
-        kept.bind(each, bound.corpora)
+        kept.bind(each, bound.corpora, Budget())
     assert len(list(tmp_path.iterdir())) == 1
-    kept.bind(plan_of(bound, 1), bound.corpora)
+    kept.bind(plan_of(bound, 1), bound.corpora, Budget())
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_without_a_folder_each_is_built_in_memory(bound: BoundPlan) -> None:
-    one, other = (Tables().bind(plan_of(bound), bound.corpora) for _ in range(2))
+    one, other = (Tables().bind(plan_of(bound), bound.corpora, Budget()) for _ in range(2))
     assert one[0] == other[0]
     assert one[1][0] is not other[1][0]
 
@@ -166,13 +174,13 @@ def test_without_a_folder_each_is_built_in_memory(bound: BoundPlan) -> None:
 def test_other_documents_than_the_plans_are_refused(
     bound: BoundPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, _ = Tables().bind(plan_of(bound), bound.corpora)
+    plan, _ = Tables().bind(plan_of(bound), bound.corpora, Budget())
     assert isinstance(plan.order, MegatronOrder)
     said = dict(plan.order.documents)
     assert sorted(said) == list(plan.sources)
     monkeypatch.setattr(tables, "_digest", lambda *arrays: "0")
     with pytest.raises(FingerprintMismatch) as caught:
-        Tables().bind(plan, bound.corpora)
+        Tables().bind(plan, bound.corpora, Budget())
     assert caught.value.detail == (
         "the documents of the plan's corpora are others than those that it was made for: the plan says "
         f"{said}, this server {dict.fromkeys(said, 'xxh3-0')}"

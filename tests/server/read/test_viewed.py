@@ -18,12 +18,12 @@ from corpus_server.corpus.views import View
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan
-from corpus_server.plan.questions.diff import compare_slices
-from corpus_server.plan.questions.lookup import look_up_slices
-from corpus_server.plan.questions.slices import finish
+from corpus_server.plan.questions.diff import compare
+from corpus_server.plan.questions.lookup import look_up
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import WindowReading
 from corpus_server.tools.viewing.make import make_view
+from corpus_server.work import Budget
 from tests.corpora import megatron_index, spec, write_megatron
 from tests.views import laid_out, viewed_catalog, write_corpus
 
@@ -57,11 +57,15 @@ def bound(catalog: Catalog, mixture: dict[str, float], layout: str = "windows", 
     return catalog.bind(Plan.from_json(document))
 
 
+def reading_of(plan: BoundPlan, step: int) -> WindowReading:
+    return WindowReading(plan, Budget(), step=step, count=1, rank=0, rows=4)
+
+
 def epoch_rows(plan: BoundPlan, number: int = 0) -> tuple[list[list[list[int]]], np.ndarray]:
     """The rows of an epoch of a plan of one source: the corpus's tokens of each piece; what is served."""
     (size,) = plan.sampler.num_windows.tolist()
     steps = range(size * number // 4, -(-size * (number + 1) // 4))
-    served = np.concatenate([WindowReading(plan, step=s, count=1, rank=0, rows=4).read(0, 4) for s in steps])
+    served = np.concatenate([reading_of(plan, s).read(0, 4) for s in steps])
     first = np.array(plan.corpora[plan.plan.sources[0]].base.starts)
     rows = []
     for step in steps:
@@ -112,7 +116,7 @@ def test_a_look_up_finds_every_row_of_a_document_of_the_corpus(catalog: Catalog,
     rows, _ = epoch_rows(plan)
     for document in (0, 5, 77, 299, 300, NUM_DOCUMENTS - 1, COUNTS.index(0), COUNTS.index(3)):
         start, stop = STARTS[document : document + 2]
-        found = finish(look_up_slices(plan.sampler, "hq", start, stop, epochs=1))
+        found = look_up(plan.sampler, "hq", start, stop, Budget(), epochs=1)
         flat = [[token for piece in row for token in piece] for row in rows]
         expected = {
             number: next(at for at, token in enumerate(row) if start <= token < stop)
@@ -140,7 +144,7 @@ def test_an_exclusion_in_the_corpus_s_tokens_takes_all_copies_out(catalog: Catal
         for more in ({}, {"exclude": {"hq": [[start, stop]]}})
     )
     for step in range(60):
-        a, b = (WindowReading(each, step=step, count=1, rank=0, rows=4).read(0, 4) for each in (one, other))
+        a, b = (reading_of(each, step).read(0, 4) for each in (one, other))
         is_code = (a >= 50_000).any(axis=1)
         assert (a[is_code] == b[is_code]).all()
 
@@ -160,14 +164,14 @@ def test_a_view_of_the_whole_corpus_under_its_name_has_its_rows(catalog: Catalog
         plans = bound(catalog, {"web": 1}, layout), bound(other, {"web": 1}, layout)
         assert (plans[0].sampler.num_windows == plans[1].sampler.num_windows).all()
         for step in range(0, 200, 7):
-            a, b = (WindowReading(each, step=step, count=1, rank=0, rows=4).read(0, 4) for each in plans)
+            a, b = (reading_of(each, step).read(0, 4) for each in plans)
             assert (a == b).all()
 
 
 def test_plans_of_two_views_are_compared_by_the_corpus_s_tokens(catalog: Catalog) -> None:
     """In file order they are equal up to the documents that only one of them holds."""
     one, other = (bound(catalog, {name: 1}, "sequential") for name in ("hq", "less"))
-    found = finish(compare_slices(one.sampler, other.sampler, num_steps=1))
+    found = compare(one.sampler, other.sampler, Budget(), num_steps=1)
     rows = [epoch_rows(each)[0] for each in (one, other)]
     first = next(n for n, (a, b) in enumerate(zip(*rows, strict=False)) if a != b)
     assert found.first_step == first // 4
@@ -182,7 +186,7 @@ def test_a_row_whose_pieces_are_all_excluded_is_end_of_text(tmp_path: Path) -> N
         stage = {"from_step": 0, "global_batch_size": 1, "mixture": {"hq": 1}, "exclude": {"hq": [[54, 80]]}}
         plan = catalog.bind(Plan.from_json({**document, "stages": [stage]}))
         size = int(plan.sampler.num_windows[0])
-        readings = [WindowReading(plan, step=step, count=1, rank=0, rows=1) for step in range(size)]
+        readings = [WindowReading(plan, Budget(), step=step, count=1, rank=0, rows=1) for step in range(size)]
         served = np.concatenate([each.read(0, 1) for each in readings])
     assert np.count_nonzero((served == 0).all(axis=1)) == 2
 
@@ -198,7 +202,7 @@ def test_plans_of_corpora_of_one_name_are_compared_by_their_content(tmp_path: Pa
             catalog = opened.enter_context(Catalog.open([spec(folder, "web", dtype="uint32")]))
             plans.append(bound(catalog, {"web": 1}))
         for one, other in permutations(plans, 2):
-            found = finish(compare_slices(one.sampler, other.sampler, num_steps=3))
+            found = compare(one.sampler, other.sampler, Budget(), num_steps=3)
             assert (found.first_step, [each.num_rows for each in found.steps]) == (0, [4, 4, 4])
 
 
@@ -214,6 +218,6 @@ def test_rows_of_documents_over_a_view_of_documents_of_several_sequences(tmp_pat
         make_view(corpus, np.array([1, 0, 2], dtype=np.uint16), view, made={})
     with Catalog.open([CorpusSpec.parse(f"m={path},eot=0"), CorpusSpec.parse(f"v=m?view={view}")]) as catalog:
         plan = bound(catalog, {"v": 1}, "documents")
-        served = WindowReading(plan, step=0, count=4, rank=0, rows=4).read(0, 16)
+        served = WindowReading(plan, Budget(), step=0, count=4, rank=0, rows=4).read(0, 16)
     assert not {31, 32, 33, 34, 35, 36, 37} & set(served.ravel().tolist())
     assert {1, 27, 41, 77} <= set(served.ravel().tolist())

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.errors import AnswerTooLarge, ReadFailed, UnknownRecording
-from corpus_server.recordings import Recordings, find_spikes, finish, losses, open_recording, sum_losses
+from corpus_server.recordings import Recordings, find_spikes, losses, open_recording, sum_losses
+from corpus_server.work import Budget, Limits
 from tests.recorded import Record, write_part
 
 SESSIONS = st.lists(st.tuples(st.sampled_from([1, 2]), st.integers(0, 6), st.integers(1, 5)), max_size=5)
@@ -42,9 +43,9 @@ def test_the_records_of_the_last_session_count(sessions: list[tuple[int, int, in
                 model |= {(record.step, record.row): record for record in records}
                 session = {"world_size": world_size, "first_step": first, "began": 10 * number + rank}
                 write_part(Path(name), records, number=number, rank=rank, **session)
-        recording = finish(open_recording(Path(name)))
+        recording = open_recording(Path(name), Budget())
         start, stop = recording.steps
-        sums = finish(sum_losses(recording, start, stop, num_bins))
+        sums = sum_losses(recording, start, stop, num_bins, Budget())
     steps = [step for step, _ in model]
     assert (start, stop) == ((min(steps), max(steps) + 1) if steps else (0, 0))
     expected = defaultdict[tuple[str, int], list[float]](list)
@@ -81,38 +82,38 @@ def test_spikes_stand_out_from_their_source_and_their_time(tmp_path: Path) -> No
         records[n] = records[n]._replace(loss=loss)
     write_part(tmp_path, records[:3000])
     write_part(tmp_path, records[3000:], number=1)
-    recording = finish(open_recording(tmp_path))
-    found, sums = finish(find_spikes(recording, 0, 200, 3))
+    recording = open_recording(tmp_path, Budget())
+    found, sums = find_spikes(recording, 0, 200, 3, Budget())
     assert [(each.step, each.row) for each in found] == [(20, 1), (90, 7), (150, 3)]
     assert [recording.sources[each.source] for each in found] == ["easy", "hard", "easy"]
     assert found[1].usual == pytest.approx(7, abs=0.5)
     assert found[2].usual == pytest.approx(3, abs=0.2)
     assert 8 < found[2].score < 20
     assert sums.num_rows == 200 * 32 - 1
-    assert finish(find_spikes(recording, 100, 140, 1))[0][0].score < 5
+    assert find_spikes(recording, 100, 140, 1, Budget())[0][0].score < 5
 
 
 def test_a_row_without_others_is_no_spike(tmp_path: Path) -> None:
     write_part(tmp_path, [Record(0, 0, "a", 9.0), Record(0, 1, "b", 1.0), Record(1, 0, "b", 2.0)])
-    recording = finish(open_recording(tmp_path))
-    assert finish(find_spikes(recording, 0, 2, 5))[0] == []
+    recording = open_recording(tmp_path, Budget())
+    assert find_spikes(recording, 0, 2, 5, Budget())[0] == []
 
 
 def test_too_many_rows_are_sampled_by_rank_and_refused_beyond(tmp_path: Path) -> None:
     for rank in range(4):
         records = [Record(step, rank, "a", 1.0) for step in range(10)]
         write_part(tmp_path, records, rank=rank, world_size=4)
-    recording = finish(open_recording(tmp_path))
+    recording = open_recording(tmp_path, Budget())
     with mock.patch.object(losses, "SAMPLED_ROWS", 20):
-        sums = finish(sum_losses(recording, 0, 10, 5))
+        sums = sum_losses(recording, 0, 10, 5, Budget())
         assert (sums.num_rows, sums.ranks_apart) == (20, 2)
-        assert (sum_of := finish(sum_losses(recording, 0, 5, 5))).num_rows == 20
+        assert (sum_of := sum_losses(recording, 0, 5, 5, Budget())).num_rows == 20
         assert sum_of.ranks_apart == 1
     with (
-        mock.patch.multiple(losses, SAMPLED_ROWS=1, MAX_ROWS=9),
+        mock.patch.object(losses, "SAMPLED_ROWS", 1),
         pytest.raises(AnswerTooLarge, match="at most 9 rows, this one would hold 10"),
     ):
-        finish(sum_losses(recording, 0, 10, 5))
+        sum_losses(recording, 0, 10, 5, Budget(Limits(rows=9)))
 
 
 def test_files_that_are_no_parts_are_named_and_left_out(tmp_path: Path) -> None:
@@ -129,14 +130,14 @@ def test_files_that_are_no_parts_are_named_and_left_out(tmp_path: Path) -> None:
     write_part(tmp_path, [Record(0, 0, "a", 1.0)], number=4, version=2)
     os.mkfifo(tmp_path / "rank-00000-part-000005.parquet")
     (tmp_path / "rank-00000-part-000006.parquet").mkdir()
-    recording = finish(open_recording(tmp_path))
+    recording = open_recording(tmp_path, Budget())
     assert [part.path for part in recording.parts] == [good]
     others = {f"rank-00000-part-{n:06}.parquet" for n in (4, 5, 6)}
     assert set(recording.unreadable) == {*bad, *others}
     assert recording.unreadable["rank-00000-part-000004.parquet"] == "its version is 2, this server reads 1"
     good.write_bytes(good.read_bytes()[:4] + bytes(40) + good.read_bytes()[44:])
     with pytest.raises(ReadFailed, match=r"rank-00000-part-000000.parquet cannot be read"):
-        finish(sum_losses(recording, 0, 1, 1))
+        sum_losses(recording, 0, 1, 1, Budget())
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_what_no_loader_writes_is_left_out(tmp_path: Path, wrong: dict[str, Any]
     """One file's nonsense neither fails the recording nor the list of all."""
     good = write_part(tmp_path, [Record(0, 0, "a", math.nan)], number=1)
     bad = write_part(tmp_path, **{"records": [Record(0, 0, "a", 1.0)], **wrong})
-    recording = finish(open_recording(tmp_path))
+    recording = open_recording(tmp_path, Budget())
     assert [part.path for part in recording.parts] == [good]
     assert reason in recording.unreadable[bad.name]
 
@@ -169,10 +170,10 @@ def test_links_to_nowhere_and_unnamed_sources_are_said(tmp_path: Path) -> None:
     write_part(tmp_path, [Record(0, 0, "b", 1.0)], sources=["a"])
     for number, target in enumerate(("nowhere", "rank-00001-part-000001.parquet")):
         (tmp_path / f"rank-00001-part-{number:06}.parquet").symlink_to(target)
-    recording = finish(open_recording(tmp_path))
+    recording = open_recording(tmp_path, Budget())
     assert len(recording.unreadable) == 2
     with pytest.raises(ReadFailed, match="metadata do not name the source 'b'"):
-        finish(sum_losses(recording, 0, 1, 1))
+        sum_losses(recording, 0, 1, 1, Budget())
 
 
 def test_a_folder_is_a_recording_or_holds_some(tmp_path: Path) -> None:
@@ -183,12 +184,12 @@ def test_a_folder_is_a_recording_or_holds_some(tmp_path: Path) -> None:
         write_part(tmp_path / "losses" / name, [Record(0, 0, name, 1.0)])
     (tmp_path / "losses" / "empty").mkdir()
     assert list(recordings.names()) == ["a", "b"]
-    assert finish(recordings.open("a")).sources == ("a",)
+    assert recordings.open("a", Budget()).sources == ("a",)
     write_part(tmp_path / "losses" / "a", [Record(4, 0, "more", 1.0)])
-    assert finish(recordings.open("a")).sources == ("more",)
-    assert finish(recordings.open("a")).steps == (4, 5)
+    assert recordings.open("a", Budget()).sources == ("more",)
+    assert recordings.open("a", Budget()).steps == (4, 5)
     for name in ("empty", "..", "a/../b", ""):
         with pytest.raises(UnknownRecording):
-            finish(recordings.open(name))
+            recordings.open(name, Budget())
     assert list(Recordings(tmp_path / "losses" / "a").names()) == ["a"]
     assert Recordings(None).names() == {}

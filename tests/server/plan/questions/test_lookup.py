@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import AnswerTooLarge, InvalidParameter
 from corpus_server.plan import Sampler
 from corpus_server.plan.questions import lookup
-from corpus_server.plan.questions.lookup import Sighting, Sightings, look_up_slices
-from corpus_server.plan.questions.slices import finish
+from corpus_server.plan.questions.lookup import Sighting, Sightings
+from corpus_server.work import Budget, ClientLeft, Limits
 from tests.plans import NO_EPOCH_ORDERS, Case, small_plans, wild_plan
 from tests.reference import Row
 from tests.server.plan.test_agreement import interesting_steps
@@ -23,9 +23,16 @@ MAX_EPOCHS = 2
 
 
 def look_up(
-    sampler: Sampler, corpus: str, start: int, stop: int, epochs: int = 1, limit: int | None = None
+    sampler: Sampler,
+    corpus: str,
+    start: int,
+    stop: int,
+    epochs: int = 1,
+    limit: int | None = None,
+    most: int = 2**21,
 ) -> Sightings:
-    return finish(look_up_slices(sampler, corpus, start, stop, epochs=epochs, limit=limit))
+    budget = Budget(Limits(rows=most))
+    return lookup.look_up(sampler, corpus, start, stop, budget, epochs=epochs, limit=limit)
 
 
 def sighting(row: Row, case: Case, token: int) -> Sighting:
@@ -142,7 +149,7 @@ def test_a_window_that_stands_in_for_too_many_is_refused() -> None:
     stage = {"from_step": 0, "global_batch_size": 100, "mixture": {"web": 1}}
     stage["exclude"] = {"web": [[0, 10**12 - 8]]}
     case = Case({"seq_len": 4, "stages": [stage]}, {"web": [10**12 + 1]})
-    with pytest.raises(InvalidParameter, match="stands in for"):
+    with pytest.raises(AnswerTooLarge, match="at most 2097152 rows"):
         look_up(case.sampler(), "web", 10**12 - 1, 10**12)
 
 
@@ -178,26 +185,24 @@ def test_order_random_says_why_it_cannot() -> None:
 
 def test_a_range_of_too_many_windows_is_refused() -> None:
     case = Case({**random_order().document, "order": "shuffle"}, {"web": [10**12]})
-    with pytest.raises(InvalidParameter, match="fewer tokens"):
+    with pytest.raises(AnswerTooLarge) as caught:
         look_up(case.sampler(), "web", 0, 10**12)
+    assert (caught.value.received, caught.value.remedy) == (249_999_999_999, "ask for fewer tokens")
     assert look_up(case.sampler(), "web", 4_001, 4_002, epochs=1000).num_found == 1000
 
 
 @pytest.mark.parametrize(
     ("num_windows", "epochs", "parameter"), [(12, 1, "stop"), (6, 2, "epochs"), (4, 3, "epochs")]
 )
-def test_windows_times_epochs_are_bounded(
-    monkeypatch: pytest.MonkeyPatch, num_windows: int, epochs: int, parameter: str
-) -> None:
+def test_windows_times_epochs_are_bounded(num_windows: int, epochs: int, parameter: str) -> None:
     """The error names what there may be less of: tokens, or epochs if there are several."""
-    monkeypatch.setattr(lookup, "MAX_PAIRS", 12)
+    most = 12 + 256 * 12  # each row may lie in a block of the mixture of its own
     sampler, first = mixed(10**6, 512), 4 * 1000 + 1  # windows begin every 4 tokens, and share one
-    found = look_up(sampler, "web", first, first + 4 * num_windows - 3, epochs=epochs)
+    found = look_up(sampler, "web", first, first + 4 * num_windows - 3, epochs=epochs, most=most)
     assert found.num_found == num_windows * epochs
-    with pytest.raises(InvalidParameter, match=f"touches {num_windows + 1} rows") as caught:
-        look_up(sampler, "web", first, first + 4 * num_windows + 1, epochs=epochs)
-    given = {"stop": first + 4 * num_windows + 1, "epochs": epochs}
-    assert (caught.value.parameter, caught.value.received) == (parameter, given[parameter])
+    with pytest.raises(AnswerTooLarge) as caught:
+        look_up(sampler, "web", first, first + 4 * num_windows + 1, epochs=epochs, most=12)
+    assert (caught.value.parameter, caught.value.received) == (parameter, (num_windows + 1) * epochs)
 
 
 def mixed(num_windows: int, batch_size: int) -> Sampler:
@@ -213,57 +218,54 @@ def test_ten_thousand_epochs_of_a_mixture_are_counted_and_the_first_rows_returne
     assert found.rows == look_up(sampler, "web", 4_001, 4_002, epochs=3).rows
 
 
-def test_rows_in_too_many_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_too_many_blocks_are_refused() -> None:
     """A row in each of so many epochs, whose blocks are apart."""
-    assert lookup.MAX_BLOCKS == 4096
-    monkeypatch.setattr(lookup, "MAX_BLOCKS", 4)
     sampler = mixed(10**6, 512)
-    assert len(look_up(sampler, "web", 4_001, 4_002, epochs=4).rows) == 4
-    with pytest.raises(InvalidParameter) as caught:
-        look_up(sampler, "web", 4_001, 4_002, epochs=10, limit=5)
-    assert caught.value.detail == (
-        "the rows lie in 5 blocks of the mixture, and a look-up computes at most 4; ask for fewer epochs or "
-        "a lower limit"
-    )
-    assert (caught.value.parameter, caught.value.received) == ("limit", 5)
+    assert len(look_up(sampler, "web", 4_001, 4_002, epochs=4, most=4 + 4 * 256).rows) == 4
+    with pytest.raises(AnswerTooLarge) as caught:
+        look_up(sampler, "web", 4_001, 4_002, epochs=10, limit=5, most=10 + 4 * 256)
+    assert (caught.value.parameter, caught.value.received) == ("limit", 10 + 5 * 256)
+    assert caught.value.remedy is not None
+    assert "a lower limit" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "epochs", "windows", "pairs"),
+    ("start", "stop", "epochs", "pairs"),
     [
-        (201, 208, 1, 2, 2 + 2 + 2),
-        (201, 208, 3, 2, 6 + 2 + 6),
-        (37, 46, 1, 3, 3 + 3 + 2),
-        (37, 46, 2, 3, 6 + 3 + 4),
+        (201, 208, 1, 2 + 2 + 2),
+        (201, 208, 3, 6 + 2 + 6),
+        (37, 46, 1, 3 + 3 + 2),
+        (37, 46, 2, 6 + 3 + 4),
     ],
 )
 def test_windows_that_stand_in_for_others_are_bounded_too(
-    monkeypatch: pytest.MonkeyPatch, start: int, stop: int, epochs: int, windows: int, pairs: int
+    start: int, stop: int, epochs: int, pairs: int
 ) -> None:
     """Of 100 windows the first ten are excluded, so that each other one stands in for one at most."""
     stage = {"from_step": 0, "global_batch_size": 10, "mixture": {"web": 1}, "exclude": {"web": [[0, 40]]}}
     sampler = Case({"seq_len": 4, "stages": [stage]}, {"web": [401]}).sampler()
     expected = look_up(sampler, "web", start, stop, epochs=epochs)
-    monkeypatch.setattr(lookup, "MAX_PAIRS", pairs)
-    assert look_up(sampler, "web", start, stop, epochs=epochs) == expected
-    monkeypatch.setattr(lookup, "MAX_PAIRS", pairs - 1)
-    with pytest.raises(InvalidParameter) as caught:
-        look_up(sampler, "web", start, stop, epochs=epochs)
-    assert caught.value.detail == (
-        f"the range touches {windows} rows; times {epochs} epochs, and with the excluded windows that "
-        f"each stands in for, a look-up goes through at most {pairs - 1}; ask for fewer epochs or tokens"
-    )
+    assert look_up(sampler, "web", start, stop, epochs=epochs, most=pairs + 256) == expected
+    with pytest.raises(AnswerTooLarge) as caught:
+        look_up(sampler, "web", start, stop, epochs=epochs, most=pairs - 1)
+    assert (caught.value.received, caught.value.remedy) == (pairs, "ask for fewer epochs or tokens")
 
 
 def test_a_plan_has_no_more_epochs_than_its_last_step_reaches() -> None:
     stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
     sampler = Case({"seq_len": 4, "stages": [stage]}, {"web": [4 * 2**10 + 1]}).sampler()
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(AnswerTooLarge) as caught:
         look_up(sampler, "web", 1, 2, epochs=2**70)
     assert (caught.value.parameter, caught.value.received) == ("epochs", 2**50 + 1)
 
 
-def test_a_look_up_comes_in_slices() -> None:
-    """A server that looks between two slices whether the caller is still there finds out soon."""
-    slices = look_up_slices(mixed(10**6, 512), "web", 4_001, 4_002, epochs=1000)
-    assert sum(1 for _ in slices) >= 1000 // 64
+def test_a_look_up_ends_soon_when_nobody_waits_any_more() -> None:
+    asked = 0
+
+    def has_left() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 10
+
+    with pytest.raises(ClientLeft):
+        lookup.look_up(mixed(10**6, 512), "web", 4_001, 4_002, Budget(has_left=has_left), epochs=4000)

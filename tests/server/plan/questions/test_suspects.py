@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from corpus_server.plan import Plan, Sampler
-from corpus_server.plan.questions import suspects as suspects_module
 from corpus_server.plan.questions.suspects import suspects
 from corpus_server.plan.stage import MAX_STEP
+from corpus_server.work import Budget, Limits
 
 WEB = {"from_step": 0, "global_batch_size": 4, "mixture": {"web": 1}}
 BOTH = {"from_step": 0, "global_batch_size": 4, "mixture": {"web": 3, "code": 1}}
@@ -73,7 +73,7 @@ def test_the_steps_that_hold_an_excluded_window_are_found(name: str, since: int)
     samplers = [Sampler(each, TOKENS) for each in pair]
     skips = pair[0].skip_steps
     begin = since
-    for number, (until, steps) in enumerate(islice(suspects(samplers[0], samplers[1], since), 2)):
+    for number, (until, steps) in enumerate(islice(suspects(*samplers, since, Budget()), 2)):
         assert until == min(begin + (4096 << number), MAX_STEP + 1)
         first, stop = (skips.outside_before(plan_step) for plan_step in (begin, until))
         if name != "not from the first" or first >= 700:  # else the steps of two stages have two shapes
@@ -84,28 +84,36 @@ def test_the_steps_that_hold_an_excluded_window_are_found(name: str, since: int)
     assert begin in (since + 3 * 4096, MAX_STEP + 1)
 
 
-@pytest.mark.parametrize(("more", "spans"), [(-1, 0), (0, 1), (1, 1)])
-def test_so_many_windows_are_looked_up(monkeypatch: pytest.MonkeyPatch, more: int, spans: int) -> None:
+def test_a_search_ends_within_half_of_the_rows() -> None:
     """4,096 steps of 4 rows hold 261 epochs of 63 windows, each of which counts as 1,024 look-ups or more."""
-    assert suspects_module.MAX_LOOKED_UP == 2**22
-    monkeypatch.setattr(suspects_module, "MAX_LOOKED_UP", 261 * 1024 + more)
     samplers = [Sampler(each, TOKENS) for each in EXCLUDING["one"]]
-    assert sum(1 for _ in suspects(samplers[0], samplers[1], 0)) == spans
+    for rows, spans in ((2 * 261 * 1024 - 1, 0), (2 * 261 * 1024, 1), (2 * 261 * 1024 + 1, 1)):
+        assert sum(1 for _ in suspects(*samplers, 0, Budget(Limits(rows=rows)))) == spans
 
 
-def test_of_many_excluded_windows_each_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_excluded_windows_each_is_counted() -> None:
     """2,000 of 5,000 windows; the first 4,096 steps hold four epochs."""
     samplers = [
         Sampler(each, {"web": [40_001]})
         for each in (plan(WEB), plan({**WEB, "exclude": {"web": [[1, 16_000]]}}))
     ]
-    for limit, spans in ((8000, 1), (7999, 0)):
-        monkeypatch.setattr(suspects_module, "MAX_LOOKED_UP", limit)
-        assert sum(1 for _ in suspects(samplers[0], samplers[1], 0)) == spans
+    for rows, spans in ((16_000, 1), (15_999, 0)):
+        assert sum(1 for _ in suspects(*samplers, 0, Budget(Limits(rows=rows)))) == spans
+
+
+def test_windows_that_both_plans_exclude_alike_are_not_looked_for() -> None:
+    """Of two sources: what stands in for a window follows from what its own source excludes."""
+    web = [[100, 120], [200, 260]]
+    pair = [
+        plan({**BOTH, "exclude": {"web": web, "code": code}}) for code in ([[8, 20]], [[8, 20], [60, 61]])
+    ]
+    _, steps = next(suspects(*(Sampler(each, TOKENS) for each in pair), 0, Budget()))
+    alone = [plan({**BOTH, "exclude": {"code": code}}) for code in ([[8, 20]], [[8, 20], [60, 61]])]
+    assert steps == next(suspects(*(Sampler(each, TOKENS) for each in alone), 0, Budget()))[1]
 
 
 def test_an_epoch_that_begins_in_the_last_row_is_looked_up() -> None:
     """Window 0 of 127 comes first in each epoch, and for the 130th time in row 16,383 of 16,384."""
     pair = [plan(each, order="sequential") for each in (WEB, {**WEB, "exclude": {"web": [[0, 1]]}})]
     samplers = [Sampler(each, {"web": [8 * 127 + 1]}) for each in pair]
-    assert next(suspects(samplers[0], samplers[1], 0)) == (4096, [127 * k // 4 for k in range(130)])
+    assert next(suspects(*samplers, 0, Budget())) == (4096, [127 * k // 4 for k in range(130)])

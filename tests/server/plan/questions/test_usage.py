@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import AnswerTooLarge
 from corpus_server.plan import Sampler
-from corpus_server.plan.questions import usage as usage_module
-from corpus_server.plan.questions.slices import finish
-from corpus_server.plan.questions.usage import SourceUsage, Usage, usage_slices
+from corpus_server.plan.questions.usage import Usage, count_usage
+from corpus_server.work import Budget, Limits
 from tests.plans import PLAIN_ORDERS, Case, small_plans
 from tests.reference import ReferencePlan
 
 
-def usage_between(sampler: Sampler, since: int, step: int) -> Usage:
-    return finish(usage_slices(sampler, since, step))
+def usage_between(sampler: Sampler, since: int, step: int, most: int = 2**62) -> Usage:
+    return count_usage(sampler, since, step, Budget(Limits(rows=most)))
 
 
 def counted(reference: ReferencePlan, first: int, last: int) -> tuple[Counter[str], Counter[str], int]:
@@ -123,43 +122,12 @@ def test_skipped_ranges_of_a_mixture_are_counted_up_to_a_limit(monkeypatch: pyte
     case = Case(
         {"seq_len": 4, "stages": [alone, both], "skip_steps": skip_steps}, {"web": [401], "code": [401]}
     )
-    monkeypatch.setattr(usage_module, "MAX_MIXED_SKIPS", 2)
-    assert usage_between(case.sampler(), 0, 50).skipped_steps == 8
+    most = 2 * 2 * 256  # two ranges of a mixture, with a begin and an end each
+    assert usage_between(case.sampler(), 0, 50, most).skipped_steps == 8
     more = case.with_fields(skip_steps=[*skip_steps, [38, 39]]).sampler()
-    with pytest.raises(InvalidParameter) as caught:
-        usage_between(more, 0, 50)
+    with pytest.raises(AnswerTooLarge) as caught:
+        usage_between(more, 0, 50, most)
     error = caught.value
-    assert error.detail == (
-        "3 ranges of skipped steps lie between steps 0 and 50 in stages with a mixture, and at most "
-        "2 can be counted at once; ask for fewer steps with since="
-    )
-    assert (error.parameter, error.received) == ("step", 50)
+    assert (error.parameter, error.received) == ("step", 3 * 2 * 256)
     assert error.remedy == "ask for parts with since= and add them up"
-    assert usage_between(more, 26, 50).skipped_steps == 2
-
-
-def test_an_answer_of_two_sources() -> None:
-    """100 windows of web and 50 of code; each step has 3 windows, read as 6 rows."""
-    stages = [
-        {"from_step": 0, "global_batch_size": 3, "mixture": {"web": 1}},
-        {"from_step": 10, "global_batch_size": 6, "mixture": {"code": 1}, "seq_len": 2},
-    ]
-    document = {"seq_len": 4, "stages": stages, "skip_steps": [[4, 6], [12, 16]]}
-    sampler = Case(document, {"web": [401], "code": [201]}).sampler()
-    assert usage_between(sampler, 3, 20) == Usage(
-        plan_step=26,
-        sources={
-            "web": SourceUsage(rows=15, tokens=60, epochs=0.15),
-            "code": SourceUsage(rows=72, tokens=144, epochs=0.72),
-        },
-        skipped_steps=6,
-        skipped={
-            "web": SourceUsage(rows=6, tokens=24, epochs=0.06),
-            "code": SourceUsage(rows=24, tokens=48, epochs=0.24),
-        },
-    )
-    nothing = usage_between(sampler, 3, 3)
-    none = SourceUsage(rows=0, tokens=0, epochs=0.0)
-    assert nothing == Usage(
-        plan_step=3, sources={"web": none, "code": none}, skipped_steps=0, skipped={"web": none, "code": none}
-    )
+    assert usage_between(more, 26, 50, most).skipped_steps == 2
