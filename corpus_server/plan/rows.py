@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import Pieces
 from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
 from corpus_server.plan.ranges import Ranges
@@ -82,6 +82,18 @@ class Rows(ABC):
         """
         raise no_places(self.name)
 
+    def shards(
+        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return which shards rows read: `(m,)` each, a shard, and the row among those given; pairs once."""
+        if self.shard_row is None:
+            pieces = self.pieces(sources, rows, epochs, exclusion)
+            pairs = np.unique(np.stack((pieces.each_once(), pieces.places[:, 0]), axis=1), axis=0)
+            return pairs[:, 1], pairs[:, 0]
+        if exclusion is not None and self.is_window:
+            rows = exclusion.substitute(rows, epochs)  # of other rows what stands in lies in the same shard
+        return self.shard_row.searchsorted(rows, side="right") - 1, np.arange(rows.size)
+
     def costs(self, sources: Source, rows: UInt64Array) -> NDArray[np.int64]:
         """Return what attention within the documents of rows costs, `(k,)`: tokens squared, of each piece.
 
@@ -89,25 +101,13 @@ class Rows(ABC):
         """
         raise NotImplementedError(f"{self.name} have no costs")
 
-    @abstractmethod
-    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
-        """Return the units, ascending, that hold a token of [start, stop) of a source.
-
-        Raises:
-            AnswerTooLarge: they are more than the question may compute.
-        """
-
     def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
         """Return the rows that hold units of a source in epochs, `(k,)` or `(1,)`."""
         return units
 
-    def within(self, source: int, ranges: Ranges) -> NDArray[np.integer]:
-        """Return the units that hold a token of a source in some ranges: `(k, 2)`, half-open ranges.
-
-        Raises:
-            InvalidPlan: no unit can be excluded.
-        """
-        raise InvalidPlan(f"{self.name} cannot carry exclude: none of its rows has a substitute")
+    @abstractmethod
+    def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
+        """Return the units that hold a token of a source in some ranges: `(k, 2)`, half-open ranges."""
 
     def exclusion(self, units: Ranges, keys: UInt64Array, groups: Grouped | None) -> Exclusion:
         """Return what replaces excluded units.
@@ -199,13 +199,7 @@ class Windows(Rows):
         """See `Rows.pieces`: one each."""
         return Pieces.windows(self.places(sources, rows, epochs, exclusion), self.seq_len + 1)
 
-    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
-        """See `Rows.touching`."""
-        low, high = self.within(source, Ranges([[start, stop]]))[0]
-        check_number(int(high - low), budget)
-        return np.arange(low, high, dtype=np.uint64)
-
-    def within(self, source: int, ranges: Ranges) -> UInt64Array:
+    def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
         """See `Rows.within`."""
         first = self.first_token[source]
         return self.holding(first + ranges.starts, first + ranges.stops)
@@ -255,8 +249,3 @@ def no_places(name: str) -> InvalidParameter:
         parameter="plan",
         accepted="plans whose rows are windows",
     )
-
-
-def check_number(number: int, budget: Budget) -> None:
-    """Refuse a look-up that goes through too many units, before they are computed."""
-    budget.check(rows=number, parameter="stop", remedy="ask for fewer tokens")

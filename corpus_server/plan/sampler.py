@@ -39,6 +39,7 @@ from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows, no_places
 from corpus_server.plan.timeline import PlacedStage, Timeline
+from corpus_server.work import Budget
 
 VIEW_COST = 32
 """What a piece of a view costs, in pieces of a corpus."""
@@ -228,6 +229,20 @@ class Sampler:
             found.places[:, 2] = placed.seq_len + 1
         return self.resolved(found)
 
+    def shards(
+        self, step: int, places: range, *, count: int = 1
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return which shards rows of the global batch read, the same rows of each of some steps.
+
+        `(m,)` each, by row: the row, numbered through the steps, and a shard of it, each pair once.
+        """
+        found, first = [], 0
+        for sources, rows, epochs, exclusion in self._rows(step, places, count):
+            shards, of = self.rows.shards(sources, rows, epochs, exclusion)
+            found.append((of + first, shards))
+            first += rows.size
+        return tuple(map(np.concatenate, zip(*found, strict=True)))  # type: ignore[return-value]
+
     def resolved(self, pieces: Pieces) -> Pieces:
         """Return rows of pieces of the sources as pieces of shards, which they are unless of a view."""
         return pieces if self.origins is None else self.origins.resolve(pieces)
@@ -377,7 +392,7 @@ class Sampler:
                         accepted=f"at most {most}",
                     )
                 if (own := self.own_ranges(source, ranges)).total:
-                    touching.append(self.rows.within(source, own))
+                    touching.append(self.rows.within(source, own, Budget()))
             before = found[-1][1].units if found else Ranges()
             if touching and (units := before.union(Ranges(np.concatenate(touching)))):
                 found.append((first, self.rows.exclusion(units, keys, self.groups)))

@@ -32,7 +32,7 @@ from corpus_server.plan.orders import ORDERS
 from corpus_server.plan.orders.order import Order
 from corpus_server.plan.packing import Packing, Table, build
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows, check_number
+from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.tabled import Job, Lengths
 from corpus_server.work import Budget
@@ -122,19 +122,6 @@ class Packed(Rows):
             found[here] = self._packings[source].costs(rows[here] - self.first_row[source])
         return found
 
-    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
-        """See `Rows.touching`."""
-        packing = self._packings[source]
-        table = packing.table
-        # Blocks that lie in the range as a whole are counted first, because there may be 10^8 documents.
-        low, high = table.block_token.searchsorted((start, stop)).tolist()
-        if (high := high - 1) > low:
-            inside = table.class_first[table.block_class[[low, high]]]
-            check_number(int(inside[1] - inside[0]), budget)
-        found: UInt64Array = packing.touching(start, stop) + self._first_piece[source]
-        check_number(found.size, budget)
-        return found
-
     def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
         """See `Rows.holders`."""
         packing = self._packings[source]
@@ -142,7 +129,7 @@ class Packed(Rows):
         rows: UInt64Array = packing.rows_of(slots) + self.first_row[source]
         return rows
 
-    def within(self, source: int, ranges: Ranges) -> NDArray[np.integer]:
+    def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
         """See `Rows.within`."""
         starts, stops = ranges.bounds.astype(np.int64).T
         units: UInt64Array = self._packings[source].held(starts, stops) + self._first_piece[source]

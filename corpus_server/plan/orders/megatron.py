@@ -28,7 +28,8 @@ from corpus_server.plan.declared import Declared, choice, declared, integer, nam
 from corpus_server.plan.exclusion import Exclusion, Pools
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
-from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows, check_number
+from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.streams import Drawn, Sequences, draw, extent, join, part_of
 from corpus_server.plan.tabled import Job, Lengths
@@ -111,29 +112,29 @@ class Samples(Rows, Arrangement):
         borders = np.concatenate(([0], num_pieces.cumsum()))
         return Pieces(np.stack((shards, within, ends - begins), axis=1), borders)
 
-    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
-        """See `Rows.touching`."""
+    def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
+        """See `Rows.within`."""
         seq_len, before = self._windows.seq_len, int(self._windows.first_token[source])
         first_sample, end_sample = self._first_sample[source : source + 2].tolist()
         low, high = self._table.bounds.searchsorted(self._first_token[source : source + 2]).tolist()
-        lows, highs = [], []
+        starts, stops = ranges.bounds.astype(np.int64).T
+        found = [np.empty((0, 2), np.int64)]
         for at in range(low, high, _SLICE):
             begins = self._table.begins[at : min(at + _SLICE, high)] - before
             bounds = self._table.bounds[at : at + begins.size + 1]
             lengths = np.diff(bounds)
-            here = np.flatnonzero((begins < stop) & (begins + lengths > start))
+            # Of each document the first range that ends behind its begin, to the last that begins in it.
+            touched = stops.searchsorted(begins, side="right")
+            counts = np.maximum(0, starts.searchsorted(begins + lengths) - touched)
+            here, which = expanded(touched, counts)
             origins = bounds[here] - self._first_token[source]
-            first = origins + np.maximum(0, start - begins[here])
-            last = origins + np.minimum(lengths[here], stop - begins[here]) - 1
-            lows.append(first_sample + np.maximum(0, -((seq_len - first) // seq_len)))
-            highs.append(np.minimum(first_sample + last // seq_len, end_sample - 1))
+            first = origins + np.maximum(0, starts[which] - begins[here])
+            last = origins + np.minimum(lengths[here], stops[which] - begins[here]) - 1
+            samples = np.maximum(0, -((seq_len - first) // seq_len)), last // seq_len + 1
+            found.append(first_sample + np.stack(samples, axis=1))
             budget.spend()
-        firsts = np.concatenate(lows)
-        counts = np.maximum(0, np.concatenate(highs) - firsts + 1)
-        total = int(counts.sum())
-        check_number(total, budget)
-        _, samples = expanded(firsts, counts)
-        return np.unique(samples).astype(np.uint64)
+        units: UInt64Array = np.minimum(np.concatenate(found), end_sample).astype(np.uint64)
+        return units
 
     @property
     def row_pieces(self) -> int:

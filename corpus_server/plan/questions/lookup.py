@@ -22,7 +22,7 @@ from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_COST
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import UInt64Array, check_number
+from corpus_server.plan.rows import UInt64Array
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 from corpus_server.work import Budget
@@ -30,6 +30,7 @@ from corpus_server.work import Budget
 _MAX_POSITION: Final = MAX_STEP * MAX_GLOBAL_BATCH_SIZE
 _PAIRS_AT_ONCE: Final = 1 << 16
 _BLOCKS_AT_ONCE: Final = 64
+_REMEDY: Final = "ask for fewer tokens"
 
 
 @dataclass(slots=True)  # not frozen, because there may be 100,000, and making one would take twice as long
@@ -106,7 +107,10 @@ def look_up(
     ranges = sampler.own_ranges(source, Ranges([[start, stop]]))
     if not ranges.total:  # a view without them
         return Sightings(num_found=0, rows=[])
-    units = _touching(sampler, source, ranges, budget)
+    budget.check(rows=len(ranges.starts), parameter="stop", remedy=_REMEDY)
+    held = Ranges(sampler.rows.within(source, ranges, budget))
+    budget.check(rows=held.total, parameter="stop", remedy=_REMEDY)
+    units = expanded(held.starts, held.stops - held.starts)[1].astype(np.uint64)
     parameter, remedy = "epochs" if epochs > 1 else "stop", "ask for fewer epochs or tokens"
     end = sampler.num_positions(source, epochs)
     passes = -(-end // int(sampler.rows.num_rows[source]))
@@ -151,16 +155,6 @@ def look_up(
         its = (column[here] for column in rest)
         rows += _rows(sampler, source, ranges, positions[here], *its, limit=left)
     return Sightings(num_found=num_found, rows=rows)
-
-
-def _touching(sampler: Sampler, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
-    """Return the units, ascending, that hold a token of some ranges of a source."""
-    found = []
-    for start, stop in ranges.bounds.tolist():
-        found.append(sampler.rows.touching(source, start, stop, budget))
-        budget.spend()
-        check_number(sum(each.size for each in found), budget)
-    return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
 
 def _each_row_once(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
