@@ -48,6 +48,15 @@ class CorpusServerError(Exception):
         self.accepted = accepted
         self.remedy = remedy
 
+    @property
+    def with_remedy(self) -> str:
+        """What is wrong and, in brackets, what to do, if that was not said."""
+        return (
+            f"{self.detail} ({self.remedy})"
+            if self.remedy and self.remedy not in self.detail
+            else self.detail
+        )
+
     @classmethod
     def expected(cls, parameter: str, accepted: str, received: object, *, remedy: str | None = None) -> Self:
         """Return the error for a value that is not accepted: `step must be in [0, 9], got 12`."""

@@ -43,7 +43,7 @@ AVERAGE_SECONDS = 30.0
 TOKEN_ROUTES = ("/v1/batches", "/v1/indices")
 """Throughput and latency are those of training; a look at the page must not be seen in them."""
 
-TOOLS = frozenset({"bench", "doctor", "explore", "export"})
+TOOLS = frozenset({"bench", "corpus-server", "doctor", "export"})
 """Names that the commands give their runs: the page folds them away."""
 
 State = dict[str, Any]

@@ -149,7 +149,7 @@ class RunningServer:
         found = []
         for child in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended is no worker
-                if "corpus_server.run.worker" in " ".join(child.cmdline()):
+                if child.name() == "corpus-worker":
                     found.append(child.pid)
         return sorted(found)
 

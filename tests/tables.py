@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from corpus_server.admission.admission import CHECKS
 from corpus_server.answers.response import HEADERS
-from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.metrics.kinds import METRICS
 from corpus_server.plan import ORDERS
 from corpus_server.plan.orders.order import Order, all_shards, neighbouring_shards
-from corpus_server.settings import EXPOSED, Settings, all_settings
-from corpus_server.web.app import create_app
+from corpus_server.settings import EXPOSED, all_settings
+from corpus_server.web import description
 from tests.serving import ROOT
 
 Rows = Iterable[Sequence[object]]
@@ -114,8 +112,7 @@ def power(number: int) -> str:
 
 def described() -> dict[str, Any]:
     """Return the server's OpenAPI description."""
-    corpus = CorpusSpec(name="web", path=Path("/nowhere"))
-    return create_app(Settings(corpora=(corpus,))).app.openapi()
+    return description.described().openapi()
 
 
 TABLES: dict[str, tuple[Callable[[], Rows], ...]] = {

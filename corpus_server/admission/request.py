@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from corpus_server.errors import BadRequest, Forbidden
 
@@ -36,8 +38,7 @@ _GOOD_ID = re.compile(_ID)
 # Up to a line that is no continuation, which would otherwise continue the line before.
 _ID_LINE = re.compile(rb"\r\n(?i:x-request-id):[ \t]*(" + _ID.encode() + rb")[ \t]*(?=\r\n[^ \t])")
 
-# Ids that the server makes: 48 random bits of the process, and a number.
-_PREFIX, _numbers = secrets.token_hex(6), itertools.count(1)
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,13 @@ def request_id(given: str | None) -> str:
     """Return the id that a client has given its request, or a new one if that is not well formed."""
     if given is not None and _GOOD_ID.fullmatch(given):
         return given
-    return f"{_PREFIX}-{next(_numbers):x}"
+    return f"{_prefix(os.getpid())}-{next(_numbers):x}"
+
+
+@lru_cache(maxsize=1)
+def _prefix(pid: int) -> str:
+    """Return 48 random bits of this process, not those of the process that it was forked from."""
+    return secrets.token_hex(6)
 
 
 def request_id_in(received: bytes) -> str:

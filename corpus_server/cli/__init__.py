@@ -11,31 +11,56 @@ import sys
 from typing import Annotated, NoReturn
 
 import typer
-from rich.markup import escape
 
 from corpus_server import __version__
-from corpus_server.cli import plans, view
-from corpus_server.cli.build import build, merge
-from corpus_server.cli.common import MISTAKE, App, console, tell
-from corpus_server.cli.corpora import index, inspect, verify
-from corpus_server.cli.explore import explore, stats
-from corpus_server.cli.export import export
-from corpus_server.cli.serve import serve
-from corpus_server.cli.spikes import spikes
-from corpus_server.cli.token import token
+from corpus_server.cli.app import App, Named, lazy_group
 from corpus_server.errors import CorpusServerError, printable
 
 __all__ = ["app", "main"]
 
+MISTAKE = 2
+
+COMMANDS = {
+    "serve": Named("serve:serve", "Serve corpora over HTTP until Ctrl-C or SIGTERM."),
+    "inspect": Named(
+        "corpora:inspect", "Describe a corpus as `serve` would serve it, without reading all of it."
+    ),
+    "verify": Named(
+        "corpora:verify", "Read every byte and compare it with the recorded hashes, or record them."
+    ),
+    "index": Named(
+        "corpora:index",
+        "Find where documents end (PATH,eot=ID), and keep the ends in sidecars beside the shards.",
+    ),
+    "build": Named(
+        "build:build",
+        "Make a corpus of text or token ids. After an interruption the same command continues.",
+    ),
+    "merge": Named("build:merge", "Join built corpora by hard links, without moving a token."),
+    "token": Named(
+        "token:token",
+        "Make an access token, add its hash to a file, and print the token: it is shown this once.",
+    ),
+    "export": Named(
+        "export:export",
+        "Print what a step holds of each document as a JSON line: text or tokens, metadata, row and place.",
+    ),
+    "spikes": Named(
+        "spikes:spikes",
+        "Show the rows that lost more than others of their source in the same steps, and their documents.",
+    ),
+    "plans": Named("plans:app", "List, show and compare the plans a server has seen."),
+    "view": Named("view:app", "Make and show views: documents of a corpus, chosen and repeated."),
+}
+"""By name. A test holds the texts to what the commands say of themselves."""
+
 app = App(
     name="corpus-server",
     help="Serve large files of token ids to pretraining runs.",
+    cls=lazy_group(COMMANDS),
     pretty_exceptions_enable=False,
+    add_completion=True,
 )
-for command in (serve, inspect, verify, index, build, merge, token, explore, stats, export, spikes):
-    app.command()(command)
-app.add_typer(plans.app)
-app.add_typer(view.app)
 
 
 def main() -> None:
@@ -52,21 +77,24 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # else a full disk would be met after the last line of this function
     except CorpusServerError as error:
-        remedy = f" ({error.remedy})" if error.remedy and error.remedy not in error.detail else ""
-        _end_with(error.detail + remedy)
+        _end_with(error.with_remedy)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would flush once more
         _end_with(str(error))
 
 
 def _end_with(message: str) -> NoReturn:
-    tell(f"[bold red]error:[/] {escape(printable(message))}")
+    from rich.console import Console  # 0.05 s of CPU, which a command without an error saves
+    from rich.text import Text
+
+    shown = Text.assemble(("error:", "bold red"), " ", printable(message))
+    Console(stderr=True, highlight=False).print(shown, soft_wrap=True)
     sys.exit(MISTAKE)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        console.print(f"corpus-server {__version__}")
+        print(f"corpus-server {__version__}")
         raise typer.Exit
 
 

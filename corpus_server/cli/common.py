@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
-from typer.core import TyperCommand, TyperGroup
 
-from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.progress import Progress as Report
-from corpus_server.corpus_spec import OPTIONS, CorpusSpec
+from corpus_server.corpus_spec import HUB, OPTIONS, CorpusSpec
 from corpus_server.errors import InvalidParameter
-from corpus_server.tools.hub import fetched
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from corpus_server.corpus.corpus import Corpus
+    from corpus_server.corpus.progress import Progress as Report
 
 DAMAGED = 1
 MISTAKE = 2
@@ -42,35 +32,6 @@ CORPUS_HELP = (
     f"so; options are {', '.join(OPTIONS)}."
 )
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-
-
-class _Parameters:
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return arguments and options; nothing follows a flag, so its help names no type."""
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for each in parameters:
-            if getattr(each, "is_flag", False):
-                each.metavar = ""
-        return parameters
-
-
-class _Command(_Parameters, TyperCommand):
-    pass
-
-
-class _Group(_Parameters, TyperGroup):
-    pass
-
-
-class App(typer.Typer):
-    """Commands whose help shows no `<bool>`."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(cls=_Group, no_args_is_help=True, **options)
-
-    def command(self, *arguments: Any, **options: Any) -> Callable[[F], F]:
-        """Register a command."""
-        return super().command(*arguments, cls=_Command, **options)
 
 
 say = partial(console.print, soft_wrap=True, markup=False)
@@ -96,7 +57,16 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 
 def read_corpus(text: str) -> CorpusSpec:
     """Return the corpus that a command line names, as files of this machine or of an object store."""
-    return fetched(CorpusSpec.parse(text), note)
+    return fetched_if_needed(CorpusSpec.parse(text))
+
+
+def fetched_if_needed(spec: CorpusSpec, *, splits: bool = False) -> CorpusSpec:
+    """Return the same corpus as files of this machine, if the Hugging Face Hub has it or its tokenizer."""
+    if not any(text and HUB.match(text) for text in (spec.store, spec.tokenizer)):
+        return spec
+    from corpus_server.tools.hub import fetched  # 0.3 s of CPU
+
+    return fetched(spec, note, splits=splits)
 
 
 CorpusArgument = Annotated[
@@ -134,6 +104,15 @@ def print_json(value: object) -> None:
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[Report]:
     """Yield a callback that draws a bar with the speed and the time left on standard error."""
+    from rich.progress import (  # most commands draw none
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -28,6 +28,7 @@ from corpus_server.cli.common import (
     warn,
     warn_of_strange_ids,
 )
+from corpus_server.cli.statistics import show_statistics, statistics
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats.registry import is_side_file, side_file
 from corpus_server.corpus.index import Indexed
@@ -37,7 +38,7 @@ from corpus_server.corpus.selection import ShardFile, files_left_out, is_metadat
 from corpus_server.corpus.verify import record
 from corpus_server.corpus.verify import verify as verify_corpus
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import CorpusServerError, InvalidParameter, TextUnavailable
+from corpus_server.errors import CorpusServerError, InvalidParameter, TextUnavailable, printable
 from corpus_server.plan.rows import Windows
 from corpus_server.read.text import decode
 
@@ -53,6 +54,10 @@ def inspect(
             min=1, metavar="N", help="Also count windows of this length, and the tokens that are in none."
         ),
     ] = None,
+    stats: Annotated[
+        bool,
+        typer.Option("--stats", help="Also sample the lengths of documents and the frequencies of tokens."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Describe a corpus as `serve` would serve it, without reading all of it.
@@ -62,10 +67,14 @@ def inspect(
     with Catalog.open([spec]) as catalog:
         corpus = catalog.corpus(spec.name)
         described = _describe(spec, corpus, seq_len)
+        if stats:
+            described["inspected"]["statistics"] = statistics(spec)
         if as_json:
             print_json(described)
         else:
             console.print(_facts(described), _shards(described))
+            if stats:
+                show_statistics(described["inspected"]["statistics"])
         warn_of_strange_ids(corpus)
 
 
@@ -200,7 +209,8 @@ def _facts(described: dict[str, Any]) -> Table:
         more = [f"and {len(others) - _SHOWN_FILES:,} more"] if len(others) > _SHOWN_FILES else []
         facts["other files"] = "\n".join([*others[:_SHOWN_FILES], *more])
     if "text" in inspected:
-        facts["begins"] = inspected["text"]
+        lines = inspected["text"].split("\n")
+        facts["begins"] = "\n".join(map(printable, lines))  # it may hold commands of a terminal
     return facts_table(facts)
 
 

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from corpus_server.catalog import Catalog
-from corpus_server.cli.common import App, AsJson, console, note, print_json, read_corpus, table, tell
+from corpus_server.cli.app import App
+from corpus_server.cli.common import AsJson, console, note, print_json, read_corpus, table, tell
 from corpus_server.cli.server import Server, server_url
 from corpus_server.corpus_spec import escaped
 from corpus_server.errors import InvalidParameter

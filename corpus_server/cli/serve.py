@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
-from rich.markup import escape
 
 from corpus_server.admission.access import Access
-from corpus_server.catalog import Catalog
-from corpus_server.cli.common import CORPUS_HELP, note, tell, warn_of_strange_ids
-from corpus_server.corpus.selection import corpora_of_splits
+from corpus_server.cli.common import CORPUS_HELP, fetched_if_needed
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.run import run
 from corpus_server.settings import EXPOSED, Settings, all_settings
-from corpus_server.tools.hub import fetched
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -70,33 +66,18 @@ def serve(
     Example: corpus-server serve fineweb=/data/fineweb --workers 4
     """
 
-    # It would end the process, which may open shards for a minute. The supervisor, which heeds it, reads the
-    # settings after that.
+    # It would end the process. The supervisor heeds it, once the settings are read.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def read_settings() -> Settings:
-        specs = [fetched(spec, note, splits=splits) for spec in corpora or []]
+        specs = [fetched_if_needed(spec, splits=splits) for spec in corpora or []]
         if splits:
+            from corpus_server.corpus.selection import corpora_of_splits  # 0.3 s of CPU
+
             specs = [each for spec in specs for each in corpora_of_splits(spec)]
         settings = Settings.read(config, corpora=tuple(specs), **given)
-        settings = replace(settings, corpora=tuple(fetched(spec, note) for spec in settings.corpora))
+        settings = replace(settings, corpora=tuple(map(fetched_if_needed, settings.corpora)))
         Access(settings.tokens)  # a mistake in the file is found before any worker starts
         return settings
 
-    _show_corpora(read_settings())
     run(read_settings)
-
-
-def _show_corpora(settings: Settings) -> None:
-    """Open the corpora before any worker starts: mistakes are found at once, people see what is served."""
-    with Catalog.open(
-        settings.corpora, cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes
-    ) as catalog:
-        for corpus in catalog.corpora.values():
-            tell(
-                f"[bold]{escape(corpus.name)}[/]: {corpus.num_tokens:,} {corpus.dtype.name} tokens in "
-                f"{len(corpus.shards)} shard{'s' if len(corpus.shards) > 1 else ''}, "
-                f"{f'{corpus.num_masks} loss masks, ' if corpus.num_masks else ''}"
-                f"{corpus.fingerprint[:20]}..."
-            )
-            warn_of_strange_ids(corpus)

@@ -63,7 +63,7 @@ class Server(Asked):
         """Return the JSON that a route answers."""
         try:
             request = Request(f"{self._url}{path}" + (f"?{urlencode(query)}" if query else ""), data=body)
-            request.add_header(RUN, "explore")
+            request.add_header(RUN, "corpus-server")
             if token := os.environ.get("CORPUS_TOKEN", "").strip():
                 request.add_header("Authorization", f"Bearer {token}")
             with urlopen(request, timeout=_SECONDS) as response:

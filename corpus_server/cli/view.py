@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from corpus_server.cli.common import App, AsJson, CorpusArgument, console, facts_table, print_json
+from corpus_server.cli.app import App
+from corpus_server.cli.common import AsJson, CorpusArgument, console, facts_table, print_json
 from corpus_server.corpus.views.file import ViewFile, ViewHeader
 
 app = App(name="view", help="Make and show views: documents of a corpus, chosen and repeated.")

@@ -1,11 +1,12 @@
 """The sums over all worker processes.
 
 Each process counts in its own memory and writes its numbers to a file every second. `/metrics` adds up the
-files of all workers, its own at once. The supervisor adds the file of a worker that ended to that of the
-past.
+files of all workers, its own at once. The supervisor renames the file of a worker that ended; the worker that
+sees it first adds it to that of the past.
 
-    state_dir/metrics/SUPERVISOR/WORKER.json    {"corpus_sent_bytes": [[["/v1/batches"], [1234.0]]], ...}
-                                 past.json      the counters of workers that have ended
+    state_dir/metrics/SUPERVISOR/WORKER.json        {"corpus_sent_bytes": [[["/v1/batches"], [1234.0]]], ...}
+                                 WORKER-TIME.ended  the same of a worker that has ended
+                                 past.json          the counters of workers that have ended
 
 The multi-process mode of prometheus-client (0.26) does the same with mapped files. There, too, gauges of dead
 workers vanish, and even the last second of a killed worker is kept. But all counts of a token response cost
@@ -32,9 +33,6 @@ from prometheus_client.registry import Collector
 from corpus_server.corpus.publish import publishing
 from corpus_server.metrics.kinds import METRICS, SHARED, Series, Shared
 from corpus_server.user_files import locked_folder
-
-FOLDER_VARIABLE = "CORPUS_SERVER_METRICS"
-"""Environment variable by which a worker learns the folder that it shares with the others."""
 
 PUBLISH_SECONDS = 1.0
 """Between two files of a worker: what a killed one has counted since is lost, 1 to 2 ms of CPU each."""
@@ -66,36 +64,40 @@ def render() -> bytes:
         return generate_latest(_Sums(totals(folder)))
 
 
+_folder: Path | None = None
+
+
+def share(folder: Path | None) -> None:
+    """Share this process's numbers with others in a folder, or with nobody."""
+    global _folder
+    _folder = folder
+
+
 def shared_folder() -> Path | None:
     """Return the folder that this worker shares with the others; None where no supervisor gave one."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    return None if folder is None else Path(folder)
+    return _folder
 
 
 def totals(folder: Path) -> Numbers:
     """Return the sums over all live and past workers; the folder is locked."""
-    others = folder.glob("*.json")
+    with contextlib.suppress(OSError):  # a full disk: they stay, and are added up as they are
+        _add_ended(folder)
+    others = [*folder.glob("*.json"), *folder.glob("*.ended")]
     return add_up([own_numbers(), *(_read(path) for path in others if path != _own_file(folder))])
 
 
-def add_ended(folder: Path, pid: int) -> None:
-    """Add the counters of a worker that has ended to those of the past; blocks.
-
-    Workers that ended while the disk was full are added with it.
-    """
+def _add_ended(folder: Path) -> None:
+    """Add the counters of workers that have ended to those of the past."""
     past = folder / "past.json"
-    with locked_folder(folder):
-        files = folder.glob("[0-9]*.json")
-        ended = [each for each in files if each.stem == str(pid) or not Path("/proc", each.stem).exists()]
-        if ended:
-            total = add_up(map(_read, (past, *ended)))
-            for name, known in SHARED.items():
-                if (most := known.max_ended) is not None:
-                    newest = sorted(total[name].items(), key=lambda each: -each[1][0])
-                    total[name] = dict(newest[:most])
-            _write(past, total)
-            for path in ended:
-                path.unlink()
+    if ended := [*folder.glob("*.ended")]:
+        total = add_up(map(_read, (past, *ended)))
+        for name, known in SHARED.items():
+            if (most := known.max_ended) is not None:
+                newest = sorted(total[name].items(), key=lambda each: -each[1][0])
+                total[name] = dict(newest[:most])
+        _write(past, total)
+        for path in ended:
+            path.unlink()
 
 
 def read_json(path: Path) -> Any:

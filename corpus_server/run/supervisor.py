@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,14 +22,24 @@ from pathlib import Path
 
 from corpus_server.daemon_thread import in_daemon_thread
 from corpus_server.errors import CorpusServerError, InvalidParameter
-from corpus_server.metrics import shared
 from corpus_server.run.listening import listening, server_context, url
 from corpus_server.run.logs import log_to_stderr
-from corpus_server.run.process import BEAT, BEAT_SECONDS, RETIRE, TERMINATE, WorkerProcess, name_of_end
+from corpus_server.run.process import (
+    BEAT,
+    BEAT_SECONDS,
+    ENDING_SIGNALS,
+    RETIRE,
+    TERMINATE,
+    Children,
+    Orders,
+    Template,
+    WorkerProcess,
+    name_of_end,
+)
 from corpus_server.settings import Settings
 
 START_SECONDS = 120  # until a worker is ready; opening many shards on a cold network disk takes a minute
-SILENT_SECONDS = 30  # without a beat; the event loop never blocks for so long unless it hangs
+SILENT_SECONDS = 4  # without a beat; the event loop never blocks for so long unless it hangs
 MAX_BACK_OFF_SECONDS = 10.0
 MAX_FAILED_STARTS = 5  # in a row, before the first worker was ever ready
 MAX_NAMES = 20  # of corpora in a line of the log
@@ -38,7 +49,7 @@ _log = logging.getLogger("corpus_server")
 
 
 def run(read_settings: Callable[[], Settings]) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends at once. SIGHUP replaces the workers one by one.
+    """Serve until a signal ends it; a second one ends at once. SIGHUP replaces the workers one by one.
 
     Args:
         read_settings: reads them anew, at the start and at each SIGHUP; raises CorpusServerError.
@@ -67,9 +78,11 @@ class _KeptWorker:
         trial: receives None when the first process is ready, or the reason why it is not; in the latter case
             no second one is started. Without a trial, processes are started until one is ready.
         is_ending: it was asked to end, and is not replaced.
+        names_corpora: see `Orders`.
     """
 
     settings: Settings
+    names_corpora: bool = False
     trial: asyncio.Future[str | None] | None = None
     process: WorkerProcess | None = None
     is_ready: bool = False
@@ -119,11 +132,12 @@ class _Supervisor:
         """Run the workers until a signal comes, or until none can start."""
         loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[None] = loop.create_future()
-        loop.add_signal_handler(signal.SIGTERM, self._on_stop)
-        loop.add_signal_handler(signal.SIGINT, self._on_stop)
+        for each in ENDING_SIGNALS:
+            loop.add_signal_handler(each, self._on_stop, each)
         loop.add_signal_handler(signal.SIGHUP, self._is_to_renew.set)
-        for _ in range(self._settings.workers):
-            self._add(_KeptWorker(self._settings))
+        self._children, self._template = Children(), Template()
+        for number in range(self._settings.workers):
+            self._add(_KeptWorker(self._settings, names_corpora=not number))
         renewing = asyncio.create_task(self._renew_when_asked())
         try:
             await self._stop
@@ -131,18 +145,19 @@ class _Supervisor:
             renewing.cancel()
             await self._end()
 
-    def _on_stop(self) -> None:
+    def _on_stop(self, number: int) -> None:
         if self._stop.done():
             for kept in self._kept.values():
                 kept.kill()
         else:
-            _log.info("ending; a second signal ends at once")
+            _log.info("%s: ending; a second signal ends at once", name_of_end(-number))
             self._stop.set_result(None)
 
     async def _end(self) -> None:
         """End every worker within the grace, and kill what is left."""
         for each in self._sockets:
             each.close()  # else clients could go on to connect, to nobody
+        self._template.close()  # whose request may be under way
         # A second more than the workers take themselves; beyond that, their event loops hang. Those killed
         # are waited for within bounds, too: a process in a read of a dead disk ends when the disk answers.
         terms = (
@@ -154,6 +169,10 @@ class _Supervisor:
                 end(kept)
             if self._kept:
                 await asyncio.wait(self._kept, timeout=seconds)
+        # Nothing is to end once nobody hears of it.
+        if self._template.pid:
+            await asyncio.wait({self._children.end_of(self._template.pid)}, timeout=BEAT_SECONDS)
+        self._children.close()
 
     async def _renew_when_asked(self) -> None:
         while True:
@@ -182,7 +201,7 @@ class _Supervisor:
         old = [kept for kept in self._kept.values() if not kept.is_ending]
         for number in range(settings.workers):
             trial: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-            self._add(_KeptWorker(settings, trial))
+            self._add(_KeptWorker(settings, trial=trial))
             failure = await trial
             if failure is not None and number:
                 _log.error("%s; some workers have the settings of before: send SIGHUP again", failure)
@@ -219,19 +238,30 @@ class _Supervisor:
 
     async def _run_one(self, kept: _KeptWorker) -> str:
         """Run one process to its end; return how it ended, or why it did not start."""
-        process = None
+        process = kept.process = None
         try:
-            process = kept.process = WorkerProcess(self._sockets, kept.settings, self._metrics_folder)
+            process = WorkerProcess(self._children)
+            names_corpora = kept.names_corpora and not self._was_ready
+            orders = Orders(
+                settings=kept.settings, metrics_folder=self._metrics_folder, names_corpora=names_corpora
+            )
+            await process.start(self._template, self._sockets, orders)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+            if process is not None:
+                process.close()
+            failure = f"cannot start a worker: {error or type(error).__name__}"
+            self._note_failed_start(failure)
+            return failure
+        try:
+            kept.process = process
+            if kept.is_ending or self._stop.done():  # since it was asked for
+                process.kill()
             return await self._watch(kept, process)
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker gets a successor
-            if process is None:
-                failure = f"cannot start a worker: {error or type(error).__name__}"
-                self._note_failed_start(failure)
-                return failure
             _log.error("worker %d is replaced because watching it failed", process.pid, exc_info=error)
             kept.is_ready = False  # not at once: the next one may fail in the same way
             process.kill()
-            return f"worker {process.pid} ended with {name_of_end(await process.reap())}"
+            return _end(process, await process.reap())
 
     async def _watch(self, kept: _KeptWorker, process: WorkerProcess) -> str:
         """Return, when the worker has ended, how."""
@@ -251,22 +281,21 @@ class _Supervisor:
             heard = await process.hear(SILENT_SECONDS)
         code = await process.reap()
         # In a thread: the successor does not wait for the state folder's disk.
-        threading.Thread(target=self._add_metrics, args=(process.pid,), name="metrics", daemon=True).start()
-        how = f"worker {process.pid} ended with {name_of_end(code)}"
-        if code > 0:  # the configuration is wrong, and another worker would fail, too
-            self._note_failed_start(reason or how, max_starts=1)
-        else:
-            self._note_failed_start(how)
+        threading.Thread(target=self._end_counts, args=(process.pid,), name="metrics", daemon=True).start()
+        how = _end(process, code)
+        if code:
+            # Above 0, the configuration is wrong, and another worker would fail, too.
+            self._note_failed_start(reason or how, max_starts=1 if code > 0 else MAX_FAILED_STARTS)
         return f"{how}: {reason}" if reason else how
 
-    def _add_metrics(self, pid: int) -> None:
-        """Add what a worker counted to the past: else its requests under way would be counted for ever."""
-        try:
-            shared.add_ended(self._metrics_folder, pid)
-        except FileNotFoundError:
-            pass  # the server ends, or its folder was deleted
-        except Exception as error:  # noqa: BLE001 - of a full disk, or of a worker of another release
-            _log.error("what worker %d counted is not added up", pid, exc_info=error)
+    def _end_counts(self, pid: int) -> None:
+        """Mark what a worker counted as of the past (`metrics/shared.py`); the workers add it up.
+
+        Its requests under way would be counted for ever, and another process may get its number.
+        """
+        path = self._metrics_folder / f"{pid}.json"
+        with suppress(OSError):  # the server ends, or its folder was deleted
+            path.rename(path.with_name(f"{pid}-{time.monotonic_ns()}.ended"))
 
     def _note_failed_start(self, failure: str, max_starts: int = MAX_FAILED_STARTS) -> None:
         """End the server if its first workers cannot start."""
@@ -276,6 +305,13 @@ class _Supervisor:
         if max_starts > 1:
             failure = f"{self._num_failed_starts} workers in a row did not start; the last: {failure}"
         self._stop.set_exception(CorpusServerError(failure))
+
+
+def _end(process: WorkerProcess, code: int | None) -> str:
+    """Say how a worker ended."""
+    if code is None:
+        return f"worker {process.pid} was killed, but does not end: it waits for a disk"
+    return f"worker {process.pid} ended with {name_of_end(code)}"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One worker process: `python -m corpus_server.run.worker CHANNEL SETTINGS LISTENER...`, all descriptors.
+"""One worker process, a copy of the template (`run/template.py`).
 
 A worker ends in three phases, of which the last two end early when no connection is left:
 
@@ -16,11 +16,13 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import os
 import pickle
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -36,8 +38,16 @@ from corpus_server.http.connection import Connection, Shared
 from corpus_server.metrics import shared
 from corpus_server.run.listening import BACKLOG, server_context, take_no_more
 from corpus_server.run.logs import log_to_stderr
-from corpus_server.run.process import BEAT, BEAT_SECONDS, RETIRE, TERMINATE
-from corpus_server.settings import Settings
+from corpus_server.run.process import (
+    BEAT,
+    BEAT_SECONDS,
+    MAX_MESSAGE_BYTES,
+    PID,
+    RETIRE,
+    TERMINATE,
+    Orders,
+    name_process,
+)
 from corpus_server.web.app import create_app
 
 _log = logging.getLogger("corpus_server")
@@ -48,32 +58,42 @@ _ACCEPT_SECONDS = 0.1  # from the last new connection until all that wait are ac
 _CLEAN_UP_SECONDS = 0.5  # beyond the grace, for closing files and threads that do not hang
 
 
-def main() -> None:
-    """Serve until the supervisor says otherwise; report to it what keeps this worker from starting."""
-    first, second, *rest = map(int, sys.argv[1:])
+def main(handed: Sequence[int]) -> None:
+    """Serve until the supervisor says otherwise; report to it what keeps this worker from starting.
+
+    Args:
+        handed: descriptors of the channel, the `Orders` and the listeners.
+    """
+    name_process("corpus-worker")
+    first, second, *rest = handed
     channel = socket.socket(fileno=first)
+    channel.send(b"%b%d" % (PID, os.getpid()))
     with open(second, "rb") as file:  # noqa: PTH123
-        settings: Settings = pickle.load(file)
+        orders: Orders = pickle.load(file)
     listeners = [socket.socket(fileno=number) for number in rest]
-    log_to_stderr(settings)
+    shared.share(orders.metrics_folder)
+    log_to_stderr(orders.settings)
     start_tracing()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, channel, listeners))
+            runner.run(_serve(orders, channel, listeners))
     except Exception as error:  # noqa: BLE001 - such as a lack of threads or memory
         if not isinstance(error, CorpusServerError | OSError):
             _log.error("this worker ends", exc_info=error)
         # Not printed here: with several workers, everyone meets the same mistake.
-        channel.send((str(error) or type(error).__name__).encode())
+        reason = error.with_remedy if isinstance(error, CorpusServerError) else str(error)
+        channel.send((reason or type(error).__name__).encode()[:MAX_MESSAGE_BYTES])
         sys.exit(MISTAKE)
 
 
-async def _serve(settings: Settings, channel: socket.socket, listeners: list[socket.socket]) -> None:
-    loop = asyncio.get_running_loop()
+async def _serve(orders: Orders, channel: socket.socket, listeners: list[socket.socket]) -> None:
+    loop, settings = asyncio.get_running_loop(), orders.settings
     channel.setblocking(False)
     gateway = create_app(settings)
     async with gateway.app.router.lifespan_context(gateway.app):
         service: Service = gateway.app.state.service
+        if orders.names_corpora:
+            _name_corpora(service)
         tls = server_context(settings)
         # Unix sockets have no TLS.
         servers = [
@@ -174,5 +194,25 @@ async def _wait_until(condition: Callable[[], bool], end: float) -> None:
         await asyncio.sleep(_POLL_SECONDS)
 
 
-if __name__ == "__main__":
-    main()
+def _name_corpora(service: Service) -> None:
+    """Say in the log what is served, and which corpora hold ids that their tokenizers do not have."""
+    for corpus in service.catalog.corpora.values():
+        num_shards = len(corpus.shards)
+        _log.info(
+            "%s: %s %s tokens in %d shard%s, %s%s...",
+            corpus.name,
+            f"{corpus.num_tokens:,}",
+            corpus.dtype.name,
+            num_shards,
+            "" if num_shards == 1 else "s",
+            f"{corpus.num_masks} loss masks, " if corpus.num_masks else "",
+            corpus.fingerprint[:20],
+        )
+
+    def warn() -> None:
+        for corpus in service.catalog.corpora.values():
+            if (warning := corpus.vocabulary_warning()) is not None:
+                _log.warning("%s", warning)
+
+    # Reads a tokenizer, which takes longer than all else of a start.
+    threading.Thread(target=warn, name="vocabulary", daemon=True).start()

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi_offline import FastAPIOffline
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response as AsgiResponse
+from starlette.routing import Match
+from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from corpus_server import __version__
 from corpus_server.answers.service import Service
 from corpus_server.settings import Settings
 from corpus_server.web import problems
 from corpus_server.web.gateway import Gateway
-from corpus_server.web.page import add_page
-from corpus_server.web.routes import ROUTERS
-from corpus_server.web.schemas import PROBLEM_TYPE, Problem
+from corpus_server.web.page import views
+from corpus_server.web.responses import HEAD
+from corpus_server.web.routes import ROUTES, Call, Route
 
-_DESCRIPTION = """
-Which tokens a training step sees is a pure function of a small plan. A plan is named by its id (`plan=`) or
-spelled inline (`corpus=`, `seq_len=`, `batch_size=` ...). A response about a step of `plan=ID` never changes:
-cache it, retry it, ask any replica. Where a URL names a corpus instead, another corpus may take the name, so
-a cache must ask again, with the `ETag`.
-
-Token responses carry `Corpus-Shape`, `Corpus-Dtype`, `Corpus-Plan`, `Corpus-Checksum` and an exact
-`Content-Length`. The checksum is `xxh3-64=` and 16 hex digits over the body, or `xxh3-64=tail` where the last
-8 bytes of the body are the digest.
-
-Errors are problem documents (RFC 9457) with a stable `type`. Unknown and repeated parameters are refused.
-`docs/http.md` of the project is the whole contract, with limits and rules for retries.
-"""
-
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    422: {"model": Problem, "description": "A parameter is outside its range."},
-    404: {"model": Problem, "description": "Known to be absent."},
-    503: {"model": Problem, "description": "A shard changed, the disk failed, or the server is busy."},
-    "default": {"model": Problem, "description": "Every other refusal, and every failure of the server."},
-}
+_DESCRIPTION_PATHS = (
+    *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"),
+    "/static-offline-docs/{path:path}",
+)
 
 
 def create_app(settings: Settings) -> Gateway:
@@ -49,7 +37,7 @@ def create_app(settings: Settings) -> Gateway:
     """
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         with Service.open(settings) as app.state.service:
             watching = asyncio.create_task(app.state.service.access.watch())
             try:
@@ -57,24 +45,58 @@ def create_app(settings: Settings) -> Gateway:
             finally:
                 watching.cancel()
 
-    # Its documentation pages carry their scripts with them: clusters often have no way out.
-    app = FastAPIOffline(
-        title="corpus-server",
-        version=__version__,
-        summary="Sampled windows of large token files, over HTTP",
-        description=_DESCRIPTION,
+    app = Starlette(
+        routes=[
+            *(_Path(route.path, _endpoint(route), methods=[route.method]) for route in ROUTES),
+            *(_Path(path, view) for path, view in views().items()),
+            *(_Path(path, _Description()) for path in _DESCRIPTION_PATHS),
+        ],
         lifespan=lifespan,
         exception_handlers=problems.HANDLERS,
-        # A redirect would repeat the Host header that came; a name with a slash is simply not served.
-        redirect_slashes=False,
     )
-    for router in ROUTERS:
-        app.include_router(router, responses=_PROBLEMS)
-    add_page(app)
-    for operations in app.openapi()["paths"].values():
-        for operation in operations.values():
-            # FastAPI describes a model under the media type of the route's own response.
-            for status in map(str, _PROBLEMS):
-                content = operation["responses"][status]["content"]
-                operation["responses"][status]["content"] = {PROBLEM_TYPE: next(iter(content.values()))}
+    # A redirect would repeat the Host header that came; a name with a slash is simply not served.
+    app.router.redirect_slashes = False
     return Gateway(app)
+
+
+def _endpoint(route: Route) -> Callable[[Request], Awaitable[AsgiResponse]]:
+    async def endpoint(request: Request) -> AsgiResponse:
+        head = request.scope[HEAD]
+        call = Call(request, head, request.app.state.service)
+        return await route.answer(call, **route.given(request.path_params, head.query_string))
+
+    return endpoint
+
+
+class _Path(StarletteRoute):
+    """A route of exactly one spelling: Starlette's own pattern allows a line feed after the path."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: list[str] | None = None) -> None:
+        super().__init__(path, endpoint, methods=methods)
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether a request is for this route; note the route, whose path is a label of metrics."""
+        match, child = super().matches(scope)
+        return match, {**child, "route": self}
+
+
+class _Description:
+    """The application of `web/description.py`, which is imported when it is asked for."""
+
+    app: ASGIApp | None = None
+    lock = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        async with self.lock:
+            if self.app is None:
+                type(self).app = await asyncio.to_thread(_described)
+        assert self.app is not None
+        await self.app(scope, receive, send)
+
+
+def _described() -> ASGIApp:
+    from corpus_server.web.description import described
+
+    return described()

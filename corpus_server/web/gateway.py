@@ -1,6 +1,6 @@
 """Around the application: what every request of it needs, under whatever server it runs.
 
-ASGI middleware of our own, outside FastAPI: as a middleware inside, each would add two layers to every
+ASGI middleware of our own, outside Starlette: as a middleware inside, each would add two layers to every
 request.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corpus_server import metrics
@@ -25,10 +25,10 @@ class Gateway:
     """ASGI application that checks, counts and completes each request of another one.
 
     Args:
-        app: the FastAPI application; its `state.service` is set before the first request.
+        app: the Starlette application; its `state.service` is set before the first request.
     """
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: Starlette) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as AsgiResponse
-from starlette.routing import Match, Route
 
-from corpus_server.answers.problem import invalid_parameter
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.exchange import log_error
 from corpus_server.web.responses import CLIENT_LEFT, refused
-from corpus_server.web.routes import ROUTERS
+from corpus_server.web.routes import ROUTES
 from corpus_server.work import ClientLeft
 
 _SLUGS = {404: "not-found", 405: "method-not-allowed"}
@@ -28,8 +24,6 @@ async def _answer(request: Request, error: Exception) -> AsgiResponse:
     match error:
         case ClientDisconnect() | ClientLeft():
             return AsgiResponse(status_code=CLIENT_LEFT)
-        case RequestValidationError():
-            error = invalid_parameter(error.errors())
         case HTTPException():
             headers.update(error.headers or {})
             if error.status_code == 405 and (methods := _methods(request)):
@@ -46,12 +40,11 @@ async def _answer(request: Request, error: Exception) -> AsgiResponse:
 
 def _methods(request: Request) -> set[str]:
     """Return all methods of a path; the router names those of its first route alone."""
-    routes = [route for router in ROUTERS for route in router.routes]
-    matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
-    return {method for route in matching if isinstance(route, Route) for method in route.methods or ()}
+    methods = {route.method for route in ROUTES if route.pattern.fullmatch(request.scope["path"])}
+    return methods | {"HEAD"} if "GET" in methods else methods
 
 
-_KINDS = (CorpusServerError, RequestValidationError, HTTPException, ClientDisconnect, ClientLeft, Exception)
+_KINDS = (CorpusServerError, HTTPException, ClientDisconnect, ClientLeft, Exception)
 
 HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Awaitable[AsgiResponse]]] = dict.fromkeys(
     _KINDS, _answer

@@ -1,36 +1,10 @@
-"""Query parameters and JSON answers, as the API describes itself."""
+"""JSON answers, as the API describes itself; only the description imports them."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
-
-from corpus_server.admission.request import RUN_PATTERN
-from corpus_server.answers.question import QueryParameters, integer
-
-
-class PlansQuery(QueryParameters):
-    """Parameters of the list of plans."""
-
-    limit: Annotated[int, integer(1, 1000)] = 100
-    """Plans, last seen first."""
-    run: Annotated[str, Field(pattern=RUN_PATTERN)] | None = None
-    """Only plans that a run of this name has posted, see `Corpus-Run`."""
-
-
-class PostQuery(QueryParameters):
-    """Parameters of a posted plan."""
-
-    keep: Literal["true", "false"] = "true"
-    """`false`: describe the plan, and do not keep it."""
-
-
-class LiveQuery(QueryParameters):
-    """Parameters of the last hour."""
-
-    follow: Literal["true", "false"] = "false"
-    """`true`: stay, and send what is new as server-sent events."""
 
 
 class MaskAnswer(BaseModel):
@@ -207,14 +181,12 @@ class Problem(BaseModel):
 
 PROBLEM_TYPE = "application/problem+json"
 
-EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {
-            "text/event-stream": {
-                "schema": {"type": "string"},
-                "example": 'data: {"unix_seconds": ..., "samples": {...}}\n\n',
-            }
-        }
-    }
+ANSWERS: dict[tuple[str, str], Any] = {
+    ("GET", "/healthz"): dict[str, str],
+    ("GET", "/v1/corpora"): CorporaAnswer,
+    ("GET", "/v1/corpora/{name}"): CorpusAnswer,
+    ("POST", "/v1/plans"): PlanAnswer,
+    ("GET", "/v1/plans"): PlansAnswer,
+    ("GET", "/v1/plans/{plan_id}"): PlanAnswer,
 }
-"""For the route that can be followed."""
+"""What routes answer, by method and path, where the route does not say so itself."""

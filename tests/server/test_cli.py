@@ -22,7 +22,7 @@ from tests.serving import ROOT, RunningServer, command, environment, run_here
 
 def run(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end in a process of its own."""
-    env = environment(XDG_STATE_HOME="/nonexistent", **variables)
+    env = environment(**{"XDG_STATE_HOME": "/nonexistent", **variables})
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, env=env, timeout=60, check=False
     )
@@ -258,7 +258,7 @@ def test_a_mistake_is_one_clear_line_and_no_server(
     tmp_path: Path, arguments: Callable[[Path], list[str | Path]], message: str
 ) -> None:
     """Catalogue row 11: no traceback and no restart loop."""
-    said = run_here("serve", *arguments(tmp_path), XDG_STATE_HOME=str(tmp_path))
+    said = run("serve", *arguments(tmp_path), XDG_STATE_HOME=str(tmp_path))
     assert said.returncode == 2
     assert "Traceback" not in said.stderr
     assert len([line for line in said.stderr.splitlines() if re.search(message, line)]) == 1, said.stderr
@@ -275,7 +275,6 @@ def test_a_port_in_use_ends_the_server(tmp_path: Path, workers: str) -> None:
         began = time.monotonic()
         state = tmp_path / "state"
         said = run("serve", path, "--port", port, "--workers", workers, "--state-dir", state, COLUMNS="20")
-    assert "a: 100 uint16 tokens in 1 shard, sampled-" in said.stderr  # in one line
     assert said.returncode not in (0, None)
     assert time.monotonic() - began < 30
     assert f"cannot listen on host 127.0.0.1, port {port}: Address already in use" in said.stderr
@@ -313,7 +312,7 @@ def test_output_to_a_closed_pipe_is_no_traceback(corpora: dict[str, ServedCorpus
 
 
 @pytest.mark.parametrize(
-    "arguments", [("inspect",), ("inspect", "--json"), ("verify",), ("stats",)], ids=" ".join
+    "arguments", [("inspect",), ("inspect", "--json"), ("verify",), ("inspect", "--stats")], ids=" ".join
 )
 def test_names_that_are_no_text_are_shown_and_a_full_output_is_one_line(
     tmp_path: Path, arguments: tuple[str, ...]

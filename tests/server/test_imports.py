@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 
 import pytest
+import typer
 
+from corpus_server.cli import COMMANDS, app
 from tests import layers
 from tests.serving import ROOT
 
@@ -90,6 +92,39 @@ def test_the_command_line_loads_no_web_framework_until_it_serves() -> None:
     assert not loaded_by("corpus_server.cli") & {"torch", "pydantic", *WEB_FRAMEWORK}
 
 
+def test_a_worker_does_not_load_what_describes_its_routes() -> None:
+    """FastAPI took half of the time until a server was ready."""
+    assert not loaded_by("corpus_server.run.worker") & {"fastapi", "typer", "rich"}
+
+
 @pytest.mark.parametrize("name", [*WEB_FRAMEWORK, "pydantic"])
 def test_these_tests_can_fail(name: str) -> None:
-    assert name in loaded_by("corpus_server.web.app")
+    assert name in loaded_by("corpus_server.web.description")
+
+
+def test_the_version_and_the_list_of_commands_are_light() -> None:
+    """A container's check may call them, and people do; they took 0.7 s of CPU."""
+    heavy = {"numpy", "pydantic", "rich", "asyncio", "starlette"}
+    for option in ("--version", "--help"):
+        run = f"""
+import contextlib, io, sys
+from corpus_server.cli import main
+sys.argv = ["corpus-server", "{option}"]
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main()
+"""
+        assert not layers.loaded_by(run) & heavy
+
+
+def test_the_supervisor_is_light() -> None:
+    """What it imports, a server's start waits for, and no worker has it."""
+    assert not loaded_by("corpus_server.run", "corpus_server.cli.serve") & {
+        "numpy",
+        "pydantic",
+        *WEB_FRAMEWORK,
+    }
+
+
+def test_the_list_of_commands_says_what_the_commands_say() -> None:
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert " ".join(command.help.split("\n\n")[0].split()) == COMMANDS[name].about

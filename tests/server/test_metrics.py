@@ -114,7 +114,7 @@ def test_a_killed_worker_leaves_counts_and_no_ghost(corpora: dict[str, ServedCor
             time.sleep(0.05)
         server.wait_until_idle()
         folder = next((tmp_path / "state" / "metrics").iterdir())
-        assert not list(folder.glob(f"{killed}.*"))
+        assert not list(folder.glob(f"{killed}[.-]*"))
 
 
 def test_a_killed_server_leaves_a_folder_that_the_next_one_removes(
@@ -152,24 +152,25 @@ def test_a_file_that_no_worker_of_this_release_wrote_hides_no_counts(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Left by a worker that was killed: it is passed over, here and when it is added to the past."""
-    monkeypatch.setenv(shared.FOLDER_VARIABLE, str(tmp_path))
-    (tmp_path / "99999999.json").write_text('{"corpus_plan_tokens": [[["abc", "a"], [7.0]]]}')
-    for name in ("99999998.json", "past.json"):
+    monkeypatch.setattr(shared, "_folder", tmp_path)
+    (tmp_path / "99999999-1.ended").write_text('{"corpus_plan_tokens": [[["abc", "a"], [7.0]]]}')
+    for name in ("99999998-1.ended", "99999998.json", "past.json"):
         if content is None:
             os.mkfifo(tmp_path / name)
         else:
             (tmp_path / name).write_bytes(content)
     counted = b'corpus_plan_tokens_total{plan="abc",run="a"} 7.0'
-    assert counted in shared.render()
-    shared.add_ended(tmp_path, 99999999)
-    assert {path.name for path in tmp_path.glob("*.json")} == {"past.json", f"{os.getpid()}.json"}
-    assert counted in shared.render()
+    for _ in range(2):
+        assert counted in shared.render()
+    assert {each.name for each in tmp_path.iterdir() if each.suffix} == {
+        *("past.json", "99999998.json", f"{os.getpid()}.json")
+    }
 
 
 def test_what_a_worker_of_a_later_release_counts_is_kept_for_its_successor(tmp_path: Path) -> None:
     for pid in (99999998, 99999999):
-        (tmp_path / f"{pid}.json").write_text('{"corpus_of_tomorrow": [[["web"], [1.0, 2.0]]]}')
-        shared.add_ended(tmp_path, pid)
+        (tmp_path / f"{pid}-1.ended").write_text('{"corpus_of_tomorrow": [[["web"], [1.0, 2.0]]]}')
+        shared.totals(tmp_path)
     past = json.loads((tmp_path / "past.json").read_text())
     assert past["corpus_of_tomorrow"] == [[["web"], [2.0, 4.0]]]
 

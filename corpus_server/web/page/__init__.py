@@ -3,6 +3,6 @@
 The server knows nothing of the page but its files: the scripts have no access to anything that curl has not.
 """
 
-from corpus_server.web.page.routes import add_page
+from corpus_server.web.page.routes import views
 
-__all__ = ["add_page"]
+__all__ = ["views"]

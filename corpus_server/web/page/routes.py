@@ -6,19 +6,23 @@ reader types in.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
-from fastapi import FastAPI, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse
+from starlette.responses import Response as AsgiResponse
 from starlette.staticfiles import StaticFiles
 
 from corpus_server import __version__
 from corpus_server.live import TOOLS
 from corpus_server.plan import ORDERS
 from corpus_server.plan.layouts import LAYOUTS
+
+View = Callable[[Request], Awaitable[AsgiResponse]]
 
 VIEWS: Final = {
     "/": ("corpora", "Corpora"),
@@ -50,25 +54,27 @@ _HEADERS: Final = {
 _HERE: Final = Path(__file__).parent
 
 
-def add_page(app: FastAPI) -> None:
-    """Add the page's views and files to the application."""
+def views() -> dict[str, View]:
+    """Return what answers each path of the page, and of its files."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     templates.globals["orders"] = [each for each in ORDERS if not fields(each)]
     templates.globals["layouts"] = LAYOUTS.kinds
     templates.globals["tools"] = sorted(TOOLS)
-    for path, (name, title) in VIEWS.items():
-        template = templates.get_template(f"{name}.html")
-        app.add_api_route(
-            path, _view(template, name, title), methods=["GET", "HEAD"], include_in_schema=False
-        )
-    app.mount("/page/static", _Files(directory=_HERE / "static"))
+    files = _Files(directory=_HERE / "static")
+
+    async def file(request: Request) -> AsgiResponse:
+        return await files.get_response(request.path_params["path"], request.scope)
+
+    pages = {path: _view(templates, name, title) for path, (name, title) in VIEWS.items()}
+    return {**pages, "/page/static/{path:path}": file}
 
 
-def _view(template: jinja2.Template, name: str, title: str) -> Any:
-    async def view(request: Request) -> HTMLResponse:
-        shown = template.render(
+def _view(templates: jinja2.Environment, name: str, title: str) -> View:
+    async def view(request: Request) -> AsgiResponse:
+        # Compiled when it is asked for, and kept.
+        shown = templates.get_template(f"{name}.html").render(
             view=name, title=title, version=__version__, parameters=dict(request.path_params)
         )
         return HTMLResponse(shown, headers=_HEADERS)

@@ -1,7 +1,6 @@
 """The routes: what is asked in `answers`, and the short ones of corpora, plans and operation."""
 
 from corpus_server.web.routes import asked, corpora, operation, plans
+from corpus_server.web.routes.route import ROUTES, Call, Route
 
-__all__ = ["ROUTERS"]
-
-ROUTERS = (asked.router, corpora.router, plans.router, operation.router)
+__all__ = ["ROUTES", "Call", "Route", "asked", "corpora", "operation", "plans"]

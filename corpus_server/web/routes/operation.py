@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Any, Literal
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Query
 from starlette.responses import PlainTextResponse
 from starlette.responses import Response as AsgiResponse
 
 from corpus_server import live
 from corpus_server.admission.request import RequestHead
+from corpus_server.answers.question import QueryParameters
 from corpus_server.answers.response import NO_STORE, json_response
 from corpus_server.answers.tokens import parameters
 from corpus_server.errors import CorpusServerError, Forbidden, NotReady, Unauthorized
 from corpus_server.metrics import shared
 from corpus_server.web.responses import events, refused, sent
-from corpus_server.web.routes.shared import CallHere, read_route
-from corpus_server.web.schemas import EVENTS, LiveQuery
+from corpus_server.web.routes.route import Call, route
 
-router = APIRouter(tags=["operation"])
+_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": 'data: {"unix_seconds": ..., "samples": {...}}\n\n',
+            }
+        }
+    }
+}
+"""How the route that can be followed describes its stream."""
 
 
-@read_route(router, "/healthz")
-async def health() -> dict[str, str]:
+class LiveQuery(QueryParameters):
+    """Parameters of the last hour."""
+
+    follow: Literal["true", "false"] = "false"
+    """`true`: stay, and send what is new as server-sent events."""
+
+
+@route("/healthz", tags=["operation"])
+async def health(call: Call) -> AsgiResponse:
     """Answer 200 as long as the process lives."""
-    return {"status": "alive"}
+    return sent(json_response({"status": "alive"}, {}))
 
 
-@read_route(router, "/readyz")
-async def readiness(call: CallHere) -> AsgiResponse:
+@route("/readyz", tags=["operation"])
+async def readiness(call: Call) -> AsgiResponse:
     """Answer 200 while the server should get requests, else 503 with the reason.
 
     Reasons: it is shutting down, a shard changed, the disk hangs, or plans cannot be kept.
@@ -47,8 +63,8 @@ async def readiness(call: CallHere) -> AsgiResponse:
     return sent(json_response(ready, NO_STORE))
 
 
-@read_route(router, "/v1/access", status_code=204, response_class=AsgiResponse)
-async def access(call: CallHere) -> AsgiResponse:
+@route("/v1/access", tags=["operation"], status_code=204, response_class=AsgiResponse)
+async def access(call: Call) -> AsgiResponse:
     """Tell a proxy whether a request may be answered from its cache: 204, 401 or 403.
 
     The proxy sends what it was asked in `X-Original-Method` and `X-Original-URI`, with the token. Where a
@@ -88,15 +104,15 @@ def _named(asked: RequestHead) -> tuple[list[str], list[str]]:
     return corpora, plans
 
 
-@read_route(router, "/metrics", response_class=PlainTextResponse)
-async def prometheus(call: CallHere) -> AsgiResponse:
+@route("/metrics", tags=["operation"], response_class=PlainTextResponse)
+async def prometheus(call: Call) -> AsgiResponse:
     """Return Prometheus text over all worker processes."""
     content = await call.service.run_probe(shared.render)
     return AsgiResponse(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@read_route(router, "/v1/live", response_model=live.Live, responses=EVENTS)
-async def last_hour(call: CallHere, query: Annotated[LiveQuery, Query()]) -> AsgiResponse:
+@route("/v1/live", tags=["operation"], response_model=live.Live, responses=_EVENTS)
+async def last_hour(call: Call, query: LiveQuery) -> AsgiResponse:
     """Return what all worker processes counted in the last hour, and how each rank is doing."""
     if query.follow == "true":
         return events(call.service, call.request, call.head)

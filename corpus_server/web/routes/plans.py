@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
 from orjson import Fragment
+from pydantic import Field
+from starlette.requests import Request
 from starlette.responses import Response as AsgiResponse
 
-from corpus_server.answers.question import PlanId
+from corpus_server.admission.request import RUN_PATTERN
+from corpus_server.answers.question import PlanId, QueryParameters, integer
 from corpus_server.answers.response import Response, json_response
 from corpus_server.errors import RequestTimeout
 from corpus_server.plan import Plan
 from corpus_server.plan.chain import Link
 from corpus_server.plan_store.links import newest_link
 from corpus_server.web.responses import sent
-from corpus_server.web.routes.shared import CallHere, Nothing, read_route
-from corpus_server.web.schemas import PlanAnswer, PlansAnswer, PlansQuery, PostQuery
+from corpus_server.web.routes.route import Call, route
 from corpus_server.work import Budget
 
 MAX_LIST_BYTES = 8 * 2**20
 """Bytes of plan documents in one list."""
 
-router = APIRouter(tags=["plans"])
-
 _DOCUMENT = {"anyOf": [Plan.schema(), Link.schema()]}
 _PLAN_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": _DOCUMENT}}}}
 
 
-@router.post("/v1/plans", response_model=PlanAnswer, openapi_extra=_PLAN_BODY)
-async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> AsgiResponse:
+class PlansQuery(QueryParameters):
+    """Parameters of the list of plans."""
+
+    limit: Annotated[int, integer(1, 1000)] = 100
+    """Plans, last seen first."""
+    run: Annotated[str, Field(pattern=RUN_PATTERN)] | None = None
+    """Only plans that a run of this name has posted, see `Corpus-Run`."""
+
+
+class PostQuery(QueryParameters):
+    """Parameters of a posted plan."""
+
+    keep: Literal["true", "false"] = "true"
+    """`false`: describe the plan, and do not keep it."""
+
+
+@route("/v1/plans", method="POST", tags=["plans"], openapi_extra=_PLAN_BODY)
+async def post_plan(call: Call, query: PostQuery) -> AsgiResponse:
     """Keep the plan document in the body and describe the plan; posting it again changes nothing.
 
     Of a document with a `parent`, the description has only the stages and shards that it adds.
@@ -48,8 +63,8 @@ async def post_plan(call: CallHere, query: Annotated[PostQuery, Query()]) -> Asg
     return AsgiResponse(described, media_type="application/json")
 
 
-@read_route(router, "/v1/plans", response_model=PlansAnswer)
-async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiResponse:
+@route("/v1/plans", tags=["plans"])
+async def plans(call: Call, query: PlansQuery) -> AsgiResponse:
     """List the plans that were posted to this server and whose corpora the caller may read, last seen first.
 
     At most `limit`, and at most 8 MiB.
@@ -79,8 +94,8 @@ async def plans(call: CallHere, query: Annotated[PlansQuery, Query()]) -> AsgiRe
     return sent(await call.run(list_them))
 
 
-@read_route(router, "/v1/plans/{plan_id}", response_model=PlanAnswer)
-async def plan(call: CallHere, plan_id: PlanId, query: Nothing) -> AsgiResponse:
+@route("/v1/plans/{plan_id}", tags=["plans"])
+async def plan(call: Call, plan_id: PlanId, query: QueryParameters) -> AsgiResponse:
     """Describe a plan: its document, its sources, its shard list; of its stages the last 512."""
     described = await call.run(lambda budget: call.service.plan(plan_id, call.head.caller, budget).to_json())
     return AsgiResponse(described, media_type="application/json")

@@ -75,10 +75,13 @@ def check(ended: subprocess.CompletedProcess[str], said: str) -> None:
 @pytest.fixture
 def killed(folder: Path) -> str:
     """Python that makes every worker of a server die while it starts."""
-    (folder / "killed.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    (folder / "killed.py").write_text(
+        "import os, signal\nfrom corpus_server.run import template, worker\n"
+        "worker.start_tracing = lambda: os.kill(os.getpid(), signal.SIGKILL)\ntemplate.main()\n"
+    )
     return (
         f"import sys; sys.path.append({str(folder)!r}); import corpus_server.run.supervisor as s; "
-        "s.MAX_BACK_OFF_SECONDS = 0.1; import corpus_server.run.process as p; p.WORKER_MODULE = 'killed'"
+        "s.MAX_BACK_OFF_SECONDS = 0.1; import corpus_server.run.process as p; p.TEMPLATE_MODULE = 'killed'"
     )
 
 

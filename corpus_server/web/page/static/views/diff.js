@@ -9,9 +9,6 @@ fill($("#diff"), `/v1/plans/${one}/diff?other=${other}`, (answer) => [
   table(["field", "first plan", "second plan"], answer.fields.map((field) => [field.field, shown(field.a), shown(field.b)])),
   h("h2", {}, "Steps"),
   h("p", {}, proof(answer.rows)),
-  answer.totals === null ? "" : h("p", {}, `Before step ${number(answer.totals.until)}, ${differing(answer.totals)} rows differ.`),
-  answer.totals === null || answer.totals.sources.length < 2 ? "" : table(["source of the first plan", "of the second", "rows that differ"],
-    answer.totals.sources.map((source) => [source.a, source.b, differing(source)])),
   answer.rows.steps.length ? table(["step", "rows that differ", "which", "open"], answer.rows.steps.map((step) => [
     step.step, step.num_rows, step.rows.slice(0, 8).map(([start, stop]) => `${start}-${stop - 1}`).join(", "),
     h("span", {}, h("a", { href: stepAddress(one, step.step) }, "first"), " ", h("a", { href: stepAddress(other, step.step) }, "second")),
@@ -26,12 +23,6 @@ function documents(change) {
     table(["document", "times in the first plan", "in the second"], change.documents.map((each) => [
       h("a", { href: rowDocument(change.a, each.document) }, number(each.document)), each.a, each.b])),
   ];
-}
-
-function differing(total) {
-  const of = `${number(total.num_differ)} of ${number(total.num_rows)}`;
-  return total.at_least === total.at_most ? of
-    : `about ${of} (${number(total.at_least)} to ${number(total.at_most)} with 99 % certainty)`;
 }
 
 function proof(rows) {

@@ -1,0 +1,106 @@
+"""Groups of commands: a command is imported when it is called, and not for the list of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Parameters:
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return arguments and options; nothing follows a flag, so its help names no type."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in parameters:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return parameters
+
+
+class _Command(_Parameters, TyperCommand):
+    pass
+
+
+class _Group(_Parameters, TyperGroup):
+    pass
+
+
+class App(typer.Typer):
+    """Commands whose help shows no `<bool>`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"cls": _Group, "no_args_is_help": True, "add_completion": False, **options})
+
+    def command(self, *arguments: Any, **options: Any) -> Callable[[F], F]:
+        """Register a command."""
+        return super().command(*arguments, cls=_Command, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A command of `corpus_server.cli` that is not imported yet.
+
+    Args:
+        place: `MODULE:NAME` of a function, or of the `App` of a group.
+        about: the first paragraph of its help.
+    """
+
+    place: str
+    about: str
+
+
+class LazyCommands(MutableMapping[str, Any]):
+    """Commands by name, each imported when it is asked for."""
+
+    def __init__(self, named: Mapping[str, Named]) -> None:
+        self.named = named
+
+    def __getitem__(self, name: str) -> Any:
+        """Import a command."""
+        module, _, attribute = self.named[name].place.partition(":")
+        found = getattr(import_module(f"corpus_server.cli.{module}"), attribute)
+        if not isinstance(found, App):
+            function, found = found, App()
+            found.command(name)(function)
+        return typer.main.get_command(found)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self.named)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.named)
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        """Refuse: a command is declared by where it is."""
+        raise TypeError("commands are declared in corpus_server.cli")
+
+    def __delitem__(self, name: str) -> None:
+        """Refuse."""
+        raise TypeError("commands are declared in corpus_server.cli")
+
+
+def lazy_group(named: Mapping[str, Named]) -> type[TyperGroup]:
+    """Return the class of a group of these commands, whose help imports none of them."""
+
+    class Group(_Group):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**{**options, "commands": {}})
+            self.commands = LazyCommands(named)
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            # Without rich, which takes 0.1 s of CPU.
+            super(TyperGroup, self).format_help(ctx, formatter)
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, each.about) for name, each in named.items()])
+
+    return Group

@@ -1,0 +1,78 @@
+"""How the API describes itself: `/openapi.json`, `/docs` and `/redoc`, by FastAPI, from `ROUTES`.
+
+Only a process that somebody asks for them imports FastAPI: it takes 0.5 s of CPU and 15 MB.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query
+from fastapi_offline import FastAPIOffline
+
+from corpus_server import __version__
+from corpus_server.web.routes import ROUTES, Route
+from corpus_server.web.schemas import ANSWERS, PROBLEM_TYPE, Problem
+
+_ABOUT = """
+Which tokens a training step sees is a pure function of a small plan. A plan is named by its id (`plan=`) or
+spelled inline (`corpus=`, `seq_len=`, `batch_size=` ...). A response about a step of `plan=ID` never changes:
+cache it, retry it, ask any replica. Where a URL names a corpus instead, another corpus may take the name, so
+a cache must ask again, with the `ETag`.
+
+Token responses carry `Corpus-Shape`, `Corpus-Dtype`, `Corpus-Plan`, `Corpus-Checksum` and an exact
+`Content-Length`. The checksum is `xxh3-64=` and 16 hex digits over the body, or `xxh3-64=tail` where the last
+8 bytes of the body are the digest.
+
+Errors are problem documents (RFC 9457) with a stable `type`. Unknown and repeated parameters are refused.
+`docs/http.md` of the project is the whole contract, with limits and rules for retries.
+"""
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    422: {"model": Problem, "description": "A parameter is outside its range."},
+    404: {"model": Problem, "description": "Known to be absent."},
+    503: {"model": Problem, "description": "A shard changed, the disk failed, or the server is busy."},
+    "default": {"model": Problem, "description": "Every other refusal, and every failure of the server."},
+}
+
+
+def described() -> FastAPI:
+    """Return an application that serves the description of `ROUTES`, and whose `openapi` returns it."""
+    # Its pages carry their scripts with them: clusters often have no way out.
+    app = FastAPIOffline(
+        title="corpus-server",
+        version=__version__,
+        summary="Sampled windows of large token files, over HTTP",
+        description=_ABOUT,
+    )
+    for route in ROUTES:
+        options = dict(route.described)
+        if (route.method, route.path) in ANSWERS:
+            options["response_model"] = ANSWERS[route.method, route.path]
+        options["responses"] = {**_PROBLEMS, **options.get("responses", {})}
+        app.add_api_route(route.path, _endpoint(route), methods=[route.method], **options)
+    for operations in app.openapi()["paths"].values():
+        for operation in operations.values():
+            # FastAPI describes a model under the media type of the route's own response.
+            for status in map(str, _PROBLEMS):
+                content = operation["responses"][status]["content"]
+                operation["responses"][status]["content"] = {PROBLEM_TYPE: next(iter(content.values()))}
+    return app
+
+
+def _endpoint(route: Route) -> Callable[..., Any]:
+    """Return a function with the parameters of a route; nobody calls it."""
+
+    async def endpoint(**given: Any) -> None:
+        raise NotImplementedError
+
+    kinds = dict(route.types)
+    if (query := kinds.pop("query", None)) is not None:
+        kinds["query"] = Annotated[query, Query()]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, keyword, annotation=kind) for name, kind in kinds.items()]
+    endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    endpoint.__name__, endpoint.__doc__ = route.answer.__name__, route.about
+    return endpoint
