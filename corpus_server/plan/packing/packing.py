@@ -193,6 +193,8 @@ class Packing:
             starts, stops: `(k,)`, ascending, none empty.
         """
         table = self.table
+        if not self.num_pieces:
+            return np.empty((0, 2), dtype=np.uint64)
         # Documents that lie in a range as a whole; the others are at its ends.
         low = self._document_at(starts)
         inside = low + (self._document_starts(low) < starts)

@@ -15,13 +15,14 @@ import pytest
 from corpus_server.catalog import Catalog
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.views import View
+from corpus_server.corpus.views.places import Places
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidPlan
+from corpus_server.errors import InvalidPlan, UnknownDocument
 from corpus_server.plan import Plan
 from corpus_server.plan.questions.diff import compare
 from corpus_server.plan.questions.lookup import look_up
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.reading import WindowReading
+from corpus_server.read.reading import RangeReading, WindowReading, num_bytes
 from corpus_server.tools.viewing.make import make_view
 from corpus_server.work import Budget
 from tests.corpora import megatron_index, spec, write_megatron
@@ -221,3 +222,54 @@ def test_rows_of_documents_over_a_view_of_documents_of_several_sequences(tmp_pat
         served = WindowReading(plan, Budget(), step=0, count=4, rank=0, rows=4).read(0, 16)
     assert not {31, 32, 33, 34, 35, 36, 37} & set(served.ravel().tolist())
     assert {1, 27, 41, 77} <= set(served.ravel().tolist())
+
+
+def test_shards_are_those_of_the_pieces_of_rows(catalog: Catalog) -> None:
+    """Also where rows join documents, and where windows of other shards stand in for excluded ones."""
+    excluded = {"exclude": {"hq": [[STARTS[200], STARTS[330]]]}}
+    for layout in LAYOUTS:
+        plan = bound(catalog, {"hq": 0.5, "less": 0.5}, layout, **excluded)
+        which, shards = plan.sampler.shards(3, range(1, 4), count=25)
+        pieces = plan.sampler.pieces(3, range(1, 4), count=25).without_empty()
+        expected = {*zip(pieces.each_once().tolist(), pieces.places[:, 0].tolist(), strict=True)}
+        found = list(zip(which.tolist(), shards.tolist(), strict=True))
+        assert (found, set(found)) == (sorted(found), expected)
+
+
+def test_a_document_that_a_view_holds_very_often_is_looked_up(tmp_path: Path) -> None:
+    """Its copies come apart, each between two others. Looking at pairs of them would take minutes."""
+    times, lengths = 40_000, [5, 6, 7]
+    with viewed_catalog(tmp_path, [lengths], {"hq": [times] * 3}) as catalog:
+        for layout in ("windows", "documents"):
+            plan = bound(catalog, {"hq": 1}, layout)
+            found = look_up(plan.sampler, "hq", 5, 11, Budget(), epochs=1, limit=3)
+            assert len(found.rows) == 3
+            if layout == "documents":
+                assert found.num_found >= times // 3  # up to three fit into a row
+            else:
+                assert found.num_found == int(plan.sampler.num_windows[0])
+
+
+def test_a_range_of_a_view_has_a_size_before_anything_is_looked_for(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = catalog.corpora["hq"]
+    reading = RangeReading(view, catalog.gatherer("hq"), start=7, stop=view.num_tokens)
+    expected = np.where(np.isin(VIEWED + 1, STARTS), 0, VIEWED + 1)
+    for most in (10, 1000):
+        read = [
+            reading.read(at, min(most, reading.num_units - at)) for at in range(0, reading.num_units, most)
+        ]
+        assert np.concatenate(read).tolist() == expected[7:].tolist()
+    monkeypatch.setattr(Places, "pieces", lambda *_: pytest.fail("it was looked for"))
+    assert num_bytes(RangeReading(view, catalog.gatherer("hq"), start=0, stop=1000)) == 4000
+
+
+def test_a_document_before_the_first_one_that_a_view_holds_is_unknown(tmp_path: Path) -> None:
+    with viewed_catalog(tmp_path, [[3] * 600], {"hq": [0] * 300 + [1] * 300}) as catalog:
+        view = catalog.corpora["hq"]
+        assert isinstance(view, View)
+        assert (view.own_document(300), view.own_document(599)) == (0, 299)
+        for number in (0, 255, 256, 299):
+            with pytest.raises(UnknownDocument, match="one that view 'hq' holds"):
+                view.own_document(number)
