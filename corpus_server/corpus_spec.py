@@ -250,10 +250,7 @@ def _read(where: str, path: str, options: Mapping[str, Any], folder: Path) -> di
 
 def _read_path(folder: Path, text: str) -> dict[str, Any]:
     """Return path, store, include and split of `PATH[,PATH...][#SPLIT]`, relative to `folder`."""
-    *before, last = _cut(text, "#")
-    split = None
-    if before and _SPLIT.fullmatch(last):
-        text, split = "#".join(before), _read_split(last)
+    text, split = cut_split(text)
     pieces = _cut(text, ",")
     if not all(pieces):  # an empty path would be the current folder
         raise InvalidParameter.expected("path", "a path, or several joined by commas", text)
@@ -289,6 +286,14 @@ def _read_piece(folder: Path, text: str, store: str | None) -> tuple[Path, str]:
         return _at(folder, root).resolve(), pattern
     except RuntimeError:  # a symbolic link to itself: nothing will be found there
         return _at(folder, root).absolute(), pattern
+
+
+def cut_split(text: str) -> tuple[str, str | None]:
+    """Cut `PATH#SPLIT` into the path and the split, None if there is none."""
+    *before, last = _cut(text, "#")
+    if before and _SPLIT.fullmatch(last):
+        return "#".join(before), _read_split(last)
+    return text, None
 
 
 def _read_split(text: str) -> str:

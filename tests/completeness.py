@@ -46,6 +46,7 @@ class Completeness:
         missing = self._collected - self._reported
         if not missing and not self._lost:
             return
-        lost = f"; lost: {', '.join(self._lost)}" if self._lost else ""
-        line = f"{len(missing):,} of {len(self._collected):,} tests did not run{lost}"
+        line = f"{len(missing):,} of {len(self._collected):,} tests did not run"
+        if self._lost:
+            line = f"lost processes: {', '.join(self._lost)}; {line}"
         terminalreporter.write_sep("=", line, red=True, bold=True)

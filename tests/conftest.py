@@ -79,7 +79,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Load the simulated device before any test of this process, if one of them needs it."""
     if any(
-        "accelerator" in getattr(item, "fixturenames", ()) or "simulated_device" in item.path.parts
+        "accelerator" in getattr(item, "fixturenames", ())
+        or "simulated_device" in item.path.parts
+        or item.path.name == "test_gpu.py"
         for item in session.items
     ):
         from tests.simulated_device import backend

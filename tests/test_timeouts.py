@@ -161,7 +161,7 @@ def test_it(number):
     ended = run(tmp_path, *SEVERAL)
     assert ended.returncode == 1, ended.stdout
     numbers = {"in a test": 19, "between two tests": 0}
-    assert f"{numbers[when]} of 31 tests did not run; lost: gw0" in ended.stdout
+    assert f"lost processes: gw0; {numbers[when]} of 31 tests did not run" in ended.stdout
 
 
 def test_a_whole_run_says_nothing_of_tests_that_did_not_run(tmp_path: Path) -> None:

@@ -10,12 +10,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
-from corpus_server.cli.common import AsJson, note, print_json, progress, say, split_names, warn
+from corpus_server.cli.common import (
+    AsJson,
+    console,
+    errors,
+    note,
+    print_json,
+    progress,
+    say,
+    split_names,
+    table,
+    warn,
+)
 from corpus_server.corpus_spec import tokenizer_source
 from corpus_server.errors import InvalidParameter
 from corpus_server.tools.building import Split
-from corpus_server.tools.building.driver import RunParts, choose_options
+from corpus_server.tools.building.driver import Reading, RunParts, choose_options
 from corpus_server.tools.building.driver import build as build_corpus
 from corpus_server.tools.building.inputs import fetch_source
 from corpus_server.tools.building.job import SHARD_TOKENS
@@ -32,8 +45,8 @@ def build(
         typer.Argument(
             metavar="SOURCE...",
             help="Files, folders, quoted patterns or hf://datasets/ORG/NAME\\[/PATH]: .txt (one document), "
-            ".jsonl, both also .gz and .zst, .parquet, .arrow, .mds, litData's chunks. SOURCE?text=FIELD has "
-            "its text in that field.",
+            ".jsonl, both also .gz and .zst, .parquet, .arrow, .mds, litData's chunks. SOURCE#train takes "
+            "the files whose names say so, SOURCE?text=FIELD has its text in that field.",
             show_default=False,
         ),
     ],
@@ -71,11 +84,6 @@ def build(
         ),
     ] = None,
     shard_tokens: Annotated[int, typer.Option(help="Most tokens of a shard.")] = SHARD_TOKENS,
-    pack: Annotated[
-        str | None,
-        typer.Option(metavar="best-fit", help="Put whole documents into rows of seq_len + 1 tokens."),
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Inputs per row, with --pack.")] = None,
     keep: Annotated[
         str | None,
         typer.Option(
@@ -118,8 +126,6 @@ def build(
         column=column,
         splits=tuple(map(_split, split or ())),
         shard_tokens=shard_tokens,
-        pack=pack,
-        seq_len=seq_len,
         keep=split_names("keep", keep) or (),
     )
     num_processes = processes or len(os.sched_getaffinity(0))
@@ -128,7 +134,7 @@ def build(
     sources = [fetch_source(source, include or (), note) for source in sources]
     try:
         with progress(quiet=as_json) as report:
-            built = build_corpus(
+            built, reading = build_corpus(
                 sources, out, options, run_parts, report, include=include or (), fresh=fresh, task=share
             )
     except KeyboardInterrupt:
@@ -141,20 +147,15 @@ def build(
         for name in columns_without_values(path):
             warn(f"{path}: no document has a value of {name!r}")
     if as_json:
-        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "packing")
+        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint")
         print_json({str(path): _facts(manifest, wanted) for path, manifest in said.items()})
-        return
-    for path, manifest in said.items():
+    for path, manifest in () if as_json else said.items():
         say(
             f"{path}: {manifest.num_documents:,} documents, {manifest.num_tokens:,} {manifest.dtype} tokens "
             f"in {len(manifest.shards):,} shard{'s' if len(manifest.shards) > 1 else ''}"
         )
-        if (packing := manifest.packing) is not None:
-            filled = 1 - packing.num_padding / manifest.num_tokens
-            say(
-                f"  rows of {packing.row_tokens:,} tokens, {filled:.2%} filled; {packing.num_cut:,} longer "
-                f"documents are cut. Train with stride {packing.row_tokens}"
-            )
+    if reading is not None:
+        _tell(reading, errors if as_json else console)
 
 
 def merge(
@@ -185,6 +186,23 @@ def merge(
             f"{path}: {manifest.num_tokens:,} tokens of {manifest.num_documents:,} documents in "
             f"{len(manifest.shards):,} shards, {manifest.fingerprint}"
         )
+
+
+def _tell(reading: Reading, where: Console) -> None:
+    """Print what was read, what was left out, and why."""
+    for said in reading.missing:
+        warn(f"{said}; were all of them copied?")
+    made = table("", "documents", "files", "why", "", box=None, show_header=True)
+    made.add_row("read", f"{reading.num_documents:,}", f"{reading.num_files:,}", "", "")
+    for why, count in sorted(reading.documents_left_out.items()):
+        made.add_row("left out", f"{count:,}", "", why, "")
+    reasons: dict[str, list[Path]] = {}
+    for path, why in reading.files_left_out:
+        reasons.setdefault(why, []).append(path)
+    for why, paths in reasons.items():
+        names = ", ".join(path.name for path in paths[:2]) + ", ..." * (len(paths) > 2)
+        made.add_row("left out", "", f"{len(paths):,}", escape(why), escape(names))
+    where.print(made)
 
 
 def _facts(manifest: Manifest, names: Sequence[str]) -> dict[str, Any]:

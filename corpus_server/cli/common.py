@@ -80,9 +80,9 @@ def warn(text: str) -> None:
     tell(f"[bold yellow]warning:[/] {escape(text)}")
 
 
-def warn_of_strange_ids(corpus: Corpus) -> None:
-    """Print a warning if a sample of the corpus holds ids that its tokenizer does not have."""
-    if (warning := corpus.vocabulary_warning()) is not None:
+def warn_of(corpus: Corpus) -> None:
+    """Print what is strange about a corpus, see `Corpus.warnings`."""
+    for warning in corpus.warnings():
         warn(warning)
 
 

@@ -26,7 +26,7 @@ from corpus_server.cli.common import (
     split_names,
     table,
     warn,
-    warn_of_strange_ids,
+    warn_of,
 )
 from corpus_server.cli.statistics import show_statistics, statistics
 from corpus_server.corpus.corpus import Corpus
@@ -75,7 +75,7 @@ def inspect(
             console.print(_facts(described), _shards(described))
             if stats:
                 show_statistics(described["inspected"]["statistics"])
-        warn_of_strange_ids(corpus)
+        warn_of(corpus)
 
 
 def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str, Any]:

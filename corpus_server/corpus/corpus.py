@@ -21,7 +21,7 @@ from corpus_server.corpus.formats.layout import TokenDtype, token_dtype
 from corpus_server.corpus.formats.registry import data_path, find_mask
 from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.metadata.files import metadata_files
-from corpus_server.corpus.selection import ShardFile, list_shards
+from corpus_server.corpus.selection import ShardFile, list_shards, missing_numbers
 from corpus_server.corpus.shards import Shard, contents, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
 from corpus_server.corpus_spec import CorpusSpec
@@ -60,6 +60,7 @@ class Corpus(Closing):
     ) -> None:
         self.name = spec.name
         self.earlier = spec.earlier
+        self._is_whole = not (spec.include or spec.exclude)
         self.eot = eot
         self.shards = tuple(shards)
         self.starts = (0, *accumulate(shard.num_tokens for shard in shards))
@@ -108,19 +109,26 @@ class Corpus(Closing):
         """The smallest and the largest token id of a sample; None for an empty corpus."""
         return sample_ids(self.shards)
 
-    def vocabulary_warning(self) -> str | None:
-        """Say which sampled id the tokenizer cannot have made; None if there is none."""
+    def warnings(self) -> list[str]:
+        """Return what is strange: ids that the tokenizer does not have, numbered files that are missing."""
+        strange = self._strange_id()
+        said = missing_numbers(shard.name.partition(":")[0] for shard in self.shards)
+        if self._is_whole and said:
+            strange.append(f"corpus {self.name!r}: {said[0]}; were all of them copied?")
+        return strange
+
+    def _strange_id(self) -> list[str]:
         if (ids := self.sampled_ids) is None or self.tokenizer is None:
-            return None
+            return []
         size = self.tokenizer.vocab_size
         strange = ids.smallest if ids.smallest < 0 else ids.largest
         if 0 <= strange < size:
-            return None
-        return (
+            return []
+        return [
             f"corpus {self.name!r} holds token {strange}, but the ids of its tokenizer "
             f"({self.tokenizer_name}) are below {size}: is it the right tokenizer, and {self.dtype.name} the "
             "right dtype?"
-        )
+        ]
 
     def close(self) -> None:
         """Unmap and close all shards."""

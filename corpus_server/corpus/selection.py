@@ -10,15 +10,16 @@ import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.foreign import check_name
 from corpus_server.corpus.formats.registry import (
     check_folder,
+    check_lists,
     check_masks,
     data_path,
     is_other_kind,
@@ -31,6 +32,9 @@ from corpus_server.errors import UnreadableCorpus
 
 METADATA_FOLDER = "documents"
 """Folder beside shards with Parquet files of a row for each document; `documents.SPLIT` for a selection."""
+
+
+_NUMBERED: Final = re.compile(r"(.*?)(\d{1,7})-of-(\d{1,7})(\D.*|)")
 
 
 class ShardFile(NamedTuple):
@@ -49,19 +53,48 @@ def list_shards(spec: CorpusSpec, found: Sequence[ShardFile] | None = None) -> l
         found: all files of the corpus's folder, in this order, where they are not on this machine yet.
     """
     found, chosen = _matching(spec) if found is None else (found, _chosen(spec, spec.path, found))
-    by_split = _by_split(chosen)
-    if spec.split is not None:
-        shards = chosen if spec.split == ALL else by_split.get(spec.split, [])
-        if not shards:
-            raise unreadable(spec.path, f"no file is of split {spec.split}; there are {_shown(by_split)}")
-    elif len(by_split) == 1:
-        shards = chosen
-    else:
-        raise _several_splits(spec, by_split)
+    separate = f"or serve each under a name of its own: corpus-server serve {spec.path_text()} --splits"
+    shards = of_one_split(chosen, spec.split, spec.path, spec.path_text, separate)
     check_folder(_with_side_files(spec, found, shards), dtype_given=spec.dtype is not None)
+    check_lists([file.path for file in shards], {file.path for file in found})
     if spec.mask and len(found) > 1:  # one file is that of nothing beside it
         check_masks({file.path for file in found})
     return shards
+
+
+def of_one_split(
+    files: Sequence[ShardFile],
+    split: str | None,
+    path: Path,
+    written: Callable[[str], str],
+    separate: str | None = None,
+) -> list[ShardFile]:
+    """Return the files of a split; all of them if their names say no more than one.
+
+    Args:
+        split: what the user chose; None: nothing.
+        path: what errors are about.
+        written: returns how a user writes the choice of a split.
+        separate: what else a user may do with several splits.
+
+    Raises:
+        UnreadableCorpus: no file is of the split, or none was chosen and the files are of several.
+    """
+    by_split = _by_split(files)
+    if split is not None:
+        if not (chosen := list(files) if split == ALL else by_split.get(split, [])):
+            raise unreadable(path, f"no file is of split {split}; there are {_shown(by_split)}")
+        return chosen
+    if len(by_split) == 1:
+        return list(files)
+    remedies = [f"choose one: {' or '.join(map(written, by_split))}"]
+    remedies += [separate] if separate else []
+    raise unreadable(
+        path,
+        f"its files are of several splits: {_shown(by_split)}; as one corpus, training would see its "
+        "validation data",
+        "; ".join([*remedies, f"or, if they do belong together: {written(ALL)}"]),
+    )
 
 
 def _with_side_files(spec: CorpusSpec, found: Sequence[ShardFile], shards: Sequence[ShardFile]) -> set[Path]:
@@ -108,6 +141,35 @@ def corpora_of_splits(spec: CorpusSpec) -> list[CorpusSpec]:
         dataclasses.replace(spec, name=f"{spec.name}-{split.replace('+', '-')}", split=split).narrowed()
         for split in splits
     ]
+
+
+def missing_numbers(names: Iterable[str], beside: Iterable[str] = ()) -> list[str]:
+    """Say which files are missing among names like `a-00002-of-00004.bin`, in a sentence for each set.
+
+    A file that lies `beside` those names is not missing.
+
+    >>> missing_numbers(["a-0-of-3.bin", "a-2-of-3.bin"])
+    ['1 of the 3 files a-*-of-3.bin is missing: number 1']
+    """
+    sets: dict[tuple[str | Any, ...], set[int]] = {}
+    for found in filter(None, map(_NUMBERED.fullmatch, names)):
+        sets.setdefault(found.group(1, 3, 4), set()).add(int(found[2]))
+    for found in filter(None, map(_NUMBERED.fullmatch, beside if sets else ())):
+        if found.group(1, 3, 4) in sets:
+            sets[found.group(1, 3, 4)].add(int(found[2]))
+    said = []
+    for (before, total, after), numbers in sets.items():
+        first = 0 if int(total) not in numbers else 1  # counted from 0, or from 1
+        wanted = range(first, first + int(total))
+        if numbers <= {*wanted} and len(numbers) < len(wanted):
+            missing = [number for number in wanted if number not in numbers]
+            one = len(missing) == 1
+            said.append(
+                f"{len(missing):,} of the {int(total):,} files {before}*-of-{total}{after} "
+                f"{'is' if one else 'are'} missing: number{'' if one else 's'} "
+                f"{', '.join(map(str, missing[:3]))}{'' if len(missing) < 4 else ', ...'}"
+            )
+    return said
 
 
 def is_metadata(name: str) -> bool:
@@ -184,17 +246,6 @@ def _by_split(shards: Sequence[ShardFile]) -> dict[str, list[ShardFile]]:
     for file in shards:
         found.setdefault(split_of(file.name), []).append(file)
     return found
-
-
-def _several_splits(spec: CorpusSpec, by_split: dict[str, list[ShardFile]]) -> UnreadableCorpus:
-    single = " or ".join(spec.path_text(split) for split in by_split)
-    return unreadable(
-        spec.path,
-        f"its files are of several splits: {_shown(by_split)}; as one corpus, training would see its "
-        "validation data",
-        f"choose one: {single}; or serve each under a name of its own: corpus-server serve "
-        f"{spec.path_text()} --splits; or, if they do belong together: {spec.path_text(ALL)}",
-    )
 
 
 def _shown(by_split: dict[str, list[ShardFile]]) -> str:

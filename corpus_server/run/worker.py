@@ -211,7 +211,7 @@ def _name_corpora(service: Service) -> None:
 
     def warn() -> None:
         for corpus in service.catalog.corpora.values():
-            if (warning := corpus.vocabulary_warning()) is not None:
+            for warning in corpus.warnings():
                 _log.warning("%s", warning)
 
     # Reads a tokenizer, which takes longer than all else of a start.

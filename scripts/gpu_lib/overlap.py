@@ -72,7 +72,7 @@ class Feed(Dataset[torch.Tensor]):
         workers: int = 2,
         open_loader: Callable[[], CorpusLoader] | None = None,
     ) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         self.rows, self.window = rows, window
         self.device, self.workers, self.open_loader = device, workers, open_loader
 
@@ -80,7 +80,7 @@ class Feed(Dataset[torch.Tensor]):
         return 2**31
 
     def __getitem__(self, step: int) -> torch.Tensor:
-        windows = np.lib.stride_tricks.sliding_window_view(self._tokens, self.window)
+        windows = np.lib.stride_tricks.sliding_window_view(self.tokens, self.window)
         starts = np.random.default_rng(step).integers(0, len(windows), self.rows)
         return torch.from_numpy(windows[starts])
 
@@ -181,7 +181,7 @@ class TrainStep:
         self.token_sum = torch.zeros((), dtype=torch.int64, device=device)
         self.num_products = self.width = 0
         left = seconds - clock.time(lambda: self(sample), repeats=9)[0].median
-        for self.width in WIDTHS[device.type] if left > 0 else ():
+        for self.width in WIDTHS.get(device.type, WIDTHS["cpu"]) if left > 0 else ():
             self._matrices = [torch.randn(self.width, self.width, device=device).to(dtype) for _ in range(3)]
             each = clock.time(self._multiply, repeats=5, in_a_row=FINENESS)[0].median
             self.num_products = max(1, round(left / each))
@@ -201,25 +201,45 @@ class TrainStep:
             self._multiply()
 
 
-def steps_of(name: str, feed: Feed, step: TrainStep, clock: Clock, num_steps: int) -> list[float]:
-    """Return seconds from the end of each step to the end of the next, after a warm-up.
+class StepEnds:
+    """The end of each step: on a GPU by events, so that nothing waits but what would wait anyway.
 
-    On a GPU by events, so that nothing waits but what would wait anyway.
+    ahead: steps that the loop queues before `note` waits.
     """
-    ends: list[float] = []
-    events: list[Any] = []
+
+    def __init__(self, clock: Clock, ahead: int = RUN_AHEAD) -> None:
+        self._clock, self._ahead = clock, ahead
+        self._times: list[float] = []
+        self._events: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def note(self) -> None:
+        """Note that a step was queued; wait for the one that was queued `ahead` steps before."""
+        self._times.append(time.perf_counter())
+        if (event := self._clock.event()) is not None:
+            self._events.append(event)
+            if len(self._events) > self._ahead:
+                self._events[-1 - self._ahead].synchronize()
+
+    def seconds(self) -> list[float]:
+        """Return seconds from the end of each step to the end of the next."""
+        self._clock.synchronize()
+        ends = self._times
+        if self._events:
+            ends = [self._events[0].elapsed_time(event) / 1e3 for event in self._events]
+        return [after - before for before, after in pairwise(ends)]
+
+
+def steps_of(name: str, feed: Feed, step: TrainStep, clock: Clock, num_steps: int) -> list[float]:
+    """Return seconds from the end of each step to the end of the next, after a warm-up."""
+    ends = StepEnds(clock)
     with closing(WAYS[name][1](feed)) as batches:
-        for number in range(WARM_UP_STEPS + num_steps):
+        for _ in range(WARM_UP_STEPS + num_steps):
             step(next(batches))
-            ends.append(time.perf_counter())
-            if (event := clock.event()) is not None:
-                events.append(event)
-                if number >= RUN_AHEAD:
-                    events[number - RUN_AHEAD].synchronize()
-        clock.synchronize()
-    if events:
-        ends = [events[0].elapsed_time(event) / 1e3 for event in events]
-    return [after - before for before, after in pairwise(ends[WARM_UP_STEPS - 1 :])]
+            ends.note()
+        return ends.seconds()[WARM_UP_STEPS - 1 :]
 
 
 def measure(feed: Feed, step_seconds: float, num_steps: int, rounds: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ from corpus_server.corpus.formats.layout import (
     build_ids,
 )
 from corpus_server.errors import UnreadableCorpus
+from corpus_server.user_files import parse_json, read_regular
 
 _COLUMN: Final = "input_ids"
 _FILE_MAGIC: Final = b"ARROW1\0\0"
@@ -252,8 +254,18 @@ def _equal_rows(file: OpenFile, at: int, num_rows: int, dtype: str, refuse: Refu
     return first, length
 
 
+def _listed(path: Path) -> list[tuple[str]] | None:
+    try:
+        return [(str(each["filename"]),) for each in parse_json(read_regular(path))["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 FORMAT: Final = Format(
     read=_read,
+    list_name="state.json",  # beside the files of `save_to_disk`
+    listed=_listed,
+    is_listed=lambda name: name.endswith(".arrow"),
     # `map` and `filter` keep their results beside the data: the same rows once more, or numbers of rows.
     side_files={"cache-*.arrow": "a cache of Hugging Face's datasets"},
 )

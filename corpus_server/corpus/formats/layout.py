@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -116,6 +116,10 @@ class Format:
             if the path is none of this format's.
         check_folder: given all files of a folder and whether the user named a dtype, raises if a file
             lacks its counterpart.
+        list_name: name of the file that lists the files of its folder, "" if the format has none.
+        listed: reads such a file: the names that each listed file may have, relative to the folder; None
+            for another format's.
+        is_listed: tells by its name whether a file of such a folder must be on the list.
     """
 
     read: Callable[[OpenFile, TokenDtype | None, bool], ShardLayout | None]
@@ -124,6 +128,9 @@ class Format:
     mask_names: Callable[[str], Collection[str]] = lambda name: ()
     find_data: Callable[[Path], Path | None] = lambda path: None
     check_folder: Callable[[Collection[Path], bool], None] = lambda paths, dtype_given: None
+    list_name: str = ""
+    listed: Callable[[Path], Sequence[Collection[str]] | None] = lambda path: None
+    is_listed: Callable[[str], bool] = lambda name: False
 
 
 def token_dtype(value: object) -> TokenDtype:

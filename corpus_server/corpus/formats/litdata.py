@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from corpus_server.corpus.files import OpenFile, unreadable
 from corpus_server.corpus.formats.documents import CumulativeEnds
@@ -40,6 +40,11 @@ _DTYPES: Final = {
 }
 
 
+class _Chunk(NamedTuple):
+    dim: int | None  # tokens; None where items are not flat arrays
+    chunk_size: int | None  # items
+
+
 def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     path = file.path.with_name("index.json")
     if not (file.path.name.startswith("chunk-") and file.path.suffix == ".bin" and path.is_file()):
@@ -47,11 +52,15 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
     config, chunks = read_index(path)
     if file.path.name not in chunks:
         raise file.unreadable(f"is not among the chunks that {path.name} lists", "move it away")
-    num_tokens = chunks[file.path.name]
-    tokens = _dtype(file, config, flat=num_tokens is not None)
+    listed = chunks[file.path.name]
+    tokens = _dtype(file, config, flat=listed.dim is not None)
+    num_tokens = listed.dim or 0  # None was refused
     (num_items,) = read_header(file, "<I", "litData's header")
     header_bytes = 4 + 4 * (num_items + 1)
     read_header(file, "<I", "litData's header", num_bytes=header_bytes)
+    if listed.chunk_size not in (None, num_items):
+        what = f"holds {num_items:,} items, {path.name} lists {listed.chunk_size:,}"
+        raise file.unreadable(what, "are the two of one run? Copy both again")
     ends = [int.from_bytes(file.read(at, 4), "little") for at in (4, header_bytes - 4)]
     if ends != [header_bytes, file.size_bytes]:
         raise file.unreadable(
@@ -101,8 +110,8 @@ def _dtype(file: OpenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype:
     return TOKEN_DTYPES[found]
 
 
-def read_index(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config and the number of tokens of each chunk, None where items are not flat arrays."""
+def read_index(path: Path) -> tuple[dict[str, Any], dict[str, _Chunk]]:
+    """Return the config and what is listed of each chunk."""
     try:
         status = path.stat()
         return _read_index(path, status.st_mtime_ns, status.st_size)
@@ -112,13 +121,30 @@ def read_index(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 # Cached, because each of a folder's chunks asks for the same index, which grows with their number.
 @lru_cache(maxsize=4)
-def _read_index(path: Path, mtime_ns: int, size_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_index(path: Path, mtime_ns: int, size_bytes: int) -> tuple[dict[str, Any], dict[str, _Chunk]]:
     index = parse_json(read_regular(path))
-    config, chunks = index["config"], {each["filename"]: each["dim"] for each in index["chunks"]}
-    if wrong := [dim for dim in chunks.values() if not (dim is None or type(dim) is int)]:
-        raise ValueError(f"a chunk's dim is {wrong[0]!r:.100}")
+    config = index["config"]
+    chunks = {each["filename"]: _Chunk(each["dim"], each.get("chunk_size")) for each in index["chunks"]}
+    for name in _Chunk._fields:
+        if wrong := [
+            value for each in chunks.values() if type(value := getattr(each, name)) not in (int, type(None))
+        ]:
+            raise ValueError(f"a chunk's {name} is {wrong[0]!r:.100}")
     config["data_format"] = [str(each) for each in config["data_format"]]
     return config, chunks
 
 
-FORMAT: Final = Format(read=_read)
+def _listed(path: Path) -> list[tuple[str]] | None:
+    try:
+        index = parse_json(read_regular(path))
+        return [(str(each["filename"]),) for each in index["chunks"]] if "config" in index else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # `read_index` says so for a chunk; of anything else it need not be
+
+
+FORMAT: Final = Format(
+    read=_read,
+    list_name="index.json",
+    listed=_listed,
+    is_listed=lambda name: name.startswith("chunk-") and name.endswith(".bin"),
+)

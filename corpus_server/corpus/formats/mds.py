@@ -3,6 +3,7 @@
 Layout (mosaicml-streaming `base/format/mds/writer.py`), little-endian:
 
     <u4 num_samples | <u4 offsets[num_samples + 1] | config, JSON | samples
+    index.json  {"shards": [{"raw_data": {"basename": ...}, "zip_data": null, "samples": ...}, ...]}
 
 Offsets count from the start of the file. A sample holds the `<u4` sizes of its columns of varying size, then
 the bytes of its columns. With the single column `ndarray:uint16:2048` no size is stored, so the tokens of
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from corpus_server.corpus.files import OpenFile
+from corpus_server.corpus.files import OpenFile, unreadable
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     COPY_AGAIN,
@@ -28,8 +31,9 @@ from corpus_server.corpus.formats.layout import (
     counted_run,
     read_header,
 )
-from corpus_server.user_files import parse_json
+from corpus_server.user_files import parse_json, read_regular
 
+_INDEX: Final = "index.json"
 _MAX_CONFIG_BYTES: Final = 1 << 20
 _TOKEN_COLUMNS: Final = ("tokens", "input_ids")
 _ENCODING: Final = re.compile(r"ndarray:(\w+):([0-9]{1,9}(?:,[0-9]{1,9})*)")  # dtype, shape of a sample
@@ -47,6 +51,7 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
     if file.path.suffix != ".mds":
         return None
     num_samples, data_offset, encodings = _read_header(file)
+    check_samples(file.path, num_samples)
     columns = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
     match = _ENCODING.fullmatch(next(iter(encodings.values())))
     reason = None
@@ -104,4 +109,43 @@ def read_columns(config: bytes) -> list[Column]:
     return columns
 
 
-FORMAT: Final = Format(read=_read)
+def check_samples(path: Path, num_samples: int) -> None:
+    """Raise UnreadableCorpus if the index beside a shard lists another number of samples than its header."""
+    index = path.with_name(_INDEX)
+    for names, listed in _index(index) or () if index.is_file() else ():
+        if path.name in names and listed != num_samples:
+            what = f"holds {num_samples:,} samples, {_INDEX} beside it lists {listed:,}"
+            raise unreadable(path, what, "are the two of one run? Copy both again")
+
+
+def _listed(path: Path) -> list[tuple[str, ...]] | None:
+    found = _index(path)
+    return None if found is None else [names for names, _ in found]
+
+
+def _index(path: Path) -> tuple[tuple[tuple[str, ...], int], ...] | None:
+    """Return the names that each listed shard may have, and its samples; None if it is no index of MDS."""
+    status = path.stat()
+    return _read_index(path, status.st_mtime_ns, status.st_size)
+
+
+# Cached, because each of a folder's shards asks for the same index, which grows with their number.
+@lru_cache(maxsize=4)
+def _read_index(path: Path, mtime_ns: int, size_bytes: int) -> tuple[tuple[tuple[str, ...], int], ...] | None:
+    try:
+        shards = parse_json(read_regular(path))["shards"]
+        return tuple(
+            (
+                tuple(shard[key]["basename"] for key in ("raw_data", "zip_data") if shard[key]),
+                int(shard["samples"]),
+            )
+            for shard in shards
+            if shard["format"] == "mds"
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+FORMAT: Final = Format(
+    read=_read, list_name=_INDEX, listed=_listed, is_listed=lambda name: ".mds" in Path(name).suffixes
+)

@@ -143,6 +143,49 @@ def check_masks(paths: Collection[Path]) -> None:
         )
 
 
+def check_lists(chosen: Collection[Path], found: Collection[Path]) -> None:
+    """Hold folders that list their own files to the list; see `Format.listed`.
+
+    Args:
+        chosen: files of a corpus.
+        found: all files below the corpus's folder, on this machine or not.
+
+    Raises:
+        UnreadableCorpus: a listed file is missing, or a chosen one is not listed.
+    """
+    lists = list_names()
+    above = {parent for folder in {path.parent for path in chosen} for parent in (folder, *folder.parents)}
+    # A list of a split that was not chosen lies in none of these folders.
+    for path in sorted(path for path in found if path.name in lists and path.parent in above):
+        for each in FORMATS:
+            if path.name != each.list_name or not path.is_file() or (listed := each.listed(path)) is None:
+                continue
+            names = {name for some in listed for name in some}
+            for some in listed:
+                if not any(path.parent / name in found for name in some):
+                    raise unreadable(
+                        path.parent / next(iter(some)),
+                        f"is missing: {path.name} beside it lists it",
+                        f"copy it again; if the others are all that you want, remove it from {path.name}",
+                    )
+            strange = [
+                file
+                for file in chosen
+                if file.parent == path.parent and each.is_listed(file.name) and file.name not in names
+            ]
+            if strange:
+                raise unreadable(
+                    min(strange),
+                    f"is not among the {len(listed):,} files that {path.name} beside it lists",
+                    "is it left over from an earlier run? Move it away",
+                )
+
+
+def list_names() -> set[str]:
+    """Return the names of files that list the other files of their folder."""
+    return {each.list_name for each in FORMATS} - {""}
+
+
 def check_folder(paths: Collection[Path], *, dtype_given: bool) -> None:
     """Raise UnreadableCorpus if a file of a folder lacks its counterpart, see `Format.check_folder`."""
     for each in FORMATS:

@@ -30,7 +30,6 @@ from corpus_server.tools.building.manifest import (
     spec_of,
     write_manifest,
 )
-from corpus_server.tools.building.pack import Documents, PackedDocuments
 from corpus_server.tools.building.part import PartResult
 from corpus_server.user_files import read_regular
 
@@ -54,24 +53,23 @@ def assemble(
         largest = (split.largest_id for result in results for split in result.splits.values())
         dtype = smallest_dtype(max(options.eot, *largest))
     origin = origin_of(options, job.inputs, report)
-    rows: dict[str, Documents] = dict(splits)
-    shard_tokens = options.shard_tokens
-    if options.row_tokens is not None:
-        packed = {"row_tokens": options.row_tokens, "padding": options.eot}
-        rows = {name: PackedDocuments(tokens, **packed) for name, tokens in splits.items()}
-        shard_tokens -= shard_tokens % options.row_tokens  # a window lies inside one shard
-    num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in rows.values())
+    num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in splits.values())
     written = ByteCounter("joining", num_bytes, report)
     manifests: dict[str | None, Manifest] = {}
-    for name, documents in rows.items():
+    for name, documents in splits.items():
         folder = work / WHOLE / name if options.splits else work / WHOLE
         folder.mkdir(parents=True, exist_ok=True)
         write_shards(
-            documents, folder, dtype=dtype, eot=options.eot, shard_tokens=shard_tokens, written=written
+            documents,
+            folder,
+            dtype=dtype,
+            eot=options.eot,
+            shard_tokens=options.shard_tokens,
+            written=written,
         )
         if options.keep:
-            ends = cuts(documents.ends(0, documents.num_tokens), shard_tokens)
-            write_metadata(documents, splits[name].kept, folder, ends)
+            ends = cuts(documents.ends(0, documents.num_tokens), options.shard_tokens)
+            write_metadata(documents.ends(0, documents.num_tokens), documents.kept, folder, ends)
         split = name if options.splits else None
         manifests[split] = _describe(folder, split, documents, origin, options, report)
     sync_folder(work / WHOLE)
@@ -81,7 +79,7 @@ def assemble(
 def _describe(
     folder: Path,
     split: str | None,
-    documents: Documents,
+    documents: SplitTokens,
     origin: Origin,
     options: BuildOptions,
     report: Progress,
@@ -112,7 +110,6 @@ def _describe(
         dtype=shards[0].dtype.name,
         eot=options.eot,
         tokenizer=tokenizer,
-        packing=documents.packing,
         num_tokens=recorded.num_tokens,
         num_documents=documents.num_documents,
         shards=described,

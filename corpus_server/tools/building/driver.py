@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.progress import Progress
@@ -16,7 +18,7 @@ from corpus_server.corpus.publish import sync_folder
 from corpus_server.corpus.tokenizers import open_tokenizer
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.tools.building.assemble import assemble, origin_of
-from corpus_server.tools.building.inputs import find_inputs
+from corpus_server.tools.building.inputs import Found, find_inputs
 from corpus_server.tools.building.job import PARTS, WHOLE, BuildOptions, Input, Job, Part, work_folder
 from corpus_server.tools.building.manifest import Manifest, folders, read_manifest
 from corpus_server.tools.building.part import PartResult, find_result
@@ -24,6 +26,53 @@ from corpus_server.tools.building.sources import check_first, plan_parts
 
 RunParts = Callable[[Job, Sequence[Part], Path], Iterable[PartResult]]
 """Runs `build_part(job.options, part, folder)` for each part, anywhere, in any order; yields as they end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a build read of its sources, and what it left out.
+
+    Attributes:
+        num_files, num_bytes: of the files that were read.
+        documents_left_out: number of documents by the reason why they are not in the corpus.
+        files_left_out: files of the sources' folders that were not read, and why.
+        missing: sentences about files that seem to be missing.
+    """
+
+    num_files: int
+    num_bytes: int
+    num_documents: int
+    documents_left_out: Mapping[str, int]
+    files_left_out: Sequence[tuple[Path, str]]
+    missing: Sequence[str]
+
+    @classmethod
+    def of(cls, found: Found, results: Sequence[PartResult]) -> Reading:
+        """Sum up the results of all parts."""
+        documents: Counter[str] = Counter()
+        for result in results:
+            documents.update(result.left_out)
+        return cls(
+            num_files=len(found.inputs),
+            num_bytes=sum(each.num_bytes for each in found.inputs),
+            num_documents=sum(split.num_documents for result in results for split in result.splits.values()),
+            documents_left_out=documents,
+            files_left_out=found.left_out,
+            missing=found.missing,
+        )
+
+
+class Built(NamedTuple):
+    """What a build made.
+
+    Attributes:
+        corpora: manifests of the corpora in OUT by split; by None if there are no splits. Empty if a task has
+            run its share.
+        reading: None if nothing was read now: a task ran its share, or the corpus was there already.
+    """
+
+    corpora: dict[str | None, Manifest]
+    reading: Reading | None = None
 
 
 def ignore(*progress: object) -> None:
@@ -67,7 +116,7 @@ def build(
     include: Sequence[str] = (),
     fresh: bool = False,
     task: tuple[int, int] | None = None,
-) -> dict[str | None, Manifest]:
+) -> Built:
     """Build the corpus `out`, or continue where a build of it was interrupted.
 
     Nothing is at `out` until the corpus is whole; the work lies in `out.building` beside it. A build that was
@@ -79,34 +128,31 @@ def build(
         task: K and N, to run only share K of N of the parts, at the same time as other shares. A build
             without it then finds these parts done.
 
-    Returns:
-        The manifests of the corpora in `out` by split; by None if there are no splits. Empty if a task has
-        run its share.
-
     Raises:
         InvalidParameter: `out` exists, or its work folder holds another job.
         UnreadableCorpus: a source cannot be read or was changed meanwhile, or the disk refuses.
     """
-    inputs = _find_all(sources, options, include)
+    found = find_inputs(sources, include)
+    inputs = _with_tokenizer(found, options)
     work = work_folder(out)
     with _writing(work):
         if fresh and work.is_dir():
             shutil.rmtree(work)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            return _built_before(out, work, options, inputs)
+            return Built(_built_before(out, work, options, inputs))
         job = _begin(work, options, inputs)
         number, count = task or (0, 1)
         results = _run(job, job.parts[number::count], work, run_parts, report)
         if task is not None:
-            return {}
-        if changed := {*job.inputs} ^ {*_find_all(sources, options, include)}:
+            return Built({})
+        if changed := {*job.inputs} ^ {*_with_tokenizer(find_inputs(sources, include), options)}:
             paths = sorted(each.path for each in changed)
             raise unreadable(Path(paths[0]), "was changed while it was read", "say --fresh to build anew")
         manifests = assemble(job, results, work, report)
         (work / WHOLE).rename(out)
         sync_folder(out.parent)
         shutil.rmtree(work)
-    return manifests
+    return Built(manifests, Reading.of(found, results))
 
 
 def _begin(work: Path, options: BuildOptions, inputs: tuple[Input, ...]) -> Job:
@@ -140,9 +186,9 @@ def _run(
     return [result for result in results.values() if result is not None]
 
 
-def _find_all(sources: Sequence[str], options: BuildOptions, include: Sequence[str]) -> tuple[Input, ...]:
+def _with_tokenizer(found: Found, options: BuildOptions) -> tuple[Input, ...]:
     """Return the sources' files, and behind them the tokenizer's."""
-    inputs, path = find_inputs(sources, include), options.tokenizer_file
+    inputs, path = found.inputs, options.tokenizer_file
     return inputs if path is None else (*inputs, dataclasses.replace(Input.of(path), name=path.name))
 
 

@@ -2,10 +2,12 @@
 
     texts/                    all files of known kinds below a folder
     'texts/*.jsonl'           files that a pattern matches
+    data#train                of a folder or pattern those of one split, by the words of their names
     rest.parquet?text=body    its text is the field `body`, whatever `--text-field` says
     hf://datasets/ORG/NAME    a repository of the Hugging Face Hub, or a folder, file or pattern of it
 
-Those of the Hub are downloaded once, before anything else, and are files of this machine from then on.
+Those of the Hub are downloaded once, before anything else, and are files of this machine from then on. Files
+of several splits, and folders that lack files of their own lists, are refused as `serve` refuses them.
 """
 
 from __future__ import annotations
@@ -15,26 +17,78 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats.registry import find_mask, side_file
-from corpus_server.corpus.selection import in_order, matches, natural_key, walk
+from corpus_server.corpus.formats.registry import check_lists, find_mask, list_names, side_file
+from corpus_server.corpus.selection import (
+    ShardFile,
+    in_order,
+    matches,
+    missing_numbers,
+    natural_key,
+    of_one_split,
+    walk,
+)
 from corpus_server.corpus.snapshots import url_of
-from corpus_server.corpus_spec import HUB, STORE
+from corpus_server.corpus_spec import ALL, HUB, STORE, cut_split
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from corpus_server.stores.mirror import said_of
 from corpus_server.tools.building.job import Input
 from corpus_server.tools.building.sources import KINDS, suffix_of
 from corpus_server.tools.hub import Say, below, snapshot
 
-_TEXT_FIELD: Final = re.compile(r"(.+)\?text=([^/?*]+)")
+_TEXT_FIELD: Final = re.compile(r"(.+)\?text=([^/?*#]+)")
 _IS_PATTERN: Final = re.compile(r"[*?[]")
 
 
-def find_inputs(sources: Sequence[str], include: Sequence[str] = ()) -> tuple[Input, ...]:
+class Found(NamedTuple):
+    """The files that the sources name.
+
+    Attributes:
+        inputs: those that are read, in order.
+        left_out: files of the sources' folders that are not, and why.
+        missing: sentences about files that seem to be missing.
+    """
+
+    inputs: tuple[Input, ...]
+    left_out: tuple[tuple[Path, str], ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class _Source(NamedTuple):
+    """What a user says of one source: `PATH[#SPLIT][?text=FIELD]`."""
+
+    path: str
+    split: str | None
+    text_field: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> _Source:
+        # A path that is there is taken as it is, whatever characters it holds.
+        found = None if os.path.lexists(text) else _TEXT_FIELD.fullmatch(text)
+        path, text_field = (text, None) if found is None else (found[1], found[2])
+        return cls(path, None, text_field) if os.path.lexists(path) else cls(*cut_split(path), text_field)
+
+    def written(self, split: str | None = None) -> str:
+        field = "" if self.text_field is None else f"?text={self.text_field}"
+        return f"{self.path}{'' if split is None else f'#{split}'}{field}"
+
+
+class _Files(NamedTuple):
+    """Files of one source: those to read, and all that lie beside them."""
+
+    source: _Source
+    root: Path  # names of files are relative to it
+    chosen: list[ShardFile]
+    there: list[ShardFile]
+    is_folder: bool = False  # the user named a folder
+
+
+def find_inputs(sources: Sequence[str], include: Sequence[str] = ()) -> Found:
     """Return the files that the sources name: files, folders and quoted patterns.
 
     The sources keep their order; the files of a folder or pattern come in natural order. A folder stands for
@@ -46,34 +100,113 @@ def find_inputs(sources: Sequence[str], include: Sequence[str] = ()) -> tuple[In
         include: patterns of names; of a folder only files that match one, and those of unknown kinds as text.
 
     Raises:
-        UnreadableCorpus: a source names nothing, a file is of an unknown kind or named twice, all are empty.
+        UnreadableCorpus: a source names nothing, a file is of an unknown kind or named twice, all are empty,
+            or their names say several splits.
     """
-    cut = map(_cut_field, sources)
-    inputs = tuple(_input(path, field) for text, field in cut for path in _paths(text, include))
-    # Not `resolve`: caches hold links under several names to files of equal content.
-    path, count = Counter(map(os.path.abspath, (each.path for each in inputs))).most_common(1)[0]
+    found = [_files(_Source.parse(source), include) for source in sources]
+    chosen = _of_one_split(found)
+    for each, files in zip(found, chosen, strict=True):
+        check_lists([file.path for file in files], {file.path for file in each.there})
+    inputs = tuple(
+        _input(file.path, each.source.text_field)
+        for each, files in zip(found, chosen, strict=True)
+        for file in files
+    )
+    path, count = Counter(map(_absolute, (each.path for each in inputs))).most_common(1)[0]
     if count > 1:
         raise unreadable(Path(path), f"is named {count} times among the sources", "name it once")
     if not any(each.num_bytes for each in inputs):
         raise unreadable(Path(sources[0]), "the sources are empty files", "was the copy interrupted?")
-    return inputs
+    read = {_absolute(each.path) for each in inputs}
+    left_out = {
+        file.path: _why_left_out(each, file, include)
+        for each in found
+        for file in each.there
+        if each.is_folder and _absolute(file.path) not in read
+    }
+    missing = [
+        said
+        for each, files in zip(found, chosen, strict=True)
+        if len(each.there) > 1  # not for a file that the user named
+        for said in missing_numbers(*([file.name for file in some] for some in (files, each.there)))
+    ]
+    return Found(inputs, tuple(left_out.items()), tuple(missing))
+
+
+def _absolute(path: str | Path) -> str:
+    # Not `resolve`: caches hold links under several names to files of equal content.
+    return os.path.abspath(path)  # noqa: PTH100
+
+
+def _of_one_split(found: Sequence[_Files]) -> list[list[ShardFile]]:
+    """Return the files of each source that are read; refuse sources that together are of several splits."""
+    chosen = [
+        of_one_split(each.chosen, each.source.split, each.root, each.source.written)
+        if each.source.split is not None
+        else each.chosen
+        for each in found
+    ]
+    undecided = [each for each in found if each.source.split is None]
+    if len(undecided) == 1:
+        (only,) = undecided
+        of_one_split(only.chosen, None, only.root, only.source.written)
+    elif undecided:
+        for each in undecided:
+            of_one_split(each.chosen, None, each.root, each.source.written)
+        # Of `data/train` and `data/val` the folders themselves say the split.
+        common = Path(os.path.commonpath([_absolute(each.root) for each in undecided]))
+        files = [
+            ShardFile(Path(os.path.relpath(file.path, common)).as_posix(), file.path)
+            for each in undecided
+            for file in each.chosen
+        ]
+        of_one_split(files, None, common, _behind_each([each.source for each in undecided]))
+    return chosen
+
+
+def _behind_each(sources: Sequence[_Source]) -> Callable[[str], str]:
+    def written(split: str) -> str:
+        if split == ALL:
+            return " ".join(source.written(split) for source in sources[:2]) + " ..." * (len(sources) > 2)
+        return f"the sources of {split}"
+
+    return written
+
+
+def _why_left_out(source: _Files, file: ShardFile, include: Sequence[str]) -> str:
+    if file in source.chosen:
+        return "of another split"
+    if include:
+        return "--include does not match it"
+    if (what := side_file(file.path)) is not None:
+        return what
+    if file.path.suffix == ".json":
+        return "plain .json may describe other files; name it to read it"
+    if file.path.suffix == ".bin":
+        return "no chunk of litData; token files need no build"
+    return "of no kind that is read; --include reads it as text"
+
+
+def _is_hidden(name: Path) -> bool:
+    return any(part.startswith(".") for part in name.parts)
 
 
 def fetch_source(source: str, include: Sequence[str], say: Say) -> str:
     """Return a source as one of this machine; files of the Hugging Face Hub are downloaded.
 
     Raises:
-        UnreadableCorpus: the repository has no such files.
+        UnreadableCorpus: the repository has no such files, or they are of several splits.
         InvalidParameter: the source lies in another store.
     """
-    text, field = _cut_field(source)
-    if (hub := HUB.match(text)) is None:
-        if STORE.match(text):
+    parsed = _Source.parse(source)
+    if (hub := HUB.match(parsed.path)) is None:
+        if STORE.match(parsed.path):
             remedy = "copy it here first, for example with `aws s3 sync` or `rclone copy`, or mount it"
             accepted = "a path of this machine, or hf://..."
             raise InvalidParameter.expected("source", accepted, source, remedy=remedy)
         return source
-    found, path = snapshot(hub[0]), text[hub.end() :].strip("/")
+    found, path = snapshot(hub[0]), parsed.path[hub.end() :].strip("/")
+    depth = 0
     if _IS_PATTERN.search(path):
         names = [name for name in below(found, "") if matches(name, path)]
     else:
@@ -85,33 +218,33 @@ def fetch_source(source: str, include: Sequence[str], say: Say) -> str:
         raise UnreadableCorpus(f"{source}: expected files of {', '.join(KINDS)}, found none", received=source)
     for name in names:
         _check_kind(Path(name), include)
-    indexes = {f"{name.rpartition('/')[0]}/index.json".lstrip("/") for name in names if name.endswith(".bin")}
-    found.fetch([*names, *sorted(indexes & found.sizes.keys())], say)
-    return f"{found.folder / path}" + (f"?text={field}" if field else "")
+    files = in_order(ShardFile(name[depth:], found.folder / name) for name in names)
+    with said_of(str(found.folder), found.url):
+        files = of_one_split(files, parsed.split, found.folder / path, parsed.written)
+    names = [file.path.relative_to(found.folder).as_posix() for file in files]
+    beside = {name.rpartition("/")[0] for name in names}
+    lists = {f"{folder}/{name}".lstrip("/") for folder in beside for name in list_names()}
+    found.fetch([*names, *sorted(lists & found.sizes.keys())], say)
+    return parsed._replace(path=str(found.folder / path)).written(parsed.split)
 
 
-def _cut_field(source: str) -> tuple[str, str | None]:
-    """Return a source without the field of its text, and that field, if it says one."""
-    found = _TEXT_FIELD.fullmatch(source)
-    return (source, None) if found is None or os.path.lexists(source) else (found[1], found[2])
-
-
-def _paths(source: str, include: Sequence[str]) -> list[Path]:
-    if not source:  # an empty path would be the current folder
-        raise InvalidParameter.expected("source", "a file, a folder or a pattern", source)
-    path = Path(source)
+def _files(source: _Source, include: Sequence[str]) -> _Files:
+    if not source.path:  # an empty path would be the current folder
+        raise InvalidParameter.expected("source", "a file, a folder or a pattern", source.path)
+    path = Path(source.path)
     if path.is_dir():
-        files = [each.name for each in in_order(walk(path))]
-        found = [path / name for name in files if _is_chosen(Path(name), include)]
-        if not found:
+        there = [ShardFile(each.name, path / each.name) for each in in_order(walk(path))]
+        chosen = [file for file in there if _is_chosen(Path(file.name), include)]
+        if not chosen:
             wanted = f"that match {' or '.join(include)}" if include else f"of {', '.join(KINDS)}"
-            remedy = None if include else "read text files of other names with --include '*.md'"
+            remedy = None if include else _none_chosen(there)
             raise unreadable(path, f"expected files {wanted} in the folder, found none", remedy)
-        return found
+        return _Files(source, path, chosen, there, is_folder=True)
     if path.exists():
         _check_kind(path, include)
-        return [path]
-    paths = map(Path, glob.glob(source, recursive=True))  # noqa: PTH207 - any part may be a pattern
+        file = ShardFile(path.name, path)
+        return _Files(source, path.parent, [file], [file])
+    paths = map(Path, glob.glob(source.path, recursive=True))  # noqa: PTH207 - any part may be a pattern
     matched = sorted(paths, key=lambda each: natural_key(each.as_posix()))
     if not matched:
         raise unreadable(path, "expected a file, a folder or a pattern, found nothing", "check the path")
@@ -122,12 +255,24 @@ def _paths(source: str, include: Sequence[str]) -> list[Path]:
         )
     for each in found:
         _check_kind(each, include)
-    return found
+    is_plain = [_IS_PATTERN.search(part) is None for part in path.parts[:-1]]
+    root = Path(*path.parts[: [*is_plain, False].index(False)])
+    chosen = [ShardFile(each.relative_to(root).as_posix(), each) for each in found]
+    beside = {each for folder in {each.parent for each in found} for each in folder.iterdir()} - {*found}
+    others = (ShardFile(each.relative_to(root).as_posix(), each) for each in beside if each.is_file())
+    return _Files(source, root, chosen, [*chosen, *others])
+
+
+def _none_chosen(there: Sequence[ShardFile]) -> str:
+    """Return what helps where a folder has no file that is read by itself."""
+    if jsons := [file.name for file in there if file.name.endswith(".json")]:
+        return f"name .json files themselves, as 'DIR/**/*.json' (here {jsons[0]})"
+    return "read text files of other names with --include '*.md'"
 
 
 def _is_chosen(path: Path, include: Sequence[str]) -> bool:
     """Tell whether a folder's file, named relative to the folder, is one of its sources."""
-    if any(part.startswith(".") for part in path.parts):
+    if _is_hidden(path):
         return False
     if include:
         return _is_included(path, include)

@@ -64,7 +64,6 @@ class BuildOptions(Strict):
         vocab_size: of the tokenizer; None without one.
         shard_tokens: most tokens of a shard.
         splits: parts of the corpus besides `train`, which gets the remaining documents. Empty: no division.
-        pack, seq_len: put whole documents into rows of `seq_len + 1` tokens, see pack.py.
         keep: fields or columns of the records that become the metadata of the documents, see kept.py.
     """
 
@@ -75,8 +74,6 @@ class BuildOptions(Strict):
     vocab_size: int | None
     shard_tokens: int = SHARD_TOKENS
     splits: tuple[Split, ...] = ()
-    pack: Literal["best-fit"] | None = None
-    seq_len: int | None = None
     keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -84,15 +81,6 @@ class BuildOptions(Strict):
             raise InvalidParameter.expected("eot", f"in [0, {(self.vocab_size or MAX_IDS) - 1}]", self.eot)
         if self.shard_tokens < 1:
             raise InvalidParameter.expected("shard_tokens", "at least 1", self.shard_tokens)
-        if self.pack not in (None, "best-fit"):
-            raise InvalidParameter.expected("pack", "'best-fit'", self.pack)
-        if (self.pack is None) != (self.seq_len is None):
-            raise InvalidParameter(
-                f"pack and seq_len must be given together, got {self.pack!r} and {self.seq_len!r}",
-                remedy="seq_len is the length of the rows that documents are packed into, without one token",
-            )
-        if self.row_tokens is not None and not 2 <= self.row_tokens <= self.shard_tokens:
-            raise InvalidParameter.expected("seq_len", f"in [1, {self.shard_tokens - 1}]", self.seq_len)
         names = [split.name for split in self.splits]
         if len(set(names)) < len(names) or sum(split.share for split in self.splits) >= 1:
             shares = [f"{split.name}={split.share:g}" for split in self.splits]
@@ -107,11 +95,6 @@ class BuildOptions(Strict):
     def tokenizer_file(self) -> Path | None:
         """The tokenizer's file; None for `bytes`, or without a tokenizer."""
         return None if self.tokenizer in (None, "bytes") else Path(str(self.tokenizer))
-
-    @property
-    def row_tokens(self) -> int | None:
-        """Length of the rows that documents are packed into, None if they are not."""
-        return None if self.seq_len is None else self.seq_len + 1
 
     @property
     def part_dtype(self) -> TokenDtype:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from corpus_server.corpus.formats.documents import documents_path
 from corpus_server.corpus.formats.layout import Ends, TokenDtype
@@ -22,13 +21,12 @@ from corpus_server.corpus.progress import ByteCounter
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.shards import open_runs
 from corpus_server.tools.building.job import BuildOptions
-from corpus_server.tools.building.pack import Documents, Tokens
-from corpus_server.tools.building.part import LENGTH_DTYPE, PartResult, part_path
+from corpus_server.tools.building.part import LENGTH_DTYPE, PartResult, Tokens, part_path
 
 _PIECE: Final = 1 << 20  # tokens, or documents, that are in memory at a time
 
 
-class SplitTokens(Documents):
+class SplitTokens:
     """The token sequence of one split over all parts, read in pieces and never held as a whole."""
 
     def __init__(self, options: BuildOptions, results: Sequence[PartResult], split: str, parts: Path) -> None:
@@ -63,13 +61,6 @@ class SplitTokens(Documents):
                     if inside.size:
                         yield inside
 
-    def numbers(self) -> Iterator[NDArray[np.int64]]:
-        """Yield which document of the input each document is: its own number."""
-        first = 0
-        for some in self.ends(0, self.num_tokens):
-            yield np.arange(first, first + some.size)
-            first += some.size
-
     @property
     def kept(self) -> list[Path]:
         """Files with the kept fields of the documents, in order."""
@@ -81,7 +72,7 @@ class SplitTokens(Documents):
 
 
 def write_shards(
-    documents: Documents,
+    documents: SplitTokens,
     folder: Path,
     *,
     dtype: TokenDtype,

@@ -13,13 +13,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.corpus.formats.layout import Ends
 from corpus_server.corpus.metadata.files import files_in
 from corpus_server.corpus.metadata.pieces import tables
 from corpus_server.corpus.metadata.table import python_rows
 from corpus_server.corpus.metadata.write import GROUP_ROWS, write_files
 from corpus_server.corpus.selection import METADATA_FOLDER
 from corpus_server.extras import optional_package
-from corpus_server.tools.building.pack import Documents
 
 _NESTED: Final = "metadata"  # where datatrove and Dolma put all fields but `id` and `source`
 
@@ -44,43 +44,42 @@ def kept_rows(batch: Any, keep: Sequence[str]) -> list[Kept]:
     return [kept_fields(row, keep) for row in python_rows(batch.select(names))]
 
 
-def write_metadata(documents: Documents, kept: Sequence[Path], folder: Path, cuts: Iterable[int]) -> None:
+def write_metadata(ends: Iterable[Ends], kept: Sequence[Path], folder: Path, cuts: Iterable[int]) -> None:
     """Write the metadata of a corpus into its folder; files that are there already stay.
 
     Args:
+        ends: of all documents, some at a time.
         kept: the files of the parts.
         cuts: where shards end.
     """
-    write_files(folder / METADATA_FOLDER, _taken(tables(kept), _row_numbers(documents, cuts)))
+    write_files(folder / METADATA_FOLDER, _taken(tables(kept), _row_numbers(ends, cuts)))
 
 
-def _row_numbers(documents: Documents, cuts: Iterable[int]) -> Iterator[NDArray[np.int64]]:
-    """Yield which document of the input each document of the corpus is, some at a time."""
+def _row_numbers(ends: Iterable[Ends], cuts: Iterable[int]) -> Iterator[NDArray[np.int64]]:
+    """Yield which document of the input each document of the corpus is, ascending, some at a time."""
     inner = np.fromiter(cuts, np.uint64)
-    start = np.uint64(0)
-    for ends, numbers in zip(documents.ends(0, documents.num_tokens), documents.numbers(), strict=True):
-        starts = np.concatenate([[start], ends[:-1]])
-        num_cuts = inner.searchsorted(ends, "left") - inner.searchsorted(starts, "right")
-        yield numbers.repeat(num_cuts + 1)
-        start = ends[-1]
+    start, first = np.uint64(0), 0
+    for some in ends:
+        starts = np.concatenate([[start], some[:-1]])
+        num_cuts = inner.searchsorted(some, "left") - inner.searchsorted(starts, "right")
+        yield np.arange(first, first + some.size).repeat(num_cuts + 1)
+        start, first = some[-1], first + some.size
 
 
 def _taken(rows: Iterator[Any], numbers: Iterator[NDArray[np.int64]]) -> Iterator[Any]:
-    """Yield rows by their numbers: those of an array lie behind those of the array before."""
+    """Yield rows by their numbers, which are ascending."""
     arrow = optional_package("pyarrow", extra="build", purpose="metadata of documents")
     held: list[Any] = []
     first = stop = 0  # of the rows that are held
     for some in numbers:
-        # Packed documents are in any order, and those of a buffer are held together.
-        size = GROUP_ROWS if (np.diff(some) >= 0).all() else some.size
-        for begin in range(0, some.size, size):
-            its = some[begin : begin + size]
-            while stop <= its.max():
+        for begin in range(0, some.size, GROUP_ROWS):
+            wanted = some[begin : begin + GROUP_ROWS]
+            while stop <= wanted[-1]:
                 held.append(next(rows))
                 stop += len(held[-1])
-            while first + len(held[0]) <= its.min():
+            while first + len(held[0]) <= wanted[0]:
                 first += len(held.pop(0))
-            yield arrow.concat_tables(held).take(arrow.array(its - first))
+            yield arrow.concat_tables(held).take(arrow.array(wanted - first))
 
 
 def columns_without_values(folder: Path) -> list[str]:

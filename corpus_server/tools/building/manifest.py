@@ -69,15 +69,6 @@ class ManifestShard(Strict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Packing(Strict):
-    """How documents were packed into rows."""
-
-    row_tokens: int
-    num_padding: int  # tokens behind the last documents of rows
-    num_cut: int  # documents that were longer than a row
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest(Strict):
     """See the module.
 
@@ -85,7 +76,7 @@ class Manifest(Strict):
         split: which split of its origins the corpus is; None if they were not divided.
         tokenizer: `bytes`; or the tokenizer's file, which lies in the folder under this name; None if the
             corpus was made from ids and nobody named a tokenizer.
-        packing: None if documents follow one another without regard to rows.
+        packing: None. Corpora whose documents lie in padded rows were built by another release.
         fingerprint: `full-<64 hex>`.
     """
 
@@ -96,7 +87,7 @@ class Manifest(Strict):
     dtype: str
     eot: int
     tokenizer: Source | Literal["bytes"] | None
-    packing: Packing | None
+    packing: None = None
     num_tokens: int
     num_documents: int
     shards: tuple[ManifestShard, ...]

@@ -132,16 +132,9 @@ def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
         shards=tuple(digests),
     )
     save_sidecar(spec_of(folder), hashes)
-    packings = [packing for each in corpora if (packing := each.manifest.packing)]  # of all, or of none
-    packing = first.packing and replace(
-        first.packing,
-        num_padding=sum(each.num_padding for each in packings),
-        num_cut=sum(each.num_cut for each in packings),
-    )
     manifest = replace(
         first,
         fingerprint=hashes.full,
-        packing=packing,
         num_tokens=sum(each.manifest.num_tokens for each in corpora),
         num_documents=sum(each.manifest.num_documents for each in corpora),
         shards=tuple(shards),
@@ -223,12 +216,11 @@ def _check_alike(corpora: Sequence[_Built]) -> None:
 
 
 def _character(manifest: Manifest) -> dict[str, str | int]:
-    tokenizer, packing = manifest.tokenizer, manifest.packing
+    tokenizer = manifest.tokenizer
     return {
         "tokenizer": f"{tokenizer.path} ({tokenizer.digest})"
         if isinstance(tokenizer, Source)
         else str(tokenizer),
         "dtype": manifest.dtype,
         "end-of-text token": manifest.eot,
-        "row length": "none" if packing is None else packing.row_tokens,
     }

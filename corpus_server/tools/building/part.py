@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from corpus_server.tools.building.kept import Kept
 from corpus_server.tools.building.kinds import Document
 from corpus_server.tools.building.manifest import Strict, read_json, write_json
 from corpus_server.tools.building.sources import read_documents
+
+_NO_TEXT: Final = "empty or null"
+_NO_TOKEN: Final = "the tokenizer makes no token of it"
 
 LENGTH_DTYPE: Final[np.dtype[np.uint64]] = np.dtype("<u8")
 
@@ -58,6 +62,7 @@ class PartResult(Strict):
     number: int
     num_bytes: int  # of input
     splits: dict[str, PartSplit]
+    left_out: dict[str, int]  # documents by the reason why they are in no split
 
     @property
     def num_tokens(self) -> int:
@@ -79,14 +84,17 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
         return done
     choose = _chooser(options)
     with ExitStack() as files:
+        left_out: Counter[str] = Counter()
         writers = [_Writer(options, part.number, folder, name, files) for name in options.split_names]
         for batch in _batches(read_documents(part, options)):
             for document, ids in zip(batch, _encode(batch, options), strict=True):
-                writers[choose(document)].add(ids, document.kept, is_last=document.is_last)
+                writer = writers[choose(document)]
+                if not writer.add(ids, document.kept, is_last=document.is_last):
+                    left_out[_NO_TEXT if len(document.content) == 0 else _NO_TOKEN] += 1
             for writer in writers:
                 writer.flush()
     splits = {writer.name: writer.result() for writer in writers}
-    result = PartResult(number=part.number, num_bytes=part.num_bytes, splits=splits)
+    result = PartResult(number=part.number, num_bytes=part.num_bytes, splits=splits, left_out=dict(left_out))
     write_json(part_path(folder, part.number, "json"), result)
     return result
 
@@ -177,13 +185,13 @@ class _Writer:
         self._length = 0  # of the document that is not complete yet
         self._num_documents = self._num_tokens = self._largest_id = 0
 
-    def add(self, ids: Tokens, kept: Kept, *, is_last: bool) -> None:
-        """Take a document, or the next piece of one; a document without a token is left out."""
+    def add(self, ids: Tokens, kept: Kept, *, is_last: bool) -> bool:
+        """Take a document, or the next piece of one; return False if it ends without a token."""
         if len(ids):
             self._pieces.append(ids)
             self._length += len(ids)
         if not is_last or not self._length:
-            return
+            return not is_last
         # Rows of data sets often bring their end-of-text token.
         if not len(ids) or ids[-1] != self._eot[0]:
             self._pieces.append(self._eot)
@@ -191,6 +199,7 @@ class _Writer:
         self._lengths.append(self._length)
         self._kept.append(kept)
         self._length = 0
+        return True
 
     def flush(self) -> None:
         """Write what was added."""

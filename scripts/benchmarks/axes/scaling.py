@@ -37,8 +37,8 @@ def measure(options: Options) -> Report:
     rounds = Rounds(f"{shape}, workers x clients", DELIVERY)
     for number in range(options.rounds):
         for num_workers in workers if number % 2 == 0 else reversed(workers):
-            _measure_workers(rounds, path, shape, num_workers, clients, options.seconds)
-    pairs = [(_name(OURS, w, c), _name(BARE, w, c)) for w in workers for c in clients]
+            measure_workers(rounds, path, shape, num_workers, clients, options.seconds)
+    pairs = [(name_of(OURS, w, c), name_of(BARE, w, c)) for w in workers for c in clients]
     report = Report(
         data={"cores": len(os.sched_getaffinity(0)), "shape": str(shape), "figures": rounds.summary()},
         tables=[rounds.table(), rounds.ratio_table(pairs)],
@@ -50,7 +50,7 @@ def measure(options: Options) -> Report:
     return report
 
 
-def _measure_workers(
+def measure_workers(
     rounds: Rounds, path: Path, shape: Shape, num_workers: int, clients: tuple[int, ...], seconds: float
 ) -> None:
     """Measure our server and bare ones, each with every number of clients."""
@@ -75,8 +75,8 @@ def _measure_workers(
                     cpu = cpu_seconds(pids) - cpu_seconds([]) - before + sum(each["cpu"] for each in found)
                     tokens = max(1, sum(each["batches"] for each in found)) * shape.num_tokens
                     figures = {SPEED: tokens / seconds / 1e6, CPU: cpu / tokens * 1e9}
-                    rounds.add(_name(name, num_workers, count), figures)
+                    rounds.add(name_of(name, num_workers, count), figures)
 
 
-def _name(kind: str, workers: int, clients: int) -> str:
+def name_of(kind: str, workers: int, clients: int) -> str:
     return f"{kind}, {workers} x {clients}"

@@ -40,6 +40,27 @@ def test_text_becomes_a_corpus_that_is_served_as_text(tmp_path: Path) -> None:
     assert any("the first text, Grüße<|endoftext|>" in each for each in documents)
 
 
+def test_a_build_ends_with_what_was_read_and_what_was_left_out(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_jsonl(tmp_path / "in" / "train-0-of-2.jsonl", ["a", "", None, "b"])
+    for name in ("val.jsonl", "info.json", "x.png", "y.png", "z.png"):
+        (tmp_path / "in" / name).write_text("{}")
+    said = run_here("build", f"{tmp_path}/in#train", "--tokenizer", "bytes", "--out", tmp_path / "out")
+    assert said.returncode == 0
+    assert "1 of the 2 files train-*-of-2.jsonl is missing: number 1; were all" in " ".join(
+        said.stderr.split()
+    )
+    _, head, *rows = (" ".join(line.split()) for line in said.stdout.splitlines())
+    assert head == "documents files why"
+    assert rows == [
+        "read 2 1",
+        "left out 2 empty or null",
+        "left out 1 plain .json may describe other files; name it to read it info.json",
+        "left out 1 of another split val.jsonl",
+        "left out 3 of no kind that is read; --include reads it as text x.png, y.png, ...",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

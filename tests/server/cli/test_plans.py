@@ -76,20 +76,6 @@ def test_diff(seen: tuple[Path, Path, list[str]]) -> None:
     assert "The two plans are the same." in run("diff", one, one, "--state-dir", state).stdout
 
 
-def test_diff_counts_the_rows_that_differ(tmp_path: Path) -> None:
-    """Windows of 17 tokens begin 16 apart: one of the 312 of an epoch holds token 100."""
-    path = write_raw(tmp_path / "web.bin", some_tokens(5000))
-    document = one_source("web", 16, 8)
-    excluding = {**document, "stages": [{**document["stages"][0], "exclude": {"web": [[100, 101]]}}]}
-    with RunningServer({"web": path}, tmp_path) as server:
-        one, other = (server.post_plan(each).json()["id"] for each in (document, excluding))
-        for until, said in (
-            ((), "Before step 39, 1 of 312"),
-            (("--until", "78"), "Before step 78, 2 of 624"),
-        ):
-            assert f"{said} rows differ.\n" in run("diff", one, other, server.url, *until).stdout
-
-
 def test_a_server_and_its_state_folder_give_the_same(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "web.bin", some_tokens(5000))
     tokens = Tokens(tmp_path / "tokens.toml")

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from corpus_server.corpus.selection import corpora_of_splits, files_left_out, list_shards
+from corpus_server.corpus.selection import corpora_of_splits, files_left_out, list_shards, missing_numbers
 from corpus_server.corpus_spec import ALL, CorpusSpec, split_of
 from corpus_server.errors import UnreadableCorpus
-from tests.corpora import discover, spec, write_megatron, write_npy, write_raw
+from corpus_server.tools.building.inputs import find_inputs
+from corpus_server.tools.building.job import BuildOptions
+from corpus_server.tools.building.sources import check_first
+from tests.corpora import discover, open_corpus, spec, write_arrow, write_megatron, write_npy, write_raw
+from tests.serving import run_here
 
 
 def _names(path: Path) -> list[str]:
@@ -325,3 +334,125 @@ def test_a_link_to_a_folder_in_which_nothing_can_match_is_passed_over(tmp_path: 
         write_raw(tmp_path / disk / "a.bin", [1, 2, 3])
     both = CorpusSpec.parse(f"web={tmp_path}/disk1/*.bin,{tmp_path}/disk2/*.bin")
     assert [shard.name for shard in list_shards(both)] == ["disk1/a.bin", "disk2/a.bin"]
+
+
+def _mds(folder: Path, *, listed: dict[str, int], files: dict[str, int]) -> Path:
+    """Write shards of so many samples of two tokens, and an index that lists shards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"column_names": ["tokens"], "column_encodings": ["ndarray:uint16:2"], "column_sizes": [4]}
+    text = json.dumps(config).encode()
+    for name, count in files.items():
+        first = 8 + 4 * count + len(text)
+        head = struct.pack(f"<{count + 2}I", count, *(first + 4 * n for n in range(count + 1)))
+        (folder / name).write_bytes(head + text + np.arange(2 * count, dtype="<u2").tobytes())
+    shards = [
+        {"format": "mds", "samples": count, "zip_data": None, "raw_data": {"basename": name}}
+        for name, count in listed.items()
+    ]
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    return folder
+
+
+def _said(path: Path) -> str:
+    with pytest.raises(UnreadableCorpus) as served:
+        open_corpus(path)
+    return served.value.detail
+
+
+@pytest.mark.parametrize(
+    ("listed", "files", "message"),
+    [
+        ({"a.mds": 3, "b.mds": 3}, {"a.mds": 3}, "b.mds: is missing: index.json beside it lists it; copy"),
+        ({"a.mds": 3}, {"a.mds": 3, "b.mds": 3}, "b.mds: is not among the 1 files that index.json beside it"),
+        ({"a.mds": 4}, {"a.mds": 3}, "a.mds: holds 3 samples, index.json beside it lists 4; are the two of"),
+        ({"a.mds": 3, "b.mds": 1}, {"a.mds": 3, "b.mds": 1}, None),
+    ],
+    ids=["missing", "left over", "of another run", "whole"],
+)
+@pytest.mark.parametrize("below", ["", "sub"])
+def test_a_folder_of_mds_shards_is_held_to_its_index(
+    tmp_path: Path, below: str, listed: dict[str, int], files: dict[str, int], message: str | None
+) -> None:
+    folder = _mds(tmp_path / below, listed=listed, files=files)
+    options = BuildOptions(tokenizer=None, eot=0, vocab_size=None, column="tokens")
+    if message is None:
+        with open_corpus(tmp_path) as corpus:
+            assert corpus.num_tokens == 2 * sum(files.values())
+        assert len(find_inputs([str(tmp_path)]).inputs) == len(files)
+        return
+    assert _said(tmp_path).startswith(f"{folder}/{message}")
+    for source in (tmp_path, f"{folder}/*.mds"):
+        with pytest.raises(UnreadableCorpus) as built:  # build says the same, before any work
+            check_first(find_inputs([str(source)]).inputs, options)
+        assert built.value.detail.startswith(f"{folder}/{message}")
+
+
+def test_an_index_of_shards_in_folders_below_lists_them_by_their_paths(tmp_path: Path) -> None:
+    for name in ("0", "1"):
+        _mds(tmp_path / name, listed={"a.mds": 2}, files={"a.mds": 2})
+    _mds(tmp_path, listed={"0/a.mds": 2, "1/a.mds": 2}, files={})
+    with open_corpus(tmp_path) as corpus:
+        assert corpus.num_tokens == 8
+    (tmp_path / "1" / "a.mds").unlink()
+    (tmp_path / "1" / "index.json").unlink()
+    assert "1/a.mds: is missing" in _said(tmp_path)
+
+
+def _saved(folder: Path, listed: Sequence[str], files: Sequence[str]) -> None:
+    """Write what `save_to_disk` of datasets writes: streams of two rows, and the list of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"input_ids": pa.array([[1, 2, 3], [4, 5, 6]], pa.list_(pa.int32()))})
+    for name in files:
+        write_arrow(folder / name, table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": each} for each in listed]}))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+def test_a_folder_of_save_to_disk_is_held_to_its_list(tmp_path: Path) -> None:
+    data = [f"data-{n:05}-of-00003.arrow" for n in range(3)]
+    _saved(tmp_path / "whole", data, [*data, "cache-0123.arrow"])
+    with open_corpus(tmp_path / "whole") as corpus:
+        assert corpus.num_tokens == 18
+    _saved(tmp_path / "hole", data, [data[0], data[2]])
+    assert f"{data[1]}: is missing: state.json beside it lists it" in _said(tmp_path / "hole")
+    _saved(tmp_path / "more", data[:1], data[:2])
+    assert f"{data[1]}: is not among the 1 files that state.json" in _said(tmp_path / "more")
+    for name in ("hole", "more"):
+        with pytest.raises(UnreadableCorpus, match=re.escape(data[1])):
+            find_inputs([str(tmp_path / name)])
+    # The list of a split that is not chosen does not count.
+    _saved(tmp_path / "dict" / "train", data[:1], data[:1])
+    _saved(tmp_path / "dict" / "test", data, data[:1])
+    with open_corpus(tmp_path / "dict", split="train") as corpus:
+        assert corpus.num_tokens == 6
+    assert len(find_inputs([f"{tmp_path}/dict#train"]).inputs) == 1
+    with pytest.raises(UnreadableCorpus, match="is missing"):
+        find_inputs([f"{tmp_path}/dict#test"])
+
+
+def test_a_hole_among_numbered_shards_is_a_warning(tmp_path: Path) -> None:
+    for number in (0, 1, 3):
+        write_raw(tmp_path / f"train-{number:05}-of-00004.bin", [1, 2])
+    run = run_here("inspect", str(tmp_path))
+    said = "corpus 'c': 1 of the 4 files train-*-of-00004.bin is missing: number 2; were all of them copied?"
+    assert (
+        " ".join(run.stderr.split()).replace(f"corpus '{tmp_path.name}'", "corpus 'c'") == f"warning: {said}"
+    )
+    with open_corpus(tmp_path) as corpus:
+        assert corpus.warnings() == [said]
+    with open_corpus(tmp_path, include=("*-0000[01]-*",)) as corpus:
+        assert corpus.warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a-1-of-2.bin", "a-2-of-2.bin"], []),  # counted from 1
+        (["a-0-of-2.bin", "a-1-of-2.bin"], []),
+        (["a-2-of-2.bin"], ["1 of the 2 files a-*-of-2.bin is missing: number 1"]),
+        (["x/a-0-of-9.bin"], ["8 of the 9 files x/a-*-of-9.bin are missing: numbers 1, 2, 3, ..."]),
+        (["a-7-of-2.bin", "of-3.bin", "1-of-a-kind.bin", "a-0-of-1.bin"], []),
+    ],
+)
+def test_missing_numbers(names: list[str], said: list[str]) -> None:
+    assert missing_numbers(names) == said

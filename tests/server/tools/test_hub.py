@@ -201,6 +201,14 @@ def test_a_corpus_is_built_of_a_repository_and_its_tokenizer(hub: Hub, run: Run,
     run_here("build", *local, "--tokenizer", tokenizer, "--out", tmp_path / "same", "--processes", "1")
     one, other = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("out", "same"))
     assert one["fingerprint"] == other["fingerprint"]
+    # Files of several splits are refused before one is downloaded.
+    hub.repositories["datasets/org/splits"] = {"main": {"train.jsonl": b"{}", "data/val.jsonl": b"{}"}}
+    source, before = "hf://datasets/org/splits", len(hub.downloads)
+    ((code, _, err),) = run(("build", source, "--tokenizer", "bytes", "--out", tmp_path / "no"))
+    assert code == 2
+    assert "several splits: " in err
+    assert f"choose one: {source}#" in err
+    assert len(hub.downloads) == before
     commit = hub.commit("datasets/org/texts")
     assert [each["path"] for each in one["origins"][0]["sources"]] == [
         *(f"hf://datasets/org/texts@{commit}/{name}?text=body" for name in rows),

@@ -16,7 +16,7 @@ import numpy as np
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.litdata import dtype_name, read_index
-from corpus_server.corpus.formats.mds import Column, read_columns
+from corpus_server.corpus.formats.mds import Column, check_samples, read_columns
 from corpus_server.tools.building.job import BuildOptions, Slice
 from corpus_server.tools.building.kinds.kind import Document, Kind, field_of, opened
 
@@ -29,6 +29,7 @@ def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     with opened(piece.path) as file:
         data = file.read()
     offsets = _offsets(data)
+    check_samples(Path(piece.path), len(offsets) - 1)
     columns = read_columns(data[4 + offsets.nbytes : offsets[0]])
     number, sizes = _column(columns, piece, options), [each.size for each in columns]
     for sample, (start, stop) in enumerate(pairwise(offsets.tolist())):
@@ -51,6 +52,7 @@ def _check_mds(piece: Slice, options: BuildOptions) -> None:
     with opened(piece.path) as file:
         head = file.read(_U4.itemsize)
         offsets = file.read(_U4.itemsize * (1 + int.from_bytes(head, "little")))
+        check_samples(Path(piece.path), int.from_bytes(head, "little"))
         begin = int.from_bytes(offsets[: _U4.itemsize], "little")
         _column(read_columns(file.read(max(0, begin - len(head) - len(offsets)))), piece, options)
 
@@ -89,12 +91,12 @@ def _litdata_config(piece: Slice, options: BuildOptions) -> tuple[dict[str, Any]
     """Return the configuration of a chunk's folder, and whether its items have no sizes before them."""
     path = Path(piece.path)
     index = path.with_name("index.json")
-    config, num_tokens = read_index(index) if index.exists() else ({}, {})
-    if path.name not in num_tokens:
+    config, chunks = read_index(index) if index.exists() else ({}, {})
+    if path.name not in chunks:
         raise unreadable(path, "is no chunk that an index.json of litData lists", "serve it as it is")
     if options.column is None:
         raise unreadable(path, "holds token ids", "say --column tokens")
-    return config, num_tokens[path.name] is not None
+    return config, chunks[path.name].dim is not None
 
 
 def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:

@@ -31,7 +31,9 @@ def write(
     offsets = (8 + 4 * len(items) + np.cumsum([0, *map(len, data)])).tolist()
     path.write_bytes(struct.pack(f"<{len(items) + 2}I", len(items), *offsets) + b"".join(data))
     settings = {"compression": None, "encryption": None, "data_format": ["no_header_tensor:20"], **config}
-    chunks = [{"filename": path.name, "dim": dim, "chunk_size": 3, "chunk_bytes": 12}] if listed else []
+    chunks = (
+        [{"filename": path.name, "dim": dim, "chunk_size": len(items), "chunk_bytes": 12}] if listed else []
+    )
     (folder / "index.json").write_text(json.dumps({"config": settings, "chunks": chunks}))
     return path
 

@@ -15,7 +15,6 @@ from corpus_server.tools.building.manifest import (
     Manifest,
     ManifestShard,
     Origin,
-    Packing,
     Source,
     file_digest,
     spec_of,
@@ -43,7 +42,6 @@ def write_built(
     dtype: str = "uint16",
     eot: int = EOT,
     tokenizer: str | None = TOKENIZER,
-    row_tokens: int | None = None,
     split: str | None = None,
     seed: int = 0,
 ) -> Path:
@@ -64,7 +62,6 @@ def write_built(
         dtype=dtype,
         eot=eot,
         tokenizer=None if tokenizer is None else source(folder / "tokenizer.json"),
-        packing=None if row_tokens is None else Packing(row_tokens=row_tokens, num_padding=3, num_cut=1),
         num_tokens=sum(lengths),
         num_documents=indexed.num_documents,
         shards=tuple(

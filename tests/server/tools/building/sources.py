@@ -95,7 +95,7 @@ def build_here(
     sources: Sequence[Path], out: Path, *, fresh: bool = False, **options: Any
 ) -> dict[str | None, Manifest]:
     chosen = choose_options(**{"tokenizer": None, "eot": None, **options})
-    return build([str(source) for source in sources], out, chosen, in_this_process, fresh=fresh)
+    return build([str(source) for source in sources], out, chosen, in_this_process, fresh=fresh).corpora
 
 
 def content(folder: Path) -> dict[str, bytes]:

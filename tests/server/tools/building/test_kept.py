@@ -78,10 +78,8 @@ def test_fields_of_every_kind_of_file_with_fields_are_kept(tmp_path: Path, name:
     [
         {"splits": (Split(name="val", share=0.3), Split(name="test", share=0.1))},
         {"shard_tokens": 50},  # documents are cut
-        {"pack": "best-fit", "seq_len": 40},
-        {"pack": "best-fit", "seq_len": 500, "shard_tokens": 2000},
     ],
-    ids=["splits", "cut", "packed and cut", "packed"],
+    ids=["splits", "cut"],
 )
 def test_a_document_that_is_moved_or_cut_keeps_its_fields(tmp_path: Path, options: dict[str, Any]) -> None:
     rows = texts(200, seed=1)

@@ -18,7 +18,7 @@ from tests.server.tools.building.built import write_built
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    return write_built(tmp_path / "a", row_tokens=50)
+    return write_built(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def built(tmp_path: Path) -> Path:
         ({"kind": "corpus-hashes"}, "kind: Input should be 'corpus-manifest'"),
         ({"surprise": 1}, "surprise: Unexpected keyword argument"),
         ({"num_tokens": "many"}, "num_tokens: Input should be a valid integer"),
+        ({"packing": {"row_tokens": 50}}, "packing: Input should be None"),
         ({"shards": [{"name": "a"}]}, "shards.0.num_tokens: Field required"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -24,7 +24,7 @@ def build(folder: Path, options: BuildOptions, *rows: object) -> list[int]:
     """Build the one part of a file of JSON lines; return its tokens."""
     source = folder / "a.jsonl"
     source.write_text("".join(f"{json.dumps({'it': row})}\n" for row in rows))
-    (whole,) = plan_parts(find_inputs([str(source)]))
+    (whole,) = plan_parts(find_inputs([str(source)]).inputs)
     parts = folder / "parts"
     parts.mkdir()
     try:
@@ -73,7 +73,7 @@ def test_a_long_text_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.Mo
     num_bytes = 1 << 25
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0123456\n" * (num_bytes // 8)))
     (tmp_path / "b.txt").write_text("b")
-    (whole,) = plan_parts(find_inputs([str(tmp_path)]))
+    (whole,) = plan_parts(find_inputs([str(tmp_path)]).inputs)
     (tmp_path / "parts").mkdir()
     tracemalloc.start()
     try:

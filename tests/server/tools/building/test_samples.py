@@ -17,14 +17,14 @@ from corpus_server.tools.building.inputs import find_inputs
 from corpus_server.tools.building.job import BuildOptions
 from corpus_server.tools.building.sources import plan_parts, read_documents
 
-REAL = Path(__file__).parents[1] / "corpus/formats/real"
+REAL = Path(__file__).parents[2] / "corpus/formats/real"
 EXPECTED = json.loads((REAL / "expected.json").read_text())
 IDS = BuildOptions(tokenizer=None, eot=2, vocab_size=None, column="tokens")
 TEXT = BuildOptions(tokenizer="bytes", eot=0, vocab_size=256)
 
 
 def read(path: Path, options: BuildOptions = IDS) -> list[Any]:
-    parts = plan_parts(find_inputs([str(path)]))
+    parts = plan_parts(find_inputs([str(path)]).inputs)
     contents = [document.content for part in parts for document in read_documents(part, options)]
     return [each.tolist() if isinstance(each, np.ndarray) else each for each in contents]
 

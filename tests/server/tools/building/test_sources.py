@@ -36,11 +36,11 @@ IDS = BuildOptions(tokenizer=None, eot=0, vocab_size=None, column="ids")
 
 
 def names(*named: Path | str, include: Sequence[str] = ()) -> list[str]:
-    return [Path(each.path).name for each in find_inputs([str(path) for path in named], include)]
+    return [Path(each.path).name for each in find_inputs([str(path) for path in named], include).inputs]
 
 
 def read(path: Path | str, options: BuildOptions = TEXT, include: Sequence[str] = ()) -> list[Any]:
-    parts = plan_parts(find_inputs([str(path)], include))
+    parts = plan_parts(find_inputs([str(path)], include).inputs)
     return [document.content for part in parts for document in read_documents(part, options)]
 
 
@@ -153,7 +153,7 @@ def test_a_long_text_is_one_document_in_pieces_of_bounded_size(
     monkeypatch.setattr("corpus_server.tools.building.kinds.text._READ_BYTES", 7)
     options = dataclasses.replace(TEXT, splits=(Split(name="val", share=0.5),))
     for name in (f"a.txt{packed}", "b.jsonl"):
-        (part,) = plan_parts(find_inputs([str(tmp_path / name)]))
+        (part,) = plan_parts(find_inputs([str(tmp_path / name)]).inputs)
         pieces = list(read_documents(part, options))
         assert "".join(each.content for each in pieces) == text
         assert max(len(each.content) for each in pieces) <= 100
@@ -247,7 +247,7 @@ def test_small_files_share_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("x" * 30)
     monkeypatch.setattr(sources, "PART_BYTES", 100)
-    parts = plan_parts(find_inputs([str(tmp_path)]))
+    parts = plan_parts(find_inputs([str(tmp_path)]).inputs)
     assert [len(part.slices) for part in parts] == [3, 3, 3, 1]
     assert [part.number for part in parts] == [0, 1, 2, 3]
 
@@ -336,3 +336,90 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
         read(tmp_path / "a.txt")
     with pytest.raises(UnreadableCorpus, match="is text, which has no column 'ids'"):
         read(tmp_path / "a.txt", IDS)
+
+
+def refusal(*named: Path | str, include: Sequence[str] = ()) -> str:
+    with pytest.raises((UnreadableCorpus, InvalidParameter)) as caught:
+        find_inputs([str(each) for each in named], include)
+    return caught.value.detail
+
+
+def touch(folder: Path, *files: str) -> Path:
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    return folder
+
+
+HUB_LAYOUT = [f"data/{split}-00000-of-00001.parquet" for split in ("test", "train", "validation")]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        HUB_LAYOUT,
+        ["train.jsonl", "val.jsonl"],
+        ["train/a.txt", "validation/a.txt"],
+        ["train/data-00000-of-00001.arrow", "test/data-00000-of-00001.arrow"],  # a saved DatasetDict
+        ["en/c4-train.00000-of-00001.json.gz", "en/c4-validation.00000-of-00001.json.gz"],
+        ["train/00.jsonl.zst", "train/01.jsonl.zst", "val.jsonl.zst", "test.jsonl.zst"],  # the Pile's
+        ["train.jsonl", "more.jsonl"],
+    ],
+    ids=["hub", "lines", "folders", "DatasetDict", "C4", "Pile", "a name that says none"],
+)
+def test_files_of_several_splits_are_no_corpus_until_one_is_chosen(tmp_path: Path, files: list[str]) -> None:
+    touch(tmp_path / "in", *files)
+    for source in (tmp_path / "in", f"{tmp_path}/in/**/*.*"):
+        said = refusal(source)
+        assert "its files are of several splits: " in said
+        assert f"choose one: {source}#" in said
+        assert f"or, if they do belong together: {source}#all" in said
+        train = [Path(name).name for name in files if "train" in name]
+        assert names(f"{source}#train") == train
+        assert sorted(names(f"{source}#all")) == sorted(Path(name).name for name in files)
+    assert "no file is of split eval; there are " in refusal(f"{tmp_path}/in#eval")
+    assert "split must be one of " in refusal(f"{tmp_path}/in#trian")
+
+
+def test_several_sources_are_of_one_split_or_each_says_its_own(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a.jsonl", "val/a.jsonl", "x-train.jsonl", "x-val.jsonl", "plain.jsonl")
+    for one, other in (("train", "val"), ("x-train.jsonl", "x-val.jsonl")):
+        assert "are of several splits: train (" in refusal(tmp_path / one, tmp_path / other)
+        assert names(f"{tmp_path}/{one}#all", f"{tmp_path}/{other}#all") == [
+            "a.jsonl" if one == "train" else one,
+            "a.jsonl" if other == "val" else other,
+        ]
+    assert names(tmp_path / "train", tmp_path / "x-train.jsonl") == ["a.jsonl", "x-train.jsonl"]
+    assert names(f"{tmp_path}/x-train.jsonl#train?text=body", tmp_path / "plain.jsonl")
+    found = find_inputs([f"{tmp_path}/x-train.jsonl#train?text=body"]).inputs
+    assert [each.text_field for each in found] == ["body"]
+
+
+def test_a_path_that_looks_like_a_split_is_a_path(tmp_path: Path) -> None:
+    touch(tmp_path, "a#train/b.txt", "a#train/val.jsonl#test")
+    assert names(tmp_path / "a#train" / "val.jsonl#test", include=["*"]) == ["val.jsonl#test"]
+    assert names(tmp_path / "a#train#other") == ["b.txt"]
+
+
+def test_files_that_are_not_read_are_told_with_the_reason(tmp_path: Path) -> None:
+    touch(tmp_path, "train.jsonl", "val.jsonl", "info.json", "x.png", "raw.bin", "cache-1.arrow", ".x.txt")
+    found = find_inputs([f"{tmp_path}#train"])
+    assert {path.name: why for path, why in found.left_out} == {
+        "val.jsonl": "of another split",
+        "info.json": "plain .json may describe other files; name it to read it",
+        "x.png": "of no kind that is read; --include reads it as text",
+        "raw.bin": "no chunk of litData; token files need no build",
+        "cache-1.arrow": "a cache of Hugging Face's datasets",
+    }
+    assert find_inputs([f"{tmp_path}/train*"]).left_out == ()
+
+
+def test_a_hole_among_numbered_files_is_told(tmp_path: Path) -> None:
+    touch(tmp_path / "in", *(f"train-{n:05}-of-00004.jsonl" for n in (0, 1, 3)), "model-1-of-2.txt")
+    assert find_inputs([f"{tmp_path}/in#train"]).missing == (
+        "1 of the 4 files train-*-of-00004.jsonl is missing: number 2",
+    )
+    assert find_inputs([f"{tmp_path}/in/train-0000[01]*"]).missing != ()
+    touch(tmp_path / "in", "train-00002-of-00004.jsonl")
+    assert find_inputs([f"{tmp_path}/in/train-0000[01]*"]).missing == ()
+    assert find_inputs([f"{tmp_path}/in/train-00001-of-00004.jsonl"]).missing == ()
