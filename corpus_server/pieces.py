@@ -35,12 +35,6 @@ class Pieces(NamedTuple):
     borders: Int64Array
 
     @classmethod
-    def windows(cls, located: Int64Array, length: int) -> Pieces:
-        """Return rows of one piece each, `(k, 2)` shard number and start token, all of one length."""
-        places = np.hstack((located, np.full((len(located), 1), length)))
-        return cls(places, np.arange(len(located) + 1))
-
-    @classmethod
     def joined(cls, parts: Sequence[Pieces]) -> Pieces:
         """Return rows one part after another."""
         if len(parts) == 1:

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import Pieces
 from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
 from corpus_server.plan.ranges import Ranges
@@ -71,16 +70,6 @@ class Rows(ABC):
 
         Each row has a piece at least. A piece of no token is a place that an exclusion left empty.
         """
-
-    def places(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
-    ) -> NDArray[np.int64]:
-        """Return where rows lie that are one piece each: `(k, 2) int64`, shard number and start token.
-
-        Raises:
-            InvalidParameter: a row has no one place.
-        """
-        raise no_places(self.name)
 
     def shards(
         self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
@@ -181,23 +170,21 @@ class Windows(Rows):
 
     def locate(self, windows: UInt64Array) -> NDArray[np.int64]:
         """Return where `(k,)` windows lie: `(k, 2) int64`, shard number and start token in it."""
-        shards = self.shard_window.searchsorted(windows, side="right") - 1
-        located = np.empty((len(windows), 2), dtype=np.int64)
-        located[:, 0] = shards
-        located[:, 1] = (windows - self.shard_window[shards]) * np.uint64(self.stride)
-        return located
+        return self._pieces(windows).places[:, :2]
 
-    def places(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
-    ) -> NDArray[np.int64]:
-        """See `Rows.places`."""
-        return self.locate(rows if exclusion is None else exclusion.substitute(rows, epochs))
+    def _pieces(self, windows: UInt64Array) -> Pieces:
+        shards = self.shard_window.searchsorted(windows, side="right") - 1
+        places = np.empty((len(windows), 3), dtype=np.int64)
+        places[:, 0] = shards
+        places[:, 1] = (windows - self.shard_window[shards]) * np.uint64(self.stride)
+        places[:, 2] = self.seq_len + 1
+        return Pieces(places, np.arange(len(windows) + 1))
 
     def pieces(
         self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
     ) -> Pieces:
         """See `Rows.pieces`: one each."""
-        return Pieces.windows(self.places(sources, rows, epochs, exclusion), self.seq_len + 1)
+        return self._pieces(rows if exclusion is None else exclusion.substitute(rows, epochs))
 
     def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
         """See `Rows.within`."""
@@ -239,13 +226,3 @@ class Windows(Rows):
                 begin, last_begin = ((at - origin) * self.stride for at in (low, high - 1))
                 found.append((shard, begin, last_begin + self.seq_len + 1))
         return found
-
-
-def no_places(name: str) -> InvalidParameter:
-    """Return the error for rows that are no windows of a shard."""
-    return InvalidParameter(
-        f"a row of {name} joins pieces of several documents, so no shard and start token say where it lies; "
-        "ask for its pieces",
-        parameter="plan",
-        accepted="plans whose rows are windows",
-    )

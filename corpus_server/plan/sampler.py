@@ -37,7 +37,7 @@ from corpus_server.plan.origins import Origins
 from corpus_server.plan.part import check_part
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows, no_places
+from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows
 from corpus_server.plan.timeline import PlacedStage, Timeline
 from corpus_server.work import Budget
 
@@ -163,31 +163,13 @@ class Sampler:
         return check_part(self.timeline, step, count=count, rank=rank, world_size=world_size)
 
     def locate(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
-        """Return where the rows of a rank slice, checked by `check_part`, of consecutive training steps lie.
+        """Return where the windows of a rank slice, checked by `check_part`, of consecutive steps lie.
 
         `(count, rows, 2) int64`: shard number over the plan's shard list, start token in the shard.
         """
         rows = self.check_part(step, count=count, rank=rank, world_size=world_size)
-        return self.locate_rows(step, range(rank * rows, (rank + 1) * rows), count=count)
-
-    def locate_rows(self, step: int, rows: range, *, count: int = 1) -> NDArray[np.int64]:
-        """Return where consecutive rows of the global batch lie, the same rows of each of some steps.
-
-        `(count, len(rows), 2) int64`, as `locate` does. `check_part` must have allowed `step` and `count`.
-
-        Raises:
-            InvalidParameter: a row has no one place.
-        """
-        if self.origins is not None:
-            raise no_places("a view")
-        parts = self._rows(step, rows, count)
-        places = [self.rows.places(*part) for part in parts]
-        located = places[0] if len(places) == 1 else np.concatenate(places)
-        located = located.reshape(count, len(rows), 2)
-        placed = self.timeline.stage_at(self.timeline.plan_step(step))
-        if placed.num_parts > 1:
-            located[..., 1] += np.arange(rows.start, rows.stop) % placed.num_parts * placed.seq_len
-        return located
+        pieces = self.pieces(step, range(rank * rows, (rank + 1) * rows), count=count)
+        return pieces.places[:, :2].reshape(count, rows, 2)
 
     def row_numbers(self, step: int, places: range, *, count: int = 1, world_size: int = 1) -> UInt64Array:
         """Return the rows of the global batch at places, the same places of each of some steps.

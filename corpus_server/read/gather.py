@@ -161,15 +161,18 @@ class Gatherer:
         """Return windows that can be read as a whole or in parts, after `Selection.check_unchanged`.
 
         Args:
-            locations: `(k, 2) int64`: shard number, start token; every window inside its shard.
+            locations: `(k, 2) int64` or more: shard number, start token; every window inside its shard.
             length: tokens of a window.
             dtype: type of the result; must hold the tokens of the shards.
         """
         return Selection(self, *self._places(locations, length), length, dtype)
 
     def select_rows(self, rows: Pieces, dtype: np.dtype[np.integer]) -> Selection:
-        """Return rows that join pieces, as `select` returns windows; all have the same number of tokens."""
+        """Return rows of pieces, as `select` returns windows; all have the same number of tokens."""
         pieces, borders = rows
+        lengths = pieces[:, 2]
+        if len(pieces) == rows.num_rows and len(pieces) and pieces[:, 0].min() != NO_SHARD:
+            return self.select(pieces, int(lengths[0]), dtype)
         is_own = pieces[:, 0] != NO_SHARD
         own, ends = pieces, None
         if not is_own.all():
@@ -348,9 +351,10 @@ class Selection:
             return []
         low, high = self._ends.rows.searchsorted((start, stop)).tolist()
         places = self._borders[self._ends.rows[low:high] + 1] - self._borders[start]
-        tokens, counts = self._ends.tokens[low:high].astype(self._dtype), self._ends.counts[low:high]
-        ends = zip(places.tolist(), tokens, counts.tolist(), strict=True)
-        return [(place, token.tobytes() * count) for place, token, count in ends][::-1]
+        tokens, counts = (each[low:high].tolist() for each in self._ends[1:])
+        stored = {token: np.array(token, self._dtype).tobytes() for token in set(tokens)}
+        ends = zip(places.tolist(), tokens, counts, strict=True)
+        return [(place, stored[token] * count) for place, token, count in ends][::-1]
 
     def _joined(
         self,

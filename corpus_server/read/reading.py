@@ -255,12 +255,8 @@ def select_alone(
 
     rows: with a `world_size`, places; see `Sampler.row_numbers`.
     """
-    sampler = bound.sampler
     gatherer, dtype = (bound.masks, MASK_DTYPE) if masks else (bound.gatherer, bound.dtype)
-    if not sampler.is_window:
-        return gatherer.select_rows(bound.pieces(step, rows, count=count, world_size=world_size), dtype)
-    located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
-    return gatherer.select(located, sampler.seq_len(step) + 1, dtype)
+    return gatherer.select_rows(bound.pieces(step, rows, count=count, world_size=world_size), dtype)
 
 
 class RangeReading:

@@ -61,9 +61,9 @@ class View(Corpus):
         if base.num_documents is None:
             raise base.no_documents(None)
         self._check(base)
-        same = ("eot", "shards", "dtype", "tokenizer", "tokenizer_name", "num_masks", "metadata_paths")
-        for name in same:
-            setattr(self, name, getattr(base, name))
+        self.eot, self.shards, self.dtype, self.num_masks = base.eot, base.shards, base.dtype, base.num_masks
+        self.tokenizer, self.tokenizer_name = base.tokenizer, base.tokenizer_name
+        self.metadata_paths = base.metadata_paths
         self.name, self.earlier = spec.name, spec.earlier
         self.fingerprints = {kind: header.fingerprint(value) for kind, value in base.fingerprints.items()}
         self.fingerprint_kind = base.fingerprint_kind
