@@ -32,6 +32,16 @@ from corpus_server.plan.ranges import Ranges
 from corpus_server.work import Budget
 
 UInt64Array = NDArray[np.uint64]
+Positions = UInt64Array
+"""Places of a source in a run, `(k,)`: ascending ones are ascending steps and rows of the global batch."""
+Epochs = UInt64Array
+"""Passes over a source, `(k,)`: position p of a source with n rows lies in epoch p // n ..."""
+Offsets = UInt64Array
+"""... at offset p % n, `(k,)`."""
+RowNumbers = UInt64Array
+"""Rows, `(k,)`: an order numbers those of each source from 0, all others through the sources."""
+UnitNumbers = UInt64Array
+"""Units of rows, `(k,)`, through the sources: windows, pieces of documents, samples."""
 Source = NDArray[np.intp] | int
 """The source of each of k rows, `(k,)`, or one for all."""
 
@@ -64,7 +74,7 @@ class Rows(ABC):
 
     @abstractmethod
     def pieces(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
     ) -> Pieces:
         """Return what rows consist of, in these epochs of their sources: `(k,)` each.
 
@@ -72,7 +82,7 @@ class Rows(ABC):
         """
 
     def shards(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
+        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return which shards rows read: `(m,)` each, a shard, and the row among those given; pairs once."""
         if self.shard_row is None:
@@ -83,14 +93,14 @@ class Rows(ABC):
             rows = exclusion.substitute(rows, epochs)  # of other rows what stands in lies in the same shard
         return self.shard_row.searchsorted(rows, side="right") - 1, np.arange(rows.size)
 
-    def costs(self, sources: Source, rows: UInt64Array) -> NDArray[np.int64]:
+    def costs(self, sources: Source, rows: RowNumbers) -> NDArray[np.int64]:
         """Return what attention within the documents of rows costs, `(k,)`: tokens squared, of each piece.
 
         The same in every epoch, whatever is excluded. Needed of layouts that can balance ranks.
         """
         raise NotImplementedError(f"{self.name} have no costs")
 
-    def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def holders(self, source: int, units: UnitNumbers, epochs: Epochs) -> RowNumbers:
         """Return the rows that hold units of a source in epochs, `(k,)` or `(1,)`."""
         return units
 
@@ -181,7 +191,7 @@ class Windows(Rows):
         return Pieces(places, np.arange(len(windows) + 1))
 
     def pieces(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
     ) -> Pieces:
         """See `Rows.pieces`: one each."""
         return self._pieces(rows if exclusion is None else exclusion.substitute(rows, epochs))

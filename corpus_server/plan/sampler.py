@@ -37,7 +37,16 @@ from corpus_server.plan.origins import Origins
 from corpus_server.plan.part import check_part
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows
+from corpus_server.plan.rows import (
+    Epochs,
+    Positions,
+    RowNumbers,
+    Rows,
+    Source,
+    UInt64Array,
+    UnitNumbers,
+    Windows,
+)
 from corpus_server.plan.timeline import PlacedStage, Timeline
 from corpus_server.work import Budget
 
@@ -248,7 +257,7 @@ class Sampler:
             else self.origins.num_tokens[source]
         )
 
-    def pieces_at(self, source: int, positions: UInt64Array) -> Pieces:
+    def pieces_at(self, source: int, positions: Positions) -> Pieces:
         """Return what the rows at ascending positions of a source are made of, as the stages exclude.
 
         Of windows that a stage reads in parts, whole ones. Shards and tokens are those of the sources, see
@@ -257,7 +266,7 @@ class Sampler:
         numbers, found = self.timeline.stage_numbers(source, positions), []
         for number, here in grouped(numbers):
             found.append(
-                self.rows.pieces(source, *self.windows_at(source, positions[here]), self.exclusion_at(number))
+                self.rows.pieces(source, *self.rows_at(source, positions[here]), self.exclusion_at(number))
             )
         return Pieces.joined(found)
 
@@ -273,7 +282,7 @@ class Sampler:
             found.places[:, 2] = seq_lens + 1
         return found
 
-    def windows_at(self, source: Source, positions: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
+    def rows_at(self, source: Source, positions: Positions) -> tuple[RowNumbers, Epochs]:
         """Return the rows at positions, before excluded ones are replaced, and their epochs.
 
         Args:
@@ -284,10 +293,10 @@ class Sampler:
             epochs, offsets = np.divmod(positions, self.rows.num_rows[source])
         else:
             epochs, offsets = np.zeros_like(positions), positions
-        found = self.arrangement.windows(source, epochs, offsets)
+        found = self.arrangement.rows_at(source, epochs, offsets)
         return found + self.rows.first_row[source], epochs
 
-    def positions_of(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def positions_of(self, source: int, units: UnitNumbers, epochs: Epochs) -> Positions:
         """Return the positions whose rows hold units of a source, if nothing is excluded.
 
         Args:
@@ -298,8 +307,8 @@ class Sampler:
             InvalidParameter: the order has no epochs, so there is nothing to invert.
         """
         rows = self.rows.holders(source, units, epochs) - self.rows.first_row[source]
-        offsets = self.arrangement.offsets(source, epochs, rows)
-        positions: UInt64Array = offsets + epochs * self.rows.num_rows[source]
+        offsets = self.arrangement.offsets_of(source, epochs, rows)
+        positions: Positions = offsets + epochs * self.rows.num_rows[source]
         return positions
 
     def num_positions(self, source: int, epochs: int) -> int:
@@ -352,7 +361,7 @@ class Sampler:
             (first[:, None] + within // np.uint64(placed.num_parts)).reshape(-1)
         )
         source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
-        numbers, epochs = self.windows_at(source, given + placed.positions[source])
+        numbers, epochs = self.rows_at(source, given + placed.positions[source])
         return _Chosen(source, numbers, epochs, self.exclusion_at(placed.number))
 
     def _exclusions(self, parent: Sampler | None) -> list[tuple[range, Exclusion]]:

@@ -32,7 +32,7 @@ from corpus_server.plan.orders import ORDERS
 from corpus_server.plan.orders.order import Order
 from corpus_server.plan.packing import Packing, Table, build
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows
+from corpus_server.plan.rows import Epochs, RowNumbers, Rows, Source, UInt64Array, UnitNumbers, Windows
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.tabled import Job, Lengths
 from corpus_server.work import Budget
@@ -75,7 +75,7 @@ class Packed(Rows):
         return np.concatenate([*found, self.first_row[-1:]])
 
     def pieces(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
     ) -> Pieces:
         """See `Rows.pieces`."""
         if isinstance(sources, int):
@@ -94,7 +94,7 @@ class Packed(Rows):
         return Pieces(pieces, every)
 
     def _of_source(
-        self, source: int, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
+        self, source: int, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None
     ) -> Pieces:
         packing, first = self._packings[source], self._first_piece[source]
         slots, borders = packing.slots(rows - self.first_row[source], epochs)
@@ -113,7 +113,7 @@ class Packed(Rows):
             counts = np.where(empty, 0, counts)
         return Pieces(np.stack((shards, within, counts), axis=1), borders)
 
-    def costs(self, sources: Source, rows: UInt64Array) -> NDArray[np.int64]:
+    def costs(self, sources: Source, rows: RowNumbers) -> NDArray[np.int64]:
         """See `Rows.costs`."""
         if isinstance(sources, int):
             return self._packings[sources].costs(rows - self.first_row[sources])
@@ -122,7 +122,7 @@ class Packed(Rows):
             found[here] = self._packings[source].costs(rows[here] - self.first_row[source])
         return found
 
-    def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def holders(self, source: int, units: UnitNumbers, epochs: Epochs) -> RowNumbers:
         """See `Rows.holders`."""
         packing = self._packings[source]
         slots = packing.slots_of(units - self._first_piece[source], epochs)

@@ -29,7 +29,7 @@ from corpus_server.plan.exclusion import Exclusion, Pools
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows
+from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Rows, Source, UInt64Array, Windows
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.streams import Drawn, Sequences, draw, extent, join, part_of
 from corpus_server.plan.tabled import Job, Lengths
@@ -79,13 +79,13 @@ class Samples(Rows, Arrangement):
         self.pools = Pools.of_sources(self.first_row)
         self.epoch_rows = np.maximum(1, epoch_samples[:-1]).astype(np.uint64)
 
-    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
-        """See `Arrangement.windows`."""
+    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
+        """See `Arrangement.rows_at`."""
         return self._look_up(self._table.samples, source, offsets)
 
-    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
-        """See `Arrangement.offsets`."""
-        return self._look_up(self._table.places, source, windows)
+    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
+        """See `Arrangement.offsets_of`."""
+        return self._look_up(self._table.places, source, rows)
 
     def _look_up(self, table: NDArray[np.uint32], source: Source, numbers: UInt64Array) -> UInt64Array:
         first = self._first_sample[source]
@@ -93,7 +93,7 @@ class Samples(Rows, Arrangement):
         return found
 
     def pieces(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
     ) -> Pieces:
         """See `Rows.pieces`."""
         seq_len, bounds = self._windows.seq_len, self._table.bounds
