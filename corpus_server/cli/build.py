@@ -28,7 +28,7 @@ from corpus_server.cli.common import (
 from corpus_server.corpus_spec import tokenizer_source
 from corpus_server.errors import InvalidParameter
 from corpus_server.tools.building import Split
-from corpus_server.tools.building.driver import Reading, RunParts, choose_options
+from corpus_server.tools.building.driver import Reading, RunParts, choose_options, eot_disagreement, name_of
 from corpus_server.tools.building.driver import build as build_corpus
 from corpus_server.tools.building.inputs import fetch_source
 from corpus_server.tools.building.job import SHARD_TOKENS
@@ -90,6 +90,21 @@ def build(
             metavar="FIELD,...", help="Fields or columns that become the metadata of the documents."
         ),
     ] = None,
+    cut_texts: Annotated[
+        bool,
+        typer.Option(
+            "--cut-texts",
+            help="Take texts of any length: pieces that end with lines are encoded; ids may differ there.",
+        ),
+    ] = False,
+    on_error: Annotated[
+        str,
+        typer.Option(
+            metavar="refuse|skip",
+            help="What a document that cannot be read or encoded does: it ends the build, or is left out and "
+            "listed in OUT/skipped.txt.",
+        ),
+    ] = "refuse",
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes that tokenize.", show_default="one per core")
     ] = None,
@@ -127,7 +142,11 @@ def build(
         splits=tuple(map(_split, split or ())),
         shard_tokens=shard_tokens,
         keep=split_names("keep", keep) or (),
+        cut_texts=cut_texts,
+        on_error=on_error,
     )
+    if eot is None and (disagreement := eot_disagreement(options)) is not None:
+        warn(disagreement)
     num_processes = processes or len(os.sched_getaffinity(0))
     run_parts: RunParts = on_ray if ray else partial(in_processes, num_processes=num_processes)
     share = None if task is None else _task(task)
@@ -147,13 +166,16 @@ def build(
         for name in columns_without_values(path):
             warn(f"{path}: no document has a value of {name!r}")
     if as_json:
-        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint")
+        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "eot")
         print_json({str(path): _facts(manifest, wanted) for path, manifest in said.items()})
     for path, manifest in () if as_json else said.items():
         say(
             f"{path}: {manifest.num_documents:,} documents, {manifest.num_tokens:,} {manifest.dtype} tokens "
             f"in {len(manifest.shards):,} shard{'s' if len(manifest.shards) > 1 else ''}"
         )
+    if not as_json:
+        eot_name = name_of(options.tokenizer, options.eot)
+        say(f"documents end with token {options.eot}" + ("" if eot_name is None else f" {eot_name!a}"))
     if reading is not None:
         _tell(reading, errors if as_json else console)
 
@@ -192,6 +214,8 @@ def _tell(reading: Reading, where: Console) -> None:
     """Print what was read, what was left out, and why."""
     for said in reading.missing:
         warn(f"{said}; were all of them copied?")
+    if reading.dropped is not None:
+        warn(reading.dropped)
     made = table("", "documents", "files", "why", "", box=None, show_header=True)
     made.add_row("read", f"{reading.num_documents:,}", f"{reading.num_files:,}", "", "")
     for why, count in sorted(reading.documents_left_out.items()):

@@ -8,15 +8,18 @@ an installation without them serves tokens all the same.
     *.tiktoken        lines of `BASE64 RANK`; Llama 3's too         tiktoken
     *.model           a protocol buffer                             sentencepiece
 
-All of them encode without special tokens and without a prefix: the text alone.
+All of them encode without special tokens and without a prefix: the text alone. A text must be encoded in one
+call: many vocabularies begin each call with a space, or join what a cut would divide.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -27,7 +30,7 @@ from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.layout import TokenDtype
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.extras import optional_package
-from corpus_server.user_files import read_regular, reason_of
+from corpus_server.user_files import parse_json, read_regular, reason_of
 
 TokenArray = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
@@ -35,18 +38,25 @@ FILE_NAMES: Final = ("tokenizer.json", "*.tiktoken", "tokenizer.model")
 """Patterns of the names under which a tokenizer is found beside shards."""
 
 # Texts that mark the end of a document in the vocabularies of GPT-2 and its successors, Llama 3, Llama and
-# Mistral, Gemma, DeepSeek, BERT's successors. The first one that a vocabulary has is its end of text.
+# Mistral, Gemma, DeepSeek, BERT's successors.
 _EOT_TEXTS: Final = (
     *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
     *("<|eos|>", "[EOS]"),
 )
+# Files that `save_pretrained` of transformers writes beside a tokenizer, and that name its special tokens.
+_BESIDE: Final = ("tokenizer_config.json", "special_tokens_map.json")
+
+_RENAMED: Final = "\ufdd0"  # Unicode's promise: never a character, so no text has a name that begins with it
 
 
 class Tokenizer(Protocol):
     """What every kind of tokenizer does."""
 
     vocab_size: int  # one more than its highest id; the vocabulary may have holes, see `knows`
-    eot_id: int | None  # id of the end-of-text token; None if the file has none under a usual name
+
+    @property
+    def eot_id(self) -> int | None:
+        """Id of the end-of-text token; None if the file has none under a usual name."""
 
     def knows(self, token: int) -> bool:
         """Tell whether an id is in the vocabulary."""
@@ -60,9 +70,30 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         """Return the ids of each text: `(num_tokens,) uint32`. Names of special tokens count as plain text.
 
-        The texts must be valid Unicode: without lone surrogates. Uses one thread, except that a
-        tokenizer.json uses as many as `TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` allow.
+        Some vocabularies reach a special token from its name all the same, see `encode_without`. The texts
+        must be valid Unicode: without lone surrogates. Uses one thread, except that a tokenizer.json uses as
+        many as `TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` allow.
         """
+
+    def encode_without(self, text: str, token: int) -> TokenArray | None:
+        """Return the ids of a text as if `token` had another name, which no text holds; None if it cannot."""
+
+    def dropped(self, text: str) -> str:
+        """Return the characters of a text, but for white space, that are in none of its tokens."""
+
+
+def eot_beside(path: Path) -> tuple[str, str] | None:
+    """Return what a file beside a tokenizer calls the end of text, and the file's name; None if none does."""
+    for name in _BESIDE:
+        try:
+            token = parse_json(read_regular(path.with_name(name)))["eos_token"]
+        except (OSError, ValueError, KeyError, TypeError):  # a side file: the tokenizer works without it
+            continue
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            return token, name
+    return None
 
 
 def find_tokenizer(spec: CorpusSpec, dtypes: Iterable[TokenDtype]) -> Path | Literal["bytes"] | None:
@@ -115,7 +146,17 @@ def _open(path: Path) -> Tokenizer:
     )
 
 
-class _Bytes:
+class _Defaults:
+    """For kinds whose special tokens no text reaches, and that hold every character in a token."""
+
+    def encode_without(self, text: str, token: int) -> TokenArray | None:
+        return None
+
+    def dropped(self, text: str) -> str:
+        return ""
+
+
+class _Bytes(_Defaults):
     vocab_size = 256
     eot_id: int | None = None
 
@@ -131,15 +172,28 @@ class _Bytes:
 
 class _HuggingFace:
     def __init__(self, path: Path, content: bytes) -> None:
-        package = _package("tokenizers", path)
+        self._path, self._package = path, _package("tokenizers", path)
         with _reading(path, "tokenizer.json"):
-            self._inner: Any = package.Tokenizer.from_buffer(content)
-        self._inner.no_truncation()  # files of fine-tuned models cut at their context length
-        self._inner.no_padding()
-        self._inner.encode_special_tokens = True  # as plain text: a document must not end by its own words
+            self._inner = self._opened(content)
         self.vocab_size: int = 1 + max(self._inner.get_vocab().values(), default=-1)
-        ids = (self._inner.token_to_id(text) for text in _EOT_TEXTS)
-        self.eot_id: int | None = next((token for token in ids if token is not None), None)
+
+    def _opened(self, content: bytes) -> Any:
+        opened = self._package.Tokenizer.from_buffer(content)
+        opened.no_truncation()  # files of fine-tuned models cut at their context length
+        opened.no_padding()
+        opened.encode_special_tokens = True  # as plain text: a document must not end by its own words
+        return opened
+
+    @cached_property
+    def eot_id(self) -> int | None:
+        """Take a special token before a plain one of the same use, which a vocabulary may have left over."""
+        special = {each.content for each in self._inner.get_added_tokens_decoder().values() if each.special}
+        names = [text for text in _EOT_TEXTS if text in special]
+        beside = (eot_beside(self._path) or ("",))[0]
+        if beside in names or not names:
+            names.insert(0, beside)
+        ids = (self._inner.token_to_id(text) for text in (*names, *_EOT_TEXTS))
+        return next((token for token in ids if token is not None), None)
 
     def knows(self, token: int) -> bool:
         return token >= 0 and self._inner.id_to_token(token) is not None
@@ -151,6 +205,55 @@ class _HuggingFace:
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(each.ids, np.uint32) for each in encoded]
+
+    def encode_without(self, text: str, token: int) -> TokenArray | None:
+        if self._renamed is None or self._renamed[0] != token:
+            self._renamed = token, self._without(token)
+        if (inner := self._renamed[1]) is None:
+            return None
+        return np.array(inner.encode(text, add_special_tokens=False).ids, np.uint32)
+
+    _renamed: tuple[int, Any] | None = None  # the token that `encode_without` was last asked for
+
+    def _without(self, token: int) -> Any:
+        """Return this tokenizer with another name for a token; None where merges make the token."""
+        found, name = json.loads(self._inner.to_str()), self._inner.id_to_token(token)
+        vocab = found["model"]["vocab"]
+        if isinstance(vocab, dict):
+            found["model"]["vocab"] = {_renamed(name, each): number for each, number in vocab.items()}
+        else:  # Unigram: pairs of a piece and its score
+            found["model"]["vocab"] = [[_renamed(name, each), score] for each, score in vocab]
+        for added in found["added_tokens"]:
+            added["content"] = _renamed(name, added["content"])
+        try:
+            return self._opened(json.dumps(found).encode())
+        except Exception:  # noqa: BLE001 - `tokenizers` raises no narrower one
+            return None
+
+    def dropped(self, text: str) -> str:
+        if (known := self._characters) is None:
+            return ""
+        # Not by the offsets of tokens: behind a character that was dropped they are wrong.
+        if (normalizer := self._inner.normalizer) is not None:
+            text = normalizer.normalize_str(text)
+        if (pre_tokenizer := self._inner.pre_tokenizer) is not None:
+            text = "".join(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
+        return "".join(each for each in text if each not in known and not each.isspace())
+
+    @cached_property
+    def _characters(self) -> frozenset[str] | None:
+        """The characters that have a token, if the others are dropped; other models raise an error then."""
+        model = self._inner.model
+        if not isinstance(model, self._package.models.BPE) or model.unk_token or model.byte_fallback:
+            return None
+        ends = model.continuing_subword_prefix or "", model.end_of_word_suffix or ""
+        pieces = (each.removeprefix(ends[0]).removesuffix(ends[1]) for each in self._inner.get_vocab())
+        known = frozenset(each for each in pieces if len(each) == 1)
+        return None if known.issuperset(self._package.pre_tokenizers.ByteLevel.alphabet()) else known
+
+
+def _renamed(name: str, each: str) -> str:
+    return f"{_RENAMED}{each}" if each == name else each
 
 
 class _Ranks(NamedTuple):
@@ -186,7 +289,7 @@ _KNOWN_RANKS: Final = {
 }
 
 
-class _Tiktoken:
+class _Tiktoken(_Defaults):
     def __init__(self, path: Path, content: bytes) -> None:
         package = _package("tiktoken", path)
         with _reading(path, "tiktoken rank file"):
@@ -221,7 +324,7 @@ class _Tiktoken:
         return [self._inner.encode_to_numpy(text, disallowed_special=()) for text in texts]
 
 
-class _SentencePiece:
+class _SentencePiece(_Defaults):
     def __init__(self, path: Path, content: bytes) -> None:
         package = _package("sentencepiece", path)
         with _reading(path, "SentencePiece model"):

@@ -58,7 +58,7 @@ class Turn:
         turns = self._turns
         with turns._lock:
             self._woken.clear()
-            turns._waiting.setdefault(self._caller, deque()).append(self)
+            _queue(turns, self)
             _start_next(turns)
         while True:
             self._woken.wait(_LOOK_SECONDS)
@@ -69,6 +69,8 @@ class Turn:
                     _withdraw(turns, self)
                     return
                 self._woken.clear()
+                # A process that was stopped for a while may have lost the turn before this thread saw it.
+                _queue(turns, self)
                 _start_next(turns)  # those that compute may be lost by now
 
     def give(self) -> None:
@@ -111,8 +113,15 @@ def _start_next(turns: Turns) -> None:
         turn._woken.set()
 
 
+def _queue(turns: Turns, turn: Turn) -> None:
+    queue = turns._waiting.setdefault(turn._caller, deque())
+    if turn not in queue:
+        queue.append(turn)
+
+
 def _withdraw(turns: Turns, turn: Turn) -> None:
-    queue = turns._waiting[turn._caller]
-    queue.remove(turn)
+    queue = turns._waiting.get(turn._caller, deque())
+    if turn in queue:
+        queue.remove(turn)
     if not queue:
-        del turns._waiting[turn._caller]
+        turns._waiting.pop(turn._caller, None)

@@ -18,7 +18,7 @@ from corpus_server.corpus.publish import publishing, sync_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus.verify import record
 from corpus_server.errors import InvalidParameter
-from corpus_server.tools.building.job import PARTS, WHOLE, BuildOptions, Input, Job, smallest_dtype
+from corpus_server.tools.building.job import PARTS, SKIPPED, WHOLE, BuildOptions, Input, Job, smallest_dtype
 from corpus_server.tools.building.joining import SplitTokens, cuts, write_shards
 from corpus_server.tools.building.kept import write_metadata
 from corpus_server.tools.building.manifest import (
@@ -37,7 +37,10 @@ from corpus_server.user_files import read_regular
 def assemble(
     job: Job, results: Sequence[PartResult], work: Path, report: Progress
 ) -> dict[str | None, Manifest]:
-    """Write shards, document ends, hashes, tokenizer and manifests of all splits to the folder `WHOLE`."""
+    """Write shards, document ends, hashes, tokenizer and manifests of all splits to the folder `WHOLE`.
+
+    Documents that were left out because of an error are listed there, in a file beside the splits.
+    """
     options = job.options
     splits = {name: SplitTokens(options, results, name, work / PARTS) for name in options.split_names}
     if empty := [name for name, tokens in splits.items() if not tokens.num_tokens]:
@@ -53,6 +56,10 @@ def assemble(
         largest = (split.largest_id for result in results for split in result.splits.values())
         dtype = smallest_dtype(max(options.eot, *largest))
     origin = origin_of(options, job.inputs, report)
+    if skipped := [line for result in results for line in result.skipped]:
+        (work / WHOLE).mkdir(exist_ok=True)
+        with publishing(work / WHOLE / SKIPPED) as file:
+            file.write("".join(f"{line}\n" for line in skipped).encode())
     num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in splits.values())
     written = ByteCounter("joining", num_bytes, report)
     manifests: dict[str | None, Manifest] = {}

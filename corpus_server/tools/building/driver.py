@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.progress import Progress
 from corpus_server.corpus.publish import sync_folder
-from corpus_server.corpus.tokenizers import open_tokenizer
+from corpus_server.corpus.tokenizers import eot_beside, open_tokenizer
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.tools.building.assemble import assemble, origin_of
 from corpus_server.tools.building.inputs import Found, find_inputs
@@ -37,6 +37,7 @@ class Reading:
         documents_left_out: number of documents by the reason why they are not in the corpus.
         files_left_out: files of the sources' folders that were not read, and why.
         missing: sentences about files that seem to be missing.
+        dropped: a sentence about characters that are in no token, if there are any.
     """
 
     num_files: int
@@ -45,6 +46,7 @@ class Reading:
     documents_left_out: Mapping[str, int]
     files_left_out: Sequence[tuple[Path, str]]
     missing: Sequence[str]
+    dropped: str | None
 
     @classmethod
     def of(cls, found: Found, results: Sequence[PartResult]) -> Reading:
@@ -59,6 +61,7 @@ class Reading:
             documents_left_out=documents,
             files_left_out=found.left_out,
             missing=found.missing,
+            dropped=_dropped(results),
         )
 
 
@@ -73,6 +76,13 @@ class Built(NamedTuple):
 
     corpora: dict[str | None, Manifest]
     reading: Reading | None = None
+
+
+def _dropped(results: Sequence[PartResult]) -> str | None:
+    if not (count := sum(result.num_dropped for result in results)):
+        return None
+    first = next(result.dropped_in for result in results if result.dropped_in is not None)
+    return f"{count:,} characters are left out, as the tokenizer has no token for them; first {first}"
 
 
 def ignore(*progress: object) -> None:
@@ -104,6 +114,28 @@ def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> 
         tokenizer = str(Path(tokenizer).absolute())
     vocab_size = None if opened is None else opened.vocab_size
     return BuildOptions(tokenizer=tokenizer, eot=eot, vocab_size=vocab_size, **others)
+
+
+def name_of(tokenizer: str | None, token: int) -> str | None:
+    """Return the text of a token; None if no tokenizer knows the token, or it is no text by itself."""
+    if tokenizer is None or not (opened := open_tokenizer(tokenizer)).knows(token):
+        return None
+    name = opened.decode([token])
+    return None if "\ufffd" in name else name
+
+
+def eot_disagreement(options: BuildOptions) -> str | None:
+    """Say that a file beside the tokenizer names another end-of-text token than the one that was chosen."""
+    path = options.tokenizer_file
+    if path is None or (found := eot_beside(path)) is None:
+        return None
+    chosen, (name, source) = name_of(options.tokenizer, options.eot), found
+    if name == chosen:
+        return None
+    return (
+        f"documents end with token {options.eot} {chosen!a}, but {source} beside the tokenizer says "
+        f"{name!a}: choose the other one with --eot, or say --eot to confirm"
+    )
 
 
 def build(
@@ -166,7 +198,7 @@ def _begin(work: Path, options: BuildOptions, inputs: tuple[Input, ...]) -> Job:
         except BlockingIOError:  # all tasks of an array begin at once, and another one is saving it
             time.sleep(0.1)
     job.check_same(options, inputs, work)
-    return job
+    return dataclasses.replace(job, options=options)
 
 
 def _run(

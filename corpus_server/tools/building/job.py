@@ -29,6 +29,8 @@ TRAIN: Final = "train"
 MAX_IDS: Final = 1 << 32  # token ids lie below
 PARTS: Final = "parts"
 WHOLE: Final = "whole"
+SKIPPED: Final = "skipped.txt"
+"""In OUT: a line for each document that was left out because of an error."""
 _FILE: Final = "job.json"
 
 
@@ -65,6 +67,8 @@ class BuildOptions(Strict):
         shard_tokens: most tokens of a shard.
         splits: parts of the corpus besides `train`, which gets the remaining documents. Empty: no division.
         keep: fields or columns of the records that become the metadata of the documents, see kept.py.
+        cut_texts: encode texts of any length, in pieces that end where lines end.
+        on_error: what to do with a document that cannot be read or encoded: end the build, or leave it out.
     """
 
     tokenizer: str | None
@@ -75,12 +79,16 @@ class BuildOptions(Strict):
     shard_tokens: int = SHARD_TOKENS
     splits: tuple[Split, ...] = ()
     keep: tuple[str, ...] = ()
+    cut_texts: bool = False
+    on_error: Literal["refuse", "skip"] = "refuse"
 
     def __post_init__(self) -> None:
         if not 0 <= self.eot < (self.vocab_size or MAX_IDS):
             raise InvalidParameter.expected("eot", f"in [0, {(self.vocab_size or MAX_IDS) - 1}]", self.eot)
         if self.shard_tokens < 1:
             raise InvalidParameter.expected("shard_tokens", "at least 1", self.shard_tokens)
+        if self.on_error not in ("refuse", "skip"):
+            raise InvalidParameter.expected("on_error", "'refuse' or 'skip'", self.on_error)
         names = [split.name for split in self.splits]
         if len(set(names)) < len(names) or sum(split.share for split in self.splits) >= 1:
             shares = [f"{split.name}={split.share:g}" for split in self.splits]
@@ -95,6 +103,11 @@ class BuildOptions(Strict):
     def tokenizer_file(self) -> Path | None:
         """The tokenizer's file; None for `bytes`, or without a tokenizer."""
         return None if self.tokenizer in (None, "bytes") else Path(str(self.tokenizer))
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether a text may be encoded in pieces. Those of bytes are the same, wherever a text is cut."""
+        return self.cut_texts or self.tokenizer == "bytes"
 
     @property
     def part_dtype(self) -> TokenDtype:
@@ -182,7 +195,9 @@ class Job(Strict):
 
     def check_same(self, options: BuildOptions, inputs: tuple[Input, ...], work: Path) -> None:
         """Raise InvalidParameter, naming the difference, unless the job was begun with these."""
-        ours, theirs = dataclasses.asdict(self.options), dataclasses.asdict(options)
+        # A document that ended a build may be left out when the build goes on.
+        ours = dataclasses.asdict(dataclasses.replace(self.options, on_error=options.on_error))
+        theirs = dataclasses.asdict(options)
         changed = [
             f"{name} was {ours[name]!r}, now {theirs[name]!r}" for name in ours if ours[name] != theirs[name]
         ]

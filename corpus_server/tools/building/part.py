@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,13 +28,15 @@ from corpus_server.corpus.metadata.pieces import append
 from corpus_server.corpus.metadata.write import record_batch
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.tokenizers import Tokenizer, open_tokenizer
-from corpus_server.tools.building.job import MAX_IDS, BuildOptions, Part
+from corpus_server.errors import UnreadableCorpus
+from corpus_server.tools.building.job import MAX_IDS, SKIPPED, BuildOptions, Part
 from corpus_server.tools.building.kept import Kept
 from corpus_server.tools.building.kinds import Document
 from corpus_server.tools.building.manifest import Strict, read_json, write_json
 from corpus_server.tools.building.sources import read_documents
 
 _NO_TEXT: Final = "empty or null"
+_ERROR: Final = f"an error; {SKIPPED} lists them"
 _NO_TOKEN: Final = "the tokenizer makes no token of it"
 
 LENGTH_DTYPE: Final[np.dtype[np.uint64]] = np.dtype("<u8")
@@ -63,6 +65,9 @@ class PartResult(Strict):
     num_bytes: int  # of input
     splits: dict[str, PartSplit]
     left_out: dict[str, int]  # documents by the reason why they are in no split
+    skipped: tuple[str, ...]  # a line for each of them that has an error
+    num_dropped: int  # characters, without white space, for which the tokenizer has no token
+    dropped_in: str | None  # the first document with such a character, and the character
 
     @property
     def num_tokens(self) -> int:
@@ -83,18 +88,42 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
     if (done := find_result(part, folder)) is not None:
         return done
     choose = _chooser(options)
+    skipped: list[str] = []
+    dropped: list[tuple[Document, str]] = []
+    is_skipping = False  # pieces of a document that cannot be taken
     with ExitStack() as files:
         left_out: Counter[str] = Counter()
         writers = [_Writer(options, part.number, folder, name, files) for name in options.split_names]
         for batch in _batches(read_documents(part, options)):
             for document, ids in zip(batch, _encode(batch, options), strict=True):
+                if isinstance(ids, UnreadableCorpus) and not is_skipping:
+                    if options.on_error == "refuse":
+                        raise ids
+                    skipped.append(" ".join(ids.detail.split()))
+                    left_out[_ERROR] += 1
+                    for writer in writers:
+                        writer.forget()
+                    is_skipping = True
+                if is_skipping or isinstance(ids, UnreadableCorpus):
+                    is_skipping = not document.is_last
+                    continue
+                if found := _dropped(document, options):
+                    dropped.append((document, found))
                 writer = writers[choose(document)]
                 if not writer.add(ids, document.kept, is_last=document.is_last):
                     left_out[_NO_TEXT if len(document.content) == 0 else _NO_TOKEN] += 1
             for writer in writers:
                 writer.flush()
     splits = {writer.name: writer.result() for writer in writers}
-    result = PartResult(number=part.number, num_bytes=part.num_bytes, splits=splits, left_out=dict(left_out))
+    result = PartResult(
+        number=part.number,
+        num_bytes=part.num_bytes,
+        splits=splits,
+        left_out=dict(left_out),
+        skipped=tuple(skipped),
+        num_dropped=sum(len(found) for _, found in dropped),
+        dropped_in=f"{dropped[0][0].place}: {dropped[0][1][0]!a}" if dropped else None,
+    )
     write_json(part_path(folder, part.number, "json"), result)
     return result
 
@@ -118,21 +147,65 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _encode(batch: Sequence[Document], options: BuildOptions) -> list[Tokens]:
-    """Return the token ids of each document."""
+def _encode(batch: Sequence[Document], options: BuildOptions) -> list[Tokens | UnreadableCorpus]:
+    """Return the token ids of each document, or why it has none."""
     if options.tokenizer is None or options.column is not None:
-        return [_check_range(document, options.vocab_size or MAX_IDS) for document in batch]
+        return [each.error or _check_range(each, options.vocab_size or MAX_IDS) for each in batch]
     # SentencePiece gives a token for an empty text, too.
-    texts = [document.content for document in batch if document.content]
-    encoded = iter(_tokenizer(options.tokenizer).encode_batch(texts))
-    return [next(encoded) if document.content else _NOTHING for document in batch]
+    encoded = iter(_encode_texts([each for each in batch if each.content], options))
+    return [each.error or (next(encoded) if each.content else _NOTHING) for each in batch]
 
 
-def _check_range(document: Document, limit: int) -> Tokens:
+def _encode_texts(
+    documents: Sequence[Document], options: BuildOptions
+) -> Iterable[Tokens | UnreadableCorpus]:
+    """Yield the ids of documents that have a text; one that the tokenizer fails for is encoded by itself."""
+    tokenizer = _tokenizer(str(options.tokenizer))
+    try:
+        encoded = tokenizer.encode_batch([document.content for document in documents])
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a panic of a tokenizer in Rust is no Exception
+        if len(documents) > 1:
+            for document in documents:
+                yield from _encode_texts([document], options)
+        else:
+            said = " ".join(str(error).split())[:200] or type(error).__name__
+            remedy = "change its text or the tokenizer, or leave such documents out with --on-error skip"
+            yield documents[0].unreadable(f"the tokenizer cannot encode it: {said}", remedy)
+        return
+    for document, ids in zip(documents, encoded, strict=True):
+        yield _without_eot(document, ids, tokenizer, options)
+
+
+def _without_eot(
+    document: Document, ids: Tokens, tokenizer: Tokenizer, options: BuildOptions
+) -> Tokens | UnreadableCorpus:
+    """Return the ids of a text, which must not hold the end-of-text token: it would end the document."""
+    eot = options.eot
+    if not (ids == eot).any():
+        return ids
+    others = tokenizer.encode_without(document.content, eot)
+    if others is not None and not (others == eot).any():
+        return others
+    what = f"its text holds {tokenizer.decode([eot])!a}, which is encoded as the end-of-text token {eot}"
+    other = "255, which no text holds," if options.tokenizer == "bytes" else "another token"
+    remedy = f"choose {other} with --eot, or leave such documents out with --on-error skip"
+    return document.unreadable(what, remedy)
+
+
+def _dropped(document: Document, options: BuildOptions) -> str:
+    """Return the characters of a document for which the tokenizer has no token."""
+    if options.tokenizer is None or options.column is not None:
+        return ""
+    return _tokenizer(options.tokenizer).dropped(document.content)
+
+
+def _check_range(document: Document, limit: int) -> Tokens | UnreadableCorpus:
     ids: Tokens = document.content
     if ids.size and (ids.min() < 0 or ids.max() >= limit):
         wrong = next(value for value in ids.tolist() if not 0 <= value < limit)
-        raise document.unreadable(
+        return document.unreadable(
             f"token id {wrong} is outside [0, {limit})", "is it the column of ids, and their tokenizer?"
         )
     return ids
@@ -183,6 +256,7 @@ class _Writer:
         self._lengths: list[int] = []
         self._kept: list[Kept] = []
         self._length = 0  # of the document that is not complete yet
+        self._num_written = 0  # tokens of that document that are in the file already
         self._num_documents = self._num_tokens = self._largest_id = 0
 
     def add(self, ids: Tokens, kept: Kept, *, is_last: bool) -> bool:
@@ -198,8 +272,19 @@ class _Writer:
             self._length += 1
         self._lengths.append(self._length)
         self._kept.append(kept)
-        self._length = 0
+        self._length = self._num_written = 0
         return True
+
+    def forget(self) -> None:
+        """Take back the pieces of a document that is not complete."""
+        left = self._length - self._num_written
+        while left:
+            left -= len(self._pieces.pop())
+        if self._num_written:
+            self._tokens_file.seek(-self._num_written * self._dtype.itemsize, os.SEEK_END)
+            self._tokens_file.truncate()
+            self._num_tokens -= self._num_written
+        self._length = self._num_written = 0
 
     def flush(self) -> None:
         """Write what was added."""
@@ -215,6 +300,7 @@ class _Writer:
             append(self._kept_file, record_batch(self._keep, self._kept))
         self._num_documents += len(self._lengths)
         self._num_tokens += tokens.size
+        self._num_written = self._length
         self._pieces, self._lengths, self._kept = [], [], []
 
     def result(self) -> PartSplit:

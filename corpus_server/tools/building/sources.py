@@ -65,13 +65,13 @@ def plan_parts(inputs: Iterable[Input]) -> tuple[Part, ...]:
 
 
 def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
-    """Yield the documents of a part in order; what is no document is an error with its place."""
+    """Yield the documents of a part in order; what is no document has an error with its place."""
     for piece in part.slices:
         with reading(piece.path):
             for document in _kind(piece.path, options).read(piece, options):
                 content = document.content
-                if isinstance(content, str) and len(content) > text.TEXT_CHARS:
-                    yield from text.in_pieces(document, (content,).__iter__, options)
+                if isinstance(content, str) and len(content) > text.PIECE_CHARS:
+                    yield from text.one_document(document, (content,).__iter__, options)
                 else:
                     yield document
 

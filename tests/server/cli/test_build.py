@@ -50,7 +50,8 @@ def test_a_build_ends_with_what_was_read_and_what_was_left_out(tmp_path: Path) -
     assert "1 of the 2 files train-*-of-2.jsonl is missing: number 1; were all" in " ".join(
         said.stderr.split()
     )
-    _, head, *rows = (" ".join(line.split()) for line in said.stdout.splitlines())
+    _, eot, head, *rows = (" ".join(line.split()) for line in said.stdout.splitlines())
+    assert eot == "documents end with token 0 '\\x00'"
     assert head == "documents files why"
     assert rows == [
         "read 2 1",

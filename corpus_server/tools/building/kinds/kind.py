@@ -30,6 +30,7 @@ class Document(NamedTuple):
         kept: values of the fields that `options.keep` names.
         is_last: more of the same document follows, unless it is set.
         digest: xxh3-64 of the whole text, where `content` is a piece and the build has splits.
+        error: why the document cannot be taken; `content` is empty then.
     """
 
     path: str
@@ -39,11 +40,21 @@ class Document(NamedTuple):
     kept: Kept = ()
     is_last: bool = True
     digest: int | None = None
+    error: UnreadableCorpus | None = None
+
+    def failed(self, error: UnreadableCorpus) -> Document:
+        """Return this document as one that cannot be taken."""
+        return self._replace(content="", is_last=True, error=error)
+
+    @property
+    def place(self) -> str:
+        """Where the document is: `PATH: row 3`, or the path alone for a whole file."""
+        number = _line_number(self.path, self.number) if self.unit == "line" else self.number
+        return f"{self.path}: {self.unit} {number}" if self.unit else self.path
 
     def unreadable(self, what: str, remedy: str | None = None) -> UnreadableCorpus:
         """Return the error for this document."""
-        number = _line_number(self.path, self.number) if self.unit == "line" else self.number
-        return unreadable(Path(self.path), f"{self.unit} {number}: {what}" if self.unit else what, remedy)
+        return unreadable(Path(self.place), what, remedy)
 
 
 class Kind(NamedTuple):

@@ -1,12 +1,13 @@
 """Text files, each of which is a document, and JSON lines, each of which is one.
 
-A text longer than `TEXT_CHARS` is read and encoded in pieces.
+A text is encoded in one call of the tokenizer, or in pieces if the options allow it.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import orjson
 import xxhash
 
 from corpus_server.corpus.files import unreadable
+from corpus_server.errors import UnreadableCorpus
 from corpus_server.tools.building.job import BuildOptions, Input, Slice
 from corpus_server.tools.building.kept import kept_fields
 from corpus_server.tools.building.kinds.kind import (
@@ -27,14 +29,18 @@ from corpus_server.tools.building.kinds.kind import (
     opened,
 )
 
-# Characters that are encoded at once: `tokenizers` takes 200 bytes for each of their tokens. A longer text is
-# cut at ends of lines, where few tokenizers would join what is before with what is behind.
-TEXT_CHARS: Final = 1 << 20
+# Characters of a piece, where a text is encoded in pieces. It is cut at ends of lines, where few tokenizers
+# would join what is before with what is behind.
+PIECE_CHARS: Final = 1 << 20
+# Characters of a text that is encoded in one call: `tokenizers` takes 220 bytes for each character of English
+# and 450 of Chinese, so 2 to 4 GB.
+TEXT_CHARS: Final = 1 << 23
 _READ_BYTES: Final = 1 << 20
+_FIRST_LINES: Final = 100  # if none of them is a document, the options are wrong and not the lines
 
 
 def _read_text(piece: Slice, options: BuildOptions) -> Iterator[Document]:
-    yield from in_pieces(Document(piece.path, "", 0, ""), lambda: _texts(piece, options), options)
+    yield from one_document(Document(piece.path, "", 0, ""), lambda: _texts(piece, options), options)
 
 
 def _texts(piece: Slice, options: BuildOptions) -> Iterator[str]:
@@ -54,12 +60,42 @@ def _texts(piece: Slice, options: BuildOptions) -> Iterator[str]:
             position += len(data)
 
 
-def in_pieces(
+def one_document(
     document: Document, texts: Callable[[], Iterable[str]], options: BuildOptions
 ) -> Iterator[Document]:
-    """Yield a document of any length in pieces of at most `TEXT_CHARS`, cut at ends of lines.
+    """Yield a document, whose text `texts` gives some at a time: whole, or in pieces if the options allow it.
 
-    `texts` gives its text, some at a time; where documents are chosen by their content it is read twice.
+    A text that is too long to be encoded in one call, or that cannot be read, is an error.
+    """
+    try:
+        if options.in_pieces:
+            yield from _in_pieces(document, texts, options)
+        else:
+            yield document._replace(content=_whole(document, texts()))
+    except UnreadableCorpus as error:
+        yield document.failed(error)
+
+
+def _whole(document: Document, texts: Iterable[str]) -> str:
+    held, num_chars = [], 0
+    for text in texts:
+        held.append(text)
+        if (num_chars := num_chars + len(text)) > TEXT_CHARS:
+            what = f"is a text of more than {TEXT_CHARS:,} characters, too many for one call of a tokenizer"
+            remedy = (
+                "make several documents of it, or say --cut-texts: pieces that end where lines end are "
+                "encoded, and there the ids may differ from those of one call"
+            )
+            raise document.unreadable(what, remedy)
+    return "".join(held)
+
+
+def _in_pieces(
+    document: Document, texts: Callable[[], Iterable[str]], options: BuildOptions
+) -> Iterator[Document]:
+    """Yield a document of any length in pieces of at most `PIECE_CHARS`, cut at ends of lines.
+
+    Where documents are chosen by their content, the text is read twice.
     """
     pieces = _pieces(texts())
     before, digest = next(pieces, ""), None
@@ -78,8 +114,8 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
     held = ""
     for text in texts:
         held, start = held + text, 0
-        while len(held) - start > TEXT_CHARS:
-            stop = start + TEXT_CHARS
+        while len(held) - start > PIECE_CHARS:
+            stop = start + PIECE_CHARS
             stop = held.rfind("\n", start, stop) + 1 or stop
             yield held[start:stop]
             start = stop
@@ -112,7 +148,10 @@ def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
                 break
             if not line.isspace():
                 document = Document(piece.path, "line", position, line)
-                yield _json_document(document, options, piece)
+                try:
+                    yield _json_document(document, options, piece)
+                except UnreadableCorpus as error:
+                    yield document.failed(error)
             position += len(line)
 
 
@@ -143,5 +182,24 @@ def _json_content(line: Document, name: str, value: Any, options: BuildOptions) 
     raise line.unreadable(f"expected a list of token ids in {name!r}, got {value!r:.60}")
 
 
-TEXT: Final = Kind(_read_text, lambda *its: next(_texts(*its), None))
-LINES: Final = Kind(_read_lines, lambda *its: next(_read_lines(*its), None), _divide_lines, has_fields=True)
+def _check_lines(piece: Slice, options: BuildOptions) -> None:
+    """Read the first document; where documents may be left out, some of the first ones must be right."""
+    errors = []
+    for document in islice(_read_lines(piece, options), 1 if options.on_error == "refuse" else _FIRST_LINES):
+        if document.error is None:
+            return
+        errors.append(document.error)
+    if errors:
+        raise errors[0]
+
+
+def _check_text(piece: Slice, options: BuildOptions) -> None:
+    try:
+        next(_texts(piece, options), None)
+    except UnreadableCorpus:
+        if options.on_error == "refuse" or options.column is not None:
+            raise
+
+
+TEXT: Final = Kind(_read_text, _check_text)
+LINES: Final = Kind(_read_lines, _check_lines, _divide_lines, has_fields=True)

@@ -57,7 +57,9 @@ def test_a_tokenizer_that_exceeds_its_vocabulary_is_noticed(
     def encode_batch(texts: list[str]) -> list[np.ndarray]:
         return [np.array([7, largest], np.uint32) for _ in texts]
 
-    monkeypatch.setattr(part, "_tokenizer", lambda _: SimpleNamespace(encode_batch=encode_batch))
+    monkeypatch.setattr(
+        part, "_tokenizer", lambda _: SimpleNamespace(encode_batch=encode_batch, dropped=lambda _: "")
+    )
     options = BuildOptions(tokenizer="bytes", text_field="it", eot=0, vocab_size=256)
     if largest < 256:
         assert build(tmp_path, options, "text") == [7, largest, 0]
@@ -68,7 +70,7 @@ def test_a_tokenizer_that_exceeds_its_vocabulary_is_noticed(
 
 def test_a_long_text_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a megabyte may hold a gigabyte of text; it is one document."""
-    monkeypatch.setattr("corpus_server.tools.building.kinds.text.TEXT_CHARS", 1 << 16)
+    monkeypatch.setattr("corpus_server.tools.building.kinds.text.PIECE_CHARS", 1 << 16)
     monkeypatch.setattr("corpus_server.tools.building.kinds.text._READ_BYTES", 1 << 16)
     num_bytes = 1 << 25
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0123456\n" * (num_bytes // 8)))

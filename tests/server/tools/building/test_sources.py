@@ -41,7 +41,11 @@ def names(*named: Path | str, include: Sequence[str] = ()) -> list[str]:
 
 def read(path: Path | str, options: BuildOptions = TEXT, include: Sequence[str] = ()) -> list[Any]:
     parts = plan_parts(find_inputs([str(path)], include).inputs)
-    return [document.content for part in parts for document in read_documents(part, options)]
+    documents = [document for part in parts for document in read_documents(part, options)]
+    for document in documents:
+        if document.error is not None:
+            raise document.error
+    return [document.content for document in documents]
 
 
 def test_a_folder_gives_its_files_of_known_kinds_in_natural_order(tmp_path: Path) -> None:
@@ -149,7 +153,7 @@ def test_a_long_text_is_one_document_in_pieces_of_bounded_size(
     data = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[packed](text.encode())
     (tmp_path / f"a.txt{packed}").write_bytes(data)
     (tmp_path / "b.jsonl").write_bytes(lines([text]))
-    monkeypatch.setattr("corpus_server.tools.building.kinds.text.TEXT_CHARS", 100)
+    monkeypatch.setattr("corpus_server.tools.building.kinds.text.PIECE_CHARS", 100)
     monkeypatch.setattr("corpus_server.tools.building.kinds.text._READ_BYTES", 7)
     options = dataclasses.replace(TEXT, splits=(Split(name="val", share=0.5),))
     for name in (f"a.txt{packed}", "b.jsonl"):
